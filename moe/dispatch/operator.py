@@ -29,7 +29,7 @@ class OperatorDispatcher(Dispatcher):
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         assert isinstance(choices, ChoicesInOrder)
         chosen, weights = (choices.expert, choices.weight, choices.kept), experts.weights
-        if any(each is not None for each in weights.adapters):
+        if weights.is_coded or any(each is not None for each in weights.adapters):
             raise ValueError("experts must be captured without adapters; merge these into the weights")
         return torch.ops.shardyard.expert_feed_forward(
             x, *chosen, *weights.own, experts.activation.name, experts.activation.settings

@@ -10,13 +10,16 @@ from moe.experts.activation import Activation
 from moe.experts.choice import Costs, cheapest
 from moe.experts.feed_forward import Work
 from moe.experts.weights import ExpertWeights, Settings
-from moe.parallel import Layout, first_of, part_of
+from moe.parallel import Coded, Layout, first_of, matrix_of, part_of
 
 _NAMES = (
     "w_in", "w_out", "w_gate", "b_in", "b_out", "b_gate",
     "w_in_lora_a", "w_in_lora_b", "w_gate_lora_b", "w_out_lora_a", "w_out_lora_b",
+    "w_in_scales", "w_gate_scales", "w_out_scales",
 )  # fmt: skip
 """Parameters, in the order of `ExpertWeights.tensors`."""
+_CODED = ("w_in", "w_out", "w_gate", "w_in_scales", "w_gate_scales", "w_out_scales")
+"""Those that codes lie in, where matrices are kept so."""
 
 RunRows = Callable[[Tensor, Tensor, ExpertWeights], Tensor]
 """Outputs `[n, M]` for rows `[n, M]` and what each weighs, `[n]`."""
@@ -44,7 +47,7 @@ class Experts(nn.Module):
     where the activation has a gate (arXiv 2002.05202)."""
 
     w_in: nn.Parameter
-    """`[E, M, H]`"""
+    """`[E, M, H]`, or its codes, as `ExpertWeights` has them; the next two likewise."""
     w_gate: nn.Parameter | None
     """`[E, M, H]`"""
     w_out: nn.Parameter
@@ -89,12 +92,16 @@ class Experts(nn.Module):
         """Make weights as narrow as rows of this dtype, and lay matrices out anew in memory, whose shapes stay: those
         that rows are multiplied by first side by side, for one product of both, and turned around those with more
         inputs than outputs. For weights that are not trained any more: optimizers and kernels for many rows want them
-        as they were."""
+        as they were. Matrices that are kept as codes stay so."""
         # One, two, three rows by [512, 256] on one core of an EPYC: 46, 73, 82 us so, and 60, 88, 113 as they were. By
         # [256, 512] it is the other way round: 56, 82, 118 and 55, 62, 96. Two of the former side by side, turned: 86
         # us for one row, where two products take 100.
-        for each in self.parameters():
-            each.data = each.detach().to(dtype)
+        is_coded = self.weights.is_coded
+        for name, each in self.named_parameters():
+            if not (is_coded and name in _CODED):
+                each.data = each.detach().to(dtype)
+        if is_coded:
+            return
         firsts = [self.w_in] if self.w_gate is None else [self.w_in, self.w_gate]
         _, num_inputs, num_outputs = self.w_in.shape
         if num_inputs > num_outputs:
@@ -110,4 +117,14 @@ class Experts(nn.Module):
     def weights(self) -> ExpertWeights:
         """All weights, as they are kept."""
         tensors = [getattr(self, name) for name in _NAMES]
-        return ExpertWeights.of(tensors, Settings(self._b_out_first, self.lora_scale))
+        codings = (each.coding if isinstance(each, Coded) else None for each in self._in_and_out)
+        return ExpertWeights.of(tensors, Settings(self._b_out_first, self.lora_scale, *codings))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(E, M, H) here."""
+        return tuple(self._in_and_out[0].shape)
+
+    @property
+    def _in_and_out(self) -> tuple[Tensor | Coded, Tensor | Coded]:
+        return matrix_of(self, "w_in"), matrix_of(self, "w_out")

@@ -43,7 +43,7 @@ def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tupl
     narrow_hidden = hidden.shape[1] < x.shape[1]
     if narrow_hidden:
         hidden = _scaled(hidden, column, up)
-    out = work.products.forward(hidden, w.w_out, work.counts)
+    out = work.products.forward(hidden, w.matrix("w_out", hidden.dtype), work.counts)
     if w.out_lora_a is not None:
         _add(out, low_rank(hidden, w.out_lora_a, w, work), w.out_lora_b, work)
     if not narrow_hidden:
@@ -72,7 +72,9 @@ def backward_pass(
     if up is None:
         up, gate = _first_products(x, w, work)
     hidden, activated = work.activation.recompute(up, gate)
-    d_hidden = products.input_gradient(d_out, w.w_out, counts)  # of hidden states times scale
+    w_out = w.matrix("w_out", d_out.dtype)
+    d_hidden = products.input_gradient(d_out, w_out, counts)  # of hidden states times scale
+    del w_out
     if w.out_lora_a is not None:
         assert w.out_lora_b is not None
         d_low = _low_gradient(d_out, w.out_lora_b, w, work)
@@ -93,10 +95,9 @@ def backward_pass(
     d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate, activated)
     del activated, d_hidden
 
-    d_x = products.input_gradient(d_up, w.w_in, counts)
+    d_x = products.input_gradient(d_up, w.matrix("w_in", d_up.dtype), counts)
     if d_gate is not None:
-        assert w.w_gate is not None
-        d_x = products.input_gradient(d_gate, w.w_gate, counts, onto=d_x)
+        d_x = products.input_gradient(d_gate, w.matrix("w_gate", d_gate.dtype), counts, onto=d_x)
     if w.in_lora_a is not None:
         assert w.in_lora_b is not None
         d_low = _low_gradient(d_up, w.in_lora_b, w, work)
@@ -188,8 +189,10 @@ def _multiplied(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor
     if both is not None:
         up, gate = work.products.forward(x, both, work.counts).chunk(2, dim=1)
         return up, gate
-    up = work.products.forward(x, w.w_in, work.counts)
-    return up, None if w.w_gate is None else work.products.forward(x, w.w_gate, work.counts)
+    up = work.products.forward(x, w.matrix("w_in", x.dtype), work.counts)
+    if w.w_gate is None:
+        return up, None
+    return up, work.products.forward(x, w.matrix("w_gate", x.dtype), work.counts)
 
 
 def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
@@ -236,7 +239,7 @@ def feed_forward_reference(
     x: Tensor, scale: Tensor, weights: ExpertWeights, counts: list[int], activation: Activation
 ) -> Tensor:
     """The same, one expert after another, in plain operations: slow and obvious."""
-    w, outputs = weights, []
+    w, outputs = weights.to(x.dtype) if weights.is_coded else weights, []
     for e, rows in enumerate(x.split(counts)):
         up = _adapted(rows, w.w_in, w.in_lora_a, w.in_lora_b, w, e) + (0 if w.b_in is None else w.b_in[e])
         gate = up

@@ -1,12 +1,15 @@
 """The weights of experts, as they are kept or as narrow as the rows, and where their gradients are written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from moe.parallel import Room, narrow
+from moe.parallel import Coded, Coding, Room, narrow
+
+Matrix = Literal["w_in", "w_out", "w_gate"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,9 @@ class Settings:
     """The column of the output that `b_out` begins at, where each rank holds some of its entries."""
     lora_scale: float = 0.0
     """Factor of what adapters give (arXiv 2106.09685)."""
+    coded_in: Coding | None = None
+    """How `w_in` and `w_gate` are kept, where they are codes."""
+    coded_out: Coding | None = None
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,7 @@ class ExpertWeights:
     """The weights of E experts, each `[E, ...]`; None for what these experts do not have."""
 
     w_in: Tensor
-    """`[E, M, H]`"""
+    """`[E, M, H]`, or its codes, as the next two; `matrix` decodes them."""
     w_out: Tensor
     """`[E, H, M]`"""
     w_gate: Tensor | None = None
@@ -45,6 +51,10 @@ class ExpertWeights:
     """`[E, H, r]`"""
     out_lora_b: Tensor | None = None
     """`[E, r, M]`"""
+    in_scales: Tensor | None = None
+    """Of codes, as the next ones."""
+    gate_scales: Tensor | None = None
+    out_scales: Tensor | None = None
     settings: Settings = Settings()
 
     @classmethod
@@ -57,11 +67,11 @@ class ExpertWeights:
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        return (*self.own, *self.adapters)
+        return (*self.own, *self.adapters, *self.scales)
 
     @property
     def own(self) -> tuple[Tensor | None, ...]:
-        """Matrices and biases, without adapters."""
+        """Matrices, or their codes, and biases, without adapters."""
         return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
 
     @property
@@ -69,10 +79,27 @@ class ExpertWeights:
         return self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b
 
     @property
+    def scales(self) -> tuple[Tensor | None, ...]:
+        return self.in_scales, self.gate_scales, self.out_scales
+
+    @property
+    def is_coded(self) -> bool:
+        return self.settings.coded_in is not None
+
+    def matrix(self, name: Matrix, dtype: torch.dtype) -> Tensor:
+        """One of the matrices, decoded into `dtype` where it is kept as codes; it is as narrow as that where not."""
+        codes: Tensor | None = getattr(self, name)
+        assert codes is not None
+        coding = self.settings.coded_out if name == "w_out" else self.settings.coded_in
+        if coding is None:
+            return codes
+        return Coded(codes, getattr(self, f"{name.removeprefix('w_')}_scales"), coding).decoded(dtype)
+
+    @property
     def w_in_and_gate(self) -> Tensor | None:
         """`[E, M, 2 · H]`: `w_in` and `w_gate`, where they lie side by side in memory, else None."""
         up, gate = self.w_in, self.w_gate
-        if gate is None or gate.stride() != up.stride():
+        if self.is_coded or gate is None or gate.stride() != up.stride():
             return None
         ends = up.storage_offset() + up.shape[2] * up.stride(2)
         if (
@@ -83,13 +110,19 @@ class ExpertWeights:
         return up.as_strided((*up.shape[:2], 2 * up.shape[2]), up.stride())
 
     def to(self, dtype: torch.dtype) -> "ExpertWeights":
-        """In `dtype`, differentiable."""
-        return self.of([None if each is None else each.to(dtype) for each in self.tensors], self.settings)
+        """In `dtype`, differentiable; what is kept as codes decoded."""
+        names: tuple[Matrix, ...] = ("w_in", "w_out", "w_gate")
+        matrices = [None if getattr(self, name) is None else self.matrix(name, dtype) for name in names]
+        others = (*self.own[len(names) :], *self.adapters)
+        settings = replace(self.settings, coded_in=None, coded_out=None)
+        return self.of([None if each is None else each.to(dtype) for each in (*matrices, *others)], settings)
 
     def narrow(self, dtype: torch.dtype) -> "ExpertWeights":
-        """In `dtype`, without gradients: the copies that are kept, where there are some."""
+        """In `dtype`, without gradients: the copies that are kept, where there are some. Codes stay as they are."""
+        as_kept = {id(each) for each in (*self.own[:3], *self.scales)} if self.is_coded else set[int]()
         return self.of(
-            [None if each is None else narrow(each, dtype) for each in self.tensors], self.settings
+            [each if each is None or id(each) in as_kept else narrow(each, dtype) for each in self.tensors],
+            self.settings,
         )
 
     @property
@@ -114,7 +147,7 @@ class WeightGradients:
         ]
         (
             self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate,
-            self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b,
+            self.in_lora_a, self.in_lora_b, self.gate_lora_b, self.out_lora_a, self.out_lora_b, *_,
         ) = self._rooms  # fmt: skip
 
     def give(self) -> tuple[Tensor | None, ...]:

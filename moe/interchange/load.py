@@ -14,10 +14,13 @@ from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.copying import BLOCK_ELEMENTS, fill_ours
 from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, fit, wanted
 from moe.interchange.hub_folder import HubFolder
+from moe.interchange.pieces import Piece, Slices
 from moe.interchange.seals import faults
 from moe.interchange.stored import Stored
-from moe.parallel import Layout, extent, local_parameters, part_of, together
+from moe.parallel import Coding, Layout, codings_of, extent, local_parameters, part_of, together
+from moe.parallel.coded import blocks, coded, put
 from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec.form import SCALES
 
 _AGAIN = "get the file again from where the model came from"
 
@@ -34,11 +37,19 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _Part:
-    """This rank's part of a tensor of ours."""
+    """This rank's part of a tensor of ours, or of the codes or scales that it is kept as."""
 
     name: str
     local: Tensor
     origin: tuple[int, ...]
+    coding: Coding | None = None
+    of_scales: bool = False
+
+    @property
+    def values(self) -> Slices:
+        """The rectangle of the tensor that it is made of."""
+        within = tuple((low, low + size) for low, size in zip(self.origin, self.local.shape, strict=True))
+        return within if self.coding is None else self.coding.values_of(within, of_scales=self.of_scales)
 
 
 def load_weights(
@@ -72,9 +83,12 @@ def load_weights(
         agree(each_told(folder, lambda: faults(found, stored, together.rank(), together.world_size())))
 
         def fill() -> list[Problem]:
-            for part in parts:
-                pieces = fitted.pieces.get(part.name, ())
-                fill_ours(part.local, part.origin, pieces, stored.read, reader.check)
+            for coding, alike in _made_together(parts):
+                part, pieces = alike[0], fitted.pieces.get(alike[0].name, ())
+                if coding is None:
+                    fill_ours(part.local, part.origin, pieces, stored.read, reader.check)
+                else:
+                    _fill_coded(alike, coding, pieces, stored, reader)
                 if beginning is not None:
                     beginning.finish(part.name, part.local, part.origin)
                 if fitted.tied_twice and part.name == "embedding.weight":
@@ -90,17 +104,55 @@ def load_weights(
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_Part]:
     """Local parts of a model, with their place in the whole."""
-    shapes = {each.name: each.shape for each in wanted(spec)}
+    shapes, codings = {each.name: each.shape for each in wanted(spec)}, codings_of(model)
     for each in local_parameters(model):
-        if each.name not in shapes:
+        of_scales = (name := each.name.removesuffix(SCALES)) in codings and name != each.name
+        coding = codings.get(name)
+        if name not in shapes:
             continue
         within = extent(each.part, layout)
-        assert tuple(each.part.shape) == shapes[each.name], f"{each.name} is not as its spec says"
+        is_whole = coding is not None or tuple(each.part.shape) == shapes[name]
+        assert is_whole, f"{each.name} is not as its spec says"
         assert tuple(end - first for first, end in within) == tuple(each.local.shape), each.name
-        yield _Part(each.name, each.local.detach(), tuple(first for first, _ in within))
+        origin = tuple(first for first, _ in within)
+        yield _Part(name, each.local.detach(), origin, coding, of_scales)
     for name, buffer in model.named_buffers():
         if name in shapes:
             yield _Part(name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout)))
+
+
+def _made_together(parts: Sequence[_Part]) -> Iterator[tuple[Coding | None, list[_Part]]]:
+    """Codes and scales that are made of the same rectangle of a tensor; other parts one by one."""
+    found: dict[object, list[_Part]] = {}
+    for at, part in enumerate(parts):
+        key = at if part.coding is None else (part.name, part.values)
+        found.setdefault(key, []).append(part)
+    for alike in found.values():
+        yield alike[0].coding, alike
+
+
+def _fill_coded(
+    parts: Sequence[_Part], coding: Coding, pieces: Sequence[Piece], stored: Stored, reader: "_Reader"
+) -> None:
+    """Fill codes and scales of one rectangle of a tensor, of which a bounded block at a time is there in float32."""
+    for block in blocks(parts[0].values, coding.dim, "cpu", _order_of_reading(pieces[0])):
+        first = [low for low, _ in block]
+        values = torch.empty([end - low for low, end in block])
+        fill_ours(values, first, pieces, stored.read, reader.check)
+        made = coded(values, coding)
+        for part in parts:
+            tensor = made[part.of_scales]
+            assert tensor is not None
+            put(tensor, coding.codes_of(block, of_scales=part.of_scales), part.local, part.origin)
+
+
+def _order_of_reading(piece: Piece) -> list[int]:
+    """Our dimensions as they follow in the files: a block that is short in the first ones lies in few rows there."""
+    places = {dim: (len(piece.theirs.shape), 0) for dim in range(len(piece.ours.shape))}
+    for axis, (dim, _) in piece.ours.steps.items():
+        there, step = piece.theirs.steps.get(axis, (-1, 0))
+        places[dim] = min(places[dim], (there, -step))
+    return sorted(places, key=places.__getitem__)
 
 
 class _Reader:

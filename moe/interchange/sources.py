@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from moe.interchange.pieces import Slices
 from moe.interchange.stored import DTYPES, NAMES
-from moe.parallel import Layout, extent, local_parameters, part_of, together
+from moe.parallel import Coded, Layout, codings_of, extent, local_parameters, part_of, together
 from moe.parallel.collective import collective
+from moe.spec.form import BLOCK, SCALES
 
 AHEAD_BYTES = 1 << 26
 """Of parts that a rank has sent and rank 0 has not taken yet."""
@@ -34,7 +36,8 @@ class Source(ABC):
 
 
 class ModelSource(Source):
-    """A model in memory, with all of its parameters here or a part of each on every rank of its layout."""
+    """A model in memory, with all of its parameters here or a part of each on every rank of its layout; what is kept as
+    codes is read as the matrix that it is decoded into."""
 
     def __init__(self, model: nn.Module, layout: Layout | None = None) -> None:
         layout = layout or Layout.single()
@@ -44,7 +47,7 @@ class ModelSource(Source):
         }
         for name, buffer in model.named_buffers():
             self._here[name] = buffer.detach(), extent(part_of(buffer), layout)
-        self._rank = together.rank()
+        self._codings, self._rank = codings_of(model), together.rank()
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
         told = together.all_gathered(
             {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._here.items()}
@@ -56,6 +59,23 @@ class ModelSource(Source):
         self._dtypes = {name: DTYPES[dtype] for each in told for name, (_, dtype) in each.items()}
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
+        if (coding := self._codings.get(name)) is None:
+            return self._kept(name, within, dtype)
+        of_scales = (False, True) if coding.has_scales else (False,)
+        first, end = within[coding.dim]
+        blocks = first // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, coding.length)
+        matrix = (*within[: coding.dim], blocks, *within[coding.dim + 1 :])
+        codes, *scales = (
+            self._kept(name + SCALES * each, coding.codes_of(matrix, of_scales=each), None)
+            for each in of_scales
+        )
+        if self.is_collective and self._rank != 0:
+            return codes
+        decoded = Coded(codes, scales[0] if scales else None, replace(coding, length=blocks[1] - blocks[0]))
+        return _cut(decoded.decoded(torch.float32), matrix, within)
+
+    def _kept(self, name: str, within: Slices, dtype: torch.dtype | None) -> Tensor:
+        """The same of a parameter as it is kept."""
         if not self.is_collective:
             local, place = self._here[name]
             return _cut(local, place, within).cpu()

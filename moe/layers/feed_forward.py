@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from moe.experts import Activation, build_activation
 from moe.layers.adapter_dropout import Draws, Dropped
 from moe.layers.linear import Linear, add_product, product
-from moe.parallel import Layout, TokenShares, narrowed
+from moe.parallel import Coded, Layout, TokenShares, matrix_of, narrowed
 
 
 class FeedForward(nn.Module):
@@ -49,7 +49,8 @@ class FeedForward(nn.Module):
             None if each is None else narrowed(each, x.dtype)
             for each in (out.weight_lora_a, out.weight_lora_b)
         )
-        w = narrowed(out.weight, x.dtype)
+        matrix = matrix_of(out, "weight")
+        w = matrix if isinstance(matrix, Coded) else narrowed(matrix, x.dtype)
         adapter = out.lora_scale, out.dropped(draws)
         return _ActivatedLinear.apply(self.w_in(x, draws), gate, w, a, b, adapter, self.activation)
 
@@ -64,18 +65,19 @@ class _ActivatedLinear(torch.autograd.Function):
         ctx: Any,
         up: Tensor,
         gate: Tensor | None,
-        w: Tensor,
+        w: Tensor | Coded,
         a: Tensor | None,
         b: Tensor | None,
         adapter: tuple[float, Dropped | None],
         activation: Activation,
     ) -> Tensor:
-        ctx.save_for_backward(up, gate, w, a, b)
-        ctx.settings = adapter, activation
+        matrix, scales = w.tensors if isinstance(w, Coded) else (w, None)
+        ctx.save_for_backward(up, gate, matrix, scales, a, b)
+        ctx.settings = adapter, activation, w.coding if isinstance(w, Coded) else None
         scale, dropped = adapter
         hidden = activation.forward(up, gate)
-        y = product(hidden, w.t())
-        if a is None or b is None:
+        y = product(hidden, (w.decoded(hidden.dtype) if isinstance(w, Coded) else w).t())
+        if a is None or b is None or scale == 0:
             return y
         hidden = hidden if dropped is None else dropped.of(hidden)
         return add_product(y, product(hidden, a.t()), b.t(), scale)
@@ -83,10 +85,12 @@ class _ActivatedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
-        up, gate, w, a, b = ctx.saved_tensors
-        (scale, dropped), activation = ctx.settings
+        up, gate, w, scales, a, b = ctx.saved_tensors
+        (scale, dropped), activation, coding = ctx.settings
         hidden, activated = activation.recompute(up, gate)
         d_w = product(d_y.t(), hidden) if ctx.needs_input_grad[2] else None
+        if coding is not None:
+            w = Coded(w, scales, coding).decoded(d_y.dtype)
         d_hidden, d_a, d_b = product(d_y, w), None, None
         if a is not None:
             d_low = product(d_y, b).mul_(scale)
@@ -98,6 +102,6 @@ class _ActivatedLinear(torch.autograd.Function):
             else:
                 d_hidden += dropped.of(product(d_low, a))
             del taken
-        del hidden
+        del hidden, w
         d_up, d_gate = activation.backward(d_hidden, up, gate, activated)
         return d_up, d_gate, d_w, d_a, d_b, None, None

@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from moe.layers.adapter_dropout import AdapterDropout, Draws, Dropped
-from moe.parallel import Layout, Room, narrow, narrowed
+from moe.parallel import Coded, Layout, Room, matrix_of, narrow, narrowed
 from moe.parallel.accelerator import multiplies
 from moe.sharding.hints.annotate import is_capturing
 
@@ -17,7 +17,7 @@ class Linear(nn.Module):
     """x · w, and a bias where its table has one."""
 
     weight: nn.Parameter
-    """`[out, in]`"""
+    """`[out, in]`, or its codes"""
     bias: nn.Parameter | None
     """`[out]`"""
     weight_lora_a: nn.Parameter | None
@@ -43,7 +43,7 @@ class Linear(nn.Module):
 
     def product(self, x: Tensor, draws: Draws | None = None) -> Tensor:
         """The same without the bias: for parts that are to be added up first."""
-        y, a, b = linear(x, self.weight), self.weight_lora_a, self.weight_lora_b
+        y, a, b = linear(x, matrix_of(self, "weight")), self.weight_lora_a, self.weight_lora_b
         return adapted(y, x, a, b, self.lora_scale, self.dropped(draws))
 
     def dropped(self, draws: Draws | None) -> Dropped | None:
@@ -52,7 +52,8 @@ class Linear(nn.Module):
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """`[out, in]`: the weight in `dtype`, what an adapter adds among it."""
-        weight = narrowed(self.weight, dtype)
+        matrix = matrix_of(self, "weight")
+        weight = matrix.decoded(dtype) if isinstance(matrix, Coded) else narrowed(matrix, dtype)
         if self.weight_lora_a is None or self.weight_lora_b is None:
             return weight
         return weight + self.lora_scale * product(self.weight_lora_b.to(dtype), self.weight_lora_a.to(dtype))
@@ -62,8 +63,10 @@ class Linear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Coded) -> Tensor:
     """`[..., out]`: x · weightᵀ, in the dtype of `x` `[..., in]`. A wider `weight` `[out, in]` is narrowed."""
+    if isinstance(weight, Coded):
+        return _CodedLinear.apply(x, weight)
     if multiplies(x.dtype, x.device) or is_capturing():
         return functional.linear(x, narrowed(weight, x.dtype))
     # Forward and backward of [2048, 512] by [512, 512] in bfloat16 on one core of an EPYC without instructions for it:
@@ -82,8 +85,10 @@ def adapted(
     return y.add_(linear(low, b), alpha=scale)
 
 
-def product(x: Tensor, w: Tensor) -> Tensor:
+def product(x: Tensor, w: Tensor | Coded) -> Tensor:
     """x · w in their dtype: `[t, out]` for `x` `[t, in]` and `w` `[in, out]`."""
+    if isinstance(w, Coded):
+        return _CodedProduct.apply(x, w)
     if multiplies(x.dtype, x.device) or is_capturing():
         return x @ w
     # Forward and backward of shared experts, 512 rows through 256 hidden units, on one such core: 198 ms and 13.
@@ -164,6 +169,41 @@ class _WideProduct(torch.autograd.Function):
         x, w = ctx.saved_tensors
         of_x, of_w = ctx.needs_input_grad
         return _widened(gradient, w.t()) if of_x else None, _widened(x.t(), gradient) if of_w else None
+
+
+class _CodedLinear(torch.autograd.Function):
+    """The product with a frozen matrix that is decoded for it, and again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Coded) -> Tensor:
+        ctx.save_for_backward(*weight.tensors)
+        ctx.coding = weight.coding
+        return linear(x, weight.decoded(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        codes, scales = ctx.saved_tensors
+        weight = Coded(codes, scales, ctx.coding).decoded(gradient.dtype)
+        of_x = product(gradient.reshape(-1, gradient.shape[-1]), weight)
+        return of_x.view(*gradient.shape[:-1], -1), None
+
+
+class _CodedProduct(torch.autograd.Function):
+    """The same with a matrix that lies the other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Coded) -> Tensor:
+        ctx.save_for_backward(*w.tensors)
+        ctx.coding = w.coding
+        return product(x, w.decoded(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        codes, scales = ctx.saved_tensors
+        w = Coded(codes, scales, ctx.coding).decoded(gradient.dtype)
+        return product(gradient, w.t()), None
 
 
 def _widened(x: Tensor, w: Tensor) -> Tensor:

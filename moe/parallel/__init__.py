@@ -2,23 +2,28 @@
 
 from moe.parallel.apply import apply
 from moe.parallel.buffers import Room, as_dtype, buffers_of, keep_buffers, narrow, narrowed, values_changed
+from moe.parallel.coded import Coded, Coding
 from moe.parallel.collective import CollectiveError, collective
 from moe.parallel.gradients import clip_by_global_norm, forget_gradients, reduce_gradients
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import (
     LocalParameter,
     Part,
+    codings_of,
     declare,
     extent,
     first_of,
     freeze_parameters,
     local_parameters,
+    matrix_of,
     part_of,
     to_global,
 )
 from moe.parallel.tensor import SharesTokens, TokenShares
 
 __all__ = [
+    "Coded",
+    "Coding",
     "CollectiveError",
     "Layout",
     "LocalParameter",
@@ -30,6 +35,7 @@ __all__ = [
     "as_dtype",
     "buffers_of",
     "clip_by_global_norm",
+    "codings_of",
     "collective",
     "declare",
     "extent",
@@ -38,6 +44,7 @@ __all__ = [
     "freeze_parameters",
     "keep_buffers",
     "local_parameters",
+    "matrix_of",
     "narrow",
     "narrowed",
     "part_of",

@@ -71,7 +71,8 @@ def _shard(
     ids: each is let go as soon as it is sharded."""
     axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
     assert over is not None
-    if len(dtypes := {str(each.dtype) for each in module.parameters() if id(each) in dims}) > 1:
+    trained = (each for each in module.parameters() if id(each) in dims and each.requires_grad)
+    if len(dtypes := {str(each.dtype) for each in trained}) > 1:
         raise SpecError(Problem(f"the dtypes of {label}", sorted(dtypes), "must be one where FSDP gathers it as one",
                                 "convert its parameters, or leave some of them whole"))  # fmt: skip
     splits = {

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from moe.parallel.coded import Coded, Coding, blocks, coded, put
 from moe.parallel.mesh import Layout, mesh_of
 from moe.parallel.tensor import SharesTokens
 from moe.plan.placement import FSDP_AXES
 from moe.plan.profile import OURS
 from moe.random import init_uniform_
 from moe.spec import Problem, SpecError
+from moe.spec.form import SCALES, kept
 from moe.spec.parameter import Parameter
 from moe.spec.patterns import matches
 
@@ -45,20 +47,23 @@ class Part:
 def declare(
     module: nn.Module, parameters: Iterable[Parameter], dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> None:
-    """Give a module the parameters of a table, where its submodules have a place for them.
+    """Give a module the parameters of a table, where its submodules have a place for them; those of narrower forms as
+    codes, with their scales beside them (`moe.spec.form`).
 
     On the default device, with their initial values; on the meta device without any, for `place` to come.
     """
     for each in parameters:
-        path, _, name = each.name.rpartition(".")
-        owner, part = module.get_submodule(path), Part(torch.Size(each.shape), (), each.of_experts)
-        assert name in owner._parameters, f"{type(owner).__name__} has no {name}"
-        parameter = nn.Parameter(torch.ones(each.shape, dtype=dtype), requires_grad=not each.frozen)
-        parameter.part = part  # type: ignore[attr-defined]
-        if not parameter.is_meta:
-            _begin(parameter, each, seed, each.name)
-        setattr(owner, name, parameter)
-        owner.declared = {**_declared_in(owner), name: each}  # type: ignore[assignment]
+        path, _, own_name = each.name.rpartition(".")
+        owner = module.get_submodule(path)
+        assert own_name in owner._parameters, f"{type(owner).__name__} has no {own_name}"
+        for tensor, item_dtype in kept(each):
+            name, of = tensor.name.rpartition(".")[2], getattr(torch, item_dtype) if item_dtype else dtype
+            parameter = nn.Parameter(torch.ones(tensor.shape, dtype=of), requires_grad=not each.frozen)
+            parameter.part = Part(torch.Size(tensor.shape), (), each.of_experts)  # type: ignore[attr-defined]
+            if not parameter.is_meta:
+                _begin(parameter, name, each, seed, each.name)
+            owner.register_parameter(name, parameter)
+            owner.declared = {**_declared_in(owner), name: each}  # type: ignore[assignment]
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -70,13 +75,39 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
 
 def _begin(
     values: Tensor,
+    name: str,
     declared: Parameter,
     seed: int,
     path: str,
     whole: Sequence[int] | None = None,
     first: Sequence[int] | None = None,
 ) -> None:
-    """Initial values of a parameter of ones, or of a part of it, keyed by (seed, path, element)."""
+    """Initial values of a parameter of ones that is called `name`, or of a part of it, keyed by (seed, path, element);
+    those of codes and scales are of the matrix that they are of."""
+    coding = Coding.of(declared)
+    if coding is None:
+        _draw(values, declared, seed, path, whole, first)
+        return
+    of_scales, first = name.endswith(SCALES), first or [0] * values.dim()
+    within = tuple((low, low + size) for low, size in zip(first, values.shape, strict=True))
+    matrix = coding.values_of(within, of_scales=of_scales)
+    path = path.removesuffix(SCALES)
+    for block in blocks(matrix, coding.dim, values.device.type):
+        drawn = torch.ones([end - low for low, end in block], device=values.device)
+        _draw(drawn, declared, seed, path, declared.shape, [low for low, _ in block])
+        made = coded(drawn, coding)[of_scales]
+        assert made is not None
+        put(made, coding.codes_of(block, of_scales=of_scales), values.data, first)
+
+
+def _draw(
+    values: Tensor,
+    declared: Parameter,
+    seed: int,
+    path: str,
+    whole: Sequence[int] | None,
+    first: Sequence[int] | None,
+) -> None:
     if declared.log_of is not None:
         low, high = declared.log_of
         init_uniform_(values, 3**-0.5, seed, path, whole, first)  # between -1 and 1
@@ -88,6 +119,25 @@ def _begin(
 def _declared_in(module: nn.Module) -> dict[str, Parameter]:
     """Declarations of a module's own parameters. The module keeps them, so that a copy of it has them too."""
     return vars(module).get("declared", {})
+
+
+def matrix_of(module: nn.Module, name: str) -> Tensor | Coded:
+    """A module's own matrix of this name, as it is kept."""
+    codes: Tensor = getattr(module, name)
+    declared = _declared_in(module).get(name)
+    if declared is None or (coding := Coding.of(declared)) is None:
+        return codes
+    return Coded(codes, getattr(module, name + SCALES, None), coding)
+
+
+def codings_of(model: nn.Module) -> dict[str, Coding]:
+    """How each matrix is kept that is kept as codes, by its path."""
+    return {
+        f"{path}.{name}".removeprefix("."): coding
+        for path, module in model.named_modules()
+        for name, declared in _declared_in(module).items()
+        if not name.endswith(SCALES) and (coding := Coding.of(declared)) is not None
+    }
 
 
 def _declared(model: nn.Module, path: str) -> Parameter | None:
@@ -143,7 +193,7 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
     if whole.is_meta:
         values = torch.ones(sizes, dtype=whole.dtype, device=layout.device)
         if declared is not None:
-            _begin(values, declared, seed, path, whole.shape, first)
+            _begin(values, path.rpartition(".")[2], declared, seed, path, whole.shape, first)
     else:
         values = whole.detach()
         for dim, (start, size) in enumerate(zip(first, sizes, strict=True)):

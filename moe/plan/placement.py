@@ -11,6 +11,7 @@ from moe.plan.degrees import Shards
 from moe.plan.profile import OURS, Axes, Axis
 from moe.spec import ModelSpec, Problem, SpecError
 from moe.spec.base import Count, CountOrZero, Spec, Text
+from moe.spec.form import ITEM_BYTES, kept
 from moe.spec.parameter import Parameter
 from moe.spec.patterns import starred
 
@@ -105,10 +106,23 @@ class Weight:
     """Whether the first dimension counts experts."""
     trained: bool = True
     """Whether it has a gradient, and an optimizer remembers anything of it."""
+    item_bytes: int | None = None
+    """Of each of its numbers; None is what all weights have, and codes of narrower forms and their scales have not."""
+    num_coded: int = 0
+    """Numbers of the matrix that it is the codes of."""
 
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def num_weights(self) -> int:
+        """Of the model, that it stands for."""
+        return self.numel if self.item_bytes is None else self.num_coded
+
+    def decoded(self, shards: Shards) -> int:
+        """Numbers of the matrix on a rank when codes are decoded to be multiplied; 0 of all else."""
+        return self.num_coded * prod(self.used(shards)) // self.numel
 
     def used(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on a rank when it is used, gathered from FSDP."""
@@ -138,7 +152,8 @@ def _divided(shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shard
 def weights_of(
     parameters: Iterable[Parameter], axes: Axes, frozen: Collection[str] = ()
 ) -> tuple[Weight, ...]:
-    """Parameters of a table, their dimensions split over mesh axes; those of these names are not trained."""
+    """Parameters of a table as they are kept, their dimensions split over mesh axes; those of these names are not
+    trained."""
     return tuple(
         Weight(
             each.name,
@@ -146,8 +161,11 @@ def weights_of(
             tuple((axes[dim], at) for at, dim in enumerate(each.dims) if dim in axes),
             each.of_experts,
             not each.frozen and each.name not in frozen,
+            ITEM_BYTES[dtype] if dtype else None,
+            given.numel if dtype and each.name == given.name else 0,
         )
-        for each in parameters
+        for given in parameters
+        for each, dtype in kept(given)
     )
 
 

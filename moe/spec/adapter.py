@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, StrictBool, model_serializer
 
 from moe.spec.base import Count, Fraction, Positive, Spec, Text
 from moe.spec.errors import Problem
-from moe.spec.parameter import Parameter, Size
+from moe.spec.form import kept_bytes
+from moe.spec.parameter import Form, Parameter, Size
 from moe.spec.patterns import matches, starred
 
 _MATRIX = re.compile(
@@ -43,6 +44,10 @@ class AdapterSpec(Spec):
     attention, of feed-forward layers, of shared experts and of experts when left out; routers are others to name."""
     dropout: Fraction = 0.0
     """Probability with which A is given a zero in place of a number, in training. On experts there is none."""
+    base: Literal["float32", "bfloat16", "int8", "nf4"] = "float32"
+    """How the matrices of attention, feed-forward layers, shared experts and experts are kept, whether they have
+    adapters or not: in 4, 2, 1 or half a byte a weight, and for the last two 4 bytes more for each 64 weights (nf4:
+    QLoRA, arXiv 2305.14314). Each is decoded where it is multiplied. All else stays in float32."""
     from_folder: Text | None = Field(
         default=None, max_length=4096, validation_alias=AliasChoices("from", "from_folder")
     )
@@ -94,7 +99,11 @@ class AdapterSpec(Spec):
 
     def adapted(self, parameters: Iterable[Parameter], chosen: frozenset[str]) -> tuple[Parameter, ...]:
         """The table of a block: its own parameters, which stay as they are, and the adapters of those chosen."""
-        given = [replace(each, frozen=True) for each in parameters]
+        form: Form = "full" if self.base == "float32" else self.base
+        given = [
+            replace(each, frozen=True, form=form if is_base_matrix(each.name) else "full")
+            for each in parameters
+        ]
         return (*given, *(one for each in given if each.name in chosen for one in self.beside(each)))
 
     def problems(self, names: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
@@ -133,6 +142,30 @@ def _table(name: str, sides: Sequence[Size], std: float) -> Parameter:
 def narrowed_by(name: str) -> str:
     """Name of the A of an adapted matrix."""
     return (_other_first(name) if _GATE in name else name) + A
+
+
+def is_base_matrix(name: str) -> bool:
+    """Whether the parameter of this name is a matrix that `AdapterSpec.base` is about."""
+    found = _MATRIX.search(name)
+    return found is not None and found["kind"] is not None
+
+
+def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
+    """The form that the frozen parameters of a model are kept in, and its bytes, where wide weights take `width`."""
+    frozen = [each for each in parameters if each.frozen]
+    matrices = [each for each in frozen if each.form != "full"]
+    others = [each for each in frozen if each.form == "full"]
+    full = f"float{8 * width}, {sum(kept_bytes(each, width) for each in others):,} bytes"
+    if not matrices:
+        return f"the base is kept in {full}"
+    num_bytes, number = (
+        sum(kept_bytes(each, width) for each in matrices),
+        sum(each.numel for each in matrices),
+    )
+    return (
+        f"the base's matrices are kept in {matrices[0].form}, {number:,} weights in {num_bytes:,} bytes, "
+        f"all else of it in {full}"
+    )
 
 
 def is_adapter(name: str) -> bool:

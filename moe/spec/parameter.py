@@ -13,6 +13,9 @@ splits."""
 Size = tuple[Dim, int]
 """A dimension and how long it is."""
 
+Form = Literal["full", "bfloat16", "int8", "nf4"]
+"""Form that values are kept in: `full` is float32, or float64 where the arithmetic is."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -28,6 +31,8 @@ class Parameter:
     """Where it begins with logarithms of draws from a uniform distribution, that one's ends."""
     frozen: bool = False
     """Whether it keeps the values that it begins with, as what lies beneath adapters does."""
+    form: Form = "full"
+    """Of a frozen matrix, how its values are kept (`moe.spec.form`)."""
 
     @property
     def numel(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from moe.records import Ending, HeldOutLosses, JsonRecord
 from moe.spec import JobSpec, ModelSpec, Problem, SpecError
+from moe.spec.form import kept
 from moe.spec.generation import GenerationSpec
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ class Task(ABC, Generic[Data, MicroBatch]):
         whoever loads one calls `begin` first."""
         if not getattr(self.spec.model, "keeps_frozen", False):
             return frozenset()
-        return frozenset(each.name for each in self.spec.model.parameters() if each.frozen)
+        frozen = (each for each in self.spec.model.parameters() if each.frozen)
+        return frozenset(tensor.name for each in frozen for tensor, _ in kept(each))
 
     @classmethod
     def model_of(

@@ -50,7 +50,7 @@ def decide(
 
 def _shape(layer: MoELayer) -> tuple[int, ...]:
     """That of the first matrices `[E, M, H]` of the experts here, as they are multiplied."""
-    return tuple(layer.experts.w_in.shape)
+    return layer.experts.shape
 
 
 def _known(run: Folder) -> dict[str, dict[str, dict[str, float]]]:

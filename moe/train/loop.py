@@ -12,6 +12,7 @@ from moe.parallel import Layout, together, values_changed
 from moe.plan import Plan
 from moe.records import JsonRecord, StepRecord
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
+from moe.spec.adapter import base_in_words
 from moe.spec.patterns import matches, starred
 from moe.storage.folder import Folder
 from moe.tasks.task import PreparedData, Task
@@ -167,6 +168,10 @@ def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
     which = f": {', '.join(kinds[False])}" if has_adapters else f"; frozen: {', '.join(kinds[True])}"
     share = counts[False] / sum(counts.values())
     recorder.log("info", f"{share:.2%} of all {sum(counts.values()):,} weights are trained{which}")
+    if has_adapters:
+        recorder.log(
+            "info", base_in_words(spec.model.parameters(), 8 if spec.train.dtype == "float64" else 4)
+        )
 
 
 def _resume(

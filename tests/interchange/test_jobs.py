@@ -18,8 +18,10 @@ from moe.data.sequences import ModelTokenizer
 from moe.export.hub import save_checkpoint_as_folder
 from moe.export.trained import Trained
 from moe.interchange.expand import expand
+from moe.parallel import codings_of
 from moe.records import LanguageReport
 from moe.spec import JobSpec, LanguageModelSpec, SpecError
+from moe.spec.adapter import base_in_words
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
 from moe.tasks.language.pretrained import model_tokenizer, of_no_family
@@ -185,6 +187,60 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(SpecError, match=r"model\.from .* does not exist"):
         run(spec, tmp_path / "moved", tmp_path / "cache", attempt=2)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # PEFT's own use
+@pytest.mark.parametrize("base", ["bfloat16", "int8", "nf4"])
+def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders_own_weights(
+    tmp_path: Path, base: str
+):
+    folder = mixtral(tmp_path / "hub", dtype=torch.float32)
+    spec = with_adapter(further(folder, tmp_path), rank=2, base=base)
+    _, undisturbed = run(spec, tmp_path / "whole", tmp_path / "cache")
+    _, wide = run(with_adapter(further(folder, tmp_path), rank=2), tmp_path / "wide", tmp_path / "cache")
+    assert course(undisturbed) != course(wide)
+    run(spec, tmp_path / "resumed", tmp_path / "cache", control=RequestAfter("pause", 2))
+    stored = StoredParts(Folder(str(stored_in(tmp_path / "resumed", 2)))).names()
+    assert all(name.endswith(("_lora_a", "_lora_b")) for name in stored)
+    _, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
+    assert course(resumed) == course(undisturbed)[2:]
+    assert isinstance(spec.model, LanguageModelSpec)
+    assert base_in_words(spec.model.parameters(), 4) in [log["message"] for log in undisturbed.logs]
+    with pytest.raises(SpecError, match=r"model\.adapter\.base \(='float32'\) must be what the checkpoint"):
+        run(
+            with_adapter(further(folder, tmp_path), rank=2),
+            tmp_path / "resumed",
+            tmp_path / "cache",
+            attempt=3,
+        )
+
+    checkpoint = stored_in(tmp_path / "resumed", 4)
+    save_checkpoint_as_folder(str(checkpoint), tmp_path / "merged", merge=True)
+    before, merged = tiny.tensors_of(folder), tiny.tensors_of(tmp_path / "merged")
+    parts = StoredParts(Folder(str(checkpoint)))
+    name, query = "layers.1.attention.query.weight", "model.layers.1.self_attn.q_proj.weight"
+    a, b = (parts.read(f"model.{name}{part}", tuple((0, size) for size in parts.shape(f"model.{name}{part}")))
+            for part in ("_lora_a", "_lora_b"))  # fmt: skip
+    assert torch.equal(merged[query], before[query] + b @ a)
+    assert torch.equal(merged["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+
+    save_checkpoint_as_folder(str(checkpoint), tmp_path / "adapter")
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs_merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+    model = Trained.load(str(checkpoint)).model
+    assert {each.form for each in spec.model.parameters() if each.name in codings_of(model)} == {base}
+    tokens = torch.arange(4, 24)[None]
+    with torch.no_grad():
+        ours, of_merged = model(tokens), theirs_merged(tokens, use_cache=False).logits
+        adapted = (
+            PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()(tokens, use_cache=False).logits
+        )
+    apart = (ours - of_merged).abs().mean()
+    assert (adapted - of_merged).abs().mean() < 1e-3 * apart, (
+        "apart by what the base has lost, and by that alone"
+    )
 
 
 EOS, BOS = len(RANKS) + 1, len(RANKS)

@@ -7,14 +7,17 @@ from math import prod
 import pytest
 import torch.distributed as dist
 
-from moe.parallel import Layout, local_parameters
-from moe.plan import Plan
+from moe.parallel import Layout, local_parameters, reduce_gradients
+from moe.plan import Cluster, Plan
+from moe.plan.candidate import Candidate
+from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.state import state_of
 from moe.plan.cost.units import units
 from moe.plan.profile import OURS
 from moe.spec import (
     AdafactorSpec,
     AdamWSpec,
+    JobSpec,
     LanguageModelSpec,
     OptimizerSpec,
     TranslationModelSpec,
@@ -92,6 +95,49 @@ def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, name: str, degr
         elements = [sum(prod(shape) * count for (_, shape), count in of_rank.items()) for of_rank, _ in each]
         assert max(elements) == elements[0] == state.stored.both
         assert max(number for _, number in each) == remembered == state.optimizer
+
+
+def bytes_here(model: Model, plan: Plan) -> dict[str, int]:
+    """Bytes that this rank has of parameters, of gradients and of what its optimizer remembers."""
+    layout = Layout.build(plan)
+    built = local_parameters(build_model(model, layout))
+    made = build_optimizer(OPTIMIZERS["adamw"], built, layout)
+    reduce_gradients(built, layout)
+    found = {
+        "parameters": sum(each.local.nbytes for each in built),
+        "gradients": sum(each.local.grad.nbytes for each in built if each.local.grad is not None),
+        "optimizer": sum(tensor.nbytes for _, _, tensor, _ in moments(made, built)),
+    }
+    if layout.world_size > 1:
+        dist.barrier()
+    layout.close()
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
+def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: int) -> None:
+    """To the byte, whatever the base is kept in; gradients and moments of what is trained alone."""
+    degrees, name = EVERY_LAYOUT[number], list(ATTENTIONS)[number % len(ATTENTIONS)]
+    base = ("float32", "bfloat16", "int8", "nf4")[(number + number // 4) % 4]
+    plain = language_model(name, **ROUTERS["gated experts with biases, shared ones with a gate"])
+    spec = JobSpec.parse({
+        "model": {**plain.model_dump(), "from": "/models/base"}, "adapter": {"rank": 2, "base": base},
+        "data": {"corpus": "packages", "max_tokens": 64}, "train": {"num_steps": 1, "batch_tokens": 64 * 8},
+    })  # fmt: skip
+    plan, model = degrees.plan(8), spec.model
+    assert isinstance(model, LanguageModelSpec)
+    each = (
+        ranks[degrees.workers].run(bytes_here, model, plan)
+        if degrees.workers > 1
+        else [bytes_here(model, plan)]
+    )
+    cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
+    memory = MemoryModel(spec, cluster, OURS).of(Candidate(plan.degrees, plan.options))
+    trained = sum(each.numel for each in model.parameters() if not each.frozen)
+    for kind in ("parameters", "gradients", "optimizer"):
+        assert max(of_rank[kind] for of_rank in each) == getattr(memory, kind), kind
+    if degrees.workers == 1:
+        assert (memory.gradients, memory.optimizer) == (4 * trained, 8 * trained)
 
 
 def test_a_model_has_as_many_weights_as_its_units() -> None:

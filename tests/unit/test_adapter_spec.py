@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec, LanguageModelSpec, SpecError
 from moe.spec.adapter import AdapterSpec
 
@@ -57,6 +58,41 @@ def test_patterns_choose_layers_and_routers() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("base", ["bfloat16", "int8", "nf4"])
+def test_the_base_is_its_matrices_whether_they_have_adapters_or_not(base: str) -> None:
+    table = adapted(rank=4, base=base, targets=["*.attention.q*"]).parameters()
+    kept = {each.name.removeprefix("layers.1.") for each in table if each.form == base}
+    moe = "feed_forward.moe."
+    assert {name for name in kept if not name.startswith("layers.")} == {
+        *(f"attention.{name}.weight" for name in ("query", "key", "value", "output")),
+        *(f"{moe}{of}.{name}" for of in ("experts", "shared") for name in ("w_in", "w_gate", "w_out")),
+    }
+    assert {each.form for each in table} == {base, "full"}
+    assert all(each.frozen for each in table if each.form == base)
+    assert all(each.form == "full" for each in adapted(rank=4).parameters())
+
+
+def test_a_plan_says_how_the_base_is_kept_and_its_bytes() -> None:
+    """Counted matrix by matrix, as lines that blocks lie along and how long these are."""
+    cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=1 << 40)
+    job = {**JOB, "adapter": {"rank": 2, "base": "nf4"}}
+    plan = plan_job(JobSpec.parse(job), cluster)
+    attention = [(64, 64), (32, 64), (32, 64), (64, 64)]
+    dense, shared, experts = [(96, 64)] * 3, [(64, 48), (64, 48), (48, 64)], [(4 * 40, 64)] * 3
+    matrices = 3 * attention + dense + 2 * (shared + experts)
+    number = sum(lines * length for lines, length in matrices)
+    num_bytes = sum(lines * (length // 2 + 4) for lines, length in matrices)
+    others = 2 * 100 * 64 + (2 * 3 + 1) * 64 + 3 * (64 + 32 + 32 + 2 * 16) + 2 * (64 * 4 + 64)
+    assert (
+        f"the base's matrices are kept in nf4, {number:,} weights in {num_bytes:,} bytes, "
+        f"all else of it in float32, {4 * others:,} bytes"
+    ) in plan.reasons
+    wide = plan_job(JobSpec.parse({**JOB, "adapter": {"rank": 2}}), cluster)
+    assert f"the base is kept in float32, {4 * (number + others):,} bytes" in wide.reasons
+    assert plan.memory.parameters < wide.memory.parameters
+    assert [each.parameters for each in plan.blocks] == [each.parameters for each in wide.blocks]
+
+
 @pytest.mark.parametrize(
     ("adapter", "scale"),
     [
@@ -73,6 +109,7 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
     [
         ({"rank": 33}, r"model\.adapter\.rank \(=33\) must be at most the smaller side \(=32\) of layers\.0\."),
         ({"rank": 0}, r"model\.adapter\.rank \(=0\)"),
+        ({"rank": 2, "base": "int4"}, r"model\.adapter\.base \(='int4'\).*'bfloat16', 'int8' or 'nf4'"),
         ({"rank": 2, "targets": []}, r"model\.adapter\.targets \(=\[\]\) must choose some matrix"),
         ({"rank": 2, "targets": ["*.attention.*", "*.mlp.*"]},
          r"model\.adapter\.targets\[1\] \(='\*\.mlp\.\*'\) is the name of no matrix .*layers\.\*\..*\.router"),

@@ -19,6 +19,7 @@ from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, LanguageModelSpec, TranslationModelSpec
+from moe.spec.form import kept_bytes
 from moe.tasks.build import build_model
 from moe.tasks.language.context import SequenceContext
 from moe.tasks.translation import BatchContext
@@ -76,6 +77,15 @@ LANGUAGE |= {
     f"{name}, adapters": {**LANGUAGE[name], "from": "/models/base", "adapter": {"rank": 16}}
     for name in _ADAPTED
 }
+LANGUAGE |= {
+    f"{name}, adapters, base in {base}": {
+        **LANGUAGE[name],
+        "from": "/models/base",
+        "adapter": {"rank": 16, "base": base},
+    }
+    for name in _ADAPTED
+    for base in ("bfloat16", "int8", "nf4")
+}
 MODELS |= LANGUAGE
 IN_EVERY_RUN = {
     ("the demo's", "float32", "none"), ("the demo's", "bfloat16", "full"),
@@ -84,6 +94,9 @@ IN_EVERY_RUN = {
     ("a dense twin", "bfloat16", "none"),
     *((name, "float32", "none") for name in LANGUAGE), ("latents, shared experts", "bfloat16", "full"),
     ("sinks and windows", "bfloat16", "selective"), ("states", "bfloat16", "none"),
+    ("normed heads, experts, adapters, base in bfloat16", "bfloat16", "none"),
+    ("latents, shared experts, adapters, base in int8", "bfloat16", "selective"),
+    ("grouped queries, adapters, base in nf4", "bfloat16", "full"),
 }  # fmt: skip
 """Each model, and each precision with each kind of recomputation; all with all are a grid."""
 GRID = [
@@ -218,7 +231,8 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups, recompute=recompute))
     memory = MemoryModel(spec, cluster, OURS).of(candidate)
-    narrowed = memory.parameters - 4 * spec.model.num_parameters()  # MemTracker takes them for activations
+    held = sum(kept_bytes(each, 4) for each in spec.model.parameters())
+    narrowed = memory.parameters - held  # MemTracker takes them for activations
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed
 
 

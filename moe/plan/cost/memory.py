@@ -16,7 +16,7 @@ from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import State, StateCounter
 from moe.plan.cost.units import Unit, units
-from moe.plan.degrees import Degrees, Split
+from moe.plan.degrees import Degrees, Shards, Split
 from moe.plan.plan import MemoryEstimate
 from moe.plan.profile import Profile
 from moe.spec import JobSpec
@@ -165,7 +165,8 @@ class MemoryModel:
         (whole,) = stages(self._units, 1, 1)
         over_all = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
         of = self._counter.of_units(whole.units, over_all.shards)
-        return self._state_width * (of.stored.both + of.trained_stored.both + of.optimizer) // shape.pipeline
+        elements = of.stored.both + of.trained_stored.both + of.optimizer
+        return (self._state_width * elements + of.coded_stored.both) // shape.pipeline
 
     def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
@@ -190,12 +191,14 @@ class MemoryModel:
             parameters, optimizer = narrow * of.used.both, optimizer + width * of.stored.both
         else:
             parameters = width * of.used.both
+        coded = of.coded_stored if sharding == "parameters" else of.coded_used
+        saved_codes = 0 if self._keeps_frozen else of.coded_stored.both
         return {
-            "parameters": parameters,
+            "parameters": parameters + coded.both,
             "gradients": width * gradients.both + self._passing(of, stage, degrees),
             "optimizer": optimizer,
             "communication": self._communication(degrees, sharding, of),
-            "staging": width * (saved.both + of.optimizer) if self._kind == "cpu" else 0,
+            "staging": width * (saved.both + of.optimizer) + saved_codes if self._kind == "cpu" else 0,
         }
 
     def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:
@@ -261,6 +264,9 @@ class MemoryModel:
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
         elements += unit.adapted_widths * positions
+        decoded = unit.decoded_bytes(
+            Shards(tensor, 1, expert, expert_tensor), width
+        )  # for the product at work
         on_cpu, attended, worked = self._kind == "cpu", 0, 0
         for each in unit.attentions:
             attended += kept_bytes(each, m, positions, tensor, width, profile=self.profile, on_cpu=on_cpu,
@@ -279,7 +285,7 @@ class MemoryModel:
             # CPUs without narrow products widen what they multiply; a plan does not know which those are.
             widens = on_cpu and width < 4 and self.profile.name == "ours"
             widened = 4 * hidden if widens else 0
-            return LayerBytes(attended + width * elements, 0, max(worked, width * work + widened))
+            return LayerBytes(attended + width * elements, 0, max(worked, width * work + widened) + decoded)
         moe = unit.moe
         assert moe is not None
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
@@ -305,7 +311,9 @@ class MemoryModel:
         in_experts = width * (kept + kept_shared) + router + routing
         worked -= width * elements + in_experts
         return LayerBytes(
-            attended + width * elements, in_experts, max(worked, width * (max(0, work) + matrix))
+            attended + width * elements,
+            in_experts,
+            max(worked, width * (max(0, work) + matrix)) + decoded,
         )
 
     def _logits(self, positions: int, unit: Unit) -> tuple[int, int]:
@@ -325,12 +333,15 @@ class MemoryModel:
         """Bytes that FSDP has gathered at a time, of a layer's gradients as they are scattered, wide, and of gradients
         laid end to end for their all-reduce."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
+        coded = dense * of.coded_gathered.dense + experts * of.coded_gathered.in_experts
         scattered = dense * of.largest.dense + experts * of.largest.in_experts
         gathers = sharding == "parameters"
+        coded *= gathers
         if self.profile.reduces_beside_backward:  # all of `optimizer`'s gradients lie end to end
             gathered = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
             gathered_width = self._state_width if self.profile.gathers_wide else self._width
-            return gathered_width * gathered + self._state_width * (sharding != "optimizer") * scattered
+            scattered *= sharding != "optimizer"
+            return gathered_width * gathered + self._state_width * scattered + coded
         elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
         if degrees.stage_workers > 1:
             elements += of.gathered.dense if gathers and dense else of.trained_stored.dense
@@ -338,7 +349,7 @@ class MemoryModel:
             elements += of.gathered.in_experts
         elif degrees.data > 1:
             elements = max(elements, of.trained_stored.in_experts)  # one after the other
-        return self._state_width * elements
+        return self._state_width * elements + coded
 
 
 def _placed(candidate: Candidate) -> Placed:

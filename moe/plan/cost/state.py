@@ -1,6 +1,6 @@
 """Numbers that the fullest rank has of parameters, gradients and the optimizer's state, counted weight by weight."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from math import prod
 from typing import NamedTuple
@@ -23,9 +23,12 @@ class Elements:
     def both(self) -> int:
         return self.dense + self.in_experts
 
+    def plus(self, other: "Elements", times: int = 1) -> "Elements":
+        return Elements(self.dense + other.dense * times, self.in_experts + other.in_experts * times)
+
 
 class UnitState(NamedTuple):
-    """Elements of one unit's parameters on the fullest rank."""
+    """Elements of one unit's parameters on the fullest rank, without what is kept as codes; of that bytes."""
 
     stored: Elements
     """Cut up over data ranks."""
@@ -36,11 +39,18 @@ class UnitState(NamedTuple):
     trained_used: Elements
     optimizer: int
     """Numbers that the optimizer remembers."""
+    coded_stored: Elements
+    """Bytes of codes and their scales, cut up over data ranks."""
+    coded_used: Elements
+    """The same gathered from them."""
+
+
+_TOTALS = ("stored", "used", "trained_stored", "trained_used", "coded_stored", "coded_used")
 
 
 @dataclass(frozen=True)
 class State:
-    """Elements and bytes of some units' parameters on the fullest rank, exactly."""
+    """Elements of some units' parameters on the fullest rank, exactly; what is kept as codes is counted apart."""
 
     stored: Elements
     """Cut up over data ranks."""
@@ -49,6 +59,12 @@ class State:
     trained_stored: Elements
     """Of what is stored, what has gradients, which frozen parameters have not."""
     trained_used: Elements
+    coded_stored: Elements
+    """Bytes of codes and their scales, cut up over data ranks."""
+    coded_used: Elements
+    """The same gathered from them."""
+    coded_gathered: Elements
+    """Of these bytes, what FSDP has at a time: two layers'."""
     gathered: Elements
     """Of those used, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
     in_layers: int
@@ -72,29 +88,28 @@ class StateCounter:
         """Of one of them."""
         tensor, fsdp, expert, expert_tensor, expert_fsdp = shards
         dense = self._of(unit, False, Shards(tensor=tensor, fsdp=fsdp))
-        experts = (0, 0, 0, 0, 0)
+        experts = (0,) * len(dense)
         if unit.moe is not None:
             experts = self._of(
                 unit, True, Shards(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
             )
-        stored, used, trained_stored, trained_used = map(Elements, dense[:4], experts[:4])
-        return UnitState(stored, used, trained_stored, trained_used, dense[4] + experts[4])
+        elements = dict(zip(_TOTALS, map(Elements, dense[1:], experts[1:]), strict=True))
+        return UnitState(optimizer=dense[0] + experts[0], **elements)
 
     def _of_units(self, counted: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
-        totals = dict.fromkeys(("stored", "used", "trained_stored", "trained_used"), Elements(0, 0))
+        totals = dict.fromkeys(_TOTALS, Elements(0, 0))
         outside = optimizer = largest_layer = 0
         dense, experts = [0, 0], [0, 0]  # of two layers, at least
+        coded: list[Elements] = [Elements(0, 0)] * 2
         for unit, count in counted:
             here = self.of_unit(unit, shards)
             for name, total in totals.items():
-                of: Elements = getattr(here, name)
-                totals[name] = Elements(
-                    total.dense + of.dense * count, total.in_experts + of.in_experts * count
-                )
+                totals[name] = total.plus(getattr(here, name), count)
             optimizer += here.optimizer * count
             if unit.is_layer:
                 dense += [here.used.dense] * min(2, count)
                 experts += [here.used.in_experts] * min(2, count)
+                coded += [here.coded_used] * min(2, count)
                 largest_layer = max(largest_layer, here.used.both)
             else:
                 outside += here.used.dense * count
@@ -102,21 +117,26 @@ class StateCounter:
         experts.sort()
         return State(
             **totals,
+            coded_gathered=Elements(*(sum(sorted(of)[-2:]) for of in zip(*map(astuple, coded), strict=True))),
             gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]),
             in_layers=totals["used"].both - outside, largest_layer=largest_layer,
             largest=Elements(dense[-1], experts[-1]), optimizer=optimizer,
         )  # fmt: skip
 
-    def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, int, int, int, int]:
-        weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
+    def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, ...]:
+        every = [weight for weight in unit.weights if weight.of_experts == of_experts]
+        weights = [weight for weight in every if weight.item_bytes is None]
+        coded = [(weight, weight.item_bytes) for weight in every if weight.item_bytes is not None]
         trained = [weight for weight in weights if weight.trained]
         local = [weight.local_shape(shards) for weight in trained]
         return (
+            sum(self._optimizer.state_elements(shape, of_experts) for shape in local),
             sum(prod(weight.local_shape(shards)) for weight in weights),
             sum(prod(weight.used(shards)) for weight in weights),
             sum(map(prod, local)),
             sum(prod(weight.used(shards)) for weight in trained),
-            sum(self._optimizer.state_elements(shape, of_experts) for shape in local),
+            sum(width * prod(weight.local_shape(shards)) for weight, width in coded),
+            sum(width * prod(weight.used(shards)) for weight, width in coded),
         )
 
 

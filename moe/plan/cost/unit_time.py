@@ -281,13 +281,15 @@ class UnitTime:
         used, trained = of_unit.used, of_unit.trained_used
         fsdp, experts = Ranks(of.fsdp, tensor * context), Ranks(of.expert_fsdp, expert * expert_tensor)
         cost = 0.0
-        for elements, scattered, ranks in (
-            (used.dense, trained.dense, fsdp), (used.in_experts, trained.in_experts, experts)
-        ):  # fmt: skip
-            if elements and ranks.count > 1:
-                gathered = self._network.gather(self._gathered_width * elements, ranks)
+        coded = of_unit.coded_used
+        for elements, coded_bytes, scattered, ranks in (
+            (used.dense, coded.dense, trained.dense, fsdp),
+            (used.in_experts, coded.in_experts, trained.in_experts, experts),
+        ):
+            if elements + coded_bytes and ranks.count > 1:
+                gathered = self._network.gather(self._gathered_width * elements + coded_bytes, ranks)
                 cost += 3 * gathered
-                if scattered < elements:
+                if scattered < elements + coded_bytes:
                     cost += self._network.gather(self._gathered_width * scattered, ranks) - gathered
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from moe.plan.degrees import Shards
 from moe.plan.placement import Weight, weights_of
 from moe.plan.profile import Profile
 from moe.spec import ModelSpec, MoESpec
@@ -39,6 +40,12 @@ class Unit:
         """Numbers that adapters outside experts keep of each position: what their first halves gave."""
         narrow = (each for each in self.weights if each.name.endswith(A) and not each.of_experts)
         return sum(each.shape[0] for each in narrow)
+
+    def decoded_bytes(self, shards: Shards, width: int) -> int:
+        """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
+        that is kept as wide as that is multiplied as it is."""
+        decoded = (each.decoded(shards) for each in self.weights if each.item_bytes != width)
+        return width * max(decoded, default=0)
 
     def trains(self, part: str) -> bool:
         """Whether anything that is called so has a gradient."""

@@ -15,7 +15,7 @@ from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
 from moe.spec import JobSpec, ParallelSpec
-from moe.spec.adapter import B
+from moe.spec.adapter import B, base_in_words
 from moe.spec.errors import Problem
 from moe.spec.patterns import matches, starred
 
@@ -95,6 +95,7 @@ def _of_freezing(spec: JobSpec) -> Iterator[str]:
         beside = Counter(starred(each.name.removesuffix(B)) for each in table if each.name.endswith(B))
         lie = ", ".join(f"{name} ({number})" for name, number in beside.items())
         yield f"adapters of rank {adapter.rank}, times {adapter.scale:.3g}, beside {lie}"
+        yield base_in_words(table, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
 
 
 def exchanges_s(plan: Plan) -> float:
@@ -234,24 +235,26 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
     for unit, count in counted.items():
         of_unit = counter.of_unit(unit, degrees.shards)
         here = of_unit.stored if sharded else of_unit.used
+        codes = of_unit.coded_stored if sharded else of_unit.coded_used
         whole = {experts: _numel(unit, experts) for experts in (False, True)}
         name = unit.kind
         for experts, number in whole.items():
             if not number:
                 continue
-            each = here.in_experts if experts else here.dense
+            each, coded = (of.in_experts if experts else of.dense for of in (here, codes))
             rows.append(
                 BlockShare(
                     block=f"{name}: experts" if experts else name, count=count, parameters=number * count,
                     placement=_placement(unit, degrees, experts, sharded),
-                    bytes_per_device=width * each * -(-count // (degrees.pipeline if unit.is_layer else 1)),
+                    bytes_per_device=(width * each + coded)
+                    * -(-count // (degrees.pipeline if unit.is_layer else 1)),
                 )
             )  # fmt: skip
     return tuple(rows)
 
 
 def _numel(unit: Unit, of_experts: bool) -> int:
-    return sum(weight.numel for weight in unit.weights if weight.of_experts == of_experts)
+    return sum(weight.num_weights for weight in unit.weights if weight.of_experts == of_experts)
 
 
 def _placement(unit: Unit, degrees: Degrees, experts: bool, sharded: bool) -> str:

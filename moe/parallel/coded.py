@@ -1,0 +1,210 @@
+"""Frozen matrices in a narrower form: their values as codes and scales, decoded where they are multiplied.
+
+int8: each block of 64 values is divided by its largest magnitude over 127 and rounded (arXiv 2208.07339, eq. 1). nf4:
+each value over the largest magnitude of its block is the nearest of 16 quantiles of a normal distribution (QLoRA, arXiv
+2305.14314, section 3 and appendix E). Values are coded and decoded in float32, a bounded block at a time, so that they
+are the same whatever a rank has of them. There is no second quantisation of the scales.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from moe.parallel.accelerator import accelerator
+from moe.spec.form import BLOCK, block_dim, num_codes, num_scales
+from moe.spec.parameter import Form, Parameter
+
+Slices = tuple[tuple[int, int], ...]
+"""(first, end) of each dimension."""
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Values of four bits (QLoRA, appendix E)."""
+_ZERO = NF4.index(0.0)
+_LARGEST_INT8 = 127.0
+_AT_ONCE = {"cpu": 1 << 20}
+_AT_ONCE_ELSEWHERE = 1 << 24
+"""Values that are coded or decoded at a time: what is made on the way stays in a CPU's cache, or fills a GPU."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How a matrix is kept: its form, and the dimension that blocks lie along, with its whole length."""
+
+    form: Form
+    dim: int
+    length: int
+
+    @classmethod
+    def of(cls, parameter: Parameter) -> "Coding | None":
+        """That of a parameter of a table; None where it is kept as other weights are."""
+        if parameter.form == "full":
+            return None
+        dim = block_dim(parameter.dims)
+        return cls(parameter.form, dim, parameter.shape[dim])
+
+    @property
+    def item_dtype(self) -> torch.dtype:
+        """Dtype of codes."""
+        return {"bfloat16": torch.bfloat16, "int8": torch.int8, "nf4": torch.uint8}[self.form]
+
+    @property
+    def has_scales(self) -> bool:
+        return self.form != "bfloat16"
+
+    def values_of(self, within: Slices, *, of_scales: bool) -> Slices:
+        """The rectangle of whole blocks of a matrix in which a rectangle of its codes or scales lies."""
+        first, end = within[self.dim]
+        if of_scales:
+            first, end = first * BLOCK, end * BLOCK
+        elif self.form == "nf4":
+            first, end = 2 * first // BLOCK * BLOCK, -(-2 * end // BLOCK) * BLOCK
+        elif self.form == "int8":
+            first, end = first // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK
+        bounds = min(first, self.length), min(end, self.length)
+        return (*within[: self.dim], bounds, *within[self.dim + 1 :])
+
+    def codes_of(self, within: Slices, *, of_scales: bool) -> Slices:
+        """The rectangle of codes, or of scales, that a rectangle of whole blocks of the matrix has."""
+        first, end = within[self.dim]
+        if of_scales:
+            first, end = first // BLOCK, num_scales(end)
+        else:
+            first, end = num_codes(self.form, first), num_codes(self.form, end)
+        return (*within[: self.dim], (first, end), *within[self.dim + 1 :])
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A frozen matrix, or what a rank multiplies with of it, as it is kept."""
+
+    codes: Tensor
+    scales: Tensor | None
+    """float32, one a block."""
+    coding: Coding
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the matrix."""
+        dim = self.coding.dim
+        return (*self.codes.shape[:dim], self.coding.length, *self.codes.shape[dim + 1 :])
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        return self.codes, self.scales
+
+    @torch.no_grad()
+    def decoded(self, dtype: torch.dtype) -> Tensor:
+        """The matrix in `dtype`, without a gradient; its values are float32, or bfloat16, whatever `dtype` is."""
+        codes, scales, coding = self.codes.detach(), self.scales, self.coding
+        if scales is None:
+            return codes.to(dtype)
+        found = torch.empty(self.shape, dtype=dtype, device=codes.device)
+        pairs = _pairs(codes.device) if coding.form == "nf4" else None
+        for within in blocks(_whole(self.shape), coding.dim, codes.device.type):
+            some = cut(codes, coding.codes_of(within, of_scales=False))
+            values = some.to(torch.float32) if pairs is None else _unpacked(some, pairs, coding.dim, within)
+            scale = cut(scales.detach(), coding.codes_of(within, of_scales=True))
+            cut(found, within).copy_(values.mul_(_each(scale, coding.dim, values.shape[coding.dim])))
+        return found
+
+
+def coded(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor | None]:
+    """(codes, scales) of whole blocks of a matrix, of any float dtype."""
+    if coding.form == "bfloat16":
+        return values.to(torch.bfloat16), None
+    wide, dim = values.to(torch.float32), coding.dim
+    length = wide.shape[dim]
+    scales = torch.stack([each.abs().amax(dim) for each in wide.split(BLOCK, dim)], dim)
+    if coding.form == "int8":
+        scales = scales / _LARGEST_INT8
+    over = wide / _each(torch.where(scales == 0, 1.0, scales), dim, length)
+    if coding.form == "int8":
+        return over.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales
+    halves = torch.bucketize(over, _middles(over.device), out_int32=True).to(torch.uint8)
+    if length % 2:
+        last = halves.narrow(dim, 0, 1)
+        halves = torch.cat((halves, torch.full_like(last, _ZERO)), dim)
+    low, high = halves.unflatten(dim, (-1, 2)).unbind(dim + 1)
+    return low | (high << 4), scales
+
+
+def blocks(
+    within: Slices, dim: int, device_type: str, order: Sequence[int] | None = None
+) -> Iterator[Slices]:
+    """Rectangles that together are one of whole blocks along `dim`, each of about as many values as are coded or
+    decoded at a time; of dimensions that come first in `order` each has the least."""
+    at_once = _AT_ONCE.get(device_type, _AT_ONCE_ELSEWHERE)
+    return _split(within, dim, at_once, order or range(len(within)))
+
+
+def _split(within: Slices, dim: int, at_once: int, order: Sequence[int]) -> Iterator[Slices]:
+    sizes = [end - first for first, end in within]
+    if prod(sizes) <= at_once:
+        if prod(sizes):
+            yield within
+        return
+    units = [-(-size // BLOCK) if at == dim else size for at, size in enumerate(sizes)]
+    at = next((each for each in order if units[each] > 1), None)
+    if at is None:
+        yield within
+        return
+    first, end = within[at]
+    middle = first + units[at] // 2 * (BLOCK if at == dim else 1)
+    for part in ((first, middle), (middle, end)):
+        yield from _split((*within[:at], part, *within[at + 1 :]), dim, at_once, order)
+
+
+def _whole(shape: Sequence[int]) -> Slices:
+    return tuple((0, size) for size in shape)
+
+
+def cut(tensor: Tensor, within: Slices) -> Tensor:
+    """A rectangle of a tensor."""
+    for dim, (first, end) in enumerate(within):
+        tensor = tensor.narrow(dim, first, end - first)
+    return tensor
+
+
+def put(block: Tensor, within: Slices, into: Tensor, origin: Sequence[int]) -> None:
+    """Copy into a part that begins at `origin` of a whole what it has of the rectangle `within` of that, `block`."""
+    common = tuple(
+        (max(low, first), min(end, first + size))
+        for (low, end), first, size in zip(within, origin, into.shape, strict=True)
+    )
+    if all(low < end for low, end in common):
+        here, there = (
+            tuple((low - begin, end - begin) for (low, end), begin in zip(common, begins, strict=True))
+            for begins in ([low for low, _ in within], origin)
+        )
+        cut(into, there).copy_(cut(block, here))
+
+
+def _unpacked(codes: Tensor, pairs: Tensor, dim: int, within: Slices) -> Tensor:
+    """float32: values of nf4 before their scales."""
+    first, end = within[dim]
+    found = pairs.index_select(0, codes.reshape(-1).to(torch.int32)).view(*codes.shape, 2)
+    return found.movedim(-1, dim + 1).flatten(dim, dim + 1).narrow(dim, 0, end - first)
+
+
+def _each(scales: Tensor, dim: int, length: int) -> Tensor:
+    """The scale of each of so many values along `dim`."""
+    return scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, length)
+
+
+def _middles(device: torch.device) -> Tensor:
+    """`[15]`: float32 midpoints of neighbours, below or at which a value is the lower one."""
+    values = torch.tensor(NF4, dtype=torch.float32)
+    return accelerator(device).take((values[1:] + values[:-1]) / 2)
+
+
+def _pairs(device: torch.device) -> Tensor:
+    """`[256, 2]`: both values of each byte, that of its lower half first."""
+    values, codes = torch.tensor(NF4, dtype=torch.float32), torch.arange(256)
+    return accelerator(device).take(torch.stack((values[codes & 15], values[codes >> 4]), dim=1))

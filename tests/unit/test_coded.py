@@ -1,0 +1,121 @@
+"""Codes of narrower forms beside a plain reading of their definitions, whatever part of a matrix is coded at a time."""
+
+from random import Random
+from statistics import NormalDist
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.parallel import Coded, Coding
+from moe.parallel import coded as coded_module
+from moe.parallel.coded import NF4, blocks, coded, cut, put
+from moe.spec.form import kept, kept_bytes
+from moe.spec.parameter import Dim, Form, Parameter
+from tests.unit import plain_codes
+from tests.unit.plain_codes import decoded_plainly
+
+FORMS: tuple[Form, ...] = ("bfloat16", "int8", "nf4")
+CODED: tuple[Form, ...] = ("int8", "nf4")
+
+
+def test_the_code_book_is_the_published_one_of_quantiles() -> None:
+    """Eight quantiles of one half of a normal distribution and nine of the other, zero in both, over the largest."""
+    assert list(NF4) == plain_codes.NF4
+    furthest, normal = 0.9677083, NormalDist()
+
+    def quantiles(number: int) -> list[float]:
+        return [normal.inv_cdf(furthest + (0.5 - furthest) * at / (number - 1)) for at in range(number - 1)]
+
+    values = sorted([*quantiles(9), 0.0, *(-each for each in quantiles(8))])
+    assert [each / max(values) for each in values] == pytest.approx(NF4, abs=1e-6)
+
+
+shapes = st.lists(st.integers(1, 5), min_size=1, max_size=2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(others=shapes, length=st.integers(1, 150), form=st.sampled_from(FORMS), data=st.data())
+def test_what_is_decoded_is_what_the_definition_says(
+    others: list[int], length: int, form: Form, data: st.DataObject
+) -> None:
+    dim, seed = data.draw(st.integers(0, len(others))), data.draw(st.integers(0, 2**32))
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(*others[:dim], length, *others[dim:], generator=generator, dtype=torch.float64)
+    values *= 10.0 ** data.draw(st.integers(-20, 20))
+    if data.draw(st.booleans()):
+        values[torch.rand(values.shape, generator=generator) < 0.9] = 0.0  # also whole blocks
+    coding = Coding(form, dim, length)
+    found = Coded(*coded(values, coding), coding)
+    assert found.shape == tuple(values.shape)
+    decoded = found.decoded(torch.float32)
+    assert torch.equal(decoded, decoded_plainly(values, form, dim))
+    assert torch.equal(found.decoded(torch.float64), decoded.double())
+    assert torch.equal(found.decoded(torch.bfloat16), decoded.bfloat16())
+    again = Coded(*coded(decoded, coding), coding).decoded(torch.float32)
+    assert (again - decoded).abs().max() <= 1e-6 * decoded.abs().max()
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), form=st.sampled_from(FORMS), of_scales=st.booleans())
+def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(
+    data: st.DataObject, form: Form, of_scales: bool
+) -> None:
+    """Wherever it begins and ends, also within a block, block by block in any order."""
+    of_scales = of_scales and form != "bfloat16"
+    shape = [data.draw(st.integers(1, 6)), data.draw(st.integers(1, 200)), data.draw(st.integers(1, 4))]
+    dim, seed = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2**32))
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    coding = Coding(form, dim, shape[dim])
+    whole = coded(values, coding)[of_scales]
+    assert whole is not None
+    within = []
+    for size in whole.shape:
+        first = data.draw(st.integers(0, size))
+        within.append((first, data.draw(st.integers(first, size))))
+    matrix, origin = coding.values_of(tuple(within), of_scales=of_scales), [first for first, _ in within]
+    part = torch.full_like(cut(whole, tuple(within)), 99)
+    order = data.draw(st.permutations(range(3)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(coded_module._AT_ONCE, "cpu", data.draw(st.integers(1, 300)))
+        for block in blocks(matrix, dim, "cpu", order):
+            some = coded(cut(values, block), coding)[of_scales]
+            assert some is not None
+            put(some, coding.codes_of(block, of_scales=of_scales), part, origin)
+    assert torch.equal(part, cut(whole, tuple(within)))
+
+
+@pytest.mark.parametrize("form", CODED)
+@pytest.mark.parametrize("at_once", [1, 100, 5000])
+def test_it_is_decoded_alike_however_much_at_a_time(
+    form: Form, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coding = Coding(form, 1, 131)
+    made = Coded(*coded(torch.randn(7, 131, 5, generator=torch.Generator().manual_seed(1)), coding), coding)
+    whole = made.decoded(torch.float32)
+    monkeypatch.setitem(coded_module._AT_ONCE, "cpu", at_once)
+    assert torch.equal(made.decoded(torch.float32), whole)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_table_says_what_is_kept(form: Form) -> None:
+    random = Random(form)
+    dims: list[tuple[Dim, ...]] = [
+        ("heads", "model"),
+        ("model", "hidden"),
+        ("expert", "model", "expert_hidden"),
+    ]
+    for each in dims:
+        for _ in range(20):
+            shape = tuple(random.randint(1, 200) for _ in each)
+            parameter = Parameter("w", shape, each, 1.0, frozen=True, form=form)
+            coding = Coding.of(parameter)
+            assert coding is not None
+            assert each[coding.dim] == "model", "no layout cuts what shares a scale"
+            made = [one for one in coded(torch.randn(shape), coding) if one is not None]
+            table = list(kept(parameter))
+            assert [one.shape for one, _ in table] == [tuple(one.shape) for one in made]
+            assert [getattr(torch, str(dtype)) for _, dtype in table] == [one.dtype for one in made]
+            assert kept_bytes(parameter, 4) == sum(one.nbytes for one in made)
+    assert kept_bytes(Parameter("w", (3, 5), ("heads", "model")), 8) == 8 * 15
