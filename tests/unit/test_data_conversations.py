@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,24 @@ def test_a_bad_record_is_told_with_file_and_line_before_anything_is_launched(
     ):
         with pytest.raises(SpecError, match=r"data\.paths\[0\] \(=.*" + rule):
             act()
+
+
+def test_what_json_can_write_and_text_cannot_hold_is_learned_or_refused(tmp_path: Path):
+    write(tmp_path / "data" / "a.jsonl", [{"prompt": "q \ud800", "completion": "a \udc00 b"}])
+    store = prepared(chat(tmp_path / "data", held_out=0.0), tmp_path).train
+    (document,) = pieces_of(store)
+    tokenizer = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
+    assert tokenizer.decode([id for id in document[1] if id >= 0]) == "a ? b\n"
+    deep: Any = "x"
+    for _ in range(sys.getrecursionlimit() - 60):
+        deep = [deep]
+    row = {
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+        "tools": [deep],
+    }
+    (tmp_path / "data" / "a.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(SpecError, match=r"nested too deep|is not JSON|RecursionError"):
+        prepared(chat(tmp_path / "data"), tmp_path)
 
 
 def test_what_has_no_records_or_no_answers_is_refused(tmp_path: Path):

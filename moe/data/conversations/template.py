@@ -86,11 +86,16 @@ class ChatTemplate:
             "conversations": described(some), "seconds_each": SECONDS_EACH,
             "asks": asks,
         }  # fmt: skip
+        behind = f" or one of the {len(some) - 1} behind it" if len(some) > 1 else ""
         try:
             answer = answer_of("moe.data.conversations.rendering", json.dumps(given, default=str).encode(),
                                timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES)  # fmt: skip
+        except RecursionError:
+            yield Unreadable(
+                f"cannot be given this conversation{behind}: it is nested too deep", "flatten it"
+            )
+            return
         except Ended as error:
-            behind = f" or one of the {len(some) - 1} behind it" if len(some) > 1 else ""
             yield Unreadable(f"{error}, when it writes this conversation{behind}", "correct the template")
             return
         for each in json.loads(answer):
@@ -104,7 +109,7 @@ class ChatTemplate:
     @property
     def has_marks(self) -> bool:
         """Whether it says itself what the assistant generates, as far as its text tells."""
-        return any("generation" in source and "endgeneration" in source for source in self.sources.values())
+        return any("endgeneration" in source for source in self.sources.values())
 
 
 def _sources(given: Any) -> dict[str, str]:

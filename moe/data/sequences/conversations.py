@@ -12,7 +12,7 @@ from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
 from moe.data.locations import Location, Locator
 from moe.data.sequences.conversation_files import ConversationColumns, is_parquet, records
-from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source
+from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source, as_characters
 from moe.data.sequences.formats import File
 from moe.spec import ConversationsSpec, PreferenceSpec, Problem, SpecError
 
@@ -94,7 +94,7 @@ class Conversations(Corpus):
             self._num_records += 1
             is_held_out = self._is_held_out(entry.conversations[0])
             for each in texts:
-                yield Document(SOURCE, each.text, is_held_out, each.spans)
+                yield Document(SOURCE, as_characters(each.text), is_held_out, each.spans)
         if not self._num_records:
             places = ", ".join(str(file.location) for file in self._files[:3])
             raise SpecError(Problem("data.paths", places, "has no records", "give it some"))

@@ -21,6 +21,12 @@ class Document(NamedTuple):
     is, between BOS and EOS."""
 
 
+def as_characters(text: str) -> str:
+    """A text as long, with `?` for each half of a surrogate pair: JSON can write one, which is no character, and UTF-8
+    has no bytes for it."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 @dataclass(frozen=True)
 class Source:
     """Documents that share a name and a weight."""

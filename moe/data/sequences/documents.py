@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from moe.data.locations import Location, Locator
-from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source
+from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source, as_characters
 from moe.data.sequences.formats import File, Parquet, Reader, reader_of
 from moe.spec import DocumentsSpec, Problem, SpecError
 
@@ -79,8 +79,7 @@ class Documents(Corpus):
                         self._counts["empty"] += 1
                         continue
                     num_documents += 1
-                    # A half of a surrogate pair, which JSON can write, is no character, and UTF-8 has no bytes for it.
-                    text = text if text.isascii() else text.encode("utf-8", "replace").decode()
+                    text = as_characters(text)
                     yield Document(name, text, self._is_held_out(text))
             if not num_documents:
                 places = ", ".join(str(file.location) for file in files[:3])
