@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks import results
 from benchmarks.learning import LAYOUT, training
 from moe.data.sequences import PreparedSequences
 from moe.interchange import load_hf, save_hf
 from moe.interchange.expand import expand
-from moe.spec import EvaluationSpec, JobSpec, LanguageModelSpec, UpcycleSpec
+from moe.spec import JobSpec, LanguageModelSpec, UpcycleSpec
 from moe.tasks.build import build_task
-from moe.tasks.language import LanguageModel
-from moe.tasks.language.evaluate import held_out_losses
 from service.settings import Settings
 
 DENSE: dict[str, Any] = {
@@ -36,7 +35,7 @@ UPCYCLED: dict[str, dict[str, Any] | None] = {
 FIRST_STEPS, FURTHER_STEPS, EVERY_STEPS = 200, 150, 50
 PEAK_LR = 3e-3
 MAX_TOKENS, BATCH_TOKENS = 256, 1024
-EVALUATION = EvaluationSpec(max_sequences_along_the_way=16)
+EVALUATION = {"max_sequences_along_the_way": 16}
 
 
 def job(model: dict[str, Any], num_steps: int, seed: int) -> JobSpec:
@@ -46,16 +45,17 @@ def job(model: dict[str, Any], num_steps: int, seed: int) -> JobSpec:
         "train": {
             "num_steps": num_steps, "batch_tokens": BATCH_TOKENS, "seed": seed,
             "optimizer": {"name": "adamw", "peak_lr": PEAK_LR, "beta2": 0.98, "weight_decay": 0.1},
-            "schedule": {"decay": "linear", "final_fraction": 0.5},
+            "schedule": {"decay": "linear", "final_fraction": 0.5}, "evaluation": EVALUATION,
         },
         "resources": {"num_workers": 1},
     }  # fmt: skip
     return JobSpec.parse(expand(given, None))
 
 
-def held_out(model: LanguageModel, data: PreparedSequences) -> float:
+def held_out(model: nn.Module, spec: JobSpec, data: PreparedSequences) -> float:
     """Nats a token, the mean of the sources."""
-    found = [each for each in held_out_losses(model, LAYOUT, data, EVALUATION).values() if each is not None]
+    losses = build_task(spec).held_out_losses(model, LAYOUT, data)
+    found = [each for each in losses.values() if each is not None]
     return sum(found) / len(found)
 
 
@@ -73,14 +73,11 @@ def further(
     """Held-out losses of a model that goes on from the folder."""
     upcycle = UPCYCLED[name]
     begun = load_hf(folder, upcycle=None if upcycle is None else UpcycleSpec(**upcycle), seed=1)
-    assert isinstance(begun, LanguageModel)
-    curve = [{"step": 0, "loss": held_out(begun.eval(), data)}]
     spec = job(model_from(folder, name), FURTHER_STEPS, seed=1)
+    curve = [{"step": 0, "loss": held_out(begun, spec, data)}]
     for taken in training(spec, data, cache, batches_of=batches_of):
         if taken.step % EVERY_STEPS == 0:
-            assert isinstance(taken.state.model, LanguageModel)
-            loss = held_out(taken.state.model, data)
-            curve.append({"step": taken.step, "loss": loss})
+            curve.append({"step": taken.step, "loss": held_out(taken.state.model, spec, data)})
     return {
         "model": name, "parameters": spec.model.num_parameters(),
         "parameters_of_a_token": spec.model.num_active_parameters(), "curve": curve,
