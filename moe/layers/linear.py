@@ -135,7 +135,7 @@ class _DroppedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, a: Tensor, dropped: Dropped) -> Tensor:
         ctx.save_for_backward(x, a)
         ctx.dropped = dropped
-        return product(_flat(dropped.of(x)), a.t()).view(*x.shape[:-1], -1)
+        return product(_flat(dropped.of(x)), a.t()).view(*x.shape[:-1], a.shape[0])
 
     @staticmethod
     @once_differentiable

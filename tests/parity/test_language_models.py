@@ -256,6 +256,13 @@ def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, attention
     assert reference(undropped, train_of(), 3)[-1]["loss"] != expected[-1]["loss"]
 
 
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_dropout_of_adapters_on_ranks_without_a_group(ranks: Pools, attention: str) -> None:
+    spec, shape = adapted(attention, 0.3, router="softmax_topk", shared_hidden_dim=5), Shape(groups=3)
+    answer = run_on(ranks, Degrees(expert=4), spec, train_of(), shape, 3)
+    assert_same(answer, run(spec, train_of(), ONE, shape, 3), 1e-10)
+
+
 def gradients_through_logits(degrees: Degrees, attention: str) -> dict[str, torch.Tensor]:
     """Of a loss over logits, as those write it who call the model itself."""
     plan, spec = degrees.plan(8), language_model(attention)
