@@ -141,11 +141,15 @@ class Tokenizer:
 
     def encode_written(self, texts: Sequence[str]) -> list[Encoded]:
         """The ids of each text that a chat template wrote, whose special tokens are special."""
-        are_text, self._bpe.encode_special_tokens = self._bpe.encode_special_tokens, False
+        are_text, processor = self._bpe.encode_special_tokens, self._bpe.post_processor
+        self._bpe.encode_special_tokens = False
+        self._bpe.post_processor = (
+            None  # of which some trim spaces off offsets, and leave nothing of a run of them
+        )
         try:
             found = self._bpe.encode_batch([self._readable(text) for text in texts], add_special_tokens=False)
         finally:
-            self._bpe.encode_special_tokens = are_text
+            self._bpe.encode_special_tokens, self._bpe.post_processor = are_text, processor
         return [Encoded(each.ids, each.offsets) for each in found]
 
     def _readable(self, text: str) -> str:

@@ -14,8 +14,6 @@ from moe.spec import LanguageModelSpec, Problem, SpecError, expansion
 
 _WHOLE = {"kind", "model_dim", "num_layers", "attention", "vocab_size"}
 """Fields of a model that is filled in already."""
-
-
 _DATED = ("chat", "preference")
 """Corpora whose templates may ask for a date."""
 

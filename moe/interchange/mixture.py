@@ -1,21 +1,23 @@
 """Mixture that a dense folder's model becomes: its spec's fields, and its config in another family. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from moe.interchange.config import Described, anew, differences, written
+from moe.interchange.config import Described, anew, differences, meaning, written
 from moe.interchange.families import BY_TYPE
 from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, expansion
 from moe.spec.problems import problems_of
-from moe.spec.upcycle import Form
+from moe.spec.upcycle import MixtureFamily
 
-FORMS: tuple[Form, ...] = get_args(Form)
+FORMS: tuple[MixtureFamily, ...] = get_args(MixtureFamily)
 """Families that a mixture may be of; where none is asked for it is of the first of them that can say it."""
 _ALWAYS_SHARED = ("qwen2_moe", "glm4_moe")
 """Those of which every model has shared experts."""
+_NOT_OF_DENSE = {"upcycle", "moe", "adapter", "from", "from_config", "preset"}
+"""Keys of a model that say nothing of the dense one."""
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "initializer_range")
 """Keys of a dense config that its mixture's has, too."""
 
@@ -26,7 +28,7 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
 
     What is wrong with the fields that are given beside these two is left to who parses the model.
     """
-    place = f"{place}.upcycle"
+    model, place = place, f"{place}.upcycle"
     if (name := found.family.model_types[0]) not in ("llama", "qwen3"):
         rule = f"is for a llama or a qwen3, and this folder has a {name}, which has experts already"
         raise SpecError(Problem(place, None, rule, "leave upcycle out, or name another folder by from"))
@@ -35,6 +37,8 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
     ffn_dim = found.given["ffn_dim"]
     if problems := list(upcycle.problems_of_dense(ffn_dim, dense["num_layers"])):
         raise SpecError([replace(each, path=f"{place}.{each.path}") for each in problems])
+    if changed := list(_of_another_function(found, given, model)):
+        raise SpecError(changed)
     if upcycle.every > 1:
         dense |= {"ffn_dim": ffn_dim, "moe_every": upcycle.every}
     reasons = []
@@ -58,6 +62,23 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
     raise SpecError(reasons)
 
 
+def _of_another_function(found: Described, given: Mapping[str, Any], model: str) -> Iterator[Problem]:
+    """Fields that are given beside `upcycle` and keep the model, before it becomes a mixture, from computing what the
+    folder's does. What is wrong with them otherwise is left to who parses the model."""
+    beside = {key: value for key, value in given.items() if key not in _NOT_OF_DENSE}
+    try:
+        was, becomes = (
+            LanguageModelSpec(**each) for each in (found.given, expansion.over(found.given, beside))
+        )
+    except SpecError:
+        return
+    before = meaning(was)
+    for path, value in meaning(becomes).items():
+        if value != before.get(path):
+            rule = f"makes another function of the folder's model, where it is {before.get(path)!r}"
+            yield Problem(f"{model}.{path}", value, rule, "leave it out beside upcycle")
+
+
 def _upcycle(given: Any, place: str) -> UpcycleSpec:
     try:
         return UpcycleSpec.model_validate(given)
@@ -68,7 +89,7 @@ def _upcycle(given: Any, place: str) -> UpcycleSpec:
     ])  # fmt: skip
 
 
-def _of_form(form: Form, upcycle: UpcycleSpec) -> dict[str, Any]:
+def _of_form(form: MixtureFamily, upcycle: UpcycleSpec) -> dict[str, Any]:
     """Fields of a layer of experts that all models of a family have, and the scaling factor of those with one."""
     if form == "glm4_moe":
         scaling = float(upcycle.routed_slices)

@@ -10,7 +10,7 @@ from moe.spec.errors import Problem, SpecError
 from moe.spec.moe import MoESpec
 from moe.spec.routers.router import GatedTopKSpec
 
-Form = Literal["mixtral", "qwen3_moe", "qwen2_moe", "granitemoe", "granitemoeshared", "glm4_moe"]
+MixtureFamily = Literal["mixtral", "qwen3_moe", "qwen2_moe", "granitemoe", "granitemoeshared", "glm4_moe"]
 
 _ANEW = "write model: {from: FOLDER, upcycle: {...}}, without the fields that these fill in"
 
@@ -33,7 +33,7 @@ class UpcycleSpec(Spec):
     """Slices that all tokens pass through, as shared experts: of each copy g - this many are left."""
     every: Count = 1
     """Every n-th layer becomes one of experts, the n-th of the model the first; the others stay dense."""
-    form: Form | None = None
+    form: MixtureFamily | None = None
     """Family of Hugging Face models that the mixture is one of; the first that can be it when left out."""
     noise: NonNegative = 0.0
     """Weights of experts are multiplied by Uniform(1 ± √3 · noise), each by its own: noise of this standard deviation,

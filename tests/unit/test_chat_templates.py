@@ -1,6 +1,7 @@
 """Chat templates: what is written, and which tokens of it are learned."""
 
 import json
+import pickle
 import random
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 from moe.data.conversations.conversation import Unreadable, Written
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
+from moe.data.limited import Ended, answer_of
 from moe.data.sequences.corpus import Document
 from moe.data.sequences.encoding import encoded
 from moe.data.tokenizer import Tokenizer
@@ -142,7 +144,8 @@ def test_a_template_may_end_the_process_that_reads_it(monkeypatch: pytest.Monkey
 def test_a_date_that_nobody_gave_is_asked_for():
     template = ChatTemplate({"default": STRUCTURES["llama"].source}, {"bos_token": "<s>"})
     (found,) = template.written([conversation_of(ROW)])
-    assert found == Unreadable("asks for the date, and data.date has none", "write data.date")
+    assert isinstance(found, Unreadable)
+    assert found.rule == "asks for the date, and data.date has none"
 
 
 def test_templates_are_found_where_tokenizers_keep_them():
@@ -302,3 +305,93 @@ def test_an_id_is_learned_where_it_has_a_character_of_a_span():
         slow = [any(a <= at < b for a, b in spans for at in range(*pair)) for pair in offsets.tolist()]
         if spans:
             assert _overlaps(offsets, spans).tolist() == slow
+
+
+def test_whole_conversations_of_a_pair_are_not_put_behind_their_prompt_again():
+    whole = {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}
+    plain = pair_of(whole)
+    system = {"role": "system", "content": "s"}
+    for row in (
+        {**whole, "prompt": "q"},
+        {**whole, "prompt": "q", "messages": [USER, ANSWER]},
+        {**whole, "prompt": [USER]},
+        {"messages": [USER], **whole},
+    ):
+        assert pair_of(row) == plain
+    chosen, rejected = pair_of({**whole, "prompt": [system, USER]})
+    assert (list(chosen.messages), list(rejected.messages)) == ([system, USER, ANSWER], [system, USER, OTHER])
+    assert chosen.num_given == 2
+    with pytest.raises(Unreadable) as found:
+        pair_of({**whole, "prompt": "another"})
+    assert "begins with another message" in found.value.rule
+    with pytest.raises(Unreadable) as found:
+        pair_of({"messages": [USER, ANSWER], "chosen": "a", "rejected": "b"})
+    assert "end with an answer" in found.value.rule
+
+
+def test_a_system_prompt_beside_messages_stands_before_them():
+    system = {"role": "system", "content": "s"}
+    for row in (
+        {"messages": [USER, ANSWER], "system": "s"},
+        {"prompt": [USER], "completion": "a", "system": "s"},
+        {"conversations": [USER, ANSWER], "system": "s"},
+    ):
+        assert list(conversation_of(row).messages) == [system, USER, ANSWER]
+    with pytest.raises(Unreadable) as found:
+        conversation_of({"messages": [system, USER, ANSWER], "system": "t"})
+    assert "has a 'system' and a message of the role system" in found.value.rule
+
+
+def test_spaces_are_learned_also_where_a_tokenizer_trims_offsets():
+    told = json.loads(chats.tokenizer_json())
+    processor = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    trimming = Tokenizer.of_model(json.dumps({**told, "post_processor": processor}), bos_id=None, eos_id=1)
+    plain = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
+    (text,) = written(CHATML.source, {"prompt": "q", "completion": "if x:\n        return   1"})
+    for one, other in zip(
+        *(encoded(each, [Document("x", text.text, False, text.spans)]) for each in (trimming, plain)),
+        strict=True,
+    ):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.learned is not None
+        assert other.learned is not None
+        assert one.learned.tolist() == other.learned.tolist()
+    assert trimming.encode("x  y") == plain.encode("x  y")
+
+
+def test_conversations_of_which_one_ends_the_process_are_told_apart(monkeypatch: pytest.MonkeyPatch):
+    # What ends a process by itself takes long, or memory that a busy machine may not have.
+    def ending(module: str, given: bytes, **limits: float) -> bytes:
+        if b'"bad"' in given:
+            raise Ended("ends the process that reads it")
+        return answer_of(module, given, **limits)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("moe.data.conversations.template.answer_of", ending)
+    source = CHATML.source
+    rows = [{"prompt": said, "completion": "a"} for said in ("x", "y", "bad", "z")]
+    found = list(template_of(source).written([conversation_of(row) for row in rows]))
+    assert [isinstance(each, Written) for each in found] == [True, True, False]
+
+
+def test_answers_that_are_not_learned_may_be_marked_as_nothing():
+    marks = "{% generation %}{{ m.content }}{% endgeneration %}{{ m.tool_calls | tojson if m.tool_calls }}"
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+        + marks
+        + "{% else %}{{ m.content }}"
+    )
+    source += "{% endif %}{% endfor %}"
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}}]}
+    prompt = [USER, call, {"role": "tool", "content": "2"}]
+    only_last = source.replace("m.role == 'assistant'", "m.role == 'assistant' and loop.last")
+    for each in (source, only_last):
+        found = list(template_of(each).written(pair_of({"prompt": prompt, "chosen": "a", "rejected": "b"})))
+        assert [isinstance(one, Written) and [one.text[a:b] for a, b in one.spans] for one in found] == [
+            ["a"],
+            ["b"],
+        ]
+
+
+def test_a_refusal_pickles():
+    again = pickle.loads(pickle.dumps(Unreadable("rule", "remedy")))
+    assert (again.rule, again.remedy) == ("rule", "remedy")

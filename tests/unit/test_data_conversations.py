@@ -158,7 +158,11 @@ def test_both_answers_of_a_pair_lie_side_by_side_the_preferred_one_first(tmp_pat
             )
             both.append((read, [-1] * min(len(head), len(labels)) + labels[len(head) :]))
         expected.append(both)
-    learned = [both for both in expected if all(any(each >= 0 for each in labels) for _, labels in both)]
+    learned = [
+        both
+        for both in expected
+        if both[0] != both[1] and all(any(each >= 0 for each in labels) for _, labels in both)
+    ]
     assert sorted(zip(pieces[::2], pieces[1::2], strict=True)) == sorted(map(tuple, learned))
     documents = found.train.rows(range(found.train.num_rows)).documents
     assert np.array_equal(found.train.row_targets, (documents.max(1) + 1) // 2)
@@ -319,3 +323,15 @@ def test_files_outside_the_roots_are_refused(tmp_path: Path):
     write(tmp_path / "data" / "a.jsonl", [GOOD])
     with tempfile.TemporaryDirectory() as other, pytest.raises(SpecError, match="outside"):
         check(chat(tmp_path / "data"), [other], tokenizer_of("chatml"))
+
+
+def test_pairs_that_are_alike_up_to_the_cut_are_left_out_and_counted(tmp_path: Path):
+    same = {"prompt": "q", "chosen": "a " * 60 + "b", "rejected": "a " * 60 + "c"}
+    said: list[str] = []
+    write(tmp_path / "data" / "a.jsonl", [same, {"prompt": "q", "chosen": "b", "rejected": "c"}])
+    found = prepared(
+        chat(tmp_path / "data", corpus="preference", max_tokens=80), tmp_path, report=said.append
+    )
+    assert (found.train.num_documents, found.stats["alike"], found.stats["cut"]) == (1, 1, 1)
+    assert "cut at 40 tokens: 1, and left out, with no answer before that: 0" in "\n".join(said)
+    assert "pairs whose answers are alike up to there: 1" in "\n".join(said)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment")
-ANSWERS = "assistant"
+ASSISTANT = "assistant"
 
 Message = dict[str, Any]
 """`role`, `content` (text), and what else a record has: `tool_calls`, `name`, `reasoning_content`, ..."""
@@ -29,7 +29,7 @@ class Conversation:
 
     def learns(self, at: int, message: Message) -> bool:
         """Whether a message is an answer to learn; a `weight` of 0, as OpenAI's records have, leaves one out."""
-        return at >= self.num_given and message["role"] == ANSWERS and message.get("weight") != 0
+        return at >= self.num_given and message["role"] == ASSISTANT and message.get("weight") != 0
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,13 @@ class Written:
     text: str
     spans: tuple[tuple[int, int], ...]
     """Where the assistant speaks, by characters: begin and end of each stretch, in order."""
+    by_marks: bool = False
+    """Whether the template says so itself."""
 
 
-@dataclass(frozen=True)
 class Unreadable(Exception):
     """A record, or a conversation, that cannot be learned from: the rule that it breaks, and the remedy."""
 
-    rule: str
-    remedy: str
+    def __init__(self, rule: str, remedy: str) -> None:
+        super().__init__(rule, remedy)
+        self.rule, self.remedy = rule, remedy

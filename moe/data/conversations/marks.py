@@ -9,7 +9,7 @@ from jinja2.parser import Parser
 
 from moe.data.conversations.conversation import Written
 
-_LETTERS = 24
+_SIGN_BYTES = 12
 
 
 class GenerationMarks(Extension):
@@ -21,7 +21,7 @@ class GenerationMarks(Extension):
         super().__init__(environment)  # type: ignore[arg-type]
         self.is_used = False
         """Whether the template that was compiled has any mark."""
-        self._begin, self._end = (f"\x02{secrets.token_hex(_LETTERS // 2)}\x03" for _ in range(2))
+        self._begin, self._end = (f"\x02{secrets.token_hex(_SIGN_BYTES)}\x03" for _ in range(2))
 
     def parse(self, parser: Parser) -> nodes.Node:
         self.is_used = True
@@ -33,7 +33,8 @@ class GenerationMarks(Extension):
         return f"{self._begin}{caller()}{self._end}"
 
     def found(self, text: str) -> Written:
-        """What was rendered without its signs, and the stretches that they were around. Marks within marks are one."""
+        """What was rendered without its signs, and the stretches that they were around, empty ones too. Marks within
+        marks are one."""
         plain, spans, depth, begins = "", list[tuple[int, int]](), 0, 0
         pieces = text.split(self._begin)
         for number, piece in enumerate(pieces):
@@ -43,7 +44,7 @@ class GenerationMarks(Extension):
             for place, part in enumerate(piece.split(self._end)):
                 if place and depth:
                     depth -= 1
-                    if not depth and len(plain) > begins:
+                    if not depth:
                         spans.append((begins, len(plain)))
                 plain += part
-        return Written(plain, tuple(spans))
+        return Written(plain, tuple(spans), by_marks=True)

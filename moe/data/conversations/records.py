@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moe.data.conversations.conversation import ANSWERS, ROLES, Conversation, Message, Unreadable
+from moe.data.conversations.conversation import ASSISTANT, ROLES, Conversation, Message, Unreadable
 from moe.data.json_lines import kind_of
 
 _CALLS = "function_call"
@@ -25,6 +25,9 @@ _SPEAKERS = {
 """Roles by the names that ShareGPT's records have for them."""
 _KEYS = "messages, conversations, instruction and output, or prompt and completion"
 _PAIR = ("chosen", "rejected")
+_INSTRUCTING = ("system", "developer")
+_BEGINNING = (*_INSTRUCTING, "user")
+"""Roles of those who begin a conversation."""
 
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
@@ -42,10 +45,15 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     """The two conversations, the preferred one first, of a record with `chosen` and `rejected`. What they begin with
     alike, up to the last of what others say, is given. Raises Unreadable."""
     for key in _PAIR:
-        if _none(row, key):
+        if _is_missing(row, key):
             raise Unreadable(f"has {_shown(row)}, and no {key!r}", "give both, chosen and rejected")
     prompt = _prompt(row) or []
     ends = [_answer(row[key], key) for key in _PAIR]
+    if all(end and end[0]["role"] in _BEGINNING for end in ends):
+        prompt, ends = [], _whole(prompt, ends)
+    elif prompt and prompt[-1]["role"] == ASSISTANT:
+        rule = "has messages that end with an answer, and a 'chosen' and a 'rejected' behind it"
+        raise Unreadable(rule, "leave that answer out, or give each with all that goes before it")
     num_given = len(prompt)
     if not prompt:
         num_given = _alike(*ends)
@@ -62,45 +70,63 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     return chosen, rejected
 
 
+def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[list[Message]]:
+    """Both conversations, as they were given from their beginnings, behind a system prompt that only `prompt` has."""
+    head = [each for each in prompt if each["role"] in _INSTRUCTING][:1]
+    asked = [each for each in prompt if each["role"] not in _INSTRUCTING][:1]
+    for end in ends:
+        if asked and [each for each in end if each["role"] not in _INSTRUCTING][:1] != asked:
+            rule = "has a prompt, and a 'chosen' or 'rejected' that begins with another message"
+            raise Unreadable(rule, "give the answers alone, or leave the prompt out")
+    return [end if end[0]["role"] in _INSTRUCTING else [*head, *end] for end in ends]
+
+
 def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
     """What a record has before the last answer, or all of it; None where it has nothing of the kind."""
-    if not _none(row, "messages"):
-        return _messages(row["messages"], "messages")
-    if not _none(row, "conversations"):
-        return _system(row) + _messages(row["conversations"], "conversations")
-    if not _none(row, "instruction"):
+    for key in ("messages", "conversations"):
+        if not _is_missing(row, key):
+            return _with_system(row, _messages(row[key], key))
+    if not _is_missing(row, "instruction"):
         asked = _text(row["instruction"], "instruction")
-        if not _none(row, "input") and (given := _text(row["input"], "input")):
+        if not _is_missing(row, "input") and (given := _text(row["input"], "input")):
             asked = f"{asked}\n{given}"
         return [*_system(row), *_history(row), {"role": "user", "content": asked}]
-    if not _none(row, "prompt"):
+    if not _is_missing(row, "prompt"):
         given = row["prompt"]
         if isinstance(given, str):
             return [*_system(row), {"role": "user", "content": given}]
-        return _messages(given, "prompt")
+        return _with_system(row, _messages(given, "prompt"))
     return None
 
 
 def _answer_key(row: Mapping[str, Any]) -> str | None:
     """The key of the answer that stands beside a prompt."""
-    if not _none(row, "messages") or not _none(row, "conversations"):
+    if not _is_missing(row, "messages") or not _is_missing(row, "conversations"):
         return None
-    key = "output" if not _none(row, "instruction") else "completion"
-    if _none(row, key):
+    key = "output" if not _is_missing(row, "instruction") else "completion"
+    if _is_missing(row, key):
         raise Unreadable(f"has {_shown(row)}, and no {key!r}", "add the answer, or leave the record out")
     return key
 
 
 def _answer(given: Any, key: str) -> list[Message]:
     if isinstance(given, str):
-        return [{"role": ANSWERS, "content": given}]
+        return [{"role": ASSISTANT, "content": given}]
     return _messages([given] if isinstance(given, Mapping) else given, key)
 
 
 def _system(row: Mapping[str, Any]) -> list[Message]:
-    if _none(row, "system") or not (text := _text(row["system"], "system")):
+    if _is_missing(row, "system") or not (text := _text(row["system"], "system")):
         return []
     return [{"role": "system", "content": text}]
+
+
+def _with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
+    """Messages behind the system prompt that stands beside them, where there is one."""
+    system = _system(row)
+    if system and messages and messages[0]["role"] == "system":
+        raise Unreadable("has a 'system' and a message of the role system", "leave one of them out")
+    return [*system, *messages]
 
 
 def _history(row: Mapping[str, Any]) -> Iterable[Message]:
@@ -114,11 +140,11 @@ def _history(row: Mapping[str, Any]) -> Iterable[Message]:
         )
     for question, answer in given:
         yield {"role": "user", "content": _text(question, "history")}
-        yield {"role": ANSWERS, "content": _text(answer, "history")}
+        yield {"role": ASSISTANT, "content": _text(answer, "history")}
 
 
 def _messages(given: Any, key: str) -> list[Message]:
-    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
         raise Unreadable(
             f"has {key!r} that is {kind_of(given)}, not a list of messages", "write a list of objects"
         )
@@ -142,7 +168,7 @@ def _message(given: Any, place: str) -> Message:
     role = _SPEAKERS[role]
     content = _content(fields.pop("content", None), place)
     if role == _CALLS:
-        role, fields["tool_calls"], content = ANSWERS, _called(content, place), ""
+        role, fields["tool_calls"], content = ASSISTANT, _called(content, place), ""
     if fields.get("tool_calls"):
         fields["tool_calls"] = [
             _call(each, place) for each in _list(fields["tool_calls"], f"{place}.tool_calls")
@@ -199,7 +225,7 @@ def _object(text: str, what: str) -> Any:
 
 
 def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    if _none(row, "tools"):
+    if _is_missing(row, "tools"):
         return None
     given = row["tools"]
     if isinstance(given, str):
@@ -209,7 +235,7 @@ def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 
 def _list(given: Any, key: str) -> list[Any]:
-    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
         raise Unreadable(f"has {key!r} that is {kind_of(given)}, not a list", "write a list")
     return list(given)
 
@@ -226,21 +252,22 @@ def _alike(first: Sequence[Message], second: Sequence[Message]) -> int:
     for at, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             break
-        if one["role"] != ANSWERS:
+        if one["role"] != ASSISTANT:
             alike = at + 1
     return alike
 
 
 def _checked(conversation: Conversation, key: str | None = None) -> Conversation:
+    """The same, which somebody answers in."""
     if conversation.first_answer == len(conversation.messages):
-        where = "has" if key is None else f"has a {key!r} with"
-        raise Unreadable(
-            f"{where} no message of the role {ANSWERS}, which alone is learned", "leave the record out"
-        )
+        rule = f"{'has' if key is None else f'has a {key!r} with'} no message of the role {ASSISTANT}"
+        if any(each["role"] == ASSISTANT for each in conversation.messages[conversation.num_given :]):
+            rule += " with a weight other than 0"
+        raise Unreadable(f"{rule}, which alone is learned", "leave the record out")
     return conversation
 
 
-def _none(row: Mapping[str, Any], key: str) -> bool:
+def _is_missing(row: Mapping[str, Any], key: str) -> bool:
     return row.get(key) is None
 
 

@@ -21,8 +21,7 @@ from moe.data.conversations.marks import GenerationMarks
 from moe.data.limited import take_limits
 
 MAX_CHARS = 1 << 24
-"""Of what one becomes, and of all renderings of it together a hundred times as many."""
-_PLACE = "chat_template"
+"""Of what one becomes."""
 _SHORTER = "cut it into several conversations, or correct the template"
 
 
@@ -74,16 +73,27 @@ class Renderer:
         answers = [at for at, each in enumerate(conversation.messages) if each["role"] == "assistant"]
         learned = [conversation.learns(at, conversation.messages[at]) for at in answers]
         spans = marked.spans
-        if not all(learned):
-            if len(spans) != len(answers):
-                rule = f"marks {len(spans)} stretches of {len(answers)} answers, of which some are not to be learned"
-                raise Unreadable(rule, "mark each answer once")
+        if len(spans) == len(answers):
             spans = tuple(span for span, is_learned in zip(spans, learned, strict=True) if is_learned)
+        elif not all(learned):
+            spans = self._behind_given(conversation, marked, learned, answers)
+        spans = tuple((begin, end) for begin, end in spans if begin < end)
         if not spans:
             raise Unreadable(
                 "marks nothing of a conversation with answers", "put them between generation marks"
             )
-        return Written(marked.text, spans)
+        return Written(marked.text, spans, by_marks=True)
+
+    def _behind_given(
+        self, conversation: Conversation, marked: Written, learned: Sequence[bool], answers: Sequence[int]
+    ) -> tuple[tuple[int, int], ...]:
+        """Stretches behind the given messages, of a template that does not mark each answer once."""
+        given = self._marks.found(self._rendered(conversation, conversation.num_given)).text
+        is_after = all(learned[place] for place, at in enumerate(answers) if at >= conversation.num_given)
+        if not conversation.num_given or not is_after or not marked.text.startswith(given):
+            rule = f"marks {len(marked.spans)} stretches of {len(answers)} answers, of which some are not to be learned"
+            raise Unreadable(rule, "mark each answer once")
+        return tuple((begin, end) for begin, end in marked.spans if begin >= len(given))
 
     def _by_growth(self, conversation: Conversation) -> Written:
         messages = conversation.messages
@@ -169,7 +179,7 @@ def _answers(given: Mapping[str, Any]) -> list[dict[str, Any]]:
         renderer = Renderer(given["template"], given["variables"], given["date"])
     except Unreadable as error:
         return [{"rule": error.rule, "remedy": error.remedy, "is_template": True}]
-    found: list[dict[str, Any]] = [{"marks": renderer.has_marks}]
+    found: list[dict[str, Any]] = []
     for each in given["conversations"]:
         tools = None if each["tools"] is None else tuple(each["tools"])
         signal.setitimer(signal.ITIMER_VIRTUAL, given["seconds_each"])
@@ -177,7 +187,7 @@ def _answers(given: Mapping[str, Any]) -> list[dict[str, Any]]:
             write = renderer.asked if given["asks"] else renderer.written
             written = write(Conversation(tuple(each["messages"]), tools, each["num_given"]))
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            found.append({"text": written.text, "spans": written.spans})
+            found.append({"text": written.text, "spans": written.spans, "by_marks": written.by_marks})
         except Unreadable as error:
             found.append({"rule": error.rule, "remedy": error.remedy})
             break

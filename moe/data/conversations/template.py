@@ -12,14 +12,16 @@ from moe.spec import Problem, SpecError
 
 TEMPLATE_FILES = (
     "chat_template.jinja", "chat_template.json", "tokenizer_config.json", "special_tokens_map.json",
+    "additional_chat_templates.tool_use.jinja",
 )  # fmt: skip
 """Files of a model's folder that say how conversations are written: by the first of three that has a template."""
 PLACE = "model.from"
-TIMEOUT_S, MEMORY_BYTES = 60.0, 1 << 30
+TIMEOUT_S, MEMORY_BYTES = 120.0, 1 << 30
 """Of a process that writes some conversations."""
-SECONDS_EACH = 5.0
+SECONDS_EACH = 20.0
 """Processor time of one of them."""
 _DEFAULT, _TOOLS = "default", "tool_use"
+_SHORTER = "cut it into several conversations, or correct the template"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class ChatTemplate:
         sources: dict[str, str] = {}
         if "chat_template.jinja" in files:
             sources = {_DEFAULT: files["chat_template.jinja"].decode("utf-8", "replace")}
+            if (tools := files.get(TEMPLATE_FILES[-1])) is not None:
+                sources[_TOOLS] = tools.decode("utf-8", "replace")
         else:
             for given in (
                 _plain(files, "chat_template.json").get("chat_template"),
@@ -86,17 +90,19 @@ class ChatTemplate:
             "conversations": described(some), "seconds_each": SECONDS_EACH,
             "asks": asks,
         }  # fmt: skip
-        behind = f" or one of the {len(some) - 1} behind it" if len(some) > 1 else ""
         try:
             answer = answer_of("moe.data.conversations.rendering", json.dumps(given, default=str).encode(),
                                timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES)  # fmt: skip
-        except RecursionError:
-            yield Unreadable(
-                f"cannot be given this conversation{behind}: it is nested too deep", "flatten it"
-            )
-            return
-        except Ended as error:
-            yield Unreadable(f"{error}, when it writes this conversation{behind}", "correct the template")
+        except (Ended, RecursionError) as error:
+            if len(some) == 1:
+                yield Unreadable(f"{error}, when it writes this conversation", _SHORTER)
+                return
+            middle = len(some) // 2
+            for half in (some[:middle], some[middle:]):
+                for each in self._answers(name, half, asks=asks):
+                    yield each
+                    if isinstance(each, Unreadable):
+                        return
             return
         for each in json.loads(answer):
             if each.get("is_template"):
@@ -104,12 +110,8 @@ class ChatTemplate:
             if "rule" in each:
                 yield Unreadable(each["rule"], each["remedy"])
             elif "text" in each:
-                yield Written(each["text"], tuple((begin, end) for begin, end in each["spans"]))
-
-    @property
-    def has_marks(self) -> bool:
-        """Whether it says itself what the assistant generates, as far as its text tells."""
-        return any("endgeneration" in source for source in self.sources.values())
+                spans = tuple((begin, end) for begin, end in each["spans"])
+                yield Written(each["text"], spans, each["by_marks"])
 
 
 def _sources(given: Any) -> dict[str, str]:

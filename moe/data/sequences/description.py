@@ -30,9 +30,15 @@ def describe(stats: dict[str, Any]) -> list[str]:
         f"sequences of {stats['max_tokens']}, of which {100 * train['waste']:.2f}% is padding"
     )
     if "learned_by" in stats:
+        most = stats["max_tokens"] // stats["num_each"]
+        lines[-1] = (
+            f"{train['tokens']:,} tokens in {train['rows']:,} sequences of {stats['max_tokens']}, of which "
+            f"{100 * train['waste']:.2f}% is padding"
+        )
         lines.append(
             f"{train['targets']:,} of them are learned, what the assistant says by {stats['learned_by']}; cut at "
-            f"{stats['max_tokens']} tokens: {stats['cut']:,}, and left out, with no answer before that: "
-            f"{stats['nothing_left']:,}"
+            f"{most} tokens: {stats['cut']:,}, and left out, with no answer before that: {stats['nothing_left']:,}"
         )
+        if stats["alike"]:
+            lines.append(f"left out, pairs whose answers are alike up to there: {stats['alike']:,}")
     return lines

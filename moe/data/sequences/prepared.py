@@ -179,7 +179,8 @@ def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int) 
     """The store to train on, and one for each source that has documents held out. Counts of what was cut, and of what
     nothing is left to learn of."""
     ids = id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id
-    names, counts = [source.name for source in corpus.training], {"cut": 0, "nothing_left": 0}
+    names = [source.name for source in corpus.training]
+    counts = {"cut": 0, "nothing_left": 0, "alike": 0}
     has_spans, num_each = corpus.has_spans, corpus.num_each
     with ExitStack() as opened:
 
@@ -202,7 +203,9 @@ def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int) 
             most = max_tokens // num_each + 1  # the last id is no position
             counts["cut"] += any(len(each.ids) > most for each in together)
             together = [each.cut(most) for each in together]
-            if all(each.num_learned for each in together):
+            if num_each > 1 and np.array_equal(together[0].ids, together[1].ids):
+                counts["alike"] += 1
+            elif all(each.num_learned for each in together):
                 store.add_whole(document.source, together)
             else:
                 counts["nothing_left"] += 1
@@ -215,7 +218,7 @@ def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int) 
             raise SpecError(Problem("data", None, rule, remedy))
         for store in (train, *held_out.values()):
             store.finish(max_tokens)
-    return counts if has_spans else {}
+    return {**counts, "num_each": num_each} if has_spans else {}
 
 
 def _counts(store: SequenceStore) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _STATE = ("model", "data", "train.optimizer.name", "train.dtype")
 """Fields that give a checkpoint's tensors their meaning: model, tokens of its embeddings, moments of the optimizer."""
 _LAYOUT = "model.hints"
 """Likewise of a user's module: where its tensors lie."""
-_FREE = frozenset(f"data.{name}" for name in SAMPLING_FIELDS)
+_FREE = frozenset(f"data.{name}" for name in (*SAMPLING_FIELDS, "date"))
 
 
 def spec_of(checkpoint: Folder) -> JobSpec:

@@ -31,8 +31,8 @@ _LEGEND = (
     "training\ntokens' frequencies (unigram), and of xz, which compresses each document by itself."
 )
 _LEGEND_OF_PAIRS = (
-    "loss: of preferences (0.693 before the first step). as preferred: pairs whose preferred answer has gained more "
-    "than\nthe other."
+    "loss: of preferences (0.693 where neither answer has gained). as preferred: pairs whose preferred answer has\n"
+    "gained more than the other."
 )
 
 
