@@ -283,3 +283,27 @@ def test_a_job_is_planned_trained_resumed_without_its_folder_and_given_back(tmp_
         )
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     assert "4 for each token" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("beside", "path"),
+    [
+        ({"norm_eps": 0.5}, "model.norm_eps"),
+        ({"attention": {"rope": {"base": 100.0}}}, "model.attention.rope.base"),
+        ({"residual_multiplier": 0.5}, "model.residual_multiplier"),
+        ({"logits_divisor": 2.0}, "model.logits_divisor"),
+        ({"tie_embeddings": True}, "model.tie_embeddings"),
+    ],
+)
+def test_what_makes_another_function_of_the_dense_model_is_refused(
+    beside: dict[str, Any], path: str, tmp_path: Path
+) -> None:
+    folder = tiny.folder_of(tiny.theirs("llama", attention_bias=False), tmp_path / "dense")
+    given = {"from": str(folder), "upcycle": {"num_experts": 4}}
+    with pytest.raises(SpecError, match="makes another function of the folder's model") as found:
+        expand_model({**given, **beside}, None)
+    assert path in {problem.path for problem in found.value.problems}
+    same = {
+        name: value for name, value in expand_model({"from": str(folder)}, None).items() if name in beside
+    }
+    assert expand_model({**given, **same}, None) == expand_model(given, None)
