@@ -178,13 +178,13 @@ def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -
 
 @pytest.mark.parametrize("learned", [SOME, PAIRS])
 @pytest.mark.parametrize(
-    "number", range(0, len(EVERY_LAYOUT), 3), ids=lambda number: str(EVERY_LAYOUT[number])
+    "number", range(0, len(EVERY_LAYOUT), 5), ids=lambda number: str(EVERY_LAYOUT[number])
 )
 def test_conversations_and_preferences_are_learned_alike(ranks: Pools, number: int, learned: str) -> None:
     """Some layouts have ranks without a pair, or with rows of nothing to learn. Three steps, as of adapters: before
     that both models are one."""
     degrees = EVERY_LAYOUT[number]
-    attention = list(ATTENTIONS)[number // 3 % len(ATTENTIONS)]
+    attention = list(ATTENTIONS)[number // 5 % len(ATTENTIONS)]
     router = list(ROUTERS)[(7 * number + 2) % len(ROUTERS)]
     spec, shape = adapted(attention, **ROUTERS[router]), Shape(learned=learned)
     expected = run(spec, train_of(), ONE, shape, 3)
