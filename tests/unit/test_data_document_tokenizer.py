@@ -60,8 +60,8 @@ def test_a_long_document_is_encoded_in_parts_to_the_same_text(monkeypatch):
     text = "x = 1\n" * 300 + "y" * 1010
     documents = [Document("a", "short", False), Document("a", text, False), Document("b", "last", True)]
     found = list(encoded(OURS, documents))
-    assert [document for document, _ in found] == documents
-    assert [OURS.decode(ids.tolist()) for _, ids in found] == [document.text for document in documents]
+    assert [each.document for each in found] == documents
+    assert [OURS.decode(each.ids.tolist()) for each in found] == [document.text for document in documents]
 
 
 def given_tokenizer(pattern=r"\w+|\W", **fields):

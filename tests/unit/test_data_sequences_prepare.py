@@ -226,7 +226,7 @@ def test_baselines_are_those_of_the_definitions(spec, tmp_path):
 def test_a_few_installed_packages_are_prepared(tmp_path, monkeypatch):
     """The whole list takes half a minute; `python -m benchmarks.packages` measures it."""
     few = Packages([Distribution("click")], [Distribution("h11"), Distribution("sqlparse")])
-    monkeypatch.setattr(prepared, "build", lambda data, roots: few)
+    monkeypatch.setattr(prepared, "build", lambda data, roots, tokenizer: few)
     found = prepare(data := PackagesSpec(corpus="packages"), 1024, tmp_path)
     assert found.train.sources == ("packages",)
     assert list(found.held_out) == ["h11", "sqlparse"]
