@@ -105,7 +105,9 @@ def test_documents_are_for_language_models(data: dict[str, Any]) -> None:
 
 
 def test_pairs_are_not() -> None:
-    with pytest.raises(SpecError, match="is nothing for a language model; use packages or documents"):
+    with pytest.raises(
+        SpecError, match="is nothing for a language model; use packages, documents, chat or preference"
+    ):
         job({"corpus": "catalogs"})
 
 

@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such corpus": (
         job(data={"corpus": "web"}),
         "data.corpus (='web') must be one of 'catalogs', 'jsonl', 'text', 'synthetic', 'packages', 'documents', "
-        "'module'; use one of them",
+        "'chat', 'preference', 'module'; use one of them",
     ),
     "no such preset": (
         job(model={"preset": "gshard-huge"}),
