@@ -22,11 +22,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPT = "def read_lines(path):"
 
 
-def example(name: str, **changes: Any) -> dict[str, Any]:
+def example(name: str, max_sequences: int = 32, **changes: Any) -> dict[str, Any]:
     """A tenth of an example's steps, on as many workers as it asks for, evaluated on a part of what is held out."""
     given: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     steps = given["train"]["num_steps"] // 10
-    train = {**given["train"], "num_steps": steps, "evaluation": {"every_steps": steps, "max_sequences": 32}}
+    train = {
+        **given["train"],
+        "num_steps": steps,
+        "evaluation": {"every_steps": steps, "max_sequences": max_sequences},
+    }
     return {**given, "train": train, "checkpoint": {"every_steps": 15, "keep": 2}, **changes}
 
 
@@ -114,7 +118,7 @@ def test_a_folder_is_tuned_on_conversations(
     name: str, plane: ControlPlane, folder: Path, tmp_path: Path
 ) -> None:
     docstrings.make(folder.parent / "docstrings", 300)
-    spec = example(name)
+    spec = example(name, 4)
     data = {
         **spec["data"],
         "paths": [path.replace("/tmp", str(folder.parent)) for path in spec["data"]["paths"]],
@@ -139,7 +143,7 @@ def test_a_dense_folder_becomes_a_mixture(
 ) -> None:
     dense = folder.parent / "dense"
     make("llama", dense, cache)
-    spec = example("upcycle")
+    spec = example("upcycle", 4)
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(dense)}})
     said = [line["message"] for line in job.logs()]
     assert any("2 of its 2 feed-forward layers become 8 experts each" in line for line in said)
@@ -149,7 +153,7 @@ def test_a_dense_folder_becomes_a_mixture(
 
 
 def test_a_job_goes_on_from_the_adapter_of_another(plane: ControlPlane, folder: Path) -> None:
-    spec = example("train-on")
+    spec = example("train-on", 4)
     spec["train"].pop("freeze")
     spec["model"] = {**spec["model"], "from": str(folder)}
     targets = ["*.attention.*", "*.experts.*"]
