@@ -74,7 +74,7 @@ BAD_SPECS: list[tuple[str, dict[str, Any], str]] = [
         "corpus",
         {"data": {"corpus": "wikipedia"}},
         "data.corpus (='wikipedia') must be one of 'catalogs', 'jsonl', 'text', 'synthetic', 'packages', "
-        "'documents', 'module'; use one of them",
+        "'documents', 'chat', 'preference', 'module'; use one of them",
     ),
     (
         "storage elsewhere",
