@@ -126,7 +126,7 @@ def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_pa
         while not (done := markers.committed(checkpoints)) or markers.order(done[0])[0] < step:
             assert time.monotonic() < deadline
             assert workers[rank].is_alive(), answer.poll() and answer.recv()
-            time.sleep(0.005)
+            time.sleep(0.005)  # between looks: a marker on storage tells nobody
         for _ in range(looks):  # somewhere within a step, or what is written after it
             markers.committed(checkpoints)
         workers[rank].kill()

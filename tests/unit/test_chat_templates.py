@@ -70,6 +70,7 @@ def test_ids_and_marked_masks_are_those_of_transformers(
     for path, content in chats.tokenizer_files(structure.source).items():
         (tmp_path / path).write_bytes(content)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
+    # Theirs knows no day but today's, and some templates ask for it.
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", _Fixed)
     rows = [chats.conversation(rng, structure) for _ in range(25)]
     tokenizer = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
@@ -124,6 +125,7 @@ def test_an_answer_may_be_left_out_by_its_weight():
 def test_a_template_that_fails_is_refused_with_what_it_did(
     source: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ):
+    # The same limit, reached sooner.
     monkeypatch.setattr("moe.data.conversations.template.SECONDS_EACH", 0.5)
     long = {"messages": [*ROW["messages"], *ROW["messages"]]}
     assert rule in refusal(source, long).rule
@@ -135,6 +137,7 @@ def test_a_template_that_is_none_is_refused():
 
 
 def test_a_template_may_end_the_process_that_reads_it(monkeypatch: pytest.MonkeyPatch):
+    # The same limit, reached sooner.
     monkeypatch.setattr("moe.data.conversations.template.TIMEOUT_S", 3.0)
     # One operation of integers that no signal interrupts.
     found = refusal("{{ (10 ** 9) ** (10 ** 9) }}", ROW)

@@ -94,6 +94,7 @@ def test_it_is_decoded_alike_however_much_at_a_time(
     coding = Coding(form, 1, 131)
     made = Coded(*coded(torch.randn(7, 131, 5, generator=torch.Generator().manual_seed(1)), coding), coding)
     whole = made.decoded(torch.float32)
+    # The same code on fewer values at a time, where one part of millions would take minutes.
     monkeypatch.setitem(coded_module._AT_ONCE, "cpu", at_once)
     assert torch.equal(made.decoded(torch.float32), whole)
 

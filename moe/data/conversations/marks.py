@@ -33,7 +33,7 @@ class GenerationMarks(Extension):
         return f"{self._begin}{caller()}{self._end}"
 
     def found(self, text: str) -> Written:
-        """What was rendered without its signs, and the stretches that they were around, empty ones too. Marks within
+        """The rendered text without its signs, and the stretches that they were around, empty ones too. Marks within
         marks are one."""
         plain, spans, depth, begins = "", list[tuple[int, int]](), 0, 0
         pieces = text.split(self._begin)

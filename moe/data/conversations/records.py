@@ -82,7 +82,7 @@ def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[lis
 
 
 def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
-    """What a record has before the last answer, or all of it; None where it has nothing of the kind."""
+    """Messages of a record before the answer that stands beside them, or all; None where it has none."""
     for key in ("messages", "conversations"):
         if not _is_missing(row, key):
             return _with_system(row, _messages(row[key], key))

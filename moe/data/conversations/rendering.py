@@ -21,7 +21,7 @@ from moe.data.conversations.marks import GenerationMarks
 from moe.data.limited import take_limits
 
 MAX_CHARS = 1 << 24
-"""Of what one becomes."""
+"""Bound on the text of one conversation."""
 _SHORTER = "cut it into several conversations, or correct the template"
 
 

@@ -17,9 +17,9 @@ TEMPLATE_FILES = (
 """Files of a model's folder that say how conversations are written: by the first of three that has a template."""
 PLACE = "model.from"
 TIMEOUT_S, MEMORY_BYTES = 120.0, 1 << 30
-"""Of a process that writes some conversations."""
+"""Limits of a process that writes some conversations."""
 SECONDS_EACH = 20.0
-"""Processor time of one of them."""
+"""Processor time that one of them may take."""
 _DEFAULT, _TOOLS = "default", "tool_use"
 _SHORTER = "cut it into several conversations, or correct the template"
 
@@ -38,7 +38,7 @@ class ChatTemplate:
     @classmethod
     def of_files(cls, files: Mapping[str, bytes], date: str | None = None) -> "ChatTemplate":
         """The template among a folder's files. Raises SpecError where there is none."""
-        config = _plain(files, "tokenizer_config.json")
+        config = plain(files, "tokenizer_config.json")
         sources: dict[str, str] = {}
         if "chat_template.jinja" in files:
             sources = {_DEFAULT: files["chat_template.jinja"].decode("utf-8", "replace")}
@@ -46,14 +46,14 @@ class ChatTemplate:
                 sources[_TOOLS] = tools.decode("utf-8", "replace")
         else:
             for given in (
-                _plain(files, "chat_template.json").get("chat_template"),
+                plain(files, "chat_template.json").get("chat_template"),
                 config.get("chat_template"),
             ):
                 sources = sources or _sources(given)
         if not sources:
             rule = "has no chat template, which says how a conversation is written"
             raise SpecError(Problem(PLACE, None, rule, "add a chat_template.jinja, or use corpus documents"))
-        named = {**_plain(files, "special_tokens_map.json"), **config}
+        named = {**plain(files, "special_tokens_map.json"), **config}
         variables = {
             key: text for key, each in named.items() if key.endswith("_token") and (text := _content(each))
         }
@@ -69,7 +69,7 @@ class ChatTemplate:
                     return
 
     def asked(self, text: str) -> str:
-        """What a user says, written for an answer to follow. Raises SpecError where the template fails."""
+        """Text of what a user says, for an answer to follow. Raises SpecError where the template fails."""
         (found,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
         if isinstance(found, Unreadable):
             raise SpecError(
@@ -130,9 +130,10 @@ def _content(token: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _plain(files: Mapping[str, bytes], name: str) -> Mapping[str, Any]:
+def plain(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """The object in a file that need not be there, nor be one."""
     try:
         found = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, dict) else {}

@@ -1,10 +1,10 @@
 """The folder in the Hugging Face format that a model begins with: its tokenizer, and its weights."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from moe.data.conversations.template import plain
 from moe.data.sequences import ModelTokenizer
 from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.catalog import family_in
@@ -121,8 +121,8 @@ def _ids_of(origin: Origin, which: str) -> list[int]:
     """
     key = f"{which}_token_id"
     of_config = _ids(origin.config.get(key), "config.json", key)
-    of_generation = _ids(_plain(origin.files, GENERATION).get(key), GENERATION, key)
-    found = [*of_config[:1], *(of_generation or of_config)] or _named(_plain(origin.files, CONFIG), which)
+    of_generation = _ids(plain(origin.files, GENERATION).get(key), GENERATION, key)
+    found = [*of_config[:1], *(of_generation or of_config)] or _named(plain(origin.files, CONFIG), which)
     return list(dict.fromkeys(found))
 
 
@@ -140,12 +140,3 @@ def _named(tokenizer_config: Mapping[str, Any], which: str) -> list[int]:
     text = named.get("content") if isinstance(named, dict) else named
     ids = special_tokens(tokenizer_config)
     return [id for id, content in ids.items() if content == text]
-
-
-def _plain(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """The object in a file that need not be there, nor be one."""
-    try:
-        found = json.loads(files.get(name, b"{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
