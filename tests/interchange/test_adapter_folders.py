@@ -25,6 +25,7 @@ from moe.spec.patterns import starred
 from moe.tasks.build import build_task
 from moe.tasks.language import build_model
 from moe.tasks.language.pretrained import check_trained_adapter
+from tests.grid import first_seed_of
 from tests.interchange import tiny
 from tests.interchange.test_jobs import further, mixtral, stored_in, with_adapter
 from tests.language.families import FAMILIES, their_model
@@ -74,10 +75,10 @@ def beginning_as(base: Path, folder: Path, **adapter: Any) -> LanguageModelSpec:
     return spec
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_folder_says_all_of_its_adapter(family: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", first_seed_of(FAMILIES, 3))
+def test_a_folder_says_all_of_its_adapter(case: tuple[str, int], tmp_path: Path) -> None:
     """Random matrices, one by one or by kind; written with ends of names, and as PEFT writes it again."""
+    family, seed = case
     random = Random(f"{family} {seed}")
     base = base_of(family, random, tmp_path / "base")
     plain = model_spec(expand_model({"from": str(base)}, None))

@@ -186,7 +186,9 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
 @pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 )  # PEFT's own use
-@pytest.mark.parametrize("base", ["bfloat16", "int8", "nf4"])
+@pytest.mark.parametrize(
+    "base", [*(pytest.param(each, marks=pytest.mark.grid) for each in ("bfloat16", "int8")), "nf4"]
+)
 def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders_own_weights(
     tmp_path: Path, base: str
 ):

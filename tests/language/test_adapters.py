@@ -25,6 +25,7 @@ from moe.interchange.sources import ModelSource
 from moe.spec import AdapterSpec, LanguageModelSpec, SpecError, model_spec
 from moe.spec.patterns import starred
 from moe.tasks.language import LanguageModel, build_model
+from tests.grid import first_seed_of
 from tests.language.families import FAMILIES, as_double, their_model
 from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
@@ -97,9 +98,7 @@ def completed(names: list[str]) -> list[str]:
     return [*names, *(name.replace(*pair) for name in names for pair in pairs if name.endswith(pair[0]))]
 
 
-@pytest.fixture(
-    params=[(name, seed) for name in FAMILIES for seed in range(2)], ids=lambda each: f"{each[0]}-{each[1]}"
-)
+@pytest.fixture(params=first_seed_of(FAMILIES, 2))
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Both:
     return made(*request.param, tmp_path)
 

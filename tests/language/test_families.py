@@ -16,20 +16,16 @@ from torch.nn import functional
 from moe.interchange import load_weights
 from moe.spec.generation import GenerationSpec
 from moe.tasks.language import SequenceContext, build_model, generate
+from tests.grid import first_seed_of
 from tests.language.families import FAMILIES, Both, as_double, both
 
-SEEDS = 3
 CLOSE = 1e-8
 """Of the largest value."""
 
 Case = tuple[Both, Random]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(name, seed) for name in FAMILIES for seed in range(SEEDS)],
-    ids=lambda each: f"{each[0]}-{each[1]}",
-)
+@pytest.fixture(scope="module", params=first_seed_of(FAMILIES, 3))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     """One model for all tests of a configuration."""
     return made(*request.param, tmp_path_factory.mktemp("theirs"))
@@ -155,7 +151,7 @@ def test_the_likeliest_tokens_are_the_same(case: Case) -> None:
 
 
 def assert_all_equal(family: str, seed: int, folder: Path) -> None:
-    of = made(family, SEEDS + seed, folder / "theirs")
+    of = made(family, 3 + seed, folder / "theirs")
     for number, check in enumerate((
         test_logits_loss_and_every_gradient,
         partial(test_padding_changes_nothing, side="left"),

@@ -21,6 +21,7 @@ from moe.routing import Routing
 from moe.spec import LanguageModelSpec, UpcycleSpec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.language import LanguageModel, generate
+from tests.grid import first_seed_of
 from tests.language.families import FAMILIES, as_double, their_model
 from tests.language.test_families import their_logits, tokens_of
 
@@ -83,12 +84,9 @@ def made(family: str, form: str | None, random: Random, folder: Path) -> Case:
     return Case(theirs, ours.eval(), folder)
 
 
-@pytest.fixture(
-    params=[(*case, seed) for case in CASES for seed in range(2)],
-    ids=lambda each: f"{each[0]}-{each[1]}-{each[2]}",
-)
+@pytest.fixture(params=first_seed_of(CASES, 2))
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
-    family, form, seed = request.param
+    (family, form), seed = request.param
     return made(family, form, Random(f"upcycling {family} {form} {seed}"), tmp_path)
 
 

@@ -19,6 +19,7 @@ from moe.spec.generation import GenerationSpec
 from moe.spec.parameter import Form
 from moe.tasks.language import build_model, generate
 from moe.tasks.language.generation import lay_out_for_texts
+from tests.grid import each_once
 from tests.interchange import tiny
 from tests.parity.combinations import LAYOUTS, OPTIONS, assert_same, run_on, train_of, train_with, with_option
 from tests.parity.gloo_ranks import Pools
@@ -73,7 +74,7 @@ def replaced_in(folder: Path, base: Form, into: Path) -> None:
     save_folder(whole, ModelSource(plain), into, origin=origin, dtype=torch.float64)
 
 
-@pytest.fixture(scope="module", params=[(family, base) for family in SIZES for base in FORMS], ids=str)
+@pytest.fixture(scope="module", params=each_once(SIZES, FORMS))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     family, base = request.param
     folder = tmp_path_factory.mktemp(f"{family}-{base}")

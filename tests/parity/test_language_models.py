@@ -14,6 +14,7 @@ from moe.interchange.expand import expand_model
 from moe.parallel import Layout, local_parameters, reduce_gradients
 from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, SpecError, TrainSpec, model_spec
 from moe.tasks.language import build_model
+from tests.grid import each_once, every
 from tests.language.families import FAMILIES, their_model
 from tests.parity.combinations import (
     LAYOUTS,
@@ -123,21 +124,20 @@ def test_dense_models(ranks: Pools, attention: str) -> None:
         assert_same(answer, reference(spec, train_of()), 1e-10)
 
 
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        Degrees(expert=2, micro_batch_groups=1),
-        Degrees(expert=2, tensor=2),
-        Degrees(data=2, fsdp=2, expert_fsdp=2),
-        FOLDED,
-    ],
-    ids=str,
+FROZEN_ON = (
+    Degrees(expert=2, micro_batch_groups=1),
+    Degrees(expert=2, tensor=2),
+    Degrees(data=2, fsdp=2, expert_fsdp=2),
+    FOLDED,
 )
-@pytest.mark.parametrize("freeze", [each for each in FREEZES if each], ids=str)
+
+
+@pytest.mark.parametrize("case", each_once((each for each in FREEZES if each), FROZEN_ON))
 def test_what_is_frozen_is_frozen_on_every_layout(
-    ranks: Pools, freeze: tuple[str, ...], degrees: Degrees
+    ranks: Pools, case: tuple[tuple[str, ...], Degrees]
 ) -> None:
     """Alike for trained parameters, whose gradients pass through frozen ones, and the others keep every bit."""
+    freeze, degrees = case
     attention = list(ATTENTIONS)[FREEZES.index(freeze) % len(ATTENTIONS)]
     spec = language_model(attention, **ROUTERS["sigmoid with bias, in groups"])
     train, begun = train_of(freeze=freeze), build_model(spec, seed=3, dtype=torch.float64)
@@ -158,7 +158,7 @@ def adapted(attention: str, dropout: float = 0.0, **moe: object) -> LanguageMode
     return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
 
 
-@pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
+@pytest.mark.parametrize("number", every(range(len(EVERY_LAYOUT)), 3))
 def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -> None:
     """Three steps: A has no gradient in the first, where B is zero. Experts are gated, with biases and shared ones."""
     attention = list(ATTENTIONS)[number % len(ATTENTIONS)]
@@ -217,12 +217,12 @@ def dense_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("degrees", UPCYCLED_ON, ids=str)
-@pytest.mark.parametrize("case", UPCYCLED)
+@pytest.mark.parametrize("chosen", each_once(UPCYCLED, UPCYCLED_ON))
 def test_upcycled_models_begin_and_are_trained_alike_on_every_layout(
-    ranks: Pools, dense_folders: dict[str, Path], case: str, degrees: Degrees
+    ranks: Pools, dense_folders: dict[str, Path], chosen: tuple[str, Degrees]
 ) -> None:
     """Each rank reads its own slices of the dense layers, and draws its own part of routers and noise."""
+    case, degrees = chosen
     family, upcycle = UPCYCLED[case]
     given = {"from": str(dense_folders[family]), "upcycle": upcycle, "moe": {"group_tokens": 64}}
     spec = model_spec(expand_model(given, None))
@@ -236,13 +236,14 @@ def test_upcycled_models_begin_and_are_trained_alike_on_every_layout(
         assert expected[0]["nll"] == pytest.approx(begun, rel=1e-10)
 
 
-@pytest.mark.parametrize(
-    "option", ["without", "recomputation, selective", "recomputation, full", "accumulation", "all"]
-)
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, attention: str, option: str) -> None:
+RECOMPUTED = ("without", "recomputation, selective", "recomputation, full", "accumulation", "all")
+
+
+@pytest.mark.parametrize("case", each_once(ATTENTIONS, RECOMPUTED))
+def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tuple[str, str]) -> None:
     """Layers with and without experts, with shared ones; columns of what some adapters take in are split over ranks,
     and what is recomputed has the same masks."""
+    attention, option = case
     experts = {"activation": "swiglu", "shared_hidden_dim": 5, "router": "softmax_topk"}
     spec = adapted(attention, 0.3, **experts)
     spec = spec.model_copy(update={"num_layers": 3, "dense_layers": (1,)})

@@ -26,6 +26,7 @@ from moe.spec import (
 )
 from moe.tasks.build import build_model
 from moe.train.optimizer.build import build_optimizer, moments
+from tests.grid import every
 from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
@@ -75,8 +76,9 @@ def parts_here(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[
     return shapes, remembered
 
 
-@pytest.mark.parametrize(("name", "degrees"), CASES, ids=str)
-def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, name: str, degrees: Degrees) -> None:
+@pytest.mark.parametrize("case", every(CASES, 3))
+def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str, Degrees]) -> None:
+    name, degrees = case
     plan, model = degrees.plan(8), model_called(name)
     for optimizer in OPTIMIZERS:
         arguments = (model, plan, optimizer)
@@ -114,7 +116,7 @@ def bytes_here(model: Model, plan: Plan) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
+@pytest.mark.parametrize("number", every(range(len(EVERY_LAYOUT)), 3))
 def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: int) -> None:
     """To the byte, whatever the base is kept in; gradients and moments of what is trained alone."""
     degrees, name = EVERY_LAYOUT[number], list(ATTENTIONS)[number % len(ATTENTIONS)]

@@ -1,4 +1,4 @@
-"""The examples of language models as jobs, at a tenth of their length: trained from nothing, and from a folder; used
+"""The examples of language models as jobs, much shorter: trained from nothing, and from a folder; used
 through the control plane; given back as a folder that transformers loads."""
 
 from collections.abc import Iterator
@@ -17,21 +17,24 @@ from service.client import ApiError, Client, Job
 from service.head.local_head import LocalHead
 from tests.processes import DEADLINE_S
 from tests.ray.control_plane import ControlPlane, entered, losses
+from tests.unit.language_runs import documents
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPT = "def read_lines(path):"
 
 
-def example(name: str, max_sequences: int = 32, **changes: Any) -> dict[str, Any]:
-    """A tenth of an example's steps, on as many workers as it asks for, evaluated on a part of what is held out."""
+def example(name: str, num_steps: int, max_sequences: int = 4, **changes: Any) -> dict[str, Any]:
+    """An example of fewer steps, on as many workers as it asks for, evaluated on a part of what is held out."""
     given: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
-    steps = given["train"]["num_steps"] // 10
-    train = {
-        **given["train"],
-        "num_steps": steps,
-        "evaluation": {"every_steps": steps, "max_sequences": max_sequences},
-    }
-    return {**given, "train": train, "checkpoint": {"every_steps": 15, "keep": 2}, **changes}
+    evaluation = {"every_steps": num_steps, "max_sequences": max_sequences}
+    train = {**given["train"], "num_steps": num_steps, "evaluation": evaluation}
+    return {**given, "train": train, "checkpoint": {"every_steps": num_steps}, **changes}
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> dict[str, Any]:
+    """Some files, which are ready for each folder's tokenizer sooner than the packages are."""
+    return {**documents(folder.parent / "data"), "max_tokens": 512}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def transformers_text(folder: Path, num_tokens: int) -> str:
 
 
 def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, tmp_path: Path) -> None:
-    job = trained(plane.client, example("code-model"))
+    job = trained(plane.client, example("code-model", 40, 32))
     course = list(losses(job).values())
     assert sum(course[-5:]) < sum(course[:5]) - 5
     report = job.report
@@ -92,9 +95,9 @@ def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, 
 
 
 def test_a_folder_is_trained_on_with_its_router_frozen(
-    plane: ControlPlane, folder: Path, tmp_path: Path
+    plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path
 ) -> None:
-    spec = example("train-on")
+    spec = example("train-on", 4, data=data)
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     said = [line["message"] for line in job.logs()]
     assert any(f"begins with the weights of {folder}" in line for line in said)
@@ -118,13 +121,10 @@ def test_a_folder_is_tuned_on_conversations(
     name: str, plane: ControlPlane, folder: Path, tmp_path: Path
 ) -> None:
     docstrings.make(folder.parent / "docstrings", 300)
-    spec = example(name, 4)
-    data = {
-        **spec["data"],
-        "paths": [path.replace("/tmp", str(folder.parent)) for path in spec["data"]["paths"]],
-    }
-    data["held_out"] = 0.1
-    job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}, "data": data})
+    spec = example(name, 6)
+    paths = [path.replace("/tmp", str(folder.parent)) for path in spec["data"]["paths"]]
+    spec["data"] = {**spec["data"], "paths": paths, "held_out": 0.1}
+    job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     said = "\n".join(str(line["message"]) for line in job.logs())
     assert "are learned, what the assistant says by the template's generation marks" in said
     assert job.report is not None
@@ -139,11 +139,11 @@ def test_a_folder_is_tuned_on_conversations(
 
 
 def test_a_dense_folder_becomes_a_mixture(
-    plane: ControlPlane, folder: Path, tmp_path: Path, cache: Path
+    plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path, cache: Path
 ) -> None:
     dense = folder.parent / "dense"
     make("llama", dense, cache)
-    spec = example("upcycle", 4)
+    spec = example("upcycle", 4, data=data)
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(dense)}})
     said = [line["message"] for line in job.logs()]
     assert any("2 of its 2 feed-forward layers become 8 experts each" in line for line in said)
@@ -152,8 +152,10 @@ def test_a_dense_folder_becomes_a_mixture(
     assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
 
 
-def test_a_job_goes_on_from_the_adapter_of_another(plane: ControlPlane, folder: Path) -> None:
-    spec = example("train-on", 4)
+def test_a_job_goes_on_from_the_adapter_of_another(
+    plane: ControlPlane, folder: Path, data: dict[str, Any]
+) -> None:
+    spec = example("train-on", 4, data=data)
     spec["train"].pop("freeze")
     spec["model"] = {**spec["model"], "from": str(folder)}
     targets = ["*.attention.*", "*.experts.*"]

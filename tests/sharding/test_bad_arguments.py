@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.spec import SpecError
+from tests.grid import seeds
 from tests.parity.gloo_ranks import Pools
-from tests.sharding.grid import seeds
 from tests.sharding.on_ranks import cores
 from tests.sharding.refused import BATCH, Plain, refused
 

@@ -15,7 +15,7 @@ from moe.sharding.capture.capture import capture
 from moe.sharding.exchange.halo import Window, moved_positions
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
-from tests.sharding.grid import seeds
+from tests.grid import seeds
 from tests.sharding.partitioned import check_at_random
 
 SIZES = (1, 2, 3, 4, 5, 7, 9)

@@ -12,8 +12,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_no
 
 from moe import sharding
 from moe.sharding.parameters import is_cut
+from tests.grid import one_seed_each
 from tests.parity.gloo_ranks import Pools
-from tests.sharding.grid import one_seed_each
 from tests.sharding.odd import odd, random_hints
 from tests.sharding.on_ranks import cores
 

@@ -17,8 +17,8 @@ from torch.optim import optimizer as torch_optimizer
 from moe import sharding
 from moe.sharding.applied.optimizers import ELEMENTWISE, is_elementwise
 from moe.spec import SpecError
+from tests.grid import one_seed_each
 from tests.parity.gloo_ranks import Pools
-from tests.sharding.grid import one_seed_each
 from tests.sharding.odd import odd, random_hints
 from tests.sharding.on_ranks import cores
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.sharding.grid import seeds
+from tests.grid import seeds
 from tests.sharding.partitioned import check_at_random
 from tests.sharding.test_boundaries import check, exchanges
 
