@@ -44,7 +44,7 @@ if [[ $part != project ]]; then
     else
         pip_install "$torch"
     fi
-    pip_install --no-build-isolation --only-deps .  # torch is there
+    pip_install --no-build-isolation --only-deps '.[quantized]'  # torch is there
 fi
 if [[ $part != dependencies ]]; then
     pip_install --no-build-isolation --no-deps .

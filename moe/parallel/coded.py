@@ -3,7 +3,8 @@
 int8: each block of 64 values is divided by its largest magnitude over 127 and rounded (arXiv 2208.07339, eq. 1). nf4:
 each value over the largest magnitude of its block is the nearest of 16 quantiles of a normal distribution (QLoRA, arXiv
 2305.14314, section 3 and appendix E). Values are coded and decoded in float32, a bounded block at a time, so that they
-are the same whatever a rank has of them. There is no second quantisation of the scales.
+are the same whatever a rank has of them, and whether a kernel of bitsandbytes does it or plain torch. There is no
+second quantisation of the scales.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from moe.parallel.accelerator import accelerator
+from moe.parallel.block_kernels import decoded_by_kernel
 from moe.spec.form import BLOCK, block_dim, num_codes, num_scales
 from moe.spec.parameter import Form, Parameter
 
@@ -106,12 +108,14 @@ class Coded:
         if scales is None:
             return codes.to(dtype)
         found = torch.empty(self.shape, dtype=dtype, device=codes.device)
-        pairs = _pairs(codes.device) if coding.form == "nf4" else None
         for within in blocks(_whole(self.shape), coding.dim, codes.device.type):
             some = cut(codes, coding.codes_of(within, of_scales=False))
-            values = some.to(torch.float32) if pairs is None else _unpacked(some, pairs, coding.dim, within)
             scale = cut(scales.detach(), coding.codes_of(within, of_scales=True))
-            cut(found, within).copy_(values.mul_(_each(scale, coding.dim, values.shape[coding.dim])))
+            values = decoded_by_kernel(some, scale, coding.form, coding.dim, dtype)
+            if values is None:
+                first, end = within[coding.dim]
+                values = decoded_plainly(some, scale, coding, end - first)
+            cut(found, within).copy_(values)
         return found
 
 
@@ -131,8 +135,19 @@ def coded(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor | None]:
     if length % 2:
         last = halves.narrow(dim, 0, 1)
         halves = torch.cat((halves, torch.full_like(last, _ZERO)), dim)
-    low, high = halves.unflatten(dim, (-1, 2)).unbind(dim + 1)
-    return low | (high << 4), scales
+    first, second = halves.unflatten(dim, (-1, 2)).unbind(dim + 1)
+    return (first << 4) | second, scales
+
+
+def decoded_plainly(codes: Tensor, scales: Tensor, coding: Coding, length: int) -> Tensor:
+    """float32: so many values along the blocks' dimension, from the first block on."""
+    if coding.form == "nf4":
+        pairs = _pairs(codes.device).index_select(0, codes.reshape(-1).to(torch.int32))
+        values = pairs.view(*codes.shape, 2).movedim(-1, coding.dim + 1).flatten(coding.dim, coding.dim + 1)
+        values = values.narrow(coding.dim, 0, length)
+    else:
+        values = codes.to(torch.float32)
+    return values.mul_(_each(scales, coding.dim, length))
 
 
 def blocks(
@@ -186,13 +201,6 @@ def put(block: Tensor, within: Slices, into: Tensor, origin: Sequence[int]) -> N
         cut(into, there).copy_(cut(block, here))
 
 
-def _unpacked(codes: Tensor, pairs: Tensor, dim: int, within: Slices) -> Tensor:
-    """float32: values of nf4 before their scales."""
-    first, end = within[dim]
-    found = pairs.index_select(0, codes.reshape(-1).to(torch.int32)).view(*codes.shape, 2)
-    return found.movedim(-1, dim + 1).flatten(dim, dim + 1).narrow(dim, 0, end - first)
-
-
 def _each(scales: Tensor, dim: int, length: int) -> Tensor:
     """The scale of each of so many values along `dim`."""
     return scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, length)
@@ -205,6 +213,6 @@ def _middles(device: torch.device) -> Tensor:
 
 
 def _pairs(device: torch.device) -> Tensor:
-    """`[256, 2]`: both values of each byte, that of its lower half first."""
+    """`[256, 2]`: both values of each byte, that of its upper half first."""
     values, codes = torch.tensor(NF4, dtype=torch.float32), torch.arange(256)
-    return accelerator(device).take(torch.stack((values[codes & 15], values[codes >> 4]), dim=1))
+    return accelerator(device).take(torch.stack((values[codes >> 4], values[codes & 15]), dim=1))

@@ -101,6 +101,8 @@ def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # It kills workers when the machine's memory runs low, whoever takes it: here, mostly others.
         "RAY_memory_monitor_refresh_ms": "0",
+        # On a busy machine its store of names takes longer than Ray's half a minute; whoever starts it ends it in time.
+        "RAY_gcs_server_port_wait_time_s": "300",
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",  # workers share cores: one that waits must not spin
         "PYTHONUNBUFFERED": "1",

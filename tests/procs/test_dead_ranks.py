@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from moe.parallel import CollectiveError
+from tests.grid import every
 from tests.parity.combinations import model_of
 from tests.parity.gloo_ranks import many_with_torch
 from tests.parity.trajectory import Degrees, Shape, rank_batch
@@ -101,13 +102,13 @@ WAITED_FOR = [CASES[number] for number in (1, 2, 3, 7)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("blow", "degrees", "struck", "where", "said"),
-    [(signal.SIGKILL, *case) for case in CASES] + [(signal.SIGSTOP, *case) for case in WAITED_FOR],
-    ids=str,
+    "case",
+    every([(signal.SIGKILL, *case) for case in CASES] + [(signal.SIGSTOP, *case) for case in WAITED_FOR], 2),
 )
 def test_the_others_end_and_name_the_collective_the_layer_and_the_rank(
-    tmp_path: Path, blow: signal.Signals, degrees: Degrees, struck: int, where: str, said: tuple[str, ...]
+    tmp_path: Path, case: tuple[signal.Signals, Degrees, int, str, tuple[str, ...]]
 ) -> None:
+    blow, degrees, struck, where, said = case
     context = many_with_torch()
     ours, theirs = context.Pipe()
     given = (degrees, f"{tmp_path}/rendezvous", struck, int(blow), where, theirs)

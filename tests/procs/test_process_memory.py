@@ -9,6 +9,7 @@ from moe.plan import Cluster, Plan, Search
 from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.spec import JobSpec
+from tests.grid import every
 from tests.parity.gloo_ranks import many_with_torch
 from tests.processes import DEADLINE_S
 from tests.procs import memory_growth
@@ -69,16 +70,20 @@ def measured(spec: JobSpec, plan: Plan, folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "layout", "recompute"),
-    [
-        *((name, "one process", "none") for name in TRANSLATION),
-        *((name, "one process", "full") for name in TRANSLATION[:3]),
-        *((next(iter(MODELS)), layout, "none") for layout in list(LAYOUTS)[1:]),
-        (next(iter(MODELS)), "experts on two", "full"),
-    ],
+    "case",
+    every(
+        [
+            *((name, "one process", "none") for name in TRANSLATION),
+            *((name, "one process", "full") for name in TRANSLATION[:3]),
+            *((next(iter(MODELS)), layout, "none") for layout in list(LAYOUTS)[1:]),
+            (next(iter(MODELS)), "experts on two", "full"),
+        ],
+        3,
+    ),
 )
-def test_processes_grow_as_predicted(name: str, layout: str, recompute: Any, tmp_path: Path) -> None:
+def test_processes_grow_as_predicted(case: tuple[str, str, Any], tmp_path: Path) -> None:
     """Within 15%."""
+    name, layout, recompute = case
     degrees = LAYOUTS[layout]
     spec = job(MODELS[name], degrees.num_workers, "float32")
     cluster = Cluster(num_nodes=1, devices_per_node=degrees.num_workers, device="cpu", memory_bytes=1 << 40)

@@ -13,7 +13,9 @@ ALIKE: dict[str, Any] = {"rel": 1e-10, "abs": 1e-10}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "workers"), [("adamw", 2), ("adafactor", 1)])
+@pytest.mark.parametrize(
+    ("optimizer", "workers"), [pytest.param("adamw", 2, marks=pytest.mark.grid), ("adafactor", 1)]
+)
 def test_a_run_on_the_device_is_the_run_on_the_cpu(
     ranks: Pools, tmp_path: Path, workers: int, optimizer: str
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grid import every
 from tests.parity.combinations import (
     LAYOUTS,
     OPTIONS,
@@ -42,10 +43,11 @@ def test_every_family_option_and_router_is_met() -> None:
     assert {router for _, _, router in CASES} == ROUTERS.keys()
 
 
-@pytest.mark.parametrize(("degrees", "option", "router"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize("case", every(CASES, 2))
 def test_steps_on_the_device_are_those_of_one_process_on_the_cpu(
-    ranks: Pools, degrees: Degrees, option: str, router: str
+    ranks: Pools, case: tuple[Degrees, str, str]
 ) -> None:
+    degrees, option, router = case
     layout = with_option(degrees, option)
     assert layout is not None
     given, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)
@@ -65,11 +67,12 @@ RESUMED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("degrees", "option", "router"), RESUMED, ids=lambda value: str(value))
+@pytest.mark.parametrize("case", every(RESUMED, 3))
 def test_what_is_saved_on_the_device_goes_on_there_and_is_evaluated_as_on_the_cpu(
-    ranks: Pools, tmp_path: Path, degrees: Degrees, option: str, router: str
+    ranks: Pools, tmp_path: Path, case: tuple[Degrees, str, str]
 ) -> None:
     """The largest layout of each family, and every router once."""
+    degrees, option, router = case
     layout = with_option(degrees, option)
     assert layout is not None
     given, shape = (model_of(**ROUTERS[router]), train_with(option)), Shape(groups=4)

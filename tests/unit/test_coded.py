@@ -2,15 +2,19 @@
 
 from random import Random
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from moe.parallel import Coded, Coding
+from moe.parallel import Coded, Coding, block_kernels
 from moe.parallel import coded as coded_module
+from moe.parallel.block_kernels import decoded_by_kernel, runs_on
 from moe.parallel.coded import NF4, blocks, coded, cut, put
+from moe.parallel.coded import decoded_plainly as decoded_plainly_here
 from moe.spec.form import kept, kept_bytes
 from moe.spec.parameter import Dim, Form, Parameter
 from tests.unit import plain_codes
@@ -35,11 +39,27 @@ def test_the_code_book_is_the_published_one_of_quantiles() -> None:
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=2)
 
 
-@settings(deadline=None, max_examples=60)
-@given(others=shapes, length=st.integers(1, 150), form=st.sampled_from(FORMS), data=st.data())
+lengths = st.integers(1, 150) | st.sampled_from([64, 128, 192])
+"""Along blocks: of whole ones, which there are kernels for, and others."""
+
+
+def without_kernels(*_: object) -> None:
+    """As where bitsandbytes is not installed."""
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["by kernels", "plainly"])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(others=shapes, length=lengths, form=st.sampled_from(FORMS), data=st.data())
 def test_what_is_decoded_is_what_the_definition_says(
-    others: list[int], length: int, form: Form, data: st.DataObject
+    monkeypatch: pytest.MonkeyPatch,
+    is_plain: bool,
+    others: list[int],
+    length: int,
+    form: Form,
+    data: st.DataObject,
 ) -> None:
+    if is_plain:
+        monkeypatch.setattr(coded_module, "decoded_by_kernel", without_kernels)
     dim, seed = data.draw(st.integers(0, len(others))), data.draw(st.integers(0, 2**32))
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*others[:dim], length, *others[dim:], generator=generator, dtype=torch.float64)
@@ -52,7 +72,8 @@ def test_what_is_decoded_is_what_the_definition_says(
     decoded = found.decoded(torch.float32)
     assert torch.equal(decoded, decoded_plainly(values, form, dim))
     assert torch.equal(found.decoded(torch.float64), decoded.double())
-    assert torch.equal(found.decoded(torch.bfloat16), decoded.bfloat16())
+    for narrow in (torch.bfloat16, torch.float16):
+        assert torch.equal(found.decoded(narrow), decoded.to(narrow))
     again = Coded(*coded(decoded, coding), coding).decoded(torch.float32)
     assert (again - decoded).abs().max() <= 1e-6 * decoded.abs().max()
 
@@ -78,12 +99,49 @@ def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(
     part = torch.full_like(cut(whole, tuple(within)), 99)
     order = data.draw(st.permutations(range(3)))
     with pytest.MonkeyPatch.context() as patch:
+        # The same code on fewer values at a time, where one part of millions would take minutes.
         patch.setitem(coded_module._AT_ONCE, "cpu", data.draw(st.integers(1, 300)))
         for block in blocks(matrix, dim, "cpu", order):
             some = coded(cut(values, block), coding)[of_scales]
             assert some is not None
             put(some, coding.codes_of(block, of_scales=of_scales), part, origin)
     assert torch.equal(part, cut(whole, tuple(within)))
+
+
+@pytest.mark.parametrize("form", CODED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_there_are_kernels_for_whole_blocks(form: Form, dtype: torch.dtype) -> None:
+    """Along any dimension; what is no whole number of blocks is left to plain torch."""
+    assert runs_on(torch.device("cpu"))
+    generator = torch.Generator().manual_seed(1)
+    for dim in range(3):
+        for length in (128, 65, 40):
+            shape = [3, 5, 2]
+            shape[dim] = length
+            coding = Coding(form, dim, length)
+            codes, scales = coded(torch.randn(shape, generator=generator), coding)
+            assert scales is not None
+            found = decoded_by_kernel(codes, scales, form, dim, dtype)
+            assert (found is None) == (length != 128)
+            if found is not None:
+                assert torch.equal(found, decoded_plainly_here(codes, scales, coding, length).to(dtype))
+
+
+def test_a_library_that_does_not_come_out_right_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> Tensor:
+        raise RuntimeError("built for another device")
+
+    for operators in (
+        None,
+        SimpleNamespace(dequantize_blockwise=failing, dequantize_4bit=failing),
+        SimpleNamespace(),
+        SimpleNamespace(
+            dequantize_blockwise=lambda codes, *_: torch.zeros(codes.shape),
+            dequantize_4bit=lambda codes, *_: torch.zeros(2 * codes.numel()),
+        ),
+    ):
+        monkeypatch.setattr(block_kernels, "_operators", lambda operators=operators: operators)
+        assert not runs_on.__wrapped__(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("form", CODED)
