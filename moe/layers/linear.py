@@ -184,7 +184,8 @@ class _CodedProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         coding, is_transposed = ctx.settings
-        w = Coded(*ctx.saved_tensors, coding).decoded(gradient.dtype)
+        codes, scales = ctx.saved_tensors
+        w = Coded(codes, scales, coding).decoded(gradient.dtype)
         of_x = product(gradient.reshape(-1, gradient.shape[-1]), w if is_transposed else w.t())
         return of_x.view(*gradient.shape[:-1], -1), None, None
 
