@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -27,9 +28,22 @@ def scope_of(nodeid: str) -> str:
     return folder if folder in SHARING else file
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", metavar="K/N", help="of the chosen tests the K-th of N parts, by a hash of their names"
+    )
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The scopes that take longest come first. The two with Ray mostly wait: others compute meanwhile."""
+    if part := config.getoption("--part"):
+        at, parts = map(int, part.split("/"))
+        if not 1 <= at <= parts:
+            raise pytest.UsageError(f"--part (={part}) must be one of 1/{parts} to {parts}/{parts}")
+        others = [item for item in items if crc32(item.nodeid.encode()) % parts != at - 1]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     for item in items:
         if item.get_closest_marker("ray") and scope_of(item.nodeid) not in ("own heads", "tests/ray"):
             raise pytest.UsageError(

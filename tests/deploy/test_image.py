@@ -125,6 +125,7 @@ def test_install_step_makes_a_whole_installation(installed: Path, image: Image) 
     )  # what KubeRay and the compose file call
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
 def test_installed_control_plane_answers_its_probes(installed: Path, image: Image, tmp_path: Path) -> None:
     """As a container starts it: its command, its environment, and a Ray elsewhere that is not up yet."""

@@ -183,6 +183,7 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
         run(spec, tmp_path / "moved", tmp_path / "cache", attempt=2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 )  # PEFT's own use

@@ -113,6 +113,7 @@ def adapter_of(storage, folder):
     return load_file(folder / "adapter_model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.grid) for each in range(1, 6))])
 def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_path, seed):
     random, spec = Random(f"killed {seed}"), fine_tune(tmp_path)

@@ -103,6 +103,7 @@ def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, 
     assert "".join(job.generate(PROMPT, max_tokens=12)) == transformers_text(tmp_path / "exported", 12)
 
 
+@pytest.mark.slow
 def test_a_folder_is_trained_on_with_its_router_frozen(
     plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_folder_is_tuned_on_conversations(
         "adapter_config.json", "adapter_model.safetensors"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_dense_folder_becomes_a_mixture(
     plane: ControlPlane, folder: Path, data: dict[str, Any], tmp_path: Path, cache: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_dense_folder_becomes_a_mixture(
     assert "".join(job.generate(PROMPT, max_tokens=12)) == librarys_text(job, 12)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_the_adapter_of_another(
     plane: ControlPlane, folder: Path, data: dict[str, Any]
 ) -> None:

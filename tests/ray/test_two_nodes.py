@@ -33,6 +33,7 @@ def test_expert_groups_stay_within_a_node(gpu_nodes: LocalHead, plane: ControlPl
     assert job.wait(200).state == "succeeded", job.data
 
 
+@pytest.mark.slow
 def test_gpus_that_only_the_books_have_are_not_trained_without(
     gpu_nodes: LocalHead, plane: ControlPlane
 ) -> None:

@@ -262,6 +262,7 @@ def test_the_document_says_what_may_be_asked_and_what_comes(generating: Generati
     assert {"404", "409", "410", "422", "503"} <= set(operation["responses"])
 
 
+@pytest.mark.slow
 def test_bounds_in_time_and_an_idle_model_is_unloaded(tmp_path: Path, trained: Trained) -> None:
     generating = Generating(
         tmp_path, trained, generation_timeout_s=1.0, generation_idle_s=1.5, generation_max_tokens=200_000

@@ -44,6 +44,7 @@ def losses(plane: ControlPlane, job_id: str) -> dict[int, float]:
     return {point["step"]: point["loss"] for point in points}
 
 
+@pytest.mark.slow
 def test_a_module_is_trained_and_goes_on_after_its_driver_died(modules: ControlPlane) -> None:
     through = modules.post(**job())["id"]
     broken = modules.post(**job(labels={"trains": "yes", "die_at": "5"}))["id"]

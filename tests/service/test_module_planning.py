@@ -95,6 +95,7 @@ def test_one_that_takes_too_much_memory_is_told_so() -> None:
     assert "SHARDYARD_PLANNING_MEMORY_BYTES" in said
 
 
+@pytest.mark.slow
 def test_what_its_code_raises_is_told_with_the_line() -> None:
     assert "cannot be planned: KeyError: 'no such layer' (users_module.py:" in fault("raises")
     assert "ended the process that plans it (exit status 3): giving up" in fault("exits")

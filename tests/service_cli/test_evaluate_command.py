@@ -86,6 +86,7 @@ def test_a_job_beside_what_it_began_with(adapted: Path, tmp_path: Path) -> None:
     assert told["contexts_cut"] == num_cut > 0
 
 
+@pytest.mark.slow
 def test_an_exported_folder_on_the_example_in_words(adapted: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported"
     done = shardyard("export", adapted / "storage", exported)
@@ -136,6 +137,7 @@ def test_what_it_refuses_and_where_it_fails(adapted: Path, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_base_that_is_gone(tmp_path: Path) -> None:
     """A job that trained all weights does without it."""
     _, storage = trained_job(tmp_path)

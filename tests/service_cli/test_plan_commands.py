@@ -54,6 +54,7 @@ def test_a_file_that_is_not_there_is_asked_of_no_control_plane(name: str) -> Non
 DEEPSEEK = EXAMPLE.parent / "deepseek-v3-1024-h100.yaml"
 
 
+@pytest.mark.slow
 def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     done = shardyard("plan", DEEPSEEK, url="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr

@@ -97,6 +97,7 @@ def test_a_mesh_without_room_is_told_the_smallest_longer_one_that_has() -> None:
     sharding.plan(layers(), batch, cores(4, ROOM), mesh={"a": 4, "b": 1}, loss=mean_square)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(1, 12))
 def test_no_smaller_cluster_has_room_than_the_one_that_is_named(seed: int) -> None:
     draw = random.Random(seed)
@@ -168,6 +169,7 @@ def test_beyond_the_next_eight_a_cluster_is_named_below_which_there_is_no_room()
     assert "has no room" in refused(module, batch, cluster=kind.of(less), mesh=None, **given)
 
 
+@pytest.mark.slow
 def test_a_batch_that_takes_all_memory_is_told() -> None:
     message = refused(layers(), (torch.empty(2048, 256),), cluster=cores(4, ROOM), loss=mean_square)
     assert (

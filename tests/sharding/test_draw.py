@@ -55,6 +55,7 @@ def test_a_parameter_has_a_square_for_each_axis_with_the_dimension_that_it_cuts(
     assert squares["wi [256/model, 64]"] == ["0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_byte_is_in_an_arrow_and_arrows_are_as_thick_as_bytes(plan: str) -> None:
     made, root = PLANS[plan](), picture(plan)

@@ -133,6 +133,7 @@ class Sampled(nn.Module):
         return F.grid_sample(self.images * 2, grid, align_corners=True).sin()
 
 
+@pytest.mark.slow
 def test_operators_without_a_rule_run_by_dtensors() -> None:
     module, sample = Sampled(), (torch.rand(4, 3, 3, 2, dtype=torch.float64) * 2 - 1,)
     nodes = [each for each in capture(module, sample).graph.graph.nodes if is_operator(each)]

@@ -216,6 +216,7 @@ def test_the_plain_module_is_captured_without_weights():
     assert len(captured.gradients) == len(list(translation_loss().parameters()))
 
 
+@pytest.mark.slow
 def test_a_model_of_a_trillion_weights_is_captured():
     module = TranslationLoss.of(TranslationModelSpec.model_validate({"preset": "gshard-2048e-60l"}))
     rows = torch.empty((4096, 512), dtype=torch.int64, device="meta")

@@ -141,6 +141,7 @@ def test_what_is_inside_blocks_is_not_kept(model: str) -> None:
     assert "recompute" in again.explain()
 
 
+@pytest.mark.slow
 def test_it_is_chosen_where_nothing_else_has_room() -> None:
     """One sample, which no micro-batches can divide."""
     large = deep()[0], (torch.zeros(1, 20_000, 8).double(), torch.zeros(1, 20_000, 3).double())
@@ -165,6 +166,7 @@ def test_a_module_without_blocks_is_told_so() -> None:
         sharding.plan(module, (torch.zeros(4, 4),), cores(2), loss=torch.sum, recompute=True)
 
 
+@pytest.mark.slow
 def test_experts_are_kept_within_the_backward_pass() -> None:
     """The operator that is computed again is the one whose gradients are taken: it runs once there, not twice."""
     module, sample = translation()

@@ -244,6 +244,7 @@ def _save_for_ever(folder: str, pipe: Any) -> None:
             pipe.send("saved")
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Path):
     context = many_with_torch()
     for attempt in range(4):

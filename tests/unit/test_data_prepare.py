@@ -279,6 +279,7 @@ def test_the_catalogs_corpus_is_what_was_measured(catalogs):
     assert Sampler(prepared.train, spec).expected_fill() >= 0.9
 
 
+@pytest.mark.slow
 def test_the_catalogs_unseen_messages_are_trained_on_in_no_language(catalogs):
     _, prepared = catalogs
     unseen = {
