@@ -21,7 +21,7 @@ help:
 	@echo 'make demo      train the demo translation model here, from POST to translations'
 	@echo 'make check     formatting, lint, types and import directions'
 	@echo 'make test      the tests (make test-slow: those that take longest, which are left out of it;'
-	@echo '               PART=1/3 runs a third of those; make test-gpu: those that need a GPU, and the layer measured on it)'
+	@echo '               PART=1/4 runs a quarter of those; make test-gpu: those that need a GPU, and the layer measured on it)'
 	@echo 'make parity    every router under every layout against one process, in both models; writes docs/parity.md'
 	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
@@ -54,7 +54,7 @@ test: setup
 	$(TESTS)
 
 # One in twenty of the tests, and half of the time: everybody waits for the others, and for these the machine that all
-# changes pass. PART=1/3 runs a third of them.
+# changes pass. PART=1/4 runs a quarter of them.
 test-slow: setup
 	$(TESTS) -m 'slow and not grid' $(if $(PART),--part $(PART))
 
