@@ -41,9 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         at, parts = map(int, part.split("/"))
         if not 1 <= at <= parts:
             raise pytest.UsageError(f"--part (={part}) must be one of 1/{parts} to {parts}/{parts}")
-        others = [item for item in items if crc32(item.nodeid.encode()) % parts != at - 1]
+        chosen, others = [], []
+        for item in items:
+            (chosen if crc32(item.nodeid.encode()) % parts == at - 1 else others).append(item)
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        items[:] = chosen
     for item in items:
         if item.get_closest_marker("ray") and scope_of(item.nodeid) not in ("own heads", "tests/ray"):
             raise pytest.UsageError(

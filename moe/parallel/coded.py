@@ -111,9 +111,9 @@ class Coded:
         for within in blocks(_whole(self.shape), coding.dim, codes.device.type):
             some = cut(codes, coding.codes_of(within, of_scales=False))
             scale = cut(scales.detach(), coding.codes_of(within, of_scales=True))
-            values = decoded_by_kernel(some, scale, coding.form, coding.dim, dtype)
+            first, end = within[coding.dim]
+            values = decoded_by_kernel(some, scale, coding.form, coding.dim, end - first, dtype)
             if values is None:
-                first, end = within[coding.dim]
                 values = decoded_plainly(some, scale, coding, end - first)
             cut(found, within).copy_(values)
         return found
