@@ -1,6 +1,7 @@
 """One `ray start` on this machine: its command, its environment, and what it leaves running."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,12 +16,32 @@ OBJECT_STORE_BYTES = 200_000_000
 FOLDER_VARIABLE = "LOCAL_HEAD_FOLDER"
 """In the environment of all that is started for a head: its folder, by which they are found."""
 RAY = """
+import time
+import psutil
 from ray._private import services
-services.resolve_ip_for_localhost = str
 from ray.scripts.scripts import main
+
+def raylet_lives():
+    children = psutil.Process().children()
+    return any(each.name() == "raylet" and each.status() != psutil.STATUS_ZOMBIE for each in children)
+
+def get_node(*named, found=services.get_node):
+    while True:
+        try:
+            return found(*named)
+        except RuntimeError:
+            if not raylet_lives():
+                raise ChildProcessError("its raylet is gone") from None
+        time.sleep(0.1)
+
+services.get_node = get_node
+services.resolve_ip_for_localhost = str
 main()
 """
-"""The command `ray`, which takes 127.0.0.1 for what it says."""
+"""The command `ray`, which takes 127.0.0.1 for what it says, and waits for a raylet for as long as that lives. Ray
+waits half a minute, less than one takes on a busy machine."""
+AGENTS_ARE_LATE = "Timed out waiting for file"
+"""Said by a raylet that gives up its agents, two Python processes: it waits 15 s for each, and no setting says more."""
 
 
 class LocalHeadError(RuntimeError):
@@ -50,10 +71,10 @@ def ray_start(
 ) -> Node:
     """Runs `ray start` in a session of its own, with a `folder` below the head's, and returns what it left there.
 
+    Where the machine is so busy that Ray's agents are late, it is run again.
+
     Raises LocalHeadError when it fails, takes too long, or a signal comes; no process of it is left then.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    output_path = folder / "ray-start.out"
     command = [
         sys.executable, "-c", RAY, "start", *arguments, f"--temp-dir={folder}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
@@ -64,23 +85,29 @@ def ray_start(
         "--include-log-monitor=false",  # it copies worker output to drivers; ours goes to the job's storage
         "--log-style=record", "--log-color=false",
     ]  # fmt: skip
-    with output_path.open("wb") as output:
-        starter = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            env={**ray_environment(token_path, folder.parent), **environment}, cwd=folder, start_new_session=True,
-        )  # fmt: skip
-    session = starter.pid
+    given = {**ray_environment(token_path, folder.parent), **environment}
     deadline = time.monotonic() + timeout_s
-    while starter.poll() is None and not signals and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if starter.returncode == 0:
-        # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
-        return Node(session, tuple(session_roots(session)))
-    end_session(session)
-    why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
-    starter.wait()
-    said = output_path.read_text(errors="replace").strip().splitlines()[-15:]
-    raise LocalHeadError("\n".join([f"ray start failed ({why}):", *said]))
+    while True:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (folder / "ray-start.out").open("wb") as output:
+            starter = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=given, cwd=folder,
+                start_new_session=True,
+            )  # fmt: skip
+        session = starter.pid
+        while starter.poll() is None and not signals and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if starter.returncode == 0:
+            # The agents and idle workers below the raylet come and go; what `ray start` itself left does not.
+            return Node(session, tuple(session_roots(session)))
+        why = starter.returncode or ("a signal" if signals else f"no end after {timeout_s:.0f} s")
+        end_session(session)
+        starter.wait()
+        given_up = _given_up(folder)
+        if signals or AGENTS_ARE_LATE not in given_up or time.monotonic() >= deadline:
+            said = [*_lines(folder / "ray-start.out")[-15:], *filter(None, [given_up])]
+            raise LocalHeadError("\n".join([f"ray start failed ({why}):", *said]))
+        shutil.rmtree(folder)
 
 
 def end_session(session: int) -> None:
@@ -118,3 +145,13 @@ def free_ports(count: int) -> list[int]:
     for holder in holders:
         holder.close()
     return ports
+
+
+def _given_up(folder: Path) -> str:
+    """The line with which the raylet of a folder gave up; "" where none did."""
+    said = (line for log in folder.glob("session_*/logs/raylet.out") for line in _lines(log))
+    return next((line for line in said if " C " in line.partition("]")[0]), "")
+
+
+def _lines(log: Path) -> list[str]:
+    return log.read_text(errors="replace").strip().splitlines()

@@ -13,7 +13,7 @@ import pytest
 
 from service.head.local_head import LocalHead
 from tests.listening import listening_addresses
-from tests.processes import CTRL_C_IN_THE_MIDST, DEADLINE_S, heed_ctrl_c, with_environment
+from tests.processes import CTRL_C_IN_THE_MIDST, DEADLINE_S, await_that, heed_ctrl_c, with_environment
 
 START = "import sys; from service.head.local_head import LocalHead; LocalHead.start(sys.argv[1], num_cpus=1)"
 
@@ -71,6 +71,23 @@ def test_stopping_it_ends_the_nodes_that_were_added_to_it(tmp_path: Path) -> Non
     assert LocalHead.find(tmp_path) is None
 
 
+@pytest.mark.slow
+def test_a_head_whose_agent_is_late_comes_up_all_the_same(tmp_path: Path) -> None:
+    """As on a busy machine: the first that is there to be stopped is."""
+    command = [sys.executable, "-c", START, str(tmp_path)]
+    with subprocess.Popen(command) as starter:
+        await_that(lambda: any(map(_is_agent, psutil.Process(starter.pid).children(recursive=True))))
+        agent = next(filter(_is_agent, psutil.Process(starter.pid).children(recursive=True)))
+        agent.suspend()
+        assert starter.wait(DEADLINE_S) == 0
+    head = LocalHead.find(tmp_path)
+    assert head is not None
+    assert not _lives(agent)
+    assert "Timed out" not in "".join(head.last_words("raylet"))
+    head.stop()
+    assert with_environment("RAY_AUTH_TOKEN_PATH", str(head.token_path)) == []
+
+
 def test_a_signal_while_the_process_is_being_started_leaves_nothing(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as temporary:  # of its own, and of a short name
         ended = subprocess.run(
@@ -82,6 +99,13 @@ def test_a_signal_while_the_process_is_being_started_leaves_nothing(tmp_path: Pa
     assert ended.stderr.endswith("KeyboardInterrupt\n"), ended.stderr
     assert with_environment("RAY_AUTH_TOKEN_PATH", str(tmp_path / "ray" / "token")) == []
     assert LocalHead.find(tmp_path) is None
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        return any(word.endswith("/dashboard/agent.py") for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _lives(process: psutil.Process) -> bool:
