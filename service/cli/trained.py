@@ -42,21 +42,32 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
 
 
 def _refuse_another_tools(path: str) -> None:
-    """Refuse a path of this machine with nothing at it, or with a model in the Hugging Face format. Raises Misuse."""
+    """Refuse a path of this machine with nothing at it, or with a model or an adapter that other tools load. Raises
+    Misuse."""
     folder = Folder(path)
     if not folder.is_local:
         return
     local = Path(folder.path_of(""))
     if not local.exists():
         raise Misuse(f"{path} does not exist; give a job's id, or the folder of a job or of its checkpoint")
-    config: object = None
-    with suppress(OSError, ValueError, RecursionError):
-        config = json.loads((local / "config.json").read_bytes())
-    if isinstance(config, dict) and "model_type" in config:
+    if "model_type" in _fields(local / "config.json"):
         raise Misuse(
             f"{path} holds a model in the Hugging Face format: transformers and vLLM load it, and a job with "
             f"'model: {{from: {path}}}' trains it on; give the job that made it"
         )
+    if "peft_type" in _fields(local / "adapter_config.json"):
+        raise Misuse(
+            f"{path} holds an adapter in PEFT's format: PEFT loads it beside its base, and a job with "
+            f"'adapter: {{from: {path}}}' trains it on; give the job that made it"
+        )
+
+
+def _fields(config: Path) -> dict[str, object]:
+    """Fields of a JSON file; none where it has none or cannot be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        if isinstance(told := json.loads(config.read_bytes()), dict):
+            return told
+    return {}
 
 
 def loaded(checkpoint: str) -> "Trained":

@@ -283,6 +283,16 @@ def test_another_tools_model_is_refused_in_words(tmp_path: Path) -> None:
     assert (done.returncode, f"{tmp_path / 'none'} does not exist" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("command", [("generate", "x = "), ("translate", "x"), ("export", "new")])
+def test_an_adapters_folder_is_refused_in_words(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    done = shardyard(command[0], tmp_path, *command[1:])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{tmp_path} holds an adapter in PEFT's format" in done.stderr
+    assert f"'adapter: {{from: {tmp_path}}}' trains it on" in done.stderr
+
+
 def test_version_is_that_of_the_installation() -> None:
     done = shardyard("--version")
     assert (done.returncode, done.stdout) == (0, f"shardyard {version('shardyard')}\n")
