@@ -40,7 +40,7 @@ class Encoded:
     """Of each, its first character and the one behind its last; of a part of a character, that one."""
 
 
-class Form(Enum):
+class TextForm(Enum):
     """Kind of a tokenizer's texts, and the pattern whose matches no learned token goes beyond."""
 
     SENTENCES = _WORDS
@@ -56,7 +56,7 @@ class Tokenizer:
     def __init__(
         self,
         bpe: tokenizers.Tokenizer,
-        form: Form = Form.SENTENCES,
+        form: TextForm = TextForm.SENTENCES,
         *,
         bos_id: int = BOS,
         eos_id: int = EOS,
@@ -67,7 +67,7 @@ class Tokenizer:
         self._special_ids = frozenset(special_ids)
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, form: Form = Form.SENTENCES) -> "Tokenizer":
+    def train(cls, texts: Iterable[str], vocab_size: int, form: TextForm = TextForm.SENTENCES) -> "Tokenizer":
         """A tokenizer of at most `vocab_size` entries; the same for the same texts, with any threads."""
         bpe = tokenizers.Tokenizer(models.BPE())
         words = pre_tokenizers.Split(Regex(form.value), "isolated")
@@ -88,7 +88,7 @@ class Tokenizer:
         return cls.from_json(json.dumps(plain), form)
 
     @classmethod
-    def from_json(cls, text: str, form: Form = Form.SENTENCES) -> "Tokenizer":
+    def from_json(cls, text: str, form: TextForm = TextForm.SENTENCES) -> "Tokenizer":
         """The tokenizer that `to_json` wrote. Raises ValueError for what it did not."""
         return cls(_read(text), form)
 
@@ -108,7 +108,7 @@ class Tokenizer:
         special_ids = {id for id, token in bpe.get_added_tokens_decoder().items() if token.special}
         bos_id = eos_id if bos_id is None else bos_id
         return cls(
-            bpe, Form.DOCUMENTS, bos_id=bos_id, eos_id=eos_id, special_ids=special_ids | {bos_id, eos_id}
+            bpe, TextForm.DOCUMENTS, bos_id=bos_id, eos_id=eos_id, special_ids=special_ids | {bos_id, eos_id}
         )
 
     def to_json(self) -> str:
@@ -153,7 +153,7 @@ class Tokenizer:
         return [Encoded(each.ids, each.offsets) for each in found]
 
     def _readable(self, text: str) -> str:
-        text = normalise(text) if self._form is Form.SENTENCES else text
+        text = normalise(text) if self._form is TextForm.SENTENCES else text
         # A lone half of a surrogate pair is no character, and UTF-8 has no bytes for it.
         return text if text.isascii() else text.encode("utf-8", "replace").decode()
 

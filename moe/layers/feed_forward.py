@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation, build_activation
 from moe.layers.adapter_dropout import Draws, Dropped
-from moe.layers.linear import Linear, add_product, product
-from moe.parallel import Coded, Layout, TokenShares, matrix_of, narrowed
+from moe.layers.linear import Linear, add_product, factor, product
+from moe.parallel import Coded, Layout, TokenShares, narrowed
 
 
 class FeedForward(nn.Module):
@@ -49,8 +49,7 @@ class FeedForward(nn.Module):
             None if each is None else narrowed(each, x.dtype)
             for each in (out.weight_lora_a, out.weight_lora_b)
         )
-        matrix = matrix_of(out, "weight")
-        w = matrix if isinstance(matrix, Coded) else narrowed(matrix, x.dtype)
+        w = factor(out, "weight", x.dtype)
         adapter = out.lora_scale, out.dropped(draws)
         return _ActivatedLinear.apply(self.w_in(x, draws), gate, w, a, b, adapter, self.activation)
 

@@ -63,6 +63,12 @@ class Linear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
+def factor(module: nn.Module, name: str, dtype: torch.dtype) -> Tensor | Coded:
+    """A module's own matrix of this name as `product` takes it: in `dtype`, or as it is kept where that is as codes."""
+    matrix = matrix_of(module, name)
+    return matrix if isinstance(matrix, Coded) else narrowed(matrix, dtype)
+
+
 def linear(x: Tensor, weight: Tensor | Coded) -> Tensor:
     """`[..., out]`: x · weightᵀ, in the dtype of `x` `[..., in]`. A wider `weight` `[out, in]` is narrowed."""
     if isinstance(weight, Coded):

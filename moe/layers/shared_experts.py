@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation
 from moe.layers.adapter_dropout import AdapterDropout, Draws
-from moe.layers.linear import adapted, product
-from moe.parallel import Coded, Layout, matrix_of, narrowed
+from moe.layers.linear import adapted, factor, product
+from moe.parallel import Layout, narrowed
 
 
 class SharedExperts(nn.Module):
@@ -57,7 +57,6 @@ class SharedExperts(nn.Module):
         return y if self.gate is None else y * product(x, narrowed(self.gate, x.dtype)).sigmoid()
 
     def _product(self, x: Tensor, name: str, draws: Draws | None) -> Tensor:
-        matrix, a, b = matrix_of(self, name), getattr(self, f"{name}_lora_a"), getattr(self, f"{name}_lora_b")
-        w = matrix if isinstance(matrix, Coded) else narrowed(matrix, x.dtype)
+        a, b = getattr(self, f"{name}_lora_a"), getattr(self, f"{name}_lora_b")
         dropped = self.dropout[name].by(draws) if name in self.dropout else None
-        return adapted(product(x, w), x, a, b, self.lora_scale, dropped)
+        return adapted(product(x, factor(self, name, x.dtype)), x, a, b, self.lora_scale, dropped)

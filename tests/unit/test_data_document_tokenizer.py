@@ -17,11 +17,11 @@ from moe.data.sequences.corpus import Document
 from moe.data.sequences.encoding import encoded
 from moe.data.sequences.learned_tokenizer import sample
 from moe.data.sequences.model_tokenizer import require_usable
-from moe.data.tokenizer import UNK, Form, Tokenizer
+from moe.data.tokenizer import UNK, TextForm, Tokenizer
 from moe.spec import PackagesSpec, SpecError
 from tests.unit.documents import texts
 
-OURS = Tokenizer.train(texts(50), 400, Form.DOCUMENTS)
+OURS = Tokenizer.train(texts(50), 400, TextForm.DOCUMENTS)
 CODE = st.text(alphabet=st.sampled_from(list("ab(): \t\n\r=#é中\u0301\u200d😀1")), max_size=60)
 
 
@@ -35,7 +35,7 @@ def test_every_text_comes_back_as_it_was(text):
 @pytest.mark.parametrize("indentation", ["        ", "            ", "\t\t"])
 def test_indentation_is_one_token_with_the_line_s_end(indentation):
     code = f"if x:\n{indentation}return x\n" * 100
-    tokenizer = Tokenizer.train([code], 400, Form.DOCUMENTS)
+    tokenizer = Tokenizer.train([code], 400, TextForm.DOCUMENTS)
     assert len(tokenizer.encode(code)) <= 6 * 100
 
 
@@ -159,8 +159,8 @@ def test_learning_is_the_same_with_any_threads():
     program = """
 import sys
 from tests.unit.documents import texts
-from moe.data.tokenizer import Form, Tokenizer
-sys.stdout.write(Tokenizer.train(texts(50), 400, Form.DOCUMENTS).to_json())
+from moe.data.tokenizer import TextForm, Tokenizer
+sys.stdout.write(Tokenizer.train(texts(50), 400, TextForm.DOCUMENTS).to_json())
 """
     for threads in ("1", "4"):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}

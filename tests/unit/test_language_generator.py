@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moe.data.sequences import ENDS, load_tokenizer
-from moe.data.tokenizer import Form, Tokenizer
+from moe.data.tokenizer import TextForm, Tokenizer
 from moe.records import Ending
 from moe.spec import LanguageModelSpec, SpecError, model_spec
 from moe.spec.generation import GenerationSpec
@@ -31,7 +31,7 @@ GREEDY = GenerationSpec(max_tokens=16)
 @cache
 def tokenizer() -> Tokenizer:
     source = Path(__file__).read_text()
-    return Tokenizer.train([source, "über alle Brücken, 天天 天"] * 2, 400, Form.DOCUMENTS)
+    return Tokenizer.train([source, "über alle Brücken, 天天 天"] * 2, 400, TextForm.DOCUMENTS)
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from moe.data.sequences.corpus import Document
-from moe.data.tokenizer import Form, Tokenizer
+from moe.data.tokenizer import TextForm, Tokenizer
 
 SAMPLE_CHARS = 10_000_000
 """Text that merges are learned from: all of the 32 MB of `packages` instead takes four times as long, and makes tokens
@@ -16,7 +16,7 @@ MAX_DOCUMENT_CHARS = 200_000
 
 def learned(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
     """A tokenizer of at most `vocab_size` entries; the same for the same documents in any order."""
-    return Tokenizer.train(sample(documents), vocab_size, Form.DOCUMENTS)
+    return Tokenizer.train(sample(documents), vocab_size, TextForm.DOCUMENTS)
 
 
 def sample(documents: Iterable[Document], max_chars: int = SAMPLE_CHARS) -> list[str]:

@@ -95,13 +95,13 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
 def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":
     """The tokenizer of documents from the files that `PreparedSequences.tokenizer_files` gives, which `read` gives by
     name. Raises FileNotFoundError, and ValueError for what cannot be read."""
-    from moe.data.tokenizer import Form, Tokenizer
+    from moe.data.tokenizer import TextForm, Tokenizer
 
     text = read(TOKENIZER).decode("utf-8")
     try:
         ids = json.loads(read(IDS))
     except FileNotFoundError:
-        return Tokenizer.from_json(text, Form.DOCUMENTS)
+        return Tokenizer.from_json(text, TextForm.DOCUMENTS)
     return Tokenizer.of_model(text, bos_id=ids["bos_id"], eos_id=ids["eos_id"])
 
 

@@ -189,22 +189,15 @@ class StoreWriter:
 
     def add(self, source: str, ids: NDArray[Any], text: bytes) -> None:
         """Append a document. Raises ValueError out of the order of sources."""
-        index = self._sources.index(source)
-        if any(self._lengths[index + 1 :]):
-            raise ValueError(f"a document of {source} comes after those of another source")
+        index = self._place_of(source)
         self._lengths[index].append(len(ids) + 1)
         for each in ([self._bos_id], ids, [self._eos_id]):
             self._ids.write(np.asarray(each, self._dtype).tobytes())
-        self._num_bytes += len(text)
-        if self._text is not None and self._text_starts is not None:
-            self._text.write(text)
-            self._text_starts.append(self._num_bytes)
+        self._add_text(text)
 
     def add_whole(self, source: str, together: Sequence[EncodedDocument]) -> None:
         """Append documents with spans that belong together. Raises ValueError out of the order of sources."""
-        index = self._sources.index(source)
-        if any(self._lengths[index + 1 :]):
-            raise ValueError(f"a document of {source} comes after those of another source")
+        index = self._place_of(source)
         assert self._learned is not None
         for each in together:
             assert each.learned is not None
@@ -214,7 +207,15 @@ class StoreWriter:
             )  # nothing predicts the first
             self._lengths[index].append(len(each.ids) - 1)
             self._num_learned[index].append(each.num_learned)
-        text = together[0].text
+        self._add_text(together[0].text)
+
+    def _place_of(self, source: str) -> int:
+        index = self._sources.index(source)
+        if any(self._lengths[index + 1 :]):
+            raise ValueError(f"a document of {source} comes after those of another source")
+        return index
+
+    def _add_text(self, text: bytes) -> None:
         self._num_bytes += len(text)
         if self._text is not None and self._text_starts is not None:
             self._text.write(text)
