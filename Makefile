@@ -53,8 +53,7 @@ TESTS := $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder
 test: setup
 	$(TESTS)
 
-# One in twenty of the tests, and half of the time: everybody waits for the others, and for these the machine that all
-# changes pass. PART=1/4 runs a quarter of them.
+# One in twenty of the tests, and half of the time. PART=1/4 runs a quarter of them, as each change is met by one.
 test-slow: setup
 	$(TESTS) -m 'slow and not grid' $(if $(PART),--part $(PART))
 

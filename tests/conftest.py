@@ -1,6 +1,7 @@
 """Before anything else is imported: one thread a process, as workers that share cores run."""
 
 import os
+import re
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -38,9 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The scopes that take longest come first. The two with Ray mostly wait: others compute meanwhile."""
     if part := config.getoption("--part"):
-        at, parts = map(int, part.split("/"))
+        match = re.fullmatch(r"(\d+)/(\d+)", part)
+        at, parts = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= at <= parts:
-            raise pytest.UsageError(f"--part (={part}) must be one of 1/{parts} to {parts}/{parts}")
+            raise pytest.UsageError(f"--part (={part}) must be K/N, with K from 1 to N")
         chosen, others = [], []
         for item in items:
             (chosen if crc32(item.nodeid.encode()) % parts == at - 1 else others).append(item)

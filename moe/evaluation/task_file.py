@@ -10,7 +10,7 @@ import yaml
 from moe.evaluation.documents import Documents, read_documents
 from moe.evaluation.task_spec import TaskSpec
 from moe.spec.errors import Problem, SpecError
-from moe.spec.files import MAX_SPEC_BYTES, read_plain
+from moe.spec.files import MAX_DEPTH, MAX_SPEC_BYTES, read_plain
 
 _MAX_TASKS = 1000
 
@@ -72,12 +72,17 @@ def _at(place: str, problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _refuse_tags(path: Path) -> None:
-    """Refuse tags of YAML, by which a file could name code; other faults are for whoever reads the data."""
+    """Refuse tags of YAML, by which a file could name code; other faults, and what is nested deeper than any spec, are
+    for whoever reads the data."""
     content = path.read_bytes()
     if path.suffix == ".json" or len(content) > MAX_SPEC_BYTES:
         return
+    depth = 0
     try:
         for event in yaml.parse(content, yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                return
             tag = getattr(event, "tag", None)
             if tag is not None:
                 mark: Any = event.start_mark

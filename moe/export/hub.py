@@ -119,6 +119,7 @@ def _tokenizer(stored: Folder) -> dict[str, bytes]:
 def _facts(spec: JobSpec, step: int) -> dict[str, str]:
     """For whoever gets the model: without where the data lies here."""
     data = spec.data.model_dump(mode="json", exclude_defaults=True)
-    for source in data.get("sources", ()):
-        source["paths"] = [path.rpartition("/")[2] for path in source["paths"]]
+    for each in (data, *data.get("sources", ())):
+        if "paths" in each:
+            each["paths"] = [path.rpartition("/")[2] for path in each["paths"]]
     return {"name": spec.name, "Steps": f"{step:,} of {spec.train.num_steps:,}", "Data": json.dumps(data)}

@@ -17,6 +17,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "layers_pattern": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False, "megatron_config": None,
     "trainable_token_indices": None, "layer_replication": None, "alora_invocation_tokens": None, "use_qalora": False,
     "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
+    "use_bdlora": None, "monteclora_config": None,
 }  # fmt: skip
 """Keys that may have these values alone, or nothing in their place: others change what the adapter computes."""
 _BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
@@ -87,7 +88,8 @@ def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iter
         elif config[key] != value:
             yield Problem(f"{where}:{key}", config[key], f"must be {value!r} here", AGAIN)
     for key, value in {**_DEFAULTS, "use_rslora": adapter.rank_stabilized}.items():
-        if (said := config.get(key, value)) != value and (said or value):
+        said = config.get(key)
+        if said is not None and said != value and (said or value):
             yield Problem(f"{where}:{key}", said, f"must be {value!r} here", AGAIN)
     if (begun := config.get("init_lora_weights")) not in _BEGINNINGS:
         yield Problem(f"{where}:init_lora_weights", begun, "changes the weights beneath it, which are not those here",

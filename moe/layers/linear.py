@@ -125,7 +125,7 @@ class _WideLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wide_TO, of_x, of_weight = gradient.reshape(-1, gradient.shape[-1]).float(), None, None
         if ctx.needs_input_grad[0]:
-            of_x = (wide_TO @ weight.float()).to(gradient.dtype).view(*gradient.shape[:-1], -1)
+            of_x = _in_rows_of(gradient, (wide_TO @ weight.float()).to(gradient.dtype))
         if ctx.needs_input_grad[1]:
             room = Room(ctx.parameter)
             room.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
@@ -160,6 +160,11 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
+def _in_rows_of(like: Tensor, flat: Tensor) -> Tensor:
+    """`[..., in]` of `flat` `[t, in]`, for `like` `[..., out]`: of none, too."""
+    return flat.view(*like.shape[:-1], flat.shape[-1])
+
+
 class _WideProduct(torch.autograd.Function):
     """The product of narrow numbers, multiplied and added up in float32. What is kept and what is given are narrow."""
 
@@ -192,8 +197,8 @@ class _CodedProduct(torch.autograd.Function):
         coding, is_transposed = ctx.settings
         codes, scales = ctx.saved_tensors
         w = Coded(codes, scales, coding).decoded(gradient.dtype)
-        of_x = product(gradient.reshape(-1, gradient.shape[-1]), w if is_transposed else w.t())
-        return of_x.view(*gradient.shape[:-1], -1), None, None
+        of_x = product(_flat(gradient), w if is_transposed else w.t())
+        return _in_rows_of(gradient, of_x), None, None
 
 
 def _widened(x: Tensor, w: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ from moe.spec.form import BLOCK
 from moe.spec.parameter import Form
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""That they decode into."""
+"""Dtypes of what the kernels give."""
 
 
 def decoded_by_kernel(
     codes: Tensor, scales: Tensor, form: Form, dim: int, length: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """So many values along `dim`; None where they are not whole blocks of 64, or no kernel has them."""
+    """The `length` values along `dim`; None where they are not whole blocks of 64, or no kernel has them."""
     if length % BLOCK or dtype not in _DTYPES or not runs_on(codes.device):
         return None
     return _decoded(codes, scales, form, dim, dtype)
@@ -30,21 +30,25 @@ def runs_on(device: torch.device) -> bool:
     """Whether a block of each form comes out right there: the library may lack the device, or be built for another."""
     if _operators() is None or device.type not in ("cpu", "cuda"):
         return False
-    take = accelerator(device).take
-    codes, scales = torch.full((BLOCK,), 0x7F, dtype=torch.uint8), torch.full((1,), 0.5)
     try:
-        whole = _decoded(take(codes.view(torch.int8)), take(scales), "int8", 0, torch.float32)
-        pairs = _decoded(take(codes[: BLOCK // 2]), take(scales), "nf4", 0, torch.float32)
+        return all(_comes_out_right(device, dtype) for dtype in _DTYPES)
     except (RuntimeError, AttributeError):  # there is none for the device, or its library does not load
         return False
-    return bool((whole == 63.5).all()) and pairs.view(-1, 2).unique(dim=0).tolist() == [[0.0, 0.5]]
+
+
+def _comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
+    take = accelerator(device).take
+    codes, scales = torch.full((BLOCK,), 0x7F, dtype=torch.uint8), torch.full((1,), 0.5)
+    whole = _decoded(take(codes.view(torch.int8)), take(scales), "int8", 0, dtype)
+    pairs = _decoded(take(codes[: BLOCK // 2]), take(scales), "nf4", 0, dtype).view(-1, 2).float()
+    return bool((whole == 63.5).all()) and pairs.unique(dim=0).tolist() == [[0.0, 0.5]]
 
 
 @cache
 def _operators() -> Any:
     try:
         import bitsandbytes  # noqa: F401  (registers them)
-    except ImportError:
+    except (ImportError, RuntimeError, OSError, AttributeError):  # it is not there, or does not load
         return None
     return torch.ops.bitsandbytes
 

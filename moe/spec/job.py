@@ -39,8 +39,9 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 class StartFromSpec(Spec):
     """A committed checkpoint of another job of the same owner, copied to the new job's storage when that is submitted.
 
-    Model, data (but for `sampling_exponent`), `train.dtype` and the optimizer's name must be that job's; steps,
-    batches, rates, schedule, seed, layout and workers may be others. `train.num_steps` counts from its first step.
+    Model, data (but for `sampling_exponent` and `date`), `train.dtype` and the optimizer's name must be that job's;
+    steps, batches, rates, schedule, seed, layout and workers may be others. `train.num_steps` counts from its first
+    step.
     """
 
     job: Text = Field(min_length=1, max_length=64)

@@ -35,7 +35,7 @@ class UpcycleSpec(Spec):
     """Every n-th layer becomes one of experts, the n-th of the model the first; the others stay dense."""
     form: MixtureFamily | None = None
     """Family of Hugging Face models that the mixture is one of; the first that can be it when left out."""
-    noise: NonNegative = 0.0
+    noise: NonNegative = Field(default=0.0, le=1)
     """Weights of experts are multiplied by Uniform(1 ± √3 · noise), each by its own: noise of this standard deviation,
     relative to their root mean square. Any above 0 gives up that the function is the same at first."""
 

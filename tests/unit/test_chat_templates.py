@@ -5,6 +5,7 @@ import pickle
 import random
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 from moe.data.conversations.conversation import Unreadable, Written
 from moe.data.conversations.records import conversation_of, pair_of
-from moe.data.conversations.template import ChatTemplate
+from moe.data.conversations.template import TIMEOUT_S, ChatTemplate
 from moe.data.limited import Ended, answer_of
 from moe.data.sequences.corpus import Document
 from moe.data.sequences.encoding import encoded
@@ -144,6 +145,23 @@ def test_a_template_may_end_the_process_that_reads_it(monkeypatch: pytest.Monkey
     assert found.rule == "takes longer than 3 s, when it writes this conversation"
 
 
+def test_a_template_that_never_ends_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch):
+    limits = []
+
+    def ending(module: str, given: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
+        limits.append(timeout_s)
+        clock[0] += timeout_s
+        raise Ended(f"takes longer than {timeout_s:.0f} s")
+
+    clock = [1000.0]
+    monkeypatch.setattr("moe.data.conversations.template.answer_of", ending)
+    monkeypatch.setattr("moe.data.conversations.template.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    (found,) = template_of("{{ messages }}").written([conversation_of(ROW)] * 500)
+    assert isinstance(found, Unreadable)
+    assert len(limits) > 1
+    assert sum(limits) <= 2 * TIMEOUT_S
+
+
 def test_a_date_that_nobody_gave_is_asked_for():
     template = ChatTemplate({"default": STRUCTURES["llama"].source}, {"bos_token": "<s>"})
     (found,) = template.written([conversation_of(ROW)])
@@ -217,6 +235,16 @@ def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list
     assert list(conversation_of(row).messages) == messages
 
 
+def called(arguments: object) -> dict[str, Any]:
+    """An answer that calls a tool."""
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+def test_a_call_without_arguments_has_none():
+    (_, answer) = conversation_of({"messages": [USER, called(" ")]}).messages
+    assert answer["tool_calls"][0]["function"]["arguments"] == {}
+
+
 @pytest.mark.parametrize(
     ("row", "rule"),
     [
@@ -238,6 +266,9 @@ def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list
         ({"instruction": 3, "output": "a"}, "has 'instruction' that is a number"),
         ({"instruction": "q", "output": "a", "history": ["x"]}, "has a 'history' that is no list"),
         ({"messages": [USER, ANSWER], "tools": 3}, "has 'tools' that is a number"),
+        ({"messages": [USER, ANSWER], "tools": "[1,"}, "has 'tools', that is no JSON list"),
+        ({"messages": [USER, called("[1]")]}, "with arguments of a tool that are a list"),
+        ({"messages": [USER, called(5)]}, "with arguments of a tool that are a number"),
     ],
 )  # fmt: skip
 def test_a_record_that_is_no_conversation_is_refused(row: dict[str, Any], rule: str):
@@ -287,7 +318,9 @@ def test_only_what_follows_what_both_answer_to_is_learned_of_a_pair():
         ({"chosen": "a", "rejected": "b"}, "begin with another message each"),
         ({"chosen": [USER, ANSWER], "rejected": [{"role": "user", "content": "z"}, OTHER]}, "begin with another"),
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "has a 'chosen' that is its 'rejected'"),
-        ({"prompt": "q", "chosen": [USER], "rejected": "a"}, "a 'chosen' with no message of the role assistant"),
+        ({"prompt": "q", "chosen": [USER], "rejected": "a"}, "one begins with a question and the other answers"),
+        ({"prompt": "q", "chosen": [USER, ANSWER], "rejected": [OTHER]}, "one begins with a question"),
+        ({"prompt": "q", "chosen": [OTHER], "rejected": [USER, ANSWER]}, "one begins with a question"),
     ],
 )  # fmt: skip
 def test_a_record_that_is_no_pair_is_refused(row: dict[str, Any], rule: str):

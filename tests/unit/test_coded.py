@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from moe.layers.linear import linear
 from moe.parallel import Coded, Coding, block_kernels
 from moe.parallel import coded as coded_module
 from moe.parallel.block_kernels import decoded_by_kernel, runs_on
@@ -179,3 +180,17 @@ def test_a_table_says_what_is_kept(form: Form) -> None:
             assert [getattr(torch, str(dtype)) for _, dtype in table] == [one.dtype for one in made]
             assert kept_bytes(parameter, 4) == sum(one.nbytes for one in made)
     assert kept_bytes(Parameter("w", (3, 5), ("heads", "model")), 8) == 8 * 15
+
+
+@pytest.mark.parametrize("form", ["full", *FORMS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [(0, 5), (3, 0), (0,)])
+def test_a_rank_without_tokens_has_no_gradient_of_them(
+    form: Form, dtype: torch.dtype, rows: tuple[int, ...]
+) -> None:
+    matrix, coding = torch.randn(64, 64), None if form == "full" else Coding(form, 1, 64)
+    w = matrix if coding is None else Coded(*coded(matrix, coding), coding)
+    x = torch.empty(*rows, 64, dtype=dtype, requires_grad=True)
+    linear(x, w).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape

@@ -49,8 +49,12 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
             raise Unreadable(f"has {_shown(row)}, and no {key!r}", "give both, chosen and rejected")
     prompt = _prompt(row) or []
     ends = [_answer(row[key], key) for key in _PAIR]
-    if all(end and end[0]["role"] in _BEGINNING for end in ends):
+    are_whole = [bool(end) and end[0]["role"] in _BEGINNING for end in ends]
+    if all(are_whole):
         prompt, ends = [], _whole(prompt, ends)
+    elif any(are_whole):
+        rule = "has a 'chosen' and a 'rejected' of which one begins with a question and the other answers"
+        raise Unreadable(rule, "give both whole, or both as answers")
     elif prompt and prompt[-1]["role"] == ASSISTANT:
         rule = "has messages that end with an answer, and a 'chosen' and a 'rejected' behind it"
         raise Unreadable(rule, "leave that answer out, or give each with all that goes before it")
@@ -201,7 +205,13 @@ def _call(given: Any, place: str) -> dict[str, Any]:
         raise Unreadable(f"has {place} with a call of a tool that has no name", "name the function")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = _object(arguments, f"{place}, arguments of {function['name']!r:.60}")
+        arguments = (
+            _object(arguments, f"{place}, arguments of {function['name']!r:.60}") if arguments.strip() else {}
+        )
+    if not isinstance(arguments, Mapping):
+        raise Unreadable(
+            f"has {place} with arguments of a tool that are {kind_of(arguments)}", "write an object"
+        )
     named = {**function, "arguments": arguments}
     kept = {name: value for name, value in given.items() if value is not None}
     return {"type": "function", **kept, "function": named} if "function" in given else {
@@ -214,13 +224,13 @@ def _called(content: str | None, place: str) -> list[Any]:
     return found if isinstance(found, list) else [found]
 
 
-def _object(text: str, what: str) -> Any:
+def _object(text: str, what: str, kind: str = "object") -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict | list):
-        raise Unreadable(f"has {what}, that is no JSON object", "write one")
+        raise Unreadable(f"has {what}, that is no JSON {kind}", "write one")
     return found
 
 
@@ -229,7 +239,7 @@ def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
         return None
     given = row["tools"]
     if isinstance(given, str):
-        given = _object(given, "'tools'") if given.strip() else []
+        given = _object(given, "'tools'", "list") if given.strip() else []
     found = _list(given, "tools")
     return tuple(found) or None
 

@@ -1,6 +1,7 @@
 """The chat template that a model came with."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -81,8 +82,9 @@ class ChatTemplate:
         return _TOOLS if conversation.tools is not None and _TOOLS in self.sources else _DEFAULT
 
     def _answers(
-        self, name: str, some: Sequence[Conversation], *, asks: bool = False
+        self, name: str, some: Sequence[Conversation], *, asks: bool = False, deadline: float | None = None
     ) -> Iterator[Written | Unreadable]:
+        """Where the process is ended, each half by another, to tell which conversation it was, until `deadline`."""
         from moe.data.conversations.rendering import described
 
         given = {
@@ -90,16 +92,18 @@ class ChatTemplate:
             "conversations": described(some), "seconds_each": SECONDS_EACH,
             "asks": asks,
         }  # fmt: skip
+        began = time.monotonic()
+        deadline = deadline or began + 2 * TIMEOUT_S
         try:
             answer = answer_of("moe.data.conversations.rendering", json.dumps(given, default=str).encode(),
-                               timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES)  # fmt: skip
+                               timeout_s=min(TIMEOUT_S, deadline - began), memory_bytes=MEMORY_BYTES)  # fmt: skip
         except (Ended, RecursionError) as error:
-            if len(some) == 1:
+            if len(some) == 1 or time.monotonic() >= deadline - 1:
                 yield Unreadable(f"{error}, when it writes this conversation", _SHORTER)
                 return
             middle = len(some) // 2
             for half in (some[:middle], some[middle:]):
-                for each in self._answers(name, half, asks=asks):
+                for each in self._answers(name, half, asks=asks, deadline=deadline):
                     yield each
                     if isinstance(each, Unreadable):
                         return

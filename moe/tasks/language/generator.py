@@ -124,7 +124,7 @@ class LanguageGenerator(Generator):
         return Ending("stop" if so_far.stopped else "end" if has_ended else "max_tokens", so_far.num_tokens)
 
     def save_tokenizers(self, folder: Path) -> None:
-        for name, content in self._files.items():
+        for name, content in {**self._files, **self._template_files}.items():
             (folder / name).write_bytes(content)
 
     def _encoded(self, text: str, *, chat: bool) -> list[int]:
