@@ -129,6 +129,13 @@ def test_every_layout_trains_it_so(ranks: Pools, case: Case) -> None:
         assert_same(records, case.expected, 1e-10)
 
 
+def test_ranks_without_a_group_train_along(ranks: Pools, case: Case) -> None:
+    few = Shape(groups=2, rows=1)
+    expected = trained(run(case.replaced, train_of(), Degrees(), few, 2))
+    for degrees in (Degrees(expert=4), Degrees(expert=2, data=2, fsdp=4, expert_fsdp=2)):
+        assert_same(trained(run_on(ranks, degrees, case.coded, train_of(), few, 2)), expected, 1e-10)
+
+
 def parts_of(degrees: Degrees, spec: LanguageModelSpec) -> dict[str, Any]:
     """(place in the whole, values) of this rank's part of each parameter that is kept as codes or scales."""
     layout = Layout.build(degrees.plan(4))
