@@ -13,6 +13,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+OTHER = {"role": "assistant", "content": "b"}
+"""Messages of tests."""
 DATE = date(2026, 3, 9)
 Pieces = list[tuple[str, bool]]
 """Text in order, and whether it is learned."""

@@ -99,7 +99,8 @@ class ChatTemplate:
                                timeout_s=min(TIMEOUT_S, deadline - began), memory_bytes=MEMORY_BYTES)  # fmt: skip
         except (Ended, RecursionError) as error:
             if len(some) == 1 or time.monotonic() >= deadline - 1:
-                yield Unreadable(f"{error}, when it writes this conversation", _SHORTER)
+                which = "this conversation" + f" or one of {len(some) - 1} behind it" * (len(some) > 1)
+                yield Unreadable(f"{error}, when it writes {which}", _SHORTER)
                 return
             middle = len(some) // 2
             for half in (some[:middle], some[middle:]):

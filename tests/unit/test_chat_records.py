@@ -1,0 +1,155 @@
+"""Records of conversations and of pairs, as users have them: what they say, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from moe.data.conversations.conversation import Unreadable
+from moe.data.conversations.records import conversation_of, pair_of
+from tests.unit.chats import ANSWER, OTHER, USER
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"messages": [USER, ANSWER]}, [USER, ANSWER]),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, [USER, ANSWER]),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"},
+         [{"role": "system", "content": "s"}, USER, ANSWER]),
+        ({"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, [USER, ANSWER]),
+        ({"instruction": "q", "input": "", "output": "a"}, [USER, ANSWER]),
+        ({"instruction": "q", "input": "i", "output": "a", "history": [["x", "y"]], "system": None},
+         [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"},
+          {"role": "user", "content": "q\ni"}, ANSWER]),
+        ({"prompt": "q", "completion": "a"}, [USER, ANSWER]),
+        ({"prompt": [USER], "completion": [ANSWER]}, [USER, ANSWER]),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, ANSWER], "prompt": None},
+         [USER, ANSWER]),
+        ({"messages": [USER, {"role": "assistant", "content": None, "name": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]}]},
+         [USER, {"role": "assistant", "content": "", "tool_calls": [
+             {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]}]),
+        ({"conversations": [{"from": "human", "value": "q"},
+                            {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                            {"from": "observation", "value": "2"}, {"from": "gpt", "value": "a"}]},
+         [USER, {"role": "assistant", "content": "", "tool_calls": [
+             {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]},
+          {"role": "tool", "content": "2"}, ANSWER]),
+    ],
+)  # fmt: skip
+def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list[dict[str, Any]]):
+    assert list(conversation_of(row).messages) == messages
+
+
+def called(arguments: object) -> dict[str, Any]:
+    """An answer that calls a tool."""
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+def test_a_call_without_arguments_has_none():
+    (_, answer) = conversation_of({"messages": [USER, called(" ")]}).messages
+    assert answer["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
+    [
+        ({}, "has no keys, and none of messages"),
+        ({"text": "x"}, "has the keys 'text', and none of messages"),
+        ({"messages": "x"}, "has 'messages' that is a string, not a list"),
+        ({"messages": ["x"]}, "has messages[0] that is a string, not an object"),
+        ({"messages": [{"content": "x"}]}, "has messages[0] with the keys 'content', and no 'role'"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "of the role 'narrator', which is not known"),
+        ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] with no 'content'"),
+        ({"messages": [USER, {"role": "assistant", "content": 3}]}, "with content that is a number, not text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "with content that is not all text"),
+        ({"messages": [USER]}, "has no message of the role assistant"),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "has no message of the role assistant"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": [{"function": {}}]}]}, "a call of a tool that has no name"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": [{"name": "f", "arguments": "{"}]}]}, "that is no JSON object"),
+        ({"instruction": "q"}, "and no 'output'"),
+        ({"prompt": "q"}, "and no 'completion'"),
+        ({"instruction": 3, "output": "a"}, "has 'instruction' that is a number"),
+        ({"instruction": "q", "output": "a", "history": ["x"]}, "has a 'history' that is no list"),
+        ({"messages": [USER, ANSWER], "tools": 3}, "has 'tools' that is a number"),
+        ({"messages": [USER, ANSWER], "tools": "[1,"}, "has 'tools', that is no JSON list"),
+        ({"messages": [USER, called("[1]")]}, "with arguments of a tool that are a list"),
+        ({"messages": [USER, called(5)]}, "with arguments of a tool that are a number"),
+    ],
+)  # fmt: skip
+def test_a_record_that_is_no_conversation_is_refused(row: dict[str, Any], rule: str):
+    with pytest.raises(Unreadable) as found:
+        conversation_of(row)
+    assert rule in found.value.rule
+    assert found.value.remedy
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER]},
+        {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]},
+        {"messages": [USER], "chosen": ANSWER, "rejected": OTHER},
+        {"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "a"},
+         "rejected": {"from": "gpt", "value": "b"}},
+        {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"},
+    ],
+)  # fmt: skip
+def test_pairs_are_read_as_users_have_them(row: dict[str, Any]):
+    chosen, rejected = pair_of(row)
+    assert (list(chosen.messages), list(rejected.messages)) == ([USER, ANSWER], [USER, OTHER])
+    assert (chosen.num_given, rejected.num_given) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "rule"),
+    [
+        ({"prompt": "q", "chosen": "a"}, "and no 'rejected'"),
+        ({"chosen": "a", "rejected": "b"}, "begin with another message each"),
+        ({"chosen": [USER, ANSWER], "rejected": [{"role": "user", "content": "z"}, OTHER]}, "begin with another"),
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "has a 'chosen' that is its 'rejected'"),
+        ({"prompt": "q", "chosen": [USER], "rejected": "a"}, "one begins with a question and the other answers"),
+        ({"prompt": "q", "chosen": [USER, ANSWER], "rejected": [OTHER]}, "one begins with a question"),
+        ({"prompt": "q", "chosen": [OTHER], "rejected": [USER, ANSWER]}, "one begins with a question"),
+    ],
+)  # fmt: skip
+def test_a_record_that_is_no_pair_is_refused(row: dict[str, Any], rule: str):
+    with pytest.raises(Unreadable) as found:
+        pair_of(row)
+    assert rule in found.value.rule
+
+
+def test_whole_conversations_of_a_pair_are_not_put_behind_their_prompt_again():
+    whole = {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}
+    plain = pair_of(whole)
+    system = {"role": "system", "content": "s"}
+    for row in (
+        {**whole, "prompt": "q"},
+        {**whole, "prompt": "q", "messages": [USER, ANSWER]},
+        {**whole, "prompt": [USER]},
+        {"messages": [USER], **whole},
+    ):
+        assert pair_of(row) == plain
+    chosen, rejected = pair_of({**whole, "prompt": [system, USER]})
+    assert (list(chosen.messages), list(rejected.messages)) == ([system, USER, ANSWER], [system, USER, OTHER])
+    assert chosen.num_given == 2
+    with pytest.raises(Unreadable) as found:
+        pair_of({**whole, "prompt": "another"})
+    assert "begins with another message" in found.value.rule
+    with pytest.raises(Unreadable) as found:
+        pair_of({"messages": [USER, ANSWER], "chosen": "a", "rejected": "b"})
+    assert "end with an answer" in found.value.rule
+
+
+def test_a_system_prompt_beside_messages_stands_before_them():
+    system = {"role": "system", "content": "s"}
+    for row in (
+        {"messages": [USER, ANSWER], "system": "s"},
+        {"prompt": [USER], "completion": "a", "system": "s"},
+        {"conversations": [USER, ANSWER], "system": "s"},
+    ):
+        assert list(conversation_of(row).messages) == [system, USER, ANSWER]
+    with pytest.raises(Unreadable) as found:
+        conversation_of({"messages": [system, USER, ANSWER], "system": "t"})
+    assert "has a 'system' and a message of the role system" in found.value.rule
