@@ -15,7 +15,8 @@ class ClusterWatch:
     """Last answer of the cluster, with what `shardyard calibrate` measured of it. Safe to share between threads.
 
     One thread asks at a time. Others meanwhile get what was said before, however old: a cluster that answers
-    slowly must not make everybody slow.
+    slowly must not make everybody slow. What was measured is no part of that answer: it is read from the cache each
+    time, so that a plan asked for after a measurement always goes by it.
     """
 
     def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
@@ -35,7 +36,7 @@ class ClusterWatch:
                 self._asking.release()
         answer = self._answer
         if isinstance(answer, ClusterFacts):
-            return answer
+            return answer.model_copy(update={"calibrations": self._calibrations(answer)})
         raise LauncherUnavailable(str(answer))
 
     def unreachable(self, error: LauncherUnavailable) -> str:
@@ -52,7 +53,6 @@ class ClusterWatch:
             found = self._launcher.calibrate().model_copy(update={"accelerator": facts.accelerators})
             if self._cache is not None:
                 write_calibration(self._cache, found, _file_of(found.device, facts))
-            self._asked_at = -float("inf")
             return found
         finally:
             self._calibrating.release()
@@ -69,8 +69,7 @@ class ClusterWatch:
 
     def _ask(self) -> None:
         try:
-            facts = self._launcher.cluster()
-            self._answer = facts.model_copy(update={"calibrations": self._calibrations(facts)})
+            self._answer = self._launcher.cluster()
             self._unreachable_since = None
         except LauncherUnavailable as error:
             self._answer = error
