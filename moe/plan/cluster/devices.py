@@ -1,6 +1,7 @@
 """Rates and memory of one device of each type. Every constant has its source beside it."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 _GIB = 1024**3
@@ -47,6 +48,8 @@ class Device:
     """Share of gathers and reductions that hides behind arithmetic, where there is enough of it."""
     exchange_overlap: float
     """The same of all-to-alls, behind other rows' arithmetic."""
+    decoded_per_s: float = inf
+    """Numbers of a frozen base in 8 or 4 bits that are decoded a second, where memory lets it decode them so fast."""
     fixed_shapes: bool = False
     """Whether as many rows travel in every step, so that nobody asks how many will come."""
     torus: bool = False
@@ -86,13 +89,14 @@ _BLACKWELL: dict[str, Any] = {
 DEVICES: dict[str, Device] = {
     # One core of an AMD EPYC (Zen 5), and gloo over loopback while both cores are busy, as `shardyard calibrate`
     # measured them in a busy hour: to rank layouts by. Machines differ by a factor of a few; calibrate yours.
+    # `decoded_per_s`: bitsandbytes on one thread takes 2 to 7 ms for a million numbers of int8 or nf4.
     "cpu": Device(
         kind="cpu", memory_bytes=8 * _GIB, memory_bytes_per_s=24e9,
         flops_per_s={"float32": 85e9, "bfloat16": 200e9, "float64": 42e9},
         efficiency=1.0, attention_efficiency=0.6, half_rows=6, expert_half_rows=12, layer_s=5e-3, expert_s=0.0,
         devices_per_node=2, within_node_bytes_per_s=0.4e9, across_nodes_bytes_per_s=0.4e9,
         link_efficiency=1.0, across_efficiency=1.0, latency_s=3e-3, across_latency_s=3e-3,
-        overlap=0.0, exchange_overlap=0.0,
+        overlap=0.0, exchange_overlap=0.0, decoded_per_s=2e8,
     ),
     "a100-80": Device(
         **{

@@ -1,12 +1,9 @@
 """Floating-point operations of a model."""
 
-from moe.plan.cost.units import units
+from moe.plan.cost.units import BACKWARD, units
 from moe.plan.profile import profile_of
 from moe.spec import JobSpec
 from moe.spec.block import AttentionDims
-
-BACKWARD = 2.0
-"""Times the forward pass that a backward pass takes: products for the gradients of both factors."""
 
 
 def model_flops_per_step(spec: JobSpec) -> float:

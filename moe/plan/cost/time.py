@@ -5,12 +5,11 @@ from functools import cache
 from moe.plan.candidate import Candidate, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.cost.flops import BACKWARD
 from moe.plan.cost.memory import BYTES_PER_ELEMENT
 from moe.plan.cost.stages import Stage, stages
 from moe.plan.cost.state import StateCounter
 from moe.plan.cost.unit_time import KINDS, MicroBatch, UnitTime
-from moe.plan.cost.units import Unit, units
+from moe.plan.cost.units import BACKWARD, Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.plan import TimeEstimate
 from moe.plan.profile import Profile

@@ -7,14 +7,14 @@ from typing import NamedTuple
 from moe.plan.candidate import Candidate, Recompute
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.cost.flops import BACKWARD, looked_at, pairs_flops
+from moe.plan.cost.flops import looked_at, pairs_flops
 from moe.plan.cost.memory import BYTES_PER_ELEMENT
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.state import StateCounter
-from moe.plan.cost.units import Unit
+from moe.plan.cost.units import BACKWARD, Passes, Unit
 from moe.plan.degrees import Shards, Split
 from moe.plan.profile import Profile
-from moe.spec import JobSpec, MoESpec
+from moe.spec import JobSpec, MoESpec, PreferenceSpec
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,9 @@ class UnitTime:
         wide = "bfloat16" if spec.train.dtype == "fp8" else spec.train.dtype
         self._attention_rate = self._device.flops_per_s[wide] * self._device.attention_efficiency
         self._wide_peak = self._device.flops_per_s[wide] * self._device.efficiency
+        self._beside = 1 if isinstance(spec.data, PreferenceSpec) else 0
+        """Passes of the model without its adapter, which preferences are learned beside."""
+        self._forward = 1 + self._beside
         self._counter = StateCounter(spec.train.optimizer)
         self.of = cache(self._of_unit)
         self._attention = cache(self._of_attention)
@@ -116,6 +119,7 @@ class UnitTime:
             seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.full_recompute)
         if unit.is_layer:
             seconds += self._of_feed_forward(unit, of)
+        seconds += self._decoded(unit, of)
         if not of.overlap:
             return seconds
         covered = self._device.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
@@ -149,18 +153,18 @@ class UnitTime:
         """Attention of a layer, or the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
         width, device = self._width, self._device
-        passes = 1 + BACKWARD + full_recompute
+        passes, multiplied = self._passes(full_recompute, unit.passes)
         products = attention = gather = moved = 0.0
         for each in unit.attentions:
             weights = each.projections / tensor
-            products += passes * self._product(
+            products += multiplied * self._product(
                 positions,
                 2 * positions * weights,
                 width * (weights + positions * (2 * m + each.queries) / tensor),
             )
             # The backward pass of fused attention computes scores again: 2.5 times its forward pass.
             flops = positions / tensor * pairs_flops(each, looked_at(each, self._spec.data.padded_tokens))
-            attention += (1 + 2.5 + full_recompute) * flops / self._attention_rate
+            attention += (self._forward + 2.5 + full_recompute) * flops / self._attention_rate
             kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
             moved += passes * 2 * width * positions * kept
             gather += self._into_and_out(positions, tensor, passes, each.gathered)
@@ -170,17 +174,34 @@ class UnitTime:
         if unit.vocabulary is not None:
             split = tensor if self._profile.splits_vocabulary else 1
             rows, weights = positions / tensor * split, m * unit.vocabulary / split
-            products += (1 + BACKWARD) * self._product(
-                rows, 2 * rows * weights, width * weights, self._wide_peak
-            )
-            moved += 3 * 4 * positions / tensor * unit.vocabulary
+            # Logits of preferences are made again, as their loss is no sum over tokens.
+            of_logits, multiplied = self._passes(self._beside, unit.passes)
+            products += multiplied * self._product(rows, 2 * rows * weights, width * weights, self._wide_peak)
+            moved += of_logits * 4 * positions / tensor * unit.vocabulary
             if split > 1:  # gathered for each pass, gradients scattered
-                gather += (1 + BACKWARD) * self._network.gather(width * positions * m, Ranks(tensor))
+                gather += of_logits * self._network.gather(width * positions * m, Ranks(tensor))
         launches = device.layer_s / 2 * passes / 3 if unit.attentions else 0.0
         return UnitSeconds(
             products_s=products, attention_s=attention, elementwise_s=moved / device.memory_bytes_per_s,
             launches_s=launches, gather_s=gather,
         )  # fmt: skip
+
+    def _passes(self, recomputed: float, of: Passes) -> tuple[float, float]:
+        """(passes over activations, passes over products), where so many forward ones are made in the backward one."""
+        products = self._beside + (1 + recomputed) * of.forward + of.backward
+        return self._forward + recomputed + BACKWARD, products
+
+    def _decoded(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
+        """A frozen base's matrices decoded wherever they are multiplied."""
+        tensor, _, expert, expert_tensor = of.split
+        numbers = unit.num_decoded(
+            Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._width
+        )
+        if not numbers:
+            return UnitSeconds()
+        device = self._device
+        each = max(2 * self._width / device.memory_bytes_per_s, 1 / device.decoded_per_s)
+        return UnitSeconds(elementwise_s=(self._forward + 1 + of.full_recompute) * numbers * each)
 
     def _into_and_out(
         self, positions: float, tensor: int, passes: float, gathered: int | None = None
@@ -198,29 +219,28 @@ class UnitTime:
     def _of_feed_forward(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
         """A layer's second half: a feed-forward layer, or experts with their routing and their exchanges."""
         if unit.moe is not None:
-            return self._of_experts(unit.moe, self._positions(unit, of.groups, of.split.context), of)
+            return self._of_experts(unit, unit.moe, self._positions(unit, of.groups, of.split.context), of)
         dims = unit.feed_forward
         assert dims is not None
         positions, m, tensor = self._positions(unit, of.groups, of.split.context), self._m, of.split.tensor
         width, device = self._width, self._device
-        passes = 1 + BACKWARD + of.full_recompute
+        passes, multiplied = self._passes(of.full_recompute, unit.passes)
         weights = dims.num_matrices * m * dims.hidden / tensor
         flops = 2 * positions * weights
         num_bytes = width * (weights + positions * 2 * dims.hidden / tensor)
         share = (dims.num_matrices - 1) / dims.num_matrices
-        products = (passes + (of.hidden_recompute - of.full_recompute) * share) * self._product(
-            positions, flops, num_bytes
-        )
+        again = unit.passes.forward * (of.hidden_recompute - of.full_recompute) * share
+        products = (multiplied + again) * self._product(positions, flops, num_bytes)
         hidden = dims.num_matrices * dims.hidden
-        moved = 2 * width * positions * (passes * 3 * m + (1 + BACKWARD) * hidden) / tensor
+        moved = 2 * width * positions * (passes * 3 * m + (self._forward + BACKWARD) * hidden) / tensor
         return UnitSeconds(
             products_s=products, elementwise_s=moved / device.memory_bytes_per_s,
             launches_s=device.layer_s / 2 * passes / 3, gather_s=self._into_and_out(positions, tensor, passes),
         )  # fmt: skip
 
-    def _of_experts(self, moe: MoESpec, positions: float, of: MicroBatch) -> UnitSeconds:
+    def _of_experts(self, unit: Unit, moe: MoESpec, positions: float, of: MicroBatch) -> UnitSeconds:
         tensor, _, expert, expert_tensor = of.split
-        m, width, device, passes = self._m, self._width, self._device, 1 + BACKWARD + of.full_recompute
+        m, width, device = self._m, self._width, self._device
         num_chunks, full_recompute, first = of.num_chunks, of.full_recompute, of.hidden_recompute
         tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
         rows = tokens * moe.experts_per_token * expert_tensor * skew
@@ -228,20 +248,24 @@ class UnitTime:
         weights = moe.num_matrices * m * moe.hidden_dim / expert_tensor
         share = (moe.num_matrices - 1) / moe.num_matrices
         hidden = moe.num_matrices * moe.hidden_dim / expert_tensor
-        per_pass = self._product(
+        of_chosen = self._product(
             rows / each / num_chunks,
             2 * rows * weights,
             width * (each * weights + rows * (2 * m + hidden)),
             half_rows=device.expert_half_rows,
         )
+        of_shared = 0.0
         if moe.shared_hidden_dim:
             shared = moe.num_matrices * m * moe.shared_hidden_dim
-            per_pass += self._product(tokens, 2 * tokens * shared, width * (shared + tokens * 2 * m))
-        products = (passes + (first - full_recompute) * share) * per_pass
+            of_shared = self._product(tokens, 2 * tokens * shared, width * (shared + tokens * 2 * m))
+        products = 0.0
+        for one, counted in ((of_chosen, unit.passes_of_experts), (of_shared, unit.passes)):
+            passes, multiplied = self._passes(full_recompute, counted)
+            products += (multiplied + counted.forward * (first - full_recompute) * share) * one
         # Scores in float32 for all tokens of a tensor group, some ten passes over them; rows are gathered, and weighed
         # and added up, in every pass.
         scores = 10 * 4 * positions * moe.num_experts
-        moved = passes * (2 * 2 * width * rows * m) + 2 * width * rows * hidden * (1 + BACKWARD)
+        moved = passes * (2 * 2 * width * rows * m) + 2 * width * rows * hidden * (self._forward + BACKWARD)
         router = passes * 2 * positions / tensor * m * moe.num_experts / (self._wide_peak / 2)
         routing = router + (scores + moved) / device.memory_bytes_per_s
         ranks = Ranks(expert * expert_tensor)
@@ -249,9 +273,9 @@ class UnitTime:
         copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
         one = self._network.all_to_all(sent / num_chunks, ranks, copies) * num_chunks
         # Out and back, forward and backward; rows that are not kept travel out once more.
-        exchange = one * (4 + (2 * full_recompute or first))
+        exchange = one * (2 * self._forward + 2 + (2 * full_recompute or first))
         if not device.fixed_shapes:  # each pass begins with counts
-            exchange += (1 + full_recompute) * self._network.all_to_all(0.0, ranks)
+            exchange += (self._forward + full_recompute) * self._network.all_to_all(0.0, ranks)
         covered = 0.0
         if num_chunks > 1:
             covered = device.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
@@ -274,7 +298,7 @@ class UnitTime:
         return max(1.0, chosen / (nodes * (1 - missed)))
 
     def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        """Parameters gathered for the forward pass and for the backward one, gradients scattered after it."""
+        """Parameters gathered for each forward pass and for the backward one, gradients scattered after it."""
         tensor, context, expert, expert_tensor = of.split
         shards = Shards(tensor, of.fsdp, expert, expert_tensor, of.expert_fsdp)
         of_unit = self._counter.of_unit(unit, shards)
@@ -288,7 +312,7 @@ class UnitTime:
         ):
             if elements + coded_bytes and ranks.count > 1:
                 gathered = self._network.gather(self._gathered_width * elements + coded_bytes, ranks)
-                cost += 3 * gathered
+                cost += (self._forward + 2) * gathered
                 if scattered < elements + coded_bytes:
                     cost += self._network.gather(self._gathered_width * scattered, ranks) - gathered
         busy = (

@@ -1,16 +1,28 @@
 """A model as the planner sees it: the units that a pipeline stage has whole, with their parameters and dimensions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from moe.plan.degrees import Shards
 from moe.plan.placement import Weight, weights_of
 from moe.plan.profile import Profile
 from moe.spec import ModelSpec, MoESpec
-from moe.spec.adapter import A
+from moe.spec.adapter import A, B
 from moe.spec.block import AttentionDims, Block, FeedForwardDims
 from moe.spec.parameter import Parameter, within
 from moe.spec.patterns import matches
+
+BACKWARD = 2.0
+"""Times the forward pass that a backward pass takes: products for the gradients of both factors."""
+
+
+class Passes(NamedTuple):
+    """Products of a forward pass and of a backward one, over those of the model's own matrices in a forward pass."""
+
+    forward: float
+    backward: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +52,19 @@ class Unit:
         """Numbers that adapters outside experts keep of each position: what their first halves gave."""
         narrow = (each for each in self.weights if each.name.endswith(A) and not each.of_experts)
         return sum(each.shape[0] for each in narrow)
+
+    @cached_property
+    def passes_of_experts(self) -> Passes:
+        """Products with experts; likewise `passes`, those with all other matrices."""
+        return _passes(each for each in self.weights if each.of_experts)
+
+    @cached_property
+    def passes(self) -> Passes:
+        return _passes(each for each in (*self.weights, *self.tied) if not each.of_experts)
+
+    def num_decoded(self, shards: Shards, width: int) -> float:
+        """Numbers of all its matrices on a rank that are decoded for an arithmetic of so many bytes a number."""
+        return sum(each.decoded(shards) for each in self.weights if each.item_bytes != width)
 
     def decoded_bytes(self, shards: Shards, width: int) -> int:
         """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
@@ -79,6 +104,21 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
             )
         found.append(made[key])
     return tuple(found)
+
+
+def _passes(weights: Iterable[Weight]) -> Passes:
+    """A frozen matrix has no products for a gradient of its own; one of an adapter has its products beside it."""
+    own = adapters = trained = 0
+    for each in weights:
+        if each.name.endswith((A, B)):
+            adapters += each.num_weights
+        else:
+            own += each.num_weights
+        trained += each.num_weights if each.trained else 0
+    if not own:
+        return Passes(1.0, BACKWARD)
+    forward = 1 + adapters / own
+    return Passes(forward, forward + trained / own)
 
 
 def _frozen(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:

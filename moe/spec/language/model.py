@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from moe.spec import expansion
-from moe.spec.adapter import AdapterSpec
+from moe.spec.adapter import A, AdapterSpec, B
 from moe.spec.base import Count, CountOrZero, Positive, Text
 from moe.spec.block import Block, Blocks, FeedForwardDims
 from moe.spec.counted import Counted
@@ -241,7 +241,9 @@ class LanguageModelSpec(Counted):
         self, experts: bool, full: bool, parameters: tuple[Parameter, ...], window: int | None, kind: str
     ) -> Block:
         matrices = (
-            each for each in parameters if each.name.startswith("attention.") and len(each.shape) == 2
+            each
+            for each in parameters
+            if each.name.startswith("attention.") and not each.name.endswith((A, B)) and len(each.shape) == 2
         )
         attention = self.attention if full else self.linear_attention
         assert attention is not None

@@ -1,0 +1,151 @@
+"""Predicted products of models of which little is trained beside those that a forward and backward pass makes."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moe.data.sequences.store import Rows
+from moe.layers.nll import smoothed_nll
+from moe.parallel import Layout
+from moe.plan import Cluster, Degrees, Search
+from moe.plan.candidate import Candidate, Options
+from moe.plan.plan import TimeEstimate
+from moe.spec import JobSpec
+from moe.spec.patterns import matches
+from moe.tasks.build import build_model
+from moe.tasks.language.batches import SequencesBatch
+from moe.tasks.language.context import SequenceContext
+from moe.tasks.language.preference import preference_loss_of
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+ROWS, LENGTH = 4, 128
+GROUPED = {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+DENSE = {"kind": "language", "model_dim": 128, "num_layers": 3, "ffn_dim": 384, "vocab_size": 1000,
+         "attention": GROUPED, "tie_embeddings": False}  # fmt: skip
+MIXTURE = {**DENSE, "first_dense_layers": 1, "moe": {
+    "router": "softmax_topk", "top_k": 2, "num_experts": 4, "hidden_dim": 256, "shared_hidden_dim": 128,
+    "activation": "swiglu", "group_tokens": ROWS * LENGTH}}  # fmt: skip
+ADAPTED = {"from": "/models/base", "adapter": {"rank": 16}}
+ON_ATTENTION = {**ADAPTED, "adapter": {"rank": 16, "targets": ["*.attention.*"]}}
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "dense, adapters": ({**DENSE, **ADAPTED}, ()),
+    "experts, adapters": ({**MIXTURE, **ADAPTED}, ()),
+    "experts, adapters of high rank": ({**MIXTURE, **ADAPTED, "adapter": {"rank": 64}}, ()),
+    "experts, adapters on attention": ({**MIXTURE, **ON_ATTENTION}, ()),
+    "experts, a coded base": ({**MIXTURE, **ADAPTED, "adapter": {"rank": 16, "base": "nf4"}}, ()),
+    "experts that are frozen": (MIXTURE, ("*.experts.*",)),
+    "all but experts frozen": (MIXTURE, ("*.attention.*", "*.dense.*", "*.shared.*", "output.*")),
+    "one layer frozen": (MIXTURE, ("layers.1.*",)),
+    "a dense model's head frozen": (DENSE, ("output.*",)),
+}  # fmt: skip
+
+
+class Products(TorchDispatchMode):
+    """Counts the multiplications of all matrix products, whether they are added to something or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        name = function.overloadpacket.__name__.strip("_")
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            a, b = given[:2] if name in ("mm", "bmm") else given[1:3]
+            self.count += a.numel() * b.shape[-1]
+        return function(*given, **(named or {}))
+
+
+def job(model: dict[str, Any], freeze: tuple[str, ...] = (), **data: Any) -> JobSpec:
+    return JobSpec.parse(
+        {
+            "model": model,
+            "data": {"corpus": "packages", "max_tokens": LENGTH, **data},
+            "train": {"num_steps": 1, "batch_tokens": ROWS * LENGTH, "freeze": list(freeze)},
+        }
+    )
+
+
+def pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Loss of rows whose two halves are a preferred answer and another one."""
+    halves = (np.arange(LENGTH) >= LENGTH // 2).astype(np.int32)
+    rows = Rows(tokens.numpy(), np.tile(halves, (ROWS, 1)), tokens.numpy())
+    batch = SequencesBatch.of(rows, SequenceContext(rows_per_group=ROWS), Layout.single())
+    return preference_loss_of(model, batch, 0.1).objective
+
+
+def texts(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    hidden = model.hidden(tokens, SequenceContext(documents=torch.zeros_like(tokens)))
+    return smoothed_nll(hidden, model.output_embedding, tokens, 0.0, 0)[0]
+
+
+def counted(model: dict[str, Any], freeze: tuple[str, ...], loss_of: Loss = texts) -> int:
+    """Multiplications of a forward and backward pass, without those of pairs of positions."""
+    torch.manual_seed(0)
+    built: Any = build_model(job(model).model, Layout.single())
+    for name, parameter in built.named_parameters():
+        if any(matches(pattern, name) for pattern in freeze):
+            parameter.requires_grad_(False)
+    built.embedding.weight.requires_grad_(
+        True
+    )  # gradients go all the way down, as in most layers of a deep model
+    tokens = torch.randint(5, 1000, (ROWS, LENGTH))
+    with Products() as products:
+        loss_of(built, tokens).backward()
+    return products.count
+
+
+def predicted(spec: JobSpec) -> TimeEstimate:
+    """On a device that nothing but products keeps busy for long."""
+    cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
+    candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
+    return Search(spec, cluster).time.of(candidate)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_of_what_is_not_trained(name: str) -> None:
+    model, freeze = CASES[name]
+    whole = {key: given for key, given in model.items() if key not in ADAPTED}
+    seen = counted(model, freeze) / counted(whole, ())
+    said = predicted(job(model, freeze)).products_s / predicted(job(whole)).products_s
+    print(f"{name}: {seen:.3f} of the products, {said:.3f} predicted")
+    assert said == pytest.approx(seen, rel=0.04)
+    assert seen < 0.97 or "high rank" in name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_products_of_any_adapters_and_any_patterns(seed: int) -> None:
+    draw = random.Random(seed)
+    whole = draw.choice([DENSE, MIXTURE])
+    parts = (
+        ["*.attention.*", "*.experts.*", "*.shared.*"] if whole is MIXTURE else ["*.attention.*", "*.dense.*"]
+    )
+    some = draw.sample(parts, draw.randint(1, len(parts) - 1))
+    if draw.random() < 0.5:
+        model, freeze = (
+            whole,
+            (*some, *draw.sample(["layers.0.*", "layers.2.*", "output.*"], draw.randint(0, 2))),
+        )
+    else:
+        adapter = {"rank": draw.randint(1, 48), "targets": some, "base": draw.choice(["float32", "int8"])}
+        model, freeze = {**whole, **ADAPTED, "adapter": adapter}, ()
+    seen = counted(model, freeze) / counted(whole, ())
+    said = predicted(job(model, freeze)).products_s / predicted(job(whole)).products_s
+    print(f"{model.get('adapter')} {freeze}: {seen:.3f} of the products, {said:.3f} predicted")
+    assert said == pytest.approx(seen, rel=0.04)
+
+
+@pytest.mark.parametrize("base", [DENSE, MIXTURE], ids=["dense", "experts"])
+def test_products_of_preferences(base: dict[str, Any]) -> None:
+    """The model beneath the adapter says what it has to say first."""
+    model = {**base, **ADAPTED}
+    data = {"corpus": "preference", "paths": ["/data/pairs.jsonl"]}
+    seen = counted(model, (), pairs) / counted(model, ())
+    said = predicted(job(model, **data)).products_s / predicted(job(model)).products_s
+    print(f"{seen:.3f} times the products, {said:.3f} predicted")
+    assert said == pytest.approx(seen, rel=0.04)
+    assert seen > 1.3
