@@ -154,7 +154,19 @@ class JobSpec(Spec):
         try:
             return cls.model_validate(given, context=None if accepted else _NEW)
         except ValidationError as error:
-            raise SpecError(problems_of(error)) from None
+            beside = isinstance(given, dict) and given.get("adapter") is not None
+            raise SpecError(_as_written(problems_of(error)) if beside else problems_of(error)) from None
+
+
+def _as_written(problems: list[Problem]) -> list[Problem]:
+    """Those of an adapter that was written beside the model, at the place where it was written."""
+    inside = "model.adapter"
+    return [
+        replace(each, path=each.path.removeprefix("model."))
+        if each.path == inside or each.path.startswith(f"{inside}.")
+        else each
+        for each in problems
+    ]
 
 
 def _problems_across_parts(job: JobSpec) -> list[Problem]:

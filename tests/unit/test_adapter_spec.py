@@ -107,14 +107,14 @@ def test_scale(adapter: dict[str, Any], scale: float) -> None:
 @pytest.mark.parametrize(
     ("adapter", "words"),
     [
-        ({"rank": 33}, r"model\.adapter\.rank \(=33\) must be at most the smaller side \(=32\) of layers\.0\."),
-        ({"rank": 0}, r"model\.adapter\.rank \(=0\)"),
-        ({"rank": 2, "base": "int4"}, r"model\.adapter\.base \(='int4'\).*'bfloat16', 'int8' or 'nf4'"),
-        ({"rank": 2, "targets": []}, r"model\.adapter\.targets \(=\[\]\) must choose some matrix"),
+        ({"rank": 33}, r"(?<!model\.)adapter\.rank \(=33\) must be at most the smaller side \(=32\) of layers\.0\."),
+        ({"rank": 0}, r"(?<!model\.)adapter\.rank \(=0\)"),
+        ({"rank": 2, "base": "int4"}, r"(?<!model\.)adapter\.base \(='int4'\).*'bfloat16', 'int8' or 'nf4'"),
+        ({"rank": 2, "targets": []}, r"(?<!model\.)adapter\.targets \(=\[\]\) must choose some matrix"),
         ({"rank": 2, "targets": ["*.attention.*", "*.mlp.*"]},
-         r"model\.adapter\.targets\[1\] \(='\*\.mlp\.\*'\) is the name of no matrix .*layers\.\*\..*\.router"),
+         r"(?<!model\.)adapter\.targets\[1\] \(='\*\.mlp\.\*'\) is the name of no matrix .*layers\.\*\..*\.router"),
         ({"rank": 2, "targets": ["*.router"]}, r"follows the loads, and no adapter holds that; set "),
-        ({"rank": 2, "targets": ["*norm*"]}, r"model\.adapter\.targets\[0\] .* is the name of no matrix"),
+        ({"rank": 2, "targets": ["*norm*"]}, r"(?<!model\.)adapter\.targets\[0\] .* is the name of no matrix"),
         ({"rank": 2, "targets": ["*.experts.w_gate"]}, r"and not layers\.1\.feed_forward\.moe\.experts\.w_in"),
         ({"rank": 2, "targets": ["layers.1.*", "*.experts.w_in"]}, r"and not layers\.2\.feed_forward\..*\.w_gate"),
     ],
@@ -123,6 +123,19 @@ def test_what_an_adapter_cannot_be_is_told_in_words(adapter: dict[str, Any], wor
     router = {"router": "sigmoid_topk", "bias_update_rate": 0.01}
     with pytest.raises(SpecError, match=words):
         JobSpec.parse({**JOB, "model": {**MODEL, "moe": {**MODEL["moe"], **router}}, "adapter": adapter})
+
+
+def test_what_it_cannot_be_is_told_where_it_was_written() -> None:
+    wrong = {"rank": 0, "base": "int4"}
+    for job, place in (
+        ({**JOB, "adapter": wrong}, "adapter"),
+        ({**JOB, "model": {**MODEL, "adapter": wrong}}, "model.adapter"),
+    ):
+        with pytest.raises(SpecError) as refused:
+            JobSpec.parse({**job, "model": {**job["model"], "num_layers": 0}})
+        assert {each.path for each in refused.value.problems} == {
+            "model.num_layers", f"{place}.rank", f"{place}.base",
+        }  # fmt: skip
 
 
 def test_it_may_stand_beside_the_model_or_in_it_and_not_in_both() -> None:
