@@ -14,12 +14,12 @@ from moe.interchange.copying import fill_ours, unchecked
 from moe.interchange.fitting import fit
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import RECORD, Origin
-from moe.interchange.pieces import Slices
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
 from moe.interchange.sources import Source
 from moe.interchange.stored import Stored
 from moe.spec import JobSpec, LanguageModelSpec, ModuleModelSpec
 from moe.spec.adapter import is_adapter
+from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
 from moe.tasks.language.pretrained import base_digest
 from moe.train.checkpoint.checkpointer import CheckpointError

@@ -18,13 +18,13 @@ from moe.interchange.family import Family
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.load import agree, each_told
 from moe.interchange.origin import Origin
-from moe.interchange.pieces import Slices
 from moe.interchange.save import Made, write_folder
 from moe.interchange.sources import Source
 from moe.interchange.stored import NAMES, Stored
 from moe.parallel import Layout, extent, local_parameters
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.adapter import A, B, narrowed_by
+from moe.spec.parameter import Slices
 
 
 def save_adapter(

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from moe.interchange.pieces import IN_NAME, Box, Piece, Side, Slices, split
+from moe.interchange.pieces import IN_NAME, Box, Piece, Side, split
+from moe.spec.parameter import Slices
 
 BLOCK_ELEMENTS = 1 << 21
 """Of one copy: what is decoded or converted on the way lies in memory as a whole."""

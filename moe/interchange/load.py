@@ -14,13 +14,14 @@ from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.copying import BLOCK_ELEMENTS, fill_ours
 from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, fit, wanted
 from moe.interchange.hub_folder import HubFolder
-from moe.interchange.pieces import Piece, Slices
+from moe.interchange.pieces import Piece
 from moe.interchange.seals import faults
 from moe.interchange.stored import Stored
 from moe.parallel import Coding, Layout, codings_of, extent, local_parameters, part_of, together
 from moe.parallel.coded import blocks, coded, put
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.form import SCALES
+from moe.spec.parameter import Slices
 
 _AGAIN = "get the file again from where the model came from"
 

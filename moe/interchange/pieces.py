@@ -21,8 +21,8 @@ from functools import cached_property
 from itertools import product
 from math import ceil, prod
 
-Slices = tuple[tuple[int, int], ...]
-"""(first, end) of each dimension."""
+from moe.spec.parameter import Slices
+
 Box = Mapping[str, tuple[int, int]]
 """(first, end) of each axis."""
 

@@ -27,13 +27,14 @@ from moe.interchange.fitting import EMBEDDING, LM_HEAD, alternatives, wanted
 from moe.interchange.headers import ITEM_BYTES, header_bytes
 from moe.interchange.hub_folder import CONFIG, INDEX, SEALS, SINGLE, HubFolder
 from moe.interchange.origin import Origin
-from moe.interchange.pieces import Piece, Slices
+from moe.interchange.pieces import Piece
 from moe.interchange.seals import crc_of, seals_text
 from moe.interchange.sources import Source
 from moe.interchange.stored import DTYPES, NAMES, Stored
 from moe.interchange.tokenizer import exported
 from moe.parallel import together
 from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
 
 MAX_SHARD_BYTES = 4 * 10**9

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from moe.interchange.pieces import Slices
 from moe.interchange.stored import DTYPES, NAMES
 from moe.parallel import Coded, Layout, codings_of, extent, local_parameters, part_of, together
 from moe.parallel.collective import collective
 from moe.spec.form import BLOCK, SCALES
+from moe.spec.parameter import Slices
 
 AHEAD_BYTES = 1 << 26
 """Of parts that a rank has sent and rank 0 has not taken yet."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from moe.data.locations import Location
 from moe.interchange.catalog import MXFP4_BLOCK, Held
 from moe.interchange.headers import ITEM_BYTES, Entry
-from moe.interchange.pieces import Slices
+from moe.spec.parameter import Slices
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -17,7 +17,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def decoded_by_kernel(
-    codes: Tensor, scales: Tensor, form: Form, dim: int, length: int, dtype: torch.dtype
+    codes: Tensor, scales: Tensor, *, form: Form, dim: int, length: int, dtype: torch.dtype
 ) -> Tensor | None:
     """The `length` values along `dim`; None where they are not whole blocks of 64, or no kernel has them."""
     if length % BLOCK or dtype not in _DTYPES or not runs_on(codes.device):

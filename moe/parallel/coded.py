@@ -17,10 +17,7 @@ from torch import Tensor
 from moe.parallel.accelerator import accelerator
 from moe.parallel.block_kernels import decoded_by_kernel
 from moe.spec.form import BLOCK, block_dim, num_codes, num_scales
-from moe.spec.parameter import Form, Parameter
-
-Slices = tuple[tuple[int, int], ...]
-"""(first, end) of each dimension."""
+from moe.spec.parameter import Form, Parameter, Slices
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -112,7 +109,9 @@ class Coded:
             some = cut(codes, coding.codes_of(within, of_scales=False))
             scale = cut(scales.detach(), coding.codes_of(within, of_scales=True))
             first, end = within[coding.dim]
-            values = decoded_by_kernel(some, scale, coding.form, coding.dim, end - first, dtype)
+            values = decoded_by_kernel(
+                some, scale, form=coding.form, dim=coding.dim, length=end - first, dtype=dtype
+            )
             if values is None:
                 values = decoded_plainly(some, scale, coding, end - first)
             cut(found, within).copy_(values)

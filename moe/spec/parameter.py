@@ -13,6 +13,9 @@ splits."""
 Size = tuple[Dim, int]
 """A dimension and how long it is."""
 
+Slices = tuple[tuple[int, int], ...]
+"""(first, end) of each dimension of a part."""
+
 Form = Literal["full", "bfloat16", "int8", "nf4"]
 """Form that values are kept in: `full` is float32, or float64 where the arithmetic is."""
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.interchange.copying import fill_ours, fill_theirs
-from moe.interchange.pieces import Piece, Slices, parsed, piece, split
+from moe.interchange.pieces import Piece, parsed, piece, split
+from moe.spec.parameter import Slices
 
 CASES: dict[str, list[Piece]] = {
     "same": [piece((6, 5), "a b", "t", "a b")],

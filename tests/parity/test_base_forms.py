@@ -24,7 +24,7 @@ from tests.interchange import tiny
 from tests.parity.combinations import LAYOUTS, OPTIONS, assert_same, run_on, train_of, train_with, with_option
 from tests.parity.gloo_ranks import Pools
 from tests.parity.trajectory import Degrees, Shape, run
-from tests.unit.plain_codes import decoded_plainly
+from tests.unit.plain_codes import through_codes
 
 FORMS: tuple[Form, ...] = ("bfloat16", "int8", "nf4")
 SIZES: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def replaced_in(folder: Path, base: Form, into: Path) -> None:
     with torch.no_grad():
         for name, coding in codings.items():
             each = plain.get_parameter(name)
-            each.copy_(decoded_plainly(each, base, coding.dim))
+            each.copy_(through_codes(each, base, coding.dim))
     whole = coded.model_copy(update={"adapter": None})
     origin = Origin.of_folder(str(folder), whole, None)
     save_folder(whole, ModelSource(plain), into, origin=origin, dtype=torch.float64)

@@ -14,7 +14,7 @@ from moe.interchange.expand import expand_model
 from moe.parallel import Layout, local_parameters, reduce_gradients
 from moe.spec import AdafactorSpec, AdapterSpec, LanguageModelSpec, SpecError, TrainSpec, model_spec
 from moe.tasks.language import build_model
-from tests.grid import each_once, every
+from tests.grid import each_once, numbered
 from tests.language.families import FAMILIES, their_model
 from tests.parity.combinations import (
     LAYOUTS,
@@ -158,7 +158,7 @@ def adapted(attention: str, dropout: float = 0.0, **moe: object) -> LanguageMode
     return LanguageModelSpec(**{**spec.model_dump(), "adapter": adapter})
 
 
-@pytest.mark.parametrize("number", every(range(len(EVERY_LAYOUT)), 3))
+@pytest.mark.parametrize("number", numbered(EVERY_LAYOUT, 3))
 def test_adapters_are_trained_alike_on_every_layout(ranks: Pools, number: int) -> None:
     """Three steps: A has no gradient in the first, where B is zero. Experts are gated, with biases and shared ones."""
     attention = list(ATTENTIONS)[number % len(ATTENTIONS)]

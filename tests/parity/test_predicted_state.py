@@ -26,7 +26,7 @@ from moe.spec import (
 )
 from moe.tasks.build import build_model
 from moe.train.optimizer.build import build_optimizer, moments
-from tests.grid import every
+from tests.grid import every, numbered
 from tests.parity.combinations import LAYOUTS, ROUTERS, model_of
 from tests.parity.gloo_ranks import Pools
 from tests.parity.language_models import ATTENTIONS, language_model
@@ -116,7 +116,7 @@ def bytes_here(model: Model, plan: Plan) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("number", every(range(len(EVERY_LAYOUT)), 3))
+@pytest.mark.parametrize("number", numbered(EVERY_LAYOUT, 3))
 def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: int) -> None:
     """To the byte, whatever the base is kept in; gradients and moments of what is trained alone."""
     degrees, name = EVERY_LAYOUT[number], list(ATTENTIONS)[number % len(ATTENTIONS)]

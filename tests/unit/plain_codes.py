@@ -16,7 +16,7 @@ _VALUES = torch.tensor(NF4)
 _MIDDLES = (_VALUES[1:] + _VALUES[:-1]) / 2
 
 
-def decoded_plainly(values: Tensor, form: Form, dim: int) -> Tensor:
+def through_codes(values: Tensor, form: Form, dim: int) -> Tensor:
     """float32: what a matrix is decoded into whose blocks lie along `dim`."""
     if form == "bfloat16":
         return values.float().bfloat16().float()

@@ -14,12 +14,11 @@ from moe.layers.linear import linear
 from moe.parallel import Coded, Coding, block_kernels
 from moe.parallel import coded as coded_module
 from moe.parallel.block_kernels import decoded_by_kernel, runs_on
-from moe.parallel.coded import NF4, blocks, coded, cut, put
-from moe.parallel.coded import decoded_plainly as decoded_plainly_here
+from moe.parallel.coded import NF4, blocks, coded, cut, decoded_plainly, put
 from moe.spec.form import kept, kept_bytes
 from moe.spec.parameter import Dim, Form, Parameter
 from tests.unit import plain_codes
-from tests.unit.plain_codes import decoded_plainly
+from tests.unit.plain_codes import through_codes
 
 FORMS: tuple[Form, ...] = ("bfloat16", "int8", "nf4")
 CODED: tuple[Form, ...] = ("int8", "nf4")
@@ -44,7 +43,7 @@ lengths = st.integers(1, 150) | st.sampled_from([63, 64, 127, 128, 192])
 """Along blocks: of whole ones, which there are kernels for, and others."""
 
 
-def without_kernels(*_: object) -> None:
+def without_kernels(*_: object, **__: object) -> None:
     """As where bitsandbytes is not installed."""
 
 
@@ -71,7 +70,7 @@ def test_what_is_decoded_is_what_the_definition_says(
     found = Coded(*coded(values, coding), coding)
     assert found.shape == tuple(values.shape)
     decoded = found.decoded(torch.float32)
-    assert torch.equal(decoded, decoded_plainly(values, form, dim))
+    assert torch.equal(decoded, through_codes(values, form, dim))
     assert torch.equal(found.decoded(torch.float64), decoded.double())
     for narrow in (torch.bfloat16, torch.float16):
         assert torch.equal(found.decoded(narrow), decoded.to(narrow))
@@ -122,10 +121,10 @@ def test_there_are_kernels_for_whole_blocks(form: Form, dtype: torch.dtype) -> N
             coding = Coding(form, dim, length)
             codes, scales = coded(torch.randn(shape, generator=generator), coding)
             assert scales is not None
-            found = decoded_by_kernel(codes, scales, form, dim, length, dtype)
+            found = decoded_by_kernel(codes, scales, form=form, dim=dim, length=length, dtype=dtype)
             assert (found is None) == (length != 128)
             if found is not None:
-                assert torch.equal(found, decoded_plainly_here(codes, scales, coding, length).to(dtype))
+                assert torch.equal(found, decoded_plainly(codes, scales, coding, length).to(dtype))
 
 
 def test_a_library_that_does_not_come_out_right_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
