@@ -2,6 +2,7 @@
 through the control plane; given back as a folder that transformers loads."""
 
 from collections.abc import Iterator
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from peft import PeftModel
 
 from examples import docstrings
 from examples.small_folder import FAMILIES, VOCAB_SIZE, make
@@ -79,10 +81,12 @@ def librarys_text(job: Job, num_tokens: int) -> str:
     return text
 
 
-def transformers_text(folder: Path, num_tokens: int) -> str:
-    """What transformers makes of an exported folder, after the prompt."""
+def transformers_text(folder: Path, num_tokens: int, adapter: Path | None = None) -> str:
+    """What transformers makes of a folder after the prompt, with PEFT where there is an adapter to it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
     given = tokenizer(PROMPT, return_tensors="pt")
     made = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)
     return str(tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
@@ -140,12 +144,15 @@ def test_a_folder_is_tuned_on_conversations(
     assert job.report is not None
     source = job.report["sources"]["conversations"]
     if name == "preference":
-        assert 0 <= source["preferred"] <= 1
+        assert source["loss"] < log(2), "as every pair has before the first step"
     else:
         assert source["loss"] < source["base_loss"]
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "adapter")
     assert sorted(each.name for each in (tmp_path / "adapter").glob("adapter_*")) == [
         "adapter_config.json", "adapter_model.safetensors"]  # fmt: skip
+    text = transformers_text(folder, 12, tmp_path / "adapter")
+    assert "".join(job.generate(PROMPT, max_tokens=12)) == text
+    assert text != transformers_text(folder, 12)
 
 
 @pytest.mark.slow

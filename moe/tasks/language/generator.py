@@ -127,11 +127,18 @@ class LanguageGenerator(Generator):
         for name, content in {**self._files, **self._template_files}.items():
             (folder / name).write_bytes(content)
 
+    def _template(self) -> ChatTemplate:
+        try:
+            return ChatTemplate.of_files(self._template_files, datetime.now(UTC).date().isoformat())
+        except SpecError:
+            rule = "needs a chat template, and the model has none"
+            remedy = "leave it out, to go on from the text as it is"
+            raise SpecError(Problem("chat", True, rule, remedy)) from None
+
     def _encoded(self, text: str, *, chat: bool) -> list[int]:
         """The tokens of a text, as a document begins; in a chat, of what a user says, as the template writes it."""
         if chat:
-            template = ChatTemplate.of_files(self._template_files, datetime.now(UTC).date().isoformat())
-            (written,) = self._tokenizer.encode_written([template.asked(text)])
+            (written,) = self._tokenizer.encode_written([self._template().asked(text)])
             ids = written.ids
         else:
             ids = [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
