@@ -48,7 +48,7 @@ demo: setup
 	$(BIN)/shardyard demo examples/translate-100-to-english.yaml
 
 # Four processes for two cores: two of them, with a Ray cluster each, mostly wait.
-TESTS := $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder
+TESTS := $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder --durations 40 --durations-min 5
 
 test: setup
 	$(TESTS)
