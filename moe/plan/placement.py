@@ -120,6 +120,10 @@ class Weight:
         """Of the model, that it stands for."""
         return self.numel if self.item_bytes is None else self.num_coded
 
+    def multiplied(self, shards: Shards) -> int:
+        """Numbers of the matrix on a rank when it is multiplied."""
+        return prod(self.used(shards)) if self.item_bytes is None else self.decoded(shards)
+
     def decoded(self, shards: Shards) -> int:
         """Numbers of the matrix on a rank when codes are decoded to be multiplied; 0 of all else."""
         return self.num_coded * prod(self.used(shards)) // self.numel

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe.data.sequences.store import Rows
 from moe.layers.nll import smoothed_nll
-from moe.parallel import Layout
+from moe.parallel import Coded, Layout
 from moe.plan import Cluster, Degrees, Search
-from moe.plan.candidate import Candidate, Options
+from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
+from moe.plan.cost.units import units
+from moe.plan.degrees import Shards
 from moe.plan.plan import TimeEstimate
+from moe.plan.profile import OURS
 from moe.spec import JobSpec
 from moe.spec.patterns import matches
 from moe.tasks.build import build_model
@@ -23,13 +27,13 @@ from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.preference import preference_loss_of
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-ROWS, LENGTH = 4, 128
+ROWS, LENGTH, ONE = 4, 128, Degrees()
 GROUPED = {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
 DENSE = {"kind": "language", "model_dim": 128, "num_layers": 3, "ffn_dim": 384, "vocab_size": 1000,
          "attention": GROUPED, "tie_embeddings": False}  # fmt: skip
 MIXTURE = {**DENSE, "first_dense_layers": 1, "moe": {
     "router": "softmax_topk", "top_k": 2, "num_experts": 4, "hidden_dim": 256, "shared_hidden_dim": 128,
-    "activation": "swiglu", "group_tokens": ROWS * LENGTH}}  # fmt: skip
+    "activation": "swiglu", "group_tokens": LENGTH}}  # fmt: skip
 ADAPTED = {"from": "/models/base", "adapter": {"rank": 16}}
 ON_ATTENTION = {**ADAPTED, "adapter": {"rank": 16, "targets": ["*.attention.*"]}}
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -42,6 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "all but experts frozen": (MIXTURE, ("*.attention.*", "*.dense.*", "*.shared.*", "output.*")),
     "one layer frozen": (MIXTURE, ("layers.1.*",)),
     "a dense model's head frozen": (DENSE, ("output.*",)),
+    "the lower layers frozen": (DENSE, ("embedding.*", "layers.0.*", "layers.1.*")),
 }  # fmt: skip
 
 
@@ -74,7 +79,7 @@ def pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Loss of rows whose two halves are a preferred answer and another one."""
     halves = (np.arange(LENGTH) >= LENGTH // 2).astype(np.int32)
     rows = Rows(tokens.numpy(), np.tile(halves, (ROWS, 1)), tokens.numpy())
-    batch = SequencesBatch.of(rows, SequenceContext(rows_per_group=ROWS), Layout.single())
+    batch = SequencesBatch.of(rows, SequenceContext(rows_per_group=1), Layout.single())
     return preference_loss_of(model, batch, 0.1).objective
 
 
@@ -83,26 +88,25 @@ def texts(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return smoothed_nll(hidden, model.output_embedding, tokens, 0.0, 0)[0]
 
 
-def counted(model: dict[str, Any], freeze: tuple[str, ...], loss_of: Loss = texts) -> int:
+def counted(model: dict[str, Any], freeze: tuple[str, ...], loss_of: Loss = texts, **options: Any) -> int:
     """Multiplications of a forward and backward pass, without those of pairs of positions."""
     torch.manual_seed(0)
-    built: Any = build_model(job(model).model, Layout.single())
+    built: Any = build_model(job(model).model, replace(Layout.single(), **options))
     for name, parameter in built.named_parameters():
         if any(matches(pattern, name) for pattern in freeze):
             parameter.requires_grad_(False)
-    built.embedding.weight.requires_grad_(
-        True
-    )  # gradients go all the way down, as in most layers of a deep model
+    if "adapter" in model:  # gradients go all the way down, as in most layers of a deep model
+        built.embedding.weight.requires_grad_(True)
     tokens = torch.randint(5, 1000, (ROWS, LENGTH))
     with Products() as products:
         loss_of(built, tokens).backward()
     return products.count
 
 
-def predicted(spec: JobSpec) -> TimeEstimate:
-    """On a device that nothing but products keeps busy for long."""
-    cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
-    candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
+def predicted(spec: JobSpec, degrees: Degrees = ONE, **options: Any) -> TimeEstimate:
+    """On CPUs, whose products are bound by arithmetic at these sizes."""
+    cluster = Cluster(num_nodes=1, devices_per_node=degrees.num_workers, device="cpu", memory_bytes=1 << 40)
+    candidate = Candidate(degrees, Options(micro_batch_groups=spec.num_groups // degrees.data, **options))
     return Search(spec, cluster).time.of(candidate)
 
 
@@ -113,7 +117,7 @@ def test_products_of_what_is_not_trained(name: str) -> None:
     seen = counted(model, freeze) / counted(whole, ())
     said = predicted(job(model, freeze)).products_s / predicted(job(whole)).products_s
     print(f"{name}: {seen:.3f} of the products, {said:.3f} predicted")
-    assert said == pytest.approx(seen, rel=0.04)
+    assert said == pytest.approx(seen, rel=0.01)
     assert seen < 0.97 or "high rank" in name
 
 
@@ -126,17 +130,16 @@ def test_products_of_any_adapters_and_any_patterns(seed: int) -> None:
     )
     some = draw.sample(parts, draw.randint(1, len(parts) - 1))
     if draw.random() < 0.5:
-        model, freeze = (
-            whole,
-            (*some, *draw.sample(["layers.0.*", "layers.2.*", "output.*"], draw.randint(0, 2))),
-        )
+        lower = ("embedding.*", *(f"layers.{layer}.*" for layer in range(draw.randint(0, 2))))
+        others = draw.sample(["layers.2.*", "output.*"], draw.randint(0, 1))
+        model, freeze = whole, (*draw.choice([lower, some]), *others)
     else:
         adapter = {"rank": draw.randint(1, 48), "targets": some, "base": draw.choice(["float32", "int8"])}
         model, freeze = {**whole, **ADAPTED, "adapter": adapter}, ()
     seen = counted(model, freeze) / counted(whole, ())
     said = predicted(job(model, freeze)).products_s / predicted(job(whole)).products_s
     print(f"{model.get('adapter')} {freeze}: {seen:.3f} of the products, {said:.3f} predicted")
-    assert said == pytest.approx(seen, rel=0.04)
+    assert said == pytest.approx(seen, rel=0.01)
 
 
 @pytest.mark.parametrize("base", [DENSE, MIXTURE], ids=["dense", "experts"])
@@ -147,5 +150,62 @@ def test_products_of_preferences(base: dict[str, Any]) -> None:
     seen = counted(model, (), pairs) / counted(model, ())
     said = predicted(job(model, **data)).products_s / predicted(job(model)).products_s
     print(f"{seen:.3f} times the products, {said:.3f} predicted")
-    assert said == pytest.approx(seen, rel=0.04)
+    assert said == pytest.approx(seen, rel=0.03)
     assert seen > 1.3
+
+
+@pytest.mark.parametrize(("tensor", "expert_tensor"), [(1, 1), (4, 1), (1, 4), (2, 2)])
+def test_ranks_that_split_a_matrix_share_a_half_of_its_adapter(tensor: int, expert_tensor: int) -> None:
+    """B of queries is split as they are, and A is whole; of what comes out of heads it is the other way round."""
+    spec = job({**MIXTURE, **ADAPTED, "adapter": {"rank": 8}})
+    unit = next(unit for unit in units(spec.model, OURS) if unit.moe is not None)
+    shards = Shards(tensor=tensor, expert_tensor=expert_tensor)
+    m, heads, kv, hidden, shared = 128, 128, 64, 256, 128
+    own, adapters = (
+        (2 * m * heads + 2 * m * kv) / tensor,
+        8 * (3 * m + (heads + 2 * kv) / tensor + heads / tensor + m),
+    )
+    assert unit.products(shards, "others").forward == pytest.approx(1 + adapters / own, rel=1e-6), (
+        "norms count too"
+    )
+    own, adapters = 3 * m * shared + 4 * m, 8 * 3 * (m + shared)
+    assert unit.products(shards, "feed_forward").forward == pytest.approx(1 + adapters / own, rel=1e-6)
+    own, adapters = 3 * m * hidden / expert_tensor, 8 * (m + 3 * hidden / expert_tensor + m)
+    assert unit.products(shards, "experts").forward == pytest.approx(1 + adapters / own, rel=1e-6)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+@pytest.mark.parametrize("base", ["nf4", "bfloat16"])
+def test_a_base_is_decoded_as_often_as_it_is_multiplied(
+    base: str, recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded, as_it_is = [], Coded.decoded
+
+    def noted(self: Coded, dtype: torch.dtype) -> torch.Tensor:
+        decoded.append(as_it_is(self, dtype))
+        return decoded[-1]
+
+    monkeypatch.setattr(Coded, "decoded", noted)
+    model = {**MIXTURE, **ADAPTED, "adapter": {"rank": 2, "base": base}}
+    counted(model, (), recompute=recompute)
+    wide = {**model, "adapter": {"rank": 2}}
+    plain, coded = (predicted(job(each), recompute=recompute).elementwise_s for each in (wide, model))
+    numbers = sum(each.numel() for each in decoded)
+    each_s = 1 / 2e8 if base == "nf4" else 2 * 4 / 24e9
+    print(f"{base}, recompute {recompute}: {numbers:,} numbers, {(coded - plain) / each_s:,.0f} predicted")
+    assert (coded - plain) / each_s == pytest.approx(numbers, rel=0.01)
+
+
+def test_preferences_take_what_is_exchanged_and_gathered_once_more() -> None:
+    model = {**MIXTURE, **ADAPTED}
+    data = {"corpus": "preference", "paths": ["/data/pairs.jsonl"]}
+    degrees = Degrees(data=4, fsdp=4, expert=2, expert_fsdp=2)
+    texts, pairs = (
+        predicted(job(model, **each), degrees, sharding="parameters")
+        for each in ({"max_tokens": LENGTH}, data)
+    )
+    assert pairs.gather_s / texts.gather_s == pytest.approx(3 / 2, rel=0.1), (
+        "of the frozen nothing is scattered"
+    )
+    assert pairs.all_to_all_s / texts.all_to_all_s == pytest.approx(6 / 4, rel=0.1)
+    assert pairs.attention_s / texts.attention_s == pytest.approx(4.5 / 3.5, rel=1e-5)

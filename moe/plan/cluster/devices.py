@@ -49,7 +49,7 @@ class Device:
     exchange_overlap: float
     """The same of all-to-alls, behind other rows' arithmetic."""
     decoded_per_s: float = inf
-    """Numbers of a frozen base in 8 or 4 bits that are decoded a second, where memory lets it decode them so fast."""
+    """Numbers of a frozen base that are decoded a second from 8 or 4 bits, where memory takes them as fast."""
     fixed_shapes: bool = False
     """Whether as many rows travel in every step, so that nobody asks how many will come."""
     torus: bool = False

@@ -10,8 +10,8 @@ def model_flops_per_step(spec: JobSpec) -> float:
     """Floating-point operations of one step, forward and backward (3 times forward), without recomputation: of
     projections, experts that tokens choose, attention over the pairs that are looked at, and logits.
 
-    Counted as for whole sequences of one document, and with the gradients of all weights: a run of packed documents, or
-    with frozen weights, does fewer."""
+    Counted as for whole sequences of one document, and with the gradients of all weights, without adapters: a run of
+    packed documents, or with frozen weights, does fewer."""
     flops, width = 0.0, spec.model.model_dim
     for unit in units(spec.model, profile_of()):
         positions = spec.train.batch_tokens / unit.sides

@@ -11,7 +11,7 @@ from moe.plan.cost.flops import looked_at, pairs_flops
 from moe.plan.cost.memory import BYTES_PER_ELEMENT
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.state import StateCounter
-from moe.plan.cost.units import BACKWARD, Passes, Unit
+from moe.plan.cost.units import BACKWARD, Part, Products, Unit
 from moe.plan.degrees import Shards, Split
 from moe.plan.profile import Profile
 from moe.spec import JobSpec, MoESpec, PreferenceSpec
@@ -88,6 +88,29 @@ class MicroBatch(NamedTuple):
         return 0.0 if self.recompute == "none" else 1.0
 
 
+class Passes(NamedTuple):
+    """Passes over a unit that one micro-batch takes."""
+
+    of_reference: int
+    """By the model without its adapter, beside which preferences are learned."""
+    forward: float
+    """By the model as it is trained, those in the backward pass among them that make again what was not kept."""
+    backward: int
+
+    @property
+    def forwards(self) -> float:
+        return self.of_reference + self.forward
+
+    @property
+    def over_activations(self) -> float:
+        """Counted as forward passes, where all is trained."""
+        return self.forwards + BACKWARD * self.backward
+
+    def of(self, products: Products) -> float:
+        """Matrix products of all of them."""
+        return self.of_reference + self.forward * products.forward + self.backward * products.backward
+
+
 class UnitTime:
     """Predicts units of one job on one cluster; each question is worked out once."""
 
@@ -103,9 +126,7 @@ class UnitTime:
         wide = "bfloat16" if spec.train.dtype == "fp8" else spec.train.dtype
         self._attention_rate = self._device.flops_per_s[wide] * self._device.attention_efficiency
         self._wide_peak = self._device.flops_per_s[wide] * self._device.efficiency
-        self._beside = 1 if isinstance(spec.data, PreferenceSpec) else 0
-        """Passes of the model without its adapter, which preferences are learned beside."""
-        self._forward = 1 + self._beside
+        self._reference_passes = 1 if isinstance(spec.data, PreferenceSpec) else 0
         self._counter = StateCounter(spec.train.optimizer)
         self.of = cache(self._of_unit)
         self._attention = cache(self._of_attention)
@@ -153,55 +174,68 @@ class UnitTime:
         """Attention of a layer, or the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
         width, device = self._width, self._device
-        passes, multiplied = self._passes(full_recompute, unit.passes)
+        passes = self._passes(unit, full_recompute)
+        made = unit.products(Shards(tensor=tensor), "others")
         products = attention = gather = moved = 0.0
         for each in unit.attentions:
             weights = each.projections / tensor
-            products += multiplied * self._product(
+            products += passes.of(made) * self._product(
                 positions,
                 2 * positions * weights,
                 width * (weights + positions * (2 * m + each.queries) / tensor),
             )
             # The backward pass of fused attention computes scores again: 2.5 times its forward pass.
             flops = positions / tensor * pairs_flops(each, looked_at(each, self._spec.data.padded_tokens))
-            attention += (self._forward + 2.5 + full_recompute) * flops / self._attention_rate
+            attention += (passes.forwards + 2.5 * passes.backward) * flops / self._attention_rate
             kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
-            moved += passes * 2 * width * positions * kept
-            gather += self._into_and_out(positions, tensor, passes, each.gathered)
+            moved += passes.over_activations * 2 * width * positions * kept
+            gather += self._into_and_out(positions, tensor, passes.over_activations, each.gathered)
             if context > 1:  # keys and values go round, their gradients back
                 keys = width * positions * each.kept_keys_and_values / tensor * context
-                gather += (passes + 1) * self._network.gather(keys, Ranks(context, tensor))
+                times = passes.over_activations + passes.backward
+                gather += times * self._network.gather(keys, Ranks(context, tensor))
         if unit.vocabulary is not None:
             split = tensor if self._profile.splits_vocabulary else 1
             rows, weights = positions / tensor * split, m * unit.vocabulary / split
             # Logits of preferences are made again, as their loss is no sum over tokens.
-            of_logits, multiplied = self._passes(self._beside, unit.passes)
-            products += multiplied * self._product(rows, 2 * rows * weights, width * weights, self._wide_peak)
-            moved += of_logits * 4 * positions / tensor * unit.vocabulary
+            of_logits = self._passes(unit, self._reference_passes)
+            one = self._product(rows, 2 * rows * weights, width * weights, self._wide_peak)
+            products += of_logits.of(made) * one
+            moved += of_logits.over_activations * 4 * positions / tensor * unit.vocabulary
             if split > 1:  # gathered for each pass, gradients scattered
-                gather += of_logits * self._network.gather(width * positions * m, Ranks(tensor))
-        launches = device.layer_s / 2 * passes / 3 if unit.attentions else 0.0
+                gather += of_logits.over_activations * self._network.gather(
+                    width * positions * m, Ranks(tensor)
+                )
+        launches = device.layer_s / 2 * passes.over_activations / 3 if unit.attentions else 0.0
         return UnitSeconds(
             products_s=products, attention_s=attention, elementwise_s=moved / device.memory_bytes_per_s,
             launches_s=launches, gather_s=gather,
         )  # fmt: skip
 
-    def _passes(self, recomputed: float, of: Passes) -> tuple[float, float]:
-        """(passes over activations, passes over products), where so many forward ones are made in the backward one."""
-        products = self._beside + (1 + recomputed) * of.forward + of.backward
-        return self._forward + recomputed + BACKWARD, products
+    def _passes(self, unit: Unit, recomputed: float) -> Passes:
+        """Where a backward pass makes so much of a forward one again."""
+        backward = int(unit.has_backward)
+        return Passes(self._reference_passes, 1 + recomputed * backward, backward)
 
     def _decoded(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        """A frozen base's matrices decoded wherever they are multiplied."""
+        """A frozen base's matrices decoded wherever they are multiplied, experts' for each chunk. Of a layer without
+        experts all are decoded where its hidden states are made again, of experts the first."""
         tensor, _, expert, expert_tensor = of.split
-        numbers = unit.num_decoded(
-            Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._width
-        )
-        if not numbers:
-            return UnitSeconds()
-        device = self._device
-        each = max(2 * self._width / device.memory_bytes_per_s, 1 / device.decoded_per_s)
-        return UnitSeconds(elementwise_s=(self._forward + 1 + of.full_recompute) * numbers * each)
+        shards, device = Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
+        seconds = 0.0
+        for each in unit.weights:
+            if not each.num_coded or each.item_bytes == self._width:
+                continue
+            of_hidden = each.name.startswith("feed_forward.")
+            of_hidden = of_hidden and not (each.of_experts and "w_out" in each.name)
+            passes = self._passes(unit, of.hidden_recompute if of_hidden else of.full_recompute)
+            is_chunked = each.of_experts and expert * expert_tensor > 1
+            times = (passes.forwards + passes.backward) * (of.num_chunks if is_chunked else 1)
+            one = 2 * self._width / device.memory_bytes_per_s
+            if each.item_bytes == 1:
+                one = max(one, 1 / device.decoded_per_s)
+            seconds += times * one * each.decoded(shards)
+        return UnitSeconds(elementwise_s=seconds)
 
     def _into_and_out(
         self, positions: float, tensor: int, passes: float, gathered: int | None = None
@@ -224,29 +258,37 @@ class UnitTime:
         assert dims is not None
         positions, m, tensor = self._positions(unit, of.groups, of.split.context), self._m, of.split.tensor
         width, device = self._width, self._device
-        passes, multiplied = self._passes(of.full_recompute, unit.passes)
+        passes = self._passes(unit, of.full_recompute)
+        made = unit.products(Shards(tensor=tensor), "feed_forward")
         weights = dims.num_matrices * m * dims.hidden / tensor
         flops = 2 * positions * weights
         num_bytes = width * (weights + positions * 2 * dims.hidden / tensor)
-        share = (dims.num_matrices - 1) / dims.num_matrices
-        again = unit.passes.forward * (of.hidden_recompute - of.full_recompute) * share
-        products = (multiplied + again) * self._product(positions, flops, num_bytes)
+        again = self._again(passes, made, dims.num_matrices, of)
+        products = (passes.of(made) + again) * self._product(positions, flops, num_bytes)
         hidden = dims.num_matrices * dims.hidden
-        moved = 2 * width * positions * (passes * 3 * m + (self._forward + BACKWARD) * hidden) / tensor
+        of_hidden = passes.over_activations - of.full_recompute * passes.backward
+        moved = 2 * width * positions * (passes.over_activations * 3 * m + of_hidden * hidden) / tensor
         return UnitSeconds(
             products_s=products, elementwise_s=moved / device.memory_bytes_per_s,
-            launches_s=device.layer_s / 2 * passes / 3, gather_s=self._into_and_out(positions, tensor, passes),
+            launches_s=device.layer_s / 2 * passes.over_activations / 3,
+            gather_s=self._into_and_out(positions, tensor, passes.over_activations),
         )  # fmt: skip
+
+    @staticmethod
+    def _again(passes: Passes, made: Products, num_matrices: int, of: MicroBatch) -> float:
+        """Products of the first matrices, which give hidden states, where these alone are made again."""
+        share = (num_matrices - 1) / num_matrices
+        return passes.backward * made.forward * (of.hidden_recompute - of.full_recompute) * share
 
     def _of_experts(self, unit: Unit, moe: MoESpec, positions: float, of: MicroBatch) -> UnitSeconds:
         tensor, _, expert, expert_tensor = of.split
         m, width, device = self._m, self._width, self._device
-        num_chunks, full_recompute, first = of.num_chunks, of.full_recompute, of.hidden_recompute
+        num_chunks, passes = of.num_chunks, self._passes(unit, of.full_recompute)
+        through = passes.over_activations
         tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
         rows = tokens * moe.experts_per_token * expert_tensor * skew
         each = moe.num_experts // expert
         weights = moe.num_matrices * m * moe.hidden_dim / expert_tensor
-        share = (moe.num_matrices - 1) / moe.num_matrices
         hidden = moe.num_matrices * moe.hidden_dim / expert_tensor
         of_chosen = self._product(
             rows / each / num_chunks,
@@ -258,30 +300,33 @@ class UnitTime:
         if moe.shared_hidden_dim:
             shared = moe.num_matrices * m * moe.shared_hidden_dim
             of_shared = self._product(tokens, 2 * tokens * shared, width * (shared + tokens * 2 * m))
-        products = 0.0
-        for one, counted in ((of_chosen, unit.passes_of_experts), (of_shared, unit.passes)):
-            passes, multiplied = self._passes(full_recompute, counted)
-            products += (multiplied + counted.forward * (first - full_recompute) * share) * one
+        shards, products = Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), 0.0
+        parts: tuple[tuple[float, Part], ...] = ((of_chosen, "experts"), (of_shared, "feed_forward"))
+        for one, part in parts:
+            made = unit.products(shards, part)
+            products += (passes.of(made) + self._again(passes, made, moe.num_matrices, of)) * one
         # Scores in float32 for all tokens of a tensor group, some ten passes over them; rows are gathered, and weighed
         # and added up, in every pass.
         scores = 10 * 4 * positions * moe.num_experts
-        moved = passes * (2 * 2 * width * rows * m) + 2 * width * rows * hidden * (self._forward + BACKWARD)
-        router = passes * 2 * positions / tensor * m * moe.num_experts / (self._wide_peak / 2)
+        of_hidden = through - of.full_recompute * passes.backward
+        moved = through * (2 * 2 * width * rows * m) + 2 * width * rows * hidden * of_hidden
+        router = through * 2 * positions / tensor * m * moe.num_experts / (self._wide_peak / 2)
         routing = router + (scores + moved) / device.memory_bytes_per_s
         ranks = Ranks(expert * expert_tensor)
         sent = width * tokens * moe.experts_per_token * expert_tensor * skew * m
         copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
         one = self._network.all_to_all(sent / num_chunks, ranks, copies) * num_chunks
         # Out and back, forward and backward; rows that are not kept travel out once more.
-        exchange = one * (2 * self._forward + 2 + (2 * full_recompute or first))
+        back = 2 + (2 * of.full_recompute or of.hidden_recompute)
+        exchange = one * (2 * (passes.of_reference + 1) + passes.backward * back)
         if not device.fixed_shapes:  # each pass begins with counts
-            exchange += (self._forward + full_recompute) * self._network.all_to_all(0.0, ranks)
+            exchange += passes.forwards * self._network.all_to_all(0.0, ranks)
         covered = 0.0
         if num_chunks > 1:
             covered = device.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
-        launches = device.layer_s / 2 * passes / 3
-        launches = launches * (1 + num_chunks) / 2 + device.expert_s * each * num_chunks * passes / 3
-        norms = passes * 2 * width * tokens * 4 * m / device.memory_bytes_per_s
+        launches = device.layer_s / 2 * through / 3
+        launches = launches * (1 + num_chunks) / 2 + device.expert_s * each * num_chunks * through / 3
+        norms = through * 2 * width * tokens * 4 * m / device.memory_bytes_per_s
         return UnitSeconds(
             products_s=products, routing_s=routing, elementwise_s=norms, launches_s=launches,
             all_to_all_s=exchange - covered, hidden_s=covered,
@@ -304,7 +349,7 @@ class UnitTime:
         of_unit = self._counter.of_unit(unit, shards)
         used, trained = of_unit.used, of_unit.trained_used
         fsdp, experts = Ranks(of.fsdp, tensor * context), Ranks(of.expert_fsdp, expert * expert_tensor)
-        cost = 0.0
+        cost, passes = 0.0, self._passes(unit, 0.0)
         coded = of_unit.coded_used
         for elements, coded_bytes, scattered, ranks in (
             (used.dense, coded.dense, trained.dense, fsdp),
@@ -312,9 +357,10 @@ class UnitTime:
         ):
             if elements + coded_bytes and ranks.count > 1:
                 gathered = self._network.gather(self._gathered_width * elements + coded_bytes, ranks)
-                cost += (self._forward + 2) * gathered
+                cost += (passes.of_reference + 1 + 2 * passes.backward) * gathered
                 if scattered < elements + coded_bytes:
-                    cost += self._network.gather(self._gathered_width * scattered, ranks) - gathered
+                    scatter = self._network.gather(self._gathered_width * scattered, ranks)
+                    cost += passes.backward * (scatter - gathered)
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
         )  # not behind what others hide behind

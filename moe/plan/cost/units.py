@@ -1,9 +1,8 @@
 """A model as the planner sees it: the units that a pipeline stage has whole, with their parameters and dimensions."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from moe.plan.degrees import Shards
 from moe.plan.placement import Weight, weights_of
@@ -18,8 +17,12 @@ BACKWARD = 2.0
 """Times the forward pass that a backward pass takes: products for the gradients of both factors."""
 
 
-class Passes(NamedTuple):
-    """Products of a forward pass and of a backward one, over those of the model's own matrices in a forward pass."""
+Part = Literal["experts", "feed_forward", "others"]
+"""Of a unit's matrices: experts; the rest of the second half of a layer; attention, or logits."""
+
+
+class Products(NamedTuple):
+    """Matrix products of a pass, where one is what a forward pass takes without adapters."""
 
     forward: float
     backward: float
@@ -42,6 +45,8 @@ class Unit:
     """Logits of each position, where it is the head."""
     tied: tuple[Weight, ...] = ()
     """Of another unit: where that is on another stage, it has a copy of its own."""
+    has_backward: bool = True
+    """Whether gradients go through it: where neither it nor anything before it is trained, none do."""
 
     @property
     def is_layer(self) -> bool:
@@ -53,18 +58,25 @@ class Unit:
         narrow = (each for each in self.weights if each.name.endswith(A) and not each.of_experts)
         return sum(each.shape[0] for each in narrow)
 
-    @cached_property
-    def passes_of_experts(self) -> Passes:
-        """Products with experts; likewise `passes`, those with all other matrices."""
-        return _passes(each for each in self.weights if each.of_experts)
-
-    @cached_property
-    def passes(self) -> Passes:
-        return _passes(each for each in (*self.weights, *self.tied) if not each.of_experts)
-
-    def num_decoded(self, shards: Shards, width: int) -> float:
-        """Numbers of all its matrices on a rank that are decoded for an arithmetic of so many bytes a number."""
-        return sum(each.decoded(shards) for each in self.weights if each.item_bytes != width)
+    def products(self, shards: Shards, part: Part) -> Products:
+        """Those of a rank. A frozen matrix has none for a gradient of its own; an adapter has all of its own, and ranks
+        that split the matrix split only a half of it."""
+        own = adapters = trained = again = 0
+        for each in (*self.weights, *self.tied):
+            if _part_of(each) != part or len(each.shape) < 2:
+                continue
+            here = each.multiplied(shards)
+            if each.name.endswith((A, B)):
+                adapters += here
+                if each.name.endswith(A) and (part == "experts" or "w_out" in each.name):
+                    again += here  # what goes through it is not kept
+            else:
+                own += here
+            trained += here if each.trained else 0
+        if not own:
+            return Products(1.0, BACKWARD)
+        forward = 1 + adapters / own
+        return Products(forward, forward + (trained + again) / own)
 
     def decoded_bytes(self, shards: Shards, width: int) -> int:
         """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
@@ -86,39 +98,34 @@ def apart(unit: Unit) -> Unit:
 @lru_cache(64)
 def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> tuple[Unit, ...]:
     """All units of a model, in the order in which it uses them: embeddings, layers, head. Parameters whose names match
-    a pattern of `freeze` are not trained; layers that differ in these are not alike."""
-    made: dict[tuple[Block, frozenset[str], frozenset[str]], Unit] = {}
-    found = []
+    a pattern of `freeze` are not trained; layers that differ in these, or in whether any before them is, are not
+    alike."""
+    made: dict[tuple[Block, frozenset[str], frozenset[str], bool], Unit] = {}
+    found, has_backward = [], False
     for path, block in model.blocks():
         frozen, tied = _frozen(path, block.parameters, freeze), _frozen("", block.tied, freeze)
-        if (key := (block, frozen, tied)) not in made:
+        weights = weights_of(block.parameters, profile.axes, frozen)
+        has_backward = has_backward or any(each.trained for each in weights)
+        if (key := (block, frozen, tied, has_backward)) not in made:
             made[key] = Unit(
                 block.kind,
-                weights_of(block.parameters, profile.axes, frozen),
+                weights,
                 model.sides,
                 block.attentions,
                 block.feed_forward,
                 block.moe,
                 block.vocabulary,
                 weights_of(block.tied, profile.axes, tied),
+                has_backward,
             )
         found.append(made[key])
     return tuple(found)
 
 
-def _passes(weights: Iterable[Weight]) -> Passes:
-    """A frozen matrix has no products for a gradient of its own; one of an adapter has its products beside it."""
-    own = adapters = trained = 0
-    for each in weights:
-        if each.name.endswith((A, B)):
-            adapters += each.num_weights
-        else:
-            own += each.num_weights
-        trained += each.num_weights if each.trained else 0
-    if not own:
-        return Passes(1.0, BACKWARD)
-    forward = 1 + adapters / own
-    return Passes(forward, forward + trained / own)
+def _part_of(weight: Weight) -> Part:
+    if weight.of_experts:
+        return "experts"
+    return "feed_forward" if weight.name.startswith("feed_forward.") else "others"
 
 
 def _frozen(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:

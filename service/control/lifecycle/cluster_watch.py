@@ -16,7 +16,7 @@ class ClusterWatch:
 
     One thread asks at a time. Others meanwhile get what was said before, however old: a cluster that answers
     slowly must not make everybody slow. What was measured is no part of that answer: it is read from the cache each
-    time, so that a plan asked for after a measurement always goes by it.
+    time, so that a plan goes by it from then on, whatever answer of the cluster is on its way.
     """
 
     def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
