@@ -130,6 +130,8 @@ def test_a_folder_is_trained_on_with_its_router_frozen(
     assert "".join(job.generate(PROMPT, max_tokens=12)) == librarys_text(job, 12)
 
 
+# PEFT's own use of it.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["fine-tune", "preference"])
 def test_a_folder_is_tuned_on_conversations(
     name: str, plane: ControlPlane, folder: Path, tmp_path: Path
