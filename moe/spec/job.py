@@ -159,7 +159,7 @@ class JobSpec(Spec):
 
 
 def _as_written(problems: list[Problem]) -> list[Problem]:
-    """Those of an adapter that was written beside the model, at the place where it was written."""
+    """Problems of an adapter at the place where it was written: beside the model."""
     inside = "model.adapter"
     return [
         replace(each, path=each.path.removeprefix("model."))

@@ -151,8 +151,9 @@ def test_a_template_that_never_ends_is_given_up_in_bounded_time(monkeypatch: pyt
         limits.append(timeout_s)
         return answer_of(module, given, timeout_s=timeout_s, memory_bytes=memory_bytes)
 
-    # The same limit, reached sooner; each process that is waited for is real.
+    # The same limit, reached sooner: by its own 120 s the test would wait four minutes.
     monkeypatch.setattr("moe.data.conversations.template.TIMEOUT_S", 2.0)
+    # Starts the real process, and notes how long it may take: the sum of these is what is promised.
     monkeypatch.setattr("moe.data.conversations.template.answer_of", noted)
     (found,) = template_of("{{ (10 ** 9) ** (10 ** 9) }}").written([conversation_of(ROW)] * 500)
     assert isinstance(found, Unreadable)

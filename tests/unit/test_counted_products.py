@@ -185,6 +185,7 @@ def test_a_base_is_decoded_as_often_as_it_is_multiplied(
         decoded.append(as_it_is(self, dtype))
         return decoded[-1]
 
+    # Decodes as ever, and notes that it did: nothing else tells how often.
     monkeypatch.setattr(Coded, "decoded", noted)
     model = {**MIXTURE, **ADAPTED, "adapter": {"rank": 2, "base": base}}
     counted(model, (), recompute=recompute)

@@ -226,8 +226,8 @@ class UnitTime:
         for each in unit.weights:
             if not each.num_coded or each.item_bytes == self._width:
                 continue
-            of_hidden = each.name.startswith("feed_forward.")
-            of_hidden = of_hidden and not (each.of_experts and "w_out" in each.name)
+            is_last = each.of_experts and "w_out" in each.name
+            of_hidden = each.name.startswith("feed_forward.") and not is_last
             passes = self._passes(unit, of.hidden_recompute if of_hidden else of.full_recompute)
             is_chunked = each.of_experts and expert * expert_tensor > 1
             times = (passes.forwards + passes.backward) * (of.num_chunks if is_chunked else 1)

@@ -18,7 +18,7 @@ BACKWARD = 2.0
 
 
 Part = Literal["experts", "feed_forward", "others"]
-"""Of a unit's matrices: experts; the rest of the second half of a layer; attention, or logits."""
+"""Matrices of a unit: experts; the rest of the second half of a layer; attention, or logits."""
 
 
 class Products(NamedTuple):
@@ -59,8 +59,8 @@ class Unit:
         return sum(each.shape[0] for each in narrow)
 
     def products(self, shards: Shards, part: Part) -> Products:
-        """Those of a rank. A frozen matrix has none for a gradient of its own; an adapter has all of its own, and ranks
-        that split the matrix split only a half of it."""
+        """Products of a rank with one part of the unit. A frozen matrix has none for a gradient of its own; an adapter
+        has all of its own, and ranks that split the matrix split only a half of it."""
         own = adapters = trained = again = 0
         for each in (*self.weights, *self.tied):
             if _part_of(each) != part or len(each.shape) < 2:
