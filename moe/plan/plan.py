@@ -105,6 +105,9 @@ class RunnerUp(Frozen):
     memory_bytes: CountOrZero | None = None
     not_yet: tuple[str, ...] = ()
     """Parts of it that cannot be run yet."""
+    predicted: TimeEstimate | None = None
+    """By kind, as `memory`. Plans of earlier releases tell of sums alone."""
+    memory: MemoryEstimate | None = None
 
 
 class Measurement(Frozen):

@@ -64,6 +64,9 @@ class AttentionDims:
     any length, the more the longer the chunks in which they are taken."""
     chunk: int = 0
     """Positions of such a chunk."""
+    heads: int = 1
+    key_heads: int = 1
+    """Heads that keys and values are kept of."""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,16 @@ class TranslationModelSpec(Counted):
         """A layer, which has experts where it has no `ffn_dim`."""
         inner = self.num_heads * self.head_dim
         attentions = tuple(
-            AttentionDims(inner, inner, inner, 2 * inner, 4 * self.model_dim * inner, causal=causal)
+            AttentionDims(
+                inner,
+                inner,
+                inner,
+                2 * inner,
+                4 * self.model_dim * inner,
+                causal=causal,
+                heads=self.num_heads,
+                key_heads=self.num_heads,
+            )
             for causal in ((True, False) if decodes else (False,))
         )
         dense = None if ffn_dim is None else FeedForwardDims(ffn_dim, 2)

@@ -10,6 +10,7 @@ from moe.plan import Cluster
 from moe.spec import Problem, SpecError
 from moe.spec.files import read_plain
 from moe.spec.module import CODE_REMEDY, is_code
+from service.cli.whole_file import write_whole
 from service.planner.limited import Limits, ask
 from service.planner.request import ModuleRequest
 
@@ -35,9 +36,9 @@ def plan_module(build: str, sample: str, cluster: Cluster, options: ModuleOption
     answer = ask(asked, Limits(), shows_output=True)
     text = json.dumps(answer.plan, indent=1, sort_keys=True)
     if options.save is not None:
-        options.save.write_text(text + "\n")
+        write_whole(options.save, text + "\n")
     if options.draw is not None:
-        options.draw.write_text(answer.picture)
+        write_whole(options.draw, answer.picture)
     typer.echo(text if options.as_json else answer.explained)
 
 

@@ -52,8 +52,8 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
 
 def test_options_that_do_not_go_together_are_told_of() -> None:
     for options, words in {
-        (): "give FILE, the id of a job, or --module",
-        ("--sample=a:b",): "--sample, --hints, --save and --draw belong to --module",
+        (): "give FILE, the id of a job, diff and two plans, or --module",
+        ("--sample=a:b",): "--sample and --hints belong to --module",
         (
             "--module=a:b",
             "--devices-per-node=2",

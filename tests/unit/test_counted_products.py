@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moe.data.sequences.store import Rows
 from moe.layers.nll import smoothed_nll
 from moe.parallel import Coded, Layout
-from moe.plan import Cluster, Degrees, Search
+from moe.plan import Calibration, Cluster, Degrees, Search
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
-from moe.plan.cost.units import units
+from moe.plan.cost.units import Part, units
 from moe.plan.degrees import Shards
 from moe.plan.plan import TimeEstimate
 from moe.plan.profile import OURS
@@ -103,9 +103,17 @@ def counted(model: dict[str, Any], freeze: tuple[str, ...], loss_of: Loss = text
     return products.count
 
 
-def predicted(spec: JobSpec, degrees: Degrees = ONE, **options: Any) -> TimeEstimate:
-    """On CPUs, whose products are bound by arithmetic at these sizes."""
-    cluster = Cluster(num_nodes=1, devices_per_node=degrees.num_workers, device="cpu", memory_bytes=1 << 40)
+BY_ARITHMETIC = Calibration(
+    machine="an imagined one", memory_bytes_per_s=1e18, half_rows=0.0, expert_half_rows=0.0
+)
+
+
+def predicted(
+    spec: JobSpec, degrees: Degrees = ONE, calibration: Calibration | None = BY_ARITHMETIC, **options: Any
+) -> TimeEstimate:
+    """On CPUs whose products are bound by arithmetic alone."""
+    cluster = Cluster(num_nodes=1, devices_per_node=degrees.num_workers, device="cpu", memory_bytes=1 << 40,
+                      calibration=calibration)  # fmt: skip
     candidate = Candidate(degrees, Options(micro_batch_groups=spec.num_groups // degrees.data, **options))
     return Search(spec, cluster).time.of(candidate)
 
@@ -161,17 +169,19 @@ def test_ranks_that_split_a_matrix_share_a_half_of_its_adapter(tensor: int, expe
     unit = next(unit for unit in units(spec.model, OURS) if unit.moe is not None)
     shards = Shards(tensor=tensor, expert_tensor=expert_tensor)
     m, heads, kv, hidden, shared = 128, 128, 64, 256, 128
-    own, adapters = (
-        (2 * m * heads + 2 * m * kv) / tensor,
-        8 * (3 * m + (heads + 2 * kv) / tensor + heads / tensor + m),
-    )
-    assert unit.products(shards, "others").forward == pytest.approx(1 + adapters / own, rel=1e-6), (
-        "norms count too"
-    )
-    own, adapters = 3 * m * shared + 4 * m, 8 * 3 * (m + shared)
-    assert unit.products(shards, "feed_forward").forward == pytest.approx(1 + adapters / own, rel=1e-6)
+
+    def numbers(part: Part, is_adapter: bool) -> int:
+        counted = unit.matrices(tensor, part)
+        return sum(
+            each.inputs * each.outputs * count for each, count in counted if each.is_adapter == is_adapter
+        )
+
+    assert numbers("others", False) == (2 * m * heads + 2 * m * kv) // tensor
+    assert numbers("others", True) == 8 * (3 * m + (heads + 2 * kv) // tensor + heads // tensor + m)
+    assert numbers("feed_forward", False) == 3 * m * shared
+    assert numbers("feed_forward", True) == 8 * 3 * (m + shared)
     own, adapters = 3 * m * hidden / expert_tensor, 8 * (m + 3 * hidden / expert_tensor + m)
-    assert unit.products(shards, "experts").forward == pytest.approx(1 + adapters / own, rel=1e-6)
+    assert unit.expert_products(shards).forward == pytest.approx(1 + adapters / own, rel=1e-6)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)
@@ -190,7 +200,9 @@ def test_a_base_is_decoded_as_often_as_it_is_multiplied(
     model = {**MIXTURE, **ADAPTED, "adapter": {"rank": 2, "base": base}}
     counted(model, (), recompute=recompute)
     wide = {**model, "adapter": {"rank": 2}}
-    plain, coded = (predicted(job(each), recompute=recompute).elementwise_s for each in (wide, model))
+    plain, coded = (
+        predicted(job(each), calibration=None, recompute=recompute).elementwise_s for each in (wide, model)
+    )
     numbers = sum(each.numel() for each in decoded)
     each_s = 1 / 2e8 if base == "nf4" else 2 * 4 / 24e9
     print(f"{base}, recompute {recompute}: {numbers:,} numbers, {(coded - plain) / each_s:,.0f} predicted")

@@ -21,6 +21,7 @@ from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.time import TimeModel
 from moe.plan.profile import OURS, PEER, PROFILES, profile_of
 from moe.plan.search.choices import divisors, steps
+from moe.plan.software import SOFTWARE
 from moe.spec import JobSpec, MoESpec, SpecError
 from tests.unit.test_spec import job
 
@@ -70,7 +71,7 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
     """Parameters on every rank where there is room; then cut up and gathered where they are used; then spread by
     experts; then every expert split; then no plan, and how many workers would do."""
     spec = mixtral(16, pipeline=1, context=1)
-    plans = [plan_as_peer(spec, joined_by_one_switch(16, memory_gib)) for memory_gib in (2000, 400, 80, 52)]
+    plans = [plan_as_peer(spec, joined_by_one_switch(16, memory_gib)) for memory_gib in (2000, 200, 100, 52)]
     assert [kind_of(plan) for plan in plans] == ["replicated", "fsdp", "expert", "tensor"]
     with pytest.raises(
         SpecError, match=r"2\.\d\d GiB too much; .* is optimizer; use 24 workers of this kind"
@@ -227,7 +228,9 @@ def candidate_of(degrees: Degrees, groups: int, num_micro_batches: int, sharding
 def reduced(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
     """(seconds of adding gradients up and spreading updated weights, those of them that hide)."""
     candidate = candidate_of(Degrees(**degrees), 4, num_micro_batches, sharding)
-    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER).of(candidate)
+    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"]).of(
+        candidate
+    )
     return step.all_reduce_s + step.hidden_s, step.hidden_s
 
 
@@ -269,7 +272,7 @@ def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Shar
 def test_gradients_that_are_scattered_more_often_are_never_faster(num_micro_batches: int) -> None:
     """What comes once a step, most of it the sum of replicated experts, hides behind one backward pass."""
     degrees = Degrees(expert=2, data=8, fsdp=16, expert_fsdp=1)
-    time = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER)
+    time = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"])
     once, each = (
         time.step_s(candidate_of(degrees, 1, num_micro_batches, sharding))
         for sharding in ("optimizer", "gradients")

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from moe.plan.cluster.devices import Device
+from moe.plan.cluster.kernels import Kernels
 from moe.spec.base import Count, CountOrZero, NonNegative, Positive, Spec
 from moe.spec.resources import DeviceKind
 
@@ -45,34 +46,77 @@ class Calibration(Spec):
 
     def on(self, device: Device, devices_per_node: int = 1) -> Device:
         """The device with what was measured, one of so many of a node."""
-        names = (
-            "memory_bytes_per_s", "half_rows", "expert_half_rows", "layer_s", "within_node_bytes_per_s",
-            "across_nodes_bytes_per_s", "latency_s", "across_latency_s",
+        share = 1.0 if self.cores is None else min(1.0, self.cores / devices_per_node)
+        memory = share * (self.memory_bytes_per_s or device.memory_bytes_per_s)
+        kernels = device.kernels
+        if self.flops_per_s or self.memory_bytes_per_s is not None or share < 1:
+            kernels = self._arithmetic(kernels, memory, share)
+        if self.within_node_bytes_per_s is not None or self.latency_s is not None or share < 1:
+            kernels = self._links(kernels, share)
+        return replace(
+            device, kernels=kernels, memory_bytes_per_s=memory,
+            layer_s=None if device.layer_s is None else (self.layer_s or device.layer_s) / share,
+            across_nodes_bytes_per_s=self.across_nodes_bytes_per_s or device.across_nodes_bytes_per_s,
+            across_latency_s=self.across_latency_s or device.across_latency_s,
         )  # fmt: skip
-        measured = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.flops_per_s:  # what products reached is the peak that they are held against
-            measured |= {"flops_per_s": self._rates(device), "efficiency": 1.0}
-            if self.attention_flops_per_s is not None:
-                dtype = "bfloat16" if self.device == "cuda" else "float32"
-                measured["attention_efficiency"] = self.attention_flops_per_s / measured["flops_per_s"][dtype]
-        if self.within_node_bytes_per_s is not None:
-            measured |= {"link_efficiency": 1.0}
-        if self.across_nodes_bytes_per_s is not None:
-            measured |= {"across_efficiency": 1.0}
-        found = replace(device, **measured)
-        if self.cores is None or devices_per_node <= self.cores:
-            return found
-        share = self.cores / devices_per_node
-        rates = {dtype: rate * share for dtype, rate in found.flops_per_s.items()}
-        return replace(found, flops_per_s=rates, memory_bytes_per_s=found.memory_bytes_per_s * share,
-                       layer_s=found.layer_s / share, latency_s=found.latency_s / share)  # fmt: skip
 
-    def _rates(self, device: Device) -> dict[str, float]:
+    def _arithmetic(self, of: Kernels, memory_bytes_per_s: float, share: float) -> Kernels:
+        """Kernels at the rates that large ones reached."""
+        rates = self._rates(of)
+        slower = max(each.bytes_per_s for each in of.products.values()) / memory_bytes_per_s
+        products = {
+            dtype: replace(
+                each, flops_per_s=share * rates[dtype], bytes_per_s=memory_bytes_per_s,
+                half_rows=each.half_rows if self.half_rows is None else self.half_rows,
+            )
+            for dtype, each in of.products.items()
+        }  # fmt: skip
+        experts = {
+            dtype: replace(
+                each, flops_per_s=each.flops_per_s * share * rates[dtype] / of.products[dtype].flops_per_s,
+                half_rows=each.half_rows if self.expert_half_rows is None else self.expert_half_rows,
+                bytes_per_s=each.bytes_per_s / slower, row_s=each.row_s * slower, hidden_s=each.hidden_s * slower,
+                token_s=each.token_s * slower,
+            )
+            for dtype, each in of.experts.items()
+        }  # fmt: skip
+        attention = {}
+        for widths, each in of.attention.items():
+            faster = share
+            if self.attention_flops_per_s is not None:
+                faster *= self.attention_flops_per_s / of.attention_of(_MEASURED_WIDTHS).flops_per_s
+            attention[widths] = replace(each, flops_per_s=faster * each.flops_per_s)
+        return replace(of, products=products, experts=experts, attention=attention)
+
+    def _links(self, of: Kernels, share: float) -> Kernels:
+        """Collectives at the rate that was measured; a step's latency is of either."""
+        rate, latency_s = self.within_node_bytes_per_s, self.latency_s
+        ring = replace(
+            of.ring, bytes_per_s=rate or of.ring.bytes_per_s, step_s=_known(latency_s, of.ring.step_s) / share
+        )
+        all_to_all = replace(
+            of.all_to_all,
+            bytes_per_s=rate or of.all_to_all.bytes_per_s,
+            doubling_s=_known(latency_s, of.all_to_all.doubling_s) / share,
+        )
+        return replace(of, ring=ring, all_to_all=all_to_all)
+
+    def _rates(self, of: Kernels) -> dict[str, float]:
         """Rates of matrix products, by dtype."""
-        known: dict[str, float] = {str(name): rate for name, rate in self.flops_per_s.items()}
+        rates = {name: each.flops_per_s for name, each in of.products.items()}
+        known: dict[str, float] = {name: rate for name, rate in self.flops_per_s.items() if name in rates}
+        if not known:
+            return rates
         dtype = "bfloat16" if "bfloat16" in known else next(iter(known))
-        share = known[dtype] / device.flops_per_s[dtype] if dtype in device.flops_per_s else device.efficiency
-        return {name: share * peak for name, peak in device.flops_per_s.items()} | known
+        return {name: known[dtype] / rates[dtype] * rate for name, rate in rates.items()} | known
+
+
+_MEASURED_WIDTHS = 256
+"""Of a head's scores and values together, where attention is measured."""
+
+
+def _known(measured: float | None, otherwise: float) -> float:
+    return otherwise if measured is None else measured
 
 
 FILE = "calibration-cpu.json"

@@ -1,6 +1,6 @@
 """A cluster: devices, and the links between them."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ from pydantic import Field, StrictBool, ValidationError, model_validator
 
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.devices import DEVICES, Device
+from moe.plan.cluster.kernels import Collective
 from moe.spec.base import Count, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.files import read_plain
@@ -22,6 +23,21 @@ class Link(Spec):
     bytes_per_s: Positive
     """One direction, of each device, as reached by large messages."""
     latency_s: NonNegative
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the network, as collectives use it."""
+
+    devices: int
+    """Consecutive devices that it joins."""
+    ring: Collective
+    all_to_all: Collective
+
+
+def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[Collective, Collective]:
+    """(a ring's, an all-to-all's) constants over links of which a rate and a step's latency are known."""
+    return Collective(bytes_per_s, step_s=latency_s), Collective(bytes_per_s, doubling_s=latency_s)
 
 
 class Cluster(Spec):
@@ -97,23 +113,17 @@ class Cluster(Spec):
         return device if self.calibration is None else self.calibration.on(device, self.devices_per_node)
 
     @property
-    def levels(self) -> tuple[Link, ...]:
+    def levels(self) -> tuple[Level, ...]:
         """The links, as given or the device type's."""
         if self.links is not None:
-            return self.links
+            return tuple(
+                Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in self.links
+            )
         device = self.traits
-        within = Link(
-            devices=self.devices_per_node,
-            bytes_per_s=device.within_node_bytes_per_s * device.link_efficiency,
-            latency_s=device.latency_s,
-        )
+        within = Level(self.devices_per_node, device.kernels.ring, device.kernels.all_to_all)
         if self.num_nodes == 1:
             return (within,)
-        across = Link(
-            devices=self.num_devices,
-            bytes_per_s=device.across_nodes_bytes_per_s * device.across_efficiency,
-            latency_s=device.across_latency_s,
-        )
+        across = Level(self.num_devices, *_of_rate(device.across_nodes_bytes_per_s, device.across_latency_s))
         return (across,) if self.sides or self.devices_per_node == 1 else (within, across)
 
     @property

@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from moe.plan.cluster.cluster import Cluster
+from moe.plan.cluster.kernels import Exchange
 
 
 @dataclass(frozen=True)
@@ -15,47 +17,67 @@ class Ranks:
     stride: int = 1
 
 
+class _Ring(NamedTuple):
+    """Seconds of a ring's parts."""
+
+    begin_s: float = 0.0
+    """Launch, and channels that fill."""
+    steps_s: float = 0.0
+    """Latency of its steps, one after the other."""
+    bytes_s: float = 0.0
+    own_s: float = 0.0
+    """A rank's own share copied."""
+
+
 class Network:
     """Seconds of collectives on a cluster. Ranks are numbered node by node."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._levels, self._rails, self._sides = cluster.levels, cluster.rails, cluster.sides
+        self._has_measured_nodes = self._levels[0].ring.start_s > 0
         self.all_to_all = cache(self._all_to_all)
         self.gather = cache(self._gather)
 
     def all_reduce(self, num_bytes: float, ranks: Ranks) -> float:
         """A sum of `num_bytes` on each rank: a reduce-scatter and an all-gather, or a tree where its fewer steps count
-        for more, `α log2(n)` each way."""
-        steps_s, bytes_s = self._ring(num_bytes, ranks)
-        return 2 * (min(steps_s, self._tree_s(ranks)) + bytes_s)
+        for more, `α log2(n)` each way. What was measured within nodes are rings alone."""
+        of = self._ring(num_bytes, ranks)
+        within = Ranks(self._reached(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
+        in_node_s = self._ring(0.0, within).steps_s
+        steps_s = in_node_s + min(of.steps_s - in_node_s, self._tree_s(ranks) - self._tree_s(within))
+        return of.begin_s + 2 * (steps_s + of.bytes_s) + of.own_s
 
     def _gather(self, num_bytes: float, ranks: Ranks) -> float:
         """An all-gather to, or a reduce-scatter of, `num_bytes` on each rank, by a ring."""
-        steps_s, bytes_s = self._ring(num_bytes, ranks)
-        return steps_s + bytes_s
+        of = self._ring(num_bytes, ranks)
+        return of.begin_s + of.steps_s + of.bytes_s + of.own_s
 
-    def _ring(self, num_bytes: float, ranks: Ranks) -> tuple[float, float]:
-        """(latency of its steps, seconds that bytes take).
+    def _ring(self, num_bytes: float, ranks: Ranks) -> _Ring:
+        """Parts of a ring's time.
 
         A ring passes all but a rank's own share through each of its links, in n - 1 steps one after the other:
         `α (n - 1) + B (n - 1) / (n · bandwidth)`. Bytes wait for the slowest level; of the steps, as many leave a
         node as there are nodes but one (NCCL's own model of its rings). Ranks of a group in a node share its ways out.
         """
         if ranks.count == 1:
-            return 0.0, 0.0
+            return _Ring()
         if self._sides is not None:  # four links a device, in both directions of two rings
-            link, hops = self._levels[0], _root(ranks.count)
-            return link.latency_s * hops, num_bytes * (ranks.count - 1) / ranks.count / (4 * link.bytes_per_s)
-        slowest, latency, inside = 0.0, 0.0, 1
-        for link, joined in zip(self._levels, self._reached(ranks), strict=True):
-            groups = -(-joined // inside)
+            link, hops = self._levels[0].ring, _root(ranks.count)
+            moved = num_bytes * (ranks.count - 1) / ranks.count
+            return _Ring(steps_s=link.step_s * hops, bytes_s=moved / (4 * link.bytes_per_s))
+        slowest, latency, inside, innermost = 0.0, 0.0, 1, None
+        for level, joined in zip(self._levels, self._reached(ranks), strict=True):
+            link, groups = level.ring, -(-joined // inside)
             if groups > 1:
+                innermost = innermost or link
                 moved = num_bytes * (groups - 1) / groups
                 ways = min(inside, joined - inside * (groups - 1))  # out of the group that has the fewest
                 slowest = max(slowest, moved / (ways * link.bytes_per_s))
-                latency += link.latency_s * (-(-ranks.count // inside) - -(-ranks.count // joined))
+                latency += link.step_s * (-(-ranks.count // inside) - -(-ranks.count // joined))
             inside = max(inside, joined)
-        return latency, slowest
+        assert innermost is not None
+        own_s = num_bytes / ranks.count / innermost.own_bytes_per_s
+        return _Ring(innermost.begin_s(num_bytes), latency, slowest, own_s)
 
     def _tree_s(self, ranks: Ranks) -> float:
         """Latency of the steps from the leaves of a tree to its root. There is none on a torus, whose rings have its
@@ -63,8 +85,8 @@ class Network:
         if self._sides is not None:
             return math.inf
         latency, inside = 0.0, 1
-        for link, joined in zip(self._levels, self._reached(ranks), strict=True):
-            latency += link.latency_s * _log2(-(-joined // inside))
+        for level, joined in zip(self._levels, self._reached(ranks), strict=True):
+            latency += level.ring.step_s * _log2(-(-joined // inside))
             inside = max(inside, joined)
         return latency
 
@@ -79,13 +101,13 @@ class Network:
         if ranks.count == 1:
             return 0.0
         if self._sides is not None:
-            link, side = self._levels[0], _root(ranks.count)
-            return link.latency_s * side + num_bytes * side / 8 / link.bytes_per_s
+            link, side = self._levels[0].ring, _root(ranks.count)
+            return link.step_s * side + num_bytes * side / 8 / link.bytes_per_s
         reached = self._reached(ranks)
         outermost = next(index for index, joined in enumerate(reached) if joined == ranks.count)
-        slowest, latency, inside, spread = 0.0, 0.0, 1, 0.0
-        for index, link in enumerate(self._levels[: outermost + 1]):
-            moved = num_bytes * (reached[index] - inside) / ranks.count
+        slowest, latency, inside, spread, innermost = 0.0, 0.0, 1, 0.0, None
+        for index, level in enumerate(self._levels[: outermost + 1]):
+            link, moved = level.all_to_all, num_bytes * (reached[index] - inside) / ranks.count
             if index == outermost and outermost > 0:
                 if copies > 1:
                     spread = num_bytes * (reached[index] - inside) / ranks.count
@@ -93,26 +115,49 @@ class Network:
                 elif self._rails:  # first to the device whose rail it travels on
                     spread = moved * (inside - 1) / inside
             if reached[index] > inside:
+                innermost = innermost or link
                 slowest = max(slowest, moved / link.bytes_per_s)
-                latency += link.latency_s * _log2(reached[index])
+                latency += link.latency_s(reached[index])
             inside = max(inside, reached[index])
+        assert innermost is not None
         if spread:
-            latency += spread / self._levels[0].bytes_per_s + self._levels[0].latency_s
-        return latency + slowest
+            within = self._levels[0].all_to_all
+            latency += spread / within.bytes_per_s + within.latency_s(2)
+        own_s = num_bytes / ranks.count / innermost.own_bytes_per_s
+        return innermost.begin_s(num_bytes) + latency + slowest + own_s
 
     def _reached(self, ranks: Ranks) -> list[int]:
         """Ranks that each level joins; the last joins all, also where workers share devices."""
         within = [min(ranks.count, max(1, link.devices // ranks.stride)) for link in self._levels[:-1]]
         return [*within, ranks.count]
 
+    def fused(
+        self, kernel: Exchange, tokens: float, row_bytes: float, chosen: int, copies: int, ranks: Ranks,
+        max_groups: int | None,
+    ) -> float:  # fmt: skip
+        """A fused exchange of `tokens` of each rank, to `chosen` experts of which each is on `copies` ranks; a token
+        goes to `max_groups` nodes at most."""
+        nodes = self.nodes_of(ranks)
+        in_node = ranks.count // nodes
+        reached = min(nodes, max_groups or nodes)
+        to_ranks = copies * distinct(max(1, reached * in_node // copies), chosen)
+        across = distinct(reached, chosen) * (nodes - 1) / nodes
+        return kernel.seconds(tokens, row_bytes, to_ranks, across, nodes, in_node)
+
     def send(self, num_bytes: float, stride: int) -> float:
         """From one rank to the one `stride` further on."""
-        link = next((link for link in self._levels if link.devices > stride), self._levels[-1])
-        return link.latency_s + num_bytes / link.bytes_per_s
+        level = next((level for level in self._levels if level.devices > stride), self._levels[-1])
+        link = level.ring
+        return link.begin_s(num_bytes) + link.step_s + num_bytes / link.bytes_per_s
 
     def nodes_of(self, ranks: Ranks) -> int:
         """Groups of the innermost level that the ranks span."""
         return max(1, ranks.count * ranks.stride // self._levels[0].devices)
+
+
+def distinct(bins: int, chosen: int) -> float:
+    """Bins that so many choices, spread evenly at random, fall into."""
+    return bins * (1 - (1 - 1 / bins) ** chosen)
 
 
 def _log2(count: int) -> int:

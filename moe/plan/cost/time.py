@@ -13,6 +13,7 @@ from moe.plan.cost.units import BACKWARD, Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.plan import TimeEstimate
 from moe.plan.profile import Profile
+from moe.plan.software import Software
 from moe.spec import JobSpec
 
 BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
@@ -21,11 +22,14 @@ Measured of `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,04
 
 
 class TimeModel:
-    """Predicts the step of candidates of one job on one cluster, run as `profile` says. `load_skew`: rows of the
-    busiest expert over the mean."""
+    """Predicts the step of candidates of one job on one cluster, run by `software` as `profile` says. `load_skew`: rows
+    of the busiest expert over the mean."""
 
-    def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile, load_skew: float = 1.0) -> None:
+    def __init__(
+        self, spec: JobSpec, cluster: Cluster, profile: Profile, software: Software, load_skew: float = 1.0
+    ) -> None:
         self._spec, self._device, self._network = spec, cluster.traits, Network(cluster)
+        self._software = software
         self._units = units(spec.model, profile, spec.train.freeze)
         self._m = spec.model.model_dim
         self._whole = stages(self._units, 1, 1)[0].units
@@ -33,7 +37,7 @@ class TimeModel:
         self._state_width = max(4, self._width)
         self._profile = profile
         self._counter = StateCounter(spec.train.optimizer)
-        self._unit = UnitTime(spec, cluster, profile, self._network, load_skew).of
+        self._unit = UnitTime(spec, cluster, profile, software, self._network, load_skew).of
         self._end_of_step = cache(self._reduce_and_update)
 
     def step_s(self, candidate: Candidate) -> float:
@@ -89,7 +93,7 @@ class TimeModel:
         covered = 0.0
         if self._profile.reduces_beside_backward:
             # What comes once a step has none but the last to hide behind.
-            backward, share = one * BACKWARD / (1 + BACKWARD), self._device.overlap
+            backward, share = one * BACKWARD / (1 + BACKWARD), self._software.overlap
             of_the_last = min(share * (scatter + once), backward)
             covered = (behind - 1) * min(share * scatter, backward) + of_the_last
         found = {
@@ -116,7 +120,8 @@ class TimeModel:
         )
         one = self._network.send(self._width * tokens * self._m, degrees.stage_workers)
         runs = candidate.options.num_micro_batches * candidate.options.virtual_stages
-        return 2 * one * (runs * (1 - self._device.overlap) + degrees.pipeline - 1)
+        exposed = 2 * one * (runs * (1 - self._software.overlap) + degrees.pipeline - 1)
+        return exposed + runs * self._software.host.run_s
 
     def _reduce_and_update(
         self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding

@@ -6,15 +6,18 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute
 from moe.plan.cluster.cluster import Cluster
+from moe.plan.cluster.kernels import MatrixProducts
 from moe.plan.cost.collectives import Network, Ranks
 from moe.plan.cost.flops import looked_at, pairs_flops
 from moe.plan.cost.memory import BYTES_PER_ELEMENT
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.state import StateCounter
-from moe.plan.cost.units import BACKWARD, Part, Products, Unit
+from moe.plan.cost.units import BACKWARD, Matrix, Part, Products, Unit
 from moe.plan.degrees import Shards, Split
 from moe.plan.profile import Profile
+from moe.plan.software import Software
 from moe.spec import JobSpec, MoESpec, PreferenceSpec
+from moe.spec.block import AttentionDims
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,17 @@ class MicroBatch(NamedTuple):
     @property
     def full_recompute(self) -> float:
         """Forward passes in the backward one, of whole blocks."""
-        return 1.0 if self.recompute == "full" else 0.0
+        return _recomputed(self.recompute)[0]
 
     @property
     def hidden_recompute(self) -> float:
         """The same of first products, which give hidden states."""
-        return 0.0 if self.recompute == "none" else 1.0
+        return _recomputed(self.recompute)[1]
+
+
+def _recomputed(recompute: Recompute) -> tuple[float, float]:
+    """Forward passes in the backward one: of whole blocks, and of products that give hidden states."""
+    return (1.0 if recompute == "full" else 0.0), (0.0 if recompute == "none" else 1.0)
 
 
 class Passes(NamedTuple):
@@ -115,21 +123,31 @@ class UnitTime:
     """Predicts units of one job on one cluster; each question is worked out once."""
 
     def __init__(
-        self, spec: JobSpec, cluster: Cluster, profile: Profile, network: Network, load_skew: float
+        self,
+        spec: JobSpec,
+        cluster: Cluster,
+        profile: Profile,
+        software: Software,
+        network: Network,
+        load_skew: float,
     ) -> None:
         self._spec, self._device, self._network = spec, cluster.traits, network
         self._load_skew, self._m = load_skew, spec.model.model_dim
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
-        self._profile = profile
+        self._profile, self._software = profile, software
         self._gathered_width = max(4, self._width) if profile.gathers_wide else self._width
-        self._peak = self._device.flops_per_s[spec.train.dtype] * self._device.efficiency
-        wide = "bfloat16" if spec.train.dtype == "fp8" else spec.train.dtype
-        self._attention_rate = self._device.flops_per_s[wide] * self._device.attention_efficiency
-        self._wide_peak = self._device.flops_per_s[wide] * self._device.efficiency
+        kernels, dtype = self._device.kernels, spec.train.dtype
+        self._kernels, self._products, self._experts = (
+            kernels,
+            kernels.products[dtype],
+            kernels.experts[dtype],
+        )
+        self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
         self._reference_passes = 1 if isinstance(spec.data, PreferenceSpec) else 0
         self._counter = StateCounter(spec.train.optimizer)
         self.of = cache(self._of_unit)
-        self._attention = cache(self._of_attention)
+        self._attention, self._dense = cache(self._of_attention), cache(self._of_dense)
+        self._rows_s = cache(self._seconds_of_rows)
 
     def _of_unit(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
         if of.fsdp > 1 or of.expert_fsdp > 1:
@@ -138,79 +156,97 @@ class UnitTime:
         seconds = UnitSeconds()
         if unit.attentions or unit.vocabulary is not None:
             seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.full_recompute)
-        if unit.is_layer:
-            seconds += self._of_feed_forward(unit, of)
+        if unit.is_layer and unit.moe is None:
+            seconds += self._dense(unit, of.groups, of.split.tensor, of.split.context, of.recompute)
+        elif unit.moe is not None:
+            seconds += self._of_experts(unit, unit.moe, of)
         seconds += self._decoded(unit, of)
         if not of.overlap:
             return seconds
-        covered = self._device.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
+        covered = self._software.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
         left = seconds.all_to_all_s - covered
         return replace(seconds, all_to_all_s=left, hidden_s=seconds.hidden_s + covered)
 
     def _positions(self, unit: Unit, groups: int, context: int) -> float:
         return groups * self._spec.group_tokens / unit.sides / context
 
-    def _product(
-        self,
-        rows: float,
-        flops: float,
-        num_bytes: float,
-        peak: float | None = None,
-        half_rows: float | None = None,
+    def _seconds_of_rows(
+        self, unit: Unit, part: Part, positions: float, tensor: int, passes: Passes, hidden_again: float
     ) -> float:
-        """Roofline, with an efficiency that falls with few rows."""
-        if not rows:
-            return 0.0
-        reached = (
-            (peak or self._peak)
-            * rows
-            / (rows + (self._device.half_rows if half_rows is None else half_rows))
-        )
-        return max(flops / reached, num_bytes / self._device.memory_bytes_per_s)
+        """Of the matrices of one part of a unit. `hidden_again`: forward passes in the backward one of those that give
+        hidden states, beside those of whole blocks."""
+        products = self._wide_products if unit.vocabulary is not None else self._products
+        seconds = 0.0
+        for matrix, count in unit.matrices(tensor, part):
+            rows = positions if matrix.is_split else positions / tensor
+            forward = products.seconds(rows, matrix.inputs, matrix.outputs, quantised=matrix.is_first)
+            one = passes.forward * forward
+            if not matrix.is_adapter:
+                one += passes.of_reference * forward
+            if passes.backward:
+                one += passes.backward * self._backward_s(products, matrix, rows, forward)
+                one += passes.backward * matrix.gives_hidden * hidden_again * forward
+            seconds += count * one
+        return seconds / self._software.host.sustained
+
+    @staticmethod
+    def _backward_s(products: MatrixProducts, matrix: Matrix, rows: float, forward_s: float) -> float:
+        """Gradients of both factors, and what goes through an adapter's first half once more."""
+        seconds = products.seconds(rows, matrix.outputs, matrix.inputs)
+        if matrix.is_trained:
+            seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantised=False)  # both are
+        return seconds + forward_s if matrix.again else seconds
 
     def _of_attention(
         self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float
     ) -> UnitSeconds:
         """Attention of a layer, or the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
-        width, device = self._width, self._device
-        passes = self._passes(unit, full_recompute)
-        made = unit.products(Shards(tensor=tensor), "others")
-        products = attention = gather = moved = 0.0
+        width, software = self._width, self._software
+        # Logits of preferences are made again, as their loss is no sum over tokens.
+        again = self._reference_passes if unit.vocabulary is not None else full_recompute
+        passes = self._passes(unit, again)
+        products = self._rows_s(unit, "others", positions, tensor, passes, 0.0)
+        attention = gather = moved = 0.0
         for each in unit.attentions:
-            weights = each.projections / tensor
-            products += passes.of(made) * self._product(
-                positions,
-                2 * positions * weights,
-                width * (weights + positions * (2 * m + each.queries) / tensor),
-            )
-            # The backward pass of fused attention computes scores again: 2.5 times its forward pass.
-            flops = positions / tensor * pairs_flops(each, looked_at(each, self._spec.data.padded_tokens))
-            attention += (passes.forwards + 2.5 * passes.backward) * flops / self._attention_rate
+            attention += self._pairs_s(each, positions, tensor, context, passes)
             kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
             moved += passes.over_activations * 2 * width * positions * kept
             gather += self._into_and_out(positions, tensor, passes.over_activations, each.gathered)
             if context > 1:  # keys and values go round, their gradients back
                 keys = width * positions * each.kept_keys_and_values / tensor * context
                 times = passes.over_activations + passes.backward
-                gather += times * self._network.gather(keys, Ranks(context, tensor))
+                apart = 1 - software.tensor_overlap
+                gather += apart * times * self._network.gather(keys, Ranks(context, tensor))
         if unit.vocabulary is not None:
             split = tensor if self._profile.splits_vocabulary else 1
-            rows, weights = positions / tensor * split, m * unit.vocabulary / split
-            # Logits of preferences are made again, as their loss is no sum over tokens.
-            of_logits = self._passes(unit, self._reference_passes)
-            one = self._product(rows, 2 * rows * weights, width * weights, self._wide_peak)
-            products += of_logits.of(made) * one
-            moved += of_logits.over_activations * 4 * positions / tensor * unit.vocabulary
+            moved += passes.over_activations * 4 * positions / tensor * unit.vocabulary
             if split > 1:  # gathered for each pass, gradients scattered
-                gather += of_logits.over_activations * self._network.gather(
-                    width * positions * m, Ranks(tensor)
-                )
-        launches = device.layer_s / 2 * passes.over_activations / 3 if unit.attentions else 0.0
+                gather += passes.over_activations * self._network.gather(width * positions * m, Ranks(tensor))
+        launches = software.host.layer_s / 2 * passes.over_activations / 3 if unit.attentions else 0.0
         return UnitSeconds(
-            products_s=products, attention_s=attention, elementwise_s=moved / device.memory_bytes_per_s,
+            products_s=products, attention_s=attention / software.host.sustained, elementwise_s=self._moved_s(moved),
             launches_s=launches, gather_s=gather,
         )  # fmt: skip
+
+    def _pairs_s(
+        self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes
+    ) -> float:
+        """Scores and the weighing of values. The backward pass computes scores again."""
+        length, heads = self._spec.data.padded_tokens, dims.heads / tensor
+        kernel = self._kernels.attention_of((dims.queries + dims.values) / dims.heads)
+        if dims.linear:
+            forward = positions / tensor * pairs_flops(dims, looked_at(dims, length)) / kernel.flops_per_s
+        else:
+            # Of each sequence a context rank has a share of the queries, and all keys.
+            forward = kernel.seconds(
+                positions * context, length, heads, dims.key_heads / tensor, (dims.queries + dims.values) / dims.heads,
+                dims.window, causal=dims.causal,
+            ) / context  # fmt: skip
+        return (passes.forwards + kernel.backward * passes.backward) * forward
+
+    def _moved_s(self, num_bytes: float) -> float:
+        return num_bytes / self._device.memory_bytes_per_s / self._software.host.sustained
 
     def _passes(self, unit: Unit, recomputed: float) -> Passes:
         """Where a backward pass makes so much of a forward one again."""
@@ -246,91 +282,89 @@ class UnitTime:
             return 0.0
         width, ranks = self._width * positions, Ranks(tensor)
         inwards = self._m if gathered is None else gathered
-        return passes * (
-            self._network.gather(width * inwards, ranks) + self._network.gather(width * self._m, ranks)
+        return (
+            (1 - self._software.tensor_overlap)
+            * passes
+            * (self._network.gather(width * inwards, ranks) + self._network.gather(width * self._m, ranks))
         )
 
-    def _of_feed_forward(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        """A layer's second half: a feed-forward layer, or experts with their routing and their exchanges."""
-        if unit.moe is not None:
-            return self._of_experts(unit, unit.moe, self._positions(unit, of.groups, of.split.context), of)
+    def _of_dense(
+        self, unit: Unit, groups: int, tensor: int, context: int, recompute: Recompute
+    ) -> UnitSeconds:
+        """A feed-forward layer without experts."""
         dims = unit.feed_forward
         assert dims is not None
-        positions, m, tensor = self._positions(unit, of.groups, of.split.context), self._m, of.split.tensor
-        width, device = self._width, self._device
-        passes = self._passes(unit, of.full_recompute)
-        made = unit.products(Shards(tensor=tensor), "feed_forward")
-        weights = dims.num_matrices * m * dims.hidden / tensor
-        flops = 2 * positions * weights
-        num_bytes = width * (weights + positions * 2 * dims.hidden / tensor)
-        again = self._again(passes, made, dims.num_matrices, of)
-        products = (passes.of(made) + again) * self._product(positions, flops, num_bytes)
-        hidden = dims.num_matrices * dims.hidden
-        of_hidden = passes.over_activations - of.full_recompute * passes.backward
-        moved = 2 * width * positions * (passes.over_activations * 3 * m + of_hidden * hidden) / tensor
+        positions, m = self._positions(unit, groups, context), self._m
+        full, hidden = _recomputed(recompute)
+        passes = self._passes(unit, full)
+        products = self._rows_s(unit, "feed_forward", positions, tensor, passes, hidden - full)
+        of_hidden = passes.over_activations - full * passes.backward
+        numbers = passes.over_activations * 3 * m + of_hidden * dims.num_matrices * dims.hidden
         return UnitSeconds(
-            products_s=products, elementwise_s=moved / device.memory_bytes_per_s,
-            launches_s=device.layer_s / 2 * passes.over_activations / 3,
+            products_s=products, elementwise_s=self._moved_s(2 * self._width * positions * numbers / tensor),
+            launches_s=self._software.host.layer_s / 2 * passes.over_activations / 3,
             gather_s=self._into_and_out(positions, tensor, passes.over_activations),
         )  # fmt: skip
 
-    @staticmethod
-    def _again(passes: Passes, made: Products, num_matrices: int, of: MicroBatch) -> float:
-        """Products of the first matrices, which give hidden states, where these alone are made again."""
-        share = (num_matrices - 1) / num_matrices
-        return passes.backward * made.forward * (of.hidden_recompute - of.full_recompute) * share
-
-    def _of_experts(self, unit: Unit, moe: MoESpec, positions: float, of: MicroBatch) -> UnitSeconds:
-        tensor, _, expert, expert_tensor = of.split
-        m, width, device = self._m, self._width, self._device
-        num_chunks, passes = of.num_chunks, self._passes(unit, of.full_recompute)
+    def _of_experts(self, unit: Unit, moe: MoESpec, of: MicroBatch) -> UnitSeconds:
+        tensor, context, expert, expert_tensor = of.split
+        m, software, num_chunks = self._m, self._software, of.num_chunks
+        positions = self._positions(unit, of.groups, context)
+        passes, again = self._passes(unit, of.full_recompute), of.hidden_recompute - of.full_recompute
         through = passes.over_activations
         tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
         rows = tokens * moe.experts_per_token * expert_tensor * skew
         each = moe.num_experts // expert
-        weights = moe.num_matrices * m * moe.hidden_dim / expert_tensor
-        hidden = moe.num_matrices * moe.hidden_dim / expert_tensor
-        of_chosen = self._product(
-            rows / each / num_chunks,
-            2 * rows * weights,
-            width * (each * weights + rows * (2 * m + hidden)),
-            half_rows=device.expert_half_rows,
-        )
-        of_shared = 0.0
-        if moe.shared_hidden_dim:
-            shared = moe.num_matrices * m * moe.shared_hidden_dim
-            of_shared = self._product(tokens, 2 * tokens * shared, width * (shared + tokens * 2 * m))
-        shards, products = Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), 0.0
-        parts: tuple[tuple[float, Part], ...] = ((of_chosen, "experts"), (of_shared, "feed_forward"))
-        for one, part in parts:
-            made = unit.products(shards, part)
-            products += (passes.of(made) + self._again(passes, made, moe.num_matrices, of)) * one
-        # Scores in float32 for all tokens of a tensor group, some ten passes over them; rows are gathered, and weighed
-        # and added up, in every pass.
-        scores = 10 * 4 * positions * moe.num_experts
-        of_hidden = through - of.full_recompute * passes.backward
-        moved = through * (2 * 2 * width * rows * m) + 2 * width * rows * hidden * of_hidden
-        router = through * 2 * positions / tensor * m * moe.num_experts / (self._wide_peak / 2)
-        routing = router + (scores + moved) / device.memory_bytes_per_s
-        ranks = Ranks(expert * expert_tensor)
-        sent = width * tokens * moe.experts_per_token * expert_tensor * skew * m
-        copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
-        one = self._network.all_to_all(sent / num_chunks, ranks, copies) * num_chunks
-        # Out and back, forward and backward; rows that are not kept travel out once more.
-        back = 2 + (2 * of.full_recompute or of.hidden_recompute)
-        exchange = one * (2 * (passes.of_reference + 1) + passes.backward * back)
-        if not device.fixed_shapes:  # each pass begins with counts
-            exchange += passes.forwards * self._network.all_to_all(0.0, ranks)
+        made = unit.expert_products(Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
+        times = passes.of(made)
+        times += passes.backward * made.forward * again * (moe.num_matrices - 1) / moe.num_matrices
+        chunk = (rows / num_chunks, tokens / num_chunks)
+        one = self._experts.seconds(*chunk, each, m, moe.hidden_dim / expert_tensor, moe.num_matrices)
+        permuted = self._experts.permuted_s(*chunk, m)
+        products = times * num_chunks * (one - permuted) / software.host.sustained
+        permutation = times * num_chunks * permuted / software.host.sustained
+        # Shared experts are whole on every rank.
+        products += self._rows_s(unit, "feed_forward", tokens, 1, passes, again)
+        # Scores in float32 for all tokens of a tensor group, some ten passes over them.
+        scores = self._moved_s(10 * 4 * positions * moe.num_experts)
+        router = through * self._wide_products.seconds(tokens, m, moe.num_experts) / software.host.sustained
+        moved = through * 2 * self._width * tokens * 4 * m
+        if moe.expert_bias:
+            moved += (
+                software.bias_passes * through / 3 * 2 * self._width * rows * moe.hidden_dim / expert_tensor
+            )
+        exchange = self._exchange_s(moe, of, tokens, skew, passes)
         covered = 0.0
         if num_chunks > 1:
-            covered = device.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
-        launches = device.layer_s / 2 * through / 3
-        launches = launches * (1 + num_chunks) / 2 + device.expert_s * each * num_chunks * through / 3
-        norms = through * 2 * width * tokens * 4 * m / device.memory_bytes_per_s
+            covered = software.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
+        launches = software.host.layer_s / 2 * through / 3
+        launches = launches * (1 + num_chunks) / 2 + software.host.expert_s * each * num_chunks * through / 3
         return UnitSeconds(
-            products_s=products, routing_s=routing, elementwise_s=norms, launches_s=launches,
+            products_s=products, routing_s=router + scores + permutation,
+            elementwise_s=self._moved_s(moved), launches_s=launches,
             all_to_all_s=exchange - covered, hidden_s=covered,
         )  # fmt: skip
+
+    def _exchange_s(self, moe: MoESpec, of: MicroBatch, tokens: float, skew: float, passes: Passes) -> float:
+        """Rows out and back, forward and backward; rows that are not kept travel out once more."""
+        _, _, expert, expert_tensor = of.split
+        ranks = Ranks(expert * expert_tensor)
+        if ranks.count == 1:
+            return 0.0
+        row_bytes, chunk = self._width * self._m, tokens / of.num_chunks
+        back = 2 + (2 * of.full_recompute or of.hidden_recompute)
+        times = (2 * (passes.of_reference + 1) + passes.backward * back) * of.num_chunks
+        kernel = self._kernels.exchange if self._software.is_fused else None
+        if kernel is not None:
+            chosen, groups = moe.experts_per_token, moe.routing.max_expert_groups
+            one = self._network.fused(kernel, chunk * skew, row_bytes, chosen, expert_tensor, ranks, groups)
+            return times * one
+        sent = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew
+        copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
+        exchange = times * self._network.all_to_all(sent, ranks, copies)
+        if not self._device.fixed_shapes:  # each pass begins with counts
+            exchange += passes.forwards * self._network.all_to_all(0.0, ranks)
+        return exchange
 
     def _copies(self, moe: MoESpec, ranks: Ranks) -> float:
         """Experts that a token has in each node that it has any in, where its K are spread evenly."""
@@ -364,7 +398,7 @@ class UnitTime:
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
         )  # not behind what others hide behind
-        covered = min(self._device.overlap * cost, busy)
+        covered = min(self._software.overlap * cost, busy)
         return replace(
             seconds, gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered
         )

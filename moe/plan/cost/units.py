@@ -1,5 +1,6 @@
 """A model as the planner sees it: the units that a pipeline stage has whole, with their parameters and dimensions."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
@@ -19,6 +20,24 @@ BACKWARD = 2.0
 
 Part = Literal["experts", "feed_forward", "others"]
 """Matrices of a unit: experts; the rest of the second half of a layer; attention, or logits."""
+_ROUTER = "moe.router"
+
+
+class Matrix(NamedTuple):
+    """A matrix as a rank multiplies it."""
+
+    inputs: int
+    outputs: int
+    is_split: bool
+    """Whether tensor ranks have parts of it, and multiply all tokens of their group; or all of it, and their own."""
+    is_trained: bool
+    is_adapter: bool
+    gives_hidden: bool
+    """Whether what it gives is hidden states of a feed-forward layer."""
+    again: bool
+    """Whether it is an adapter's first half of which nothing is kept."""
+    is_first: bool
+    """Of matrices that are multiplied by the same rows, whether it is the first, for which they are made narrow."""
 
 
 class Products(NamedTuple):
@@ -58,17 +77,40 @@ class Unit:
         narrow = (each for each in self.weights if each.name.endswith(A) and not each.of_experts)
         return sum(each.shape[0] for each in narrow)
 
-    def products(self, shards: Shards, part: Part) -> Products:
-        """Products of a rank with one part of the unit. A frozen matrix has none for a gradient of its own; an adapter
-        has all of its own, and ranks that split the matrix split only a half of it."""
-        own = adapters = trained = again = 0
+    def matrices(self, tensor: int, part: Part) -> tuple[tuple[Matrix, int], ...]:
+        """Matrices of one part of the unit on each of `tensor` ranks, and how many there are alike; but for the
+        router's."""
+        shards, found, met = Shards(tensor=tensor), Counter[Matrix](), set()
         for each in (*self.weights, *self.tied):
-            if _part_of(each) != part or len(each.shape) < 2:
+            if _part_of(each) != part or len(each.shape) < 2 or each.name.endswith(_ROUTER):
+                continue
+            *_, inner = each.used(shards)
+            if not (numbers := each.multiplied(shards)):
+                continue
+            is_adapter = each.name.endswith((A, B))
+            found[
+                Matrix(
+                    inputs=inner, outputs=numbers // inner, is_trained=each.trained, is_adapter=is_adapter,
+                    is_split=is_adapter or tensor == 1 or any(axis == "tensor" for axis, _ in each.divided),
+                    gives_hidden=part == "feed_forward" and "w_out" not in each.name,
+                    again=each.name.endswith(A) and "w_out" in each.name,
+                    is_first=(is_adapter, inner) not in met,
+                )
+            ] += 1  # fmt: skip
+            met.add((is_adapter, inner))
+        return tuple(found.items())
+
+    def expert_products(self, shards: Shards) -> Products:
+        """Products of a rank with its experts. A frozen matrix has none for a gradient of its own; an adapter has all
+        of its own, and ranks that split the matrix split only a half of it."""
+        own = adapters = trained = again = 0
+        for each in self.weights:
+            if _part_of(each) != "experts" or len(each.shape) < 2:
                 continue
             here = each.multiplied(shards)
             if each.name.endswith((A, B)):
                 adapters += here
-                if each.name.endswith(A) and (part == "experts" or "w_out" in each.name):
+                if each.name.endswith(A):
                     again += here  # what goes through it is not kept
             else:
                 own += here

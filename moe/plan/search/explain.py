@@ -184,6 +184,7 @@ def runner_up(plan: Plan, best: Plan) -> RunnerUp:
     return RunnerUp(
         layout=layout_of(plan), expert=plan.degrees.expert, data=plan.degrees.data, why_not=_why_not(plan, best),
         step_s=plan.predicted.step_s, memory_bytes=plan.memory.total, not_yet=plan.not_yet,
+        predicted=plan.predicted, memory=plan.memory,
     )  # fmt: skip
 
 

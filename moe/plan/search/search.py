@@ -28,6 +28,7 @@ from moe.plan.search.explain import (  # fmt: skip
 )
 from moe.plan.search.ranking import RUNNABLE, Ranker, Ranking
 from moe.plan.search.smallest import Smallest
+from moe.plan.software import SoftwareName, software_of
 from moe.plan.stored import made_for
 from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
@@ -47,16 +48,18 @@ def plan_job(
     top: int = 5,
     to_run: bool = False,
     profile: ProfileName | None = None,
+    software: SoftwareName | None = None,
 ) -> Plan:
     """The layout for `num_workers` (as many as the job wants and the cluster has, when left out), with the next best
     of the `top` fastest. `load_skew`: rows of the busiest expert over the mean, where they were measured. `profile`:
-    whose executor it is priced for; ours when left out.
+    whose executor it is priced for; ours when left out. `software`: whose host times and sustained rates; those of the
+    profile's own when left out.
 
     The fastest that can be run is chosen, and the fastest of all where none can be, unless it is wanted `to_run`.
     Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.
     """
     skew = LOAD_SKEW if load_skew is None else load_skew
-    return Search(spec, cluster, skew, profile).plan(num_workers, top, to_run=to_run)
+    return Search(spec, cluster, skew, profile, software).plan(num_workers, top, to_run=to_run)
 
 
 class Search:
@@ -68,13 +71,15 @@ class Search:
         cluster: Cluster,
         load_skew: float = LOAD_SKEW,
         profile: ProfileName | None = None,
+        software: SoftwareName | None = None,
     ) -> None:
         self.spec, self.cluster, self.profile = spec, cluster, profile_of(profile)
+        self.software = software_of(software, self.profile.name, cluster.traits.layer_s)
         _check_dtype(spec, cluster)
         self._choices = Choices(spec, cluster)
         self._choices.check()
         self.memory = MemoryModel(spec, cluster, self.profile, load_skew)
-        self.time = TimeModel(spec, cluster, self.profile, load_skew)
+        self.time = TimeModel(spec, cluster, self.profile, self.software, load_skew)
         self._smallest = Smallest(spec, cluster, self.memory)
         self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
 
@@ -205,11 +210,11 @@ class Search:
 
 
 def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
-    rates = cluster.traits.flops_per_s
-    if spec.train.dtype not in rates:
+    dtypes = cluster.traits.dtypes
+    if spec.train.dtype not in dtypes:
         raise SpecError(
             Problem("train.dtype", spec.train.dtype, f"is nothing that a {cluster.device} computes in",
-                    f"use one of {', '.join(rates)}")
+                    f"use one of {', '.join(dtypes)}")
         )  # fmt: skip
 
 

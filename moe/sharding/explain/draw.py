@@ -5,6 +5,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from moe.plan.svg import (
+    BLUES,
+    GREENS,
+    INK,
+    LINE,
+    MARGIN,
+    MEMORY,
+    OCHRES,
+    PALE_INK,
+    PAPER,
+    RULE,
+    WIDTH,
+    Svg,
+    shortened,
+    text_width,
+)
 from moe.sharding.explain.cards import Arrow, Card, Parameter, cards_of
 from moe.sharding.explain.explain import (
     Plan,
@@ -17,26 +33,16 @@ from moe.sharding.explain.explain import (
 )
 from moe.sharding.planned import of_words
 
-WIDTH = 1000
-_MARGIN, _GAP, _LINE, _BELOW = 16, 22, 20, 3
+_GAP, _BELOW = 22, 3
 _NARROWEST, _WIDEST = 140, 256
 _MOST_NAMED, _MOST_ARROWS = 12, 5
 _THINNEST, _THICKEST = 2.0, 14.0
 _DOUBLINGS = 12
 """From the thinnest arrow to the thickest: what has fewer bytes is as thin."""
 
-_FONT = "system-ui, 'Segoe UI', Helvetica, Arial, 'Liberation Sans', sans-serif"
-_EM = 0.6
-"""Width of a letter, in sizes of the font, roughly."""
-
-_INK, _PALE_INK, _RULE, _PAPER, _WHOLE = "#1f2328", "#59636e", "#d1d9e0", "#ffffff", "#f3f5f7"
-_AXES = (
-    ("#1a56a8", "#4a86cf", "#7fb0e6", "#a9cbf0", "#e8f1fb"),
-    ("#a84a06", "#d87624", "#eda25f", "#f3c296", "#fdf0e4"),
-    ("#1d7a46", "#43a56d", "#7cc79b", "#a9dcbe", "#e6f6ec"),
-)
+_WHOLE = "#f3f5f7"
+_AXES = (BLUES, OCHRES, GREENS)
 """Of each mesh axis: colours of dimensions 0, 1, 2 and more, then the pale one behind names."""
-_MEMORY = ("#5b4a9c", "#8474c4", "#ada1de", "#c9a227", "#2f8f8b", "#8fb8b5", "#b8bfc7")
 
 
 def drawn(plan: Plan) -> str:
@@ -46,7 +52,7 @@ def drawn(plan: Plan) -> str:
     cards = cards_of(plan)
     sheet = _Sheet(plan, [each.num_bytes for card in cards for each in card.arrows])
     y = _rows(sheet, cards, _legend(sheet, cards, _head(sheet)))
-    return sheet.text(_memory(sheet, y) + _MARGIN)
+    return sheet.text(_memory(sheet, y) + MARGIN)
 
 
 class _Sheet:
@@ -55,73 +61,25 @@ class _Sheet:
     def __init__(self, plan: Plan, sizes: Sequence[int]) -> None:
         self.plan, self.axes = plan, list(plan.mesh)
         self.most = max(sizes, default=1)
-        self.root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "font-family": _FONT})
-        title = ElementTree.SubElement(self.root, "title")
-        title.text = f"Plan of a module on {mesh_in_words(plan.mesh)}"
-
-    def add(
-        self, kind: str, parent: ElementTree.Element | None = None, **about: object
-    ) -> ElementTree.Element:
-        attributes = {
-            name.rstrip("_").replace("_", "-"): f"{each:.1f}".removesuffix(".0")
-            if isinstance(each, float)
-            else str(each)
-            for name, each in about.items()
-        }
-        return ElementTree.SubElement(self.root if parent is None else parent, kind, attributes)
-
-    def write(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        size: int = 11,
-        parent: ElementTree.Element | None = None,
-        **about: object,
-    ) -> float:
-        """Gives the place behind the text."""
-        element = self.add("text", parent, x=float(x), y=float(y), font_size=size, **{"fill": _INK, **about})
-        element.text = text
-        return x + _long(text, size)
+        svg = Svg(f"Plan of a module on {mesh_in_words(plan.mesh)}")
+        self.add, self.write, self.text = svg.add, svg.write, svg.text
 
     def thickness(self, num_bytes: int) -> float:
         """Grows with the logarithm of the bytes."""
         share = 1 + math.log2(num_bytes / self.most) / _DOUBLINGS
         return _THINNEST + max(0.0, share) * (_THICKEST - _THINNEST)
 
-    def text(self, height: float) -> str:
-        self.root.set("viewBox", f"0 0 {WIDTH} {math.ceil(height)}")
-        self.root.set("width", str(WIDTH))
-        self.root.set("height", str(math.ceil(height)))
-        paper = ElementTree.Element("rect", {
-            "x": "0.5", "y": "0.5", "width": str(WIDTH - 1), "height": str(math.ceil(height) - 1), "rx": "8",
-            "fill": _PAPER, "stroke": _RULE,
-        })  # fmt: skip
-        self.root.insert(1, paper)
-        ElementTree.indent(self.root, " ")
-        return ElementTree.tostring(self.root, encoding="unicode") + "\n"
-
-
-def _long(text: str, size: float) -> float:
-    return len(text) * size * _EM
-
-
-def _fitted(text: str, size: float, room: float) -> str:
-    """Its end, where it is too long."""
-    letters = int(room / (size * _EM))
-    return text if len(text) <= letters else "…" + text[len(text) - letters + 1 :]
-
 
 def _head(sheet: _Sheet) -> float:
     plan = sheet.plan
-    sheet.write(_MARGIN, 34, f"{plan.num_devices:,} x {plan.cluster.device}, mesh: {mesh_in_words(plan.mesh)}", 18,
+    sheet.write(MARGIN, 34, f"{plan.num_devices:,} x {plan.cluster.device}, mesh: {mesh_in_words(plan.mesh)}", 18,
                 font_weight="bold")  # fmt: skip
     moved = sum(each.num_bytes for each in plan.collectives)
     said = f"A step of {in_seconds(plan.step_s)} predicted; each rank holds {in_bytes(plan.memory.total)} "
     said += f"and exchanges {in_bytes(moved)} in {len(plan.collectives):,} collectives."
     if plan.micro_batches > 1:
         said += f" The batch goes through in {plan.micro_batches} parts."
-    sheet.write(_MARGIN, 55, said, 12, fill=_PALE_INK)
+    sheet.write(MARGIN, 55, said, 12, fill=PALE_INK)
     return 72
 
 
@@ -129,11 +87,11 @@ def _swatch(
     sheet: _Sheet, x: float, y: float, axis: int, dim: int | None, parent: ElementTree.Element | None = None
 ) -> None:
     """A square for one axis: filled, with the number of the dimension that it cuts, or hollow."""
-    fill = _PAPER if dim is None else _AXES[axis % len(_AXES)][min(dim, 3)]
+    fill = PAPER if dim is None else _AXES[axis % len(_AXES)][min(dim, 3)]
     stroke = "#b5bdc6" if dim is None else fill
     sheet.add("rect", parent, x=float(x), y=float(y), width=14, height=14, rx=3, fill=fill, stroke=stroke)
     if dim is not None:
-        ink = _PAPER if dim < 2 else _INK
+        ink = PAPER if dim < 2 else INK
         sheet.write(x + 7, y + 11, str(dim), 10, parent, fill=ink, text_anchor="middle", font_weight="bold")
 
 
@@ -150,17 +108,17 @@ def _legend(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
     entries.append(
         (0, None, "whole on every rank" if len(sheet.axes) == 1 or not cuts else "not cut over that axis")
     )
-    x = float(_MARGIN)
+    x = float(MARGIN)
     for axis, dim, words in entries:
-        if x + 20 + _long(words, 11) > WIDTH - _MARGIN:
-            x, y = float(_MARGIN), y + _LINE
+        if x + 20 + text_width(words, 11) > WIDTH - MARGIN:
+            x, y = float(MARGIN), y + LINE
         _swatch(sheet, x, y, axis, dim)
         x = sheet.write(x + 20, y + 11, words) + 18
     if len(sheet.axes) > 1 and cuts:
-        y += _LINE
+        y += LINE
         said = f"Of two squares the left one is of {sheet.axes[0]}, the right one of {sheet.axes[1]}."
-        sheet.write(_MARGIN, y + 11, said, fill=_PALE_INK)
-    y += _LINE
+        sheet.write(MARGIN, y + 11, said, fill=PALE_INK)
+    y += LINE
     if any(card.arrows for card in cards):
         said = (
             "Arrows are collectives: forward above, backward below, as thick as the logarithm of their bytes "
@@ -170,8 +128,8 @@ def _legend(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
         said = "Nothing is exchanged. "
     if any(card.count > 1 for card in cards):
         said += "Of modules that repeat, all together."
-    sheet.write(_MARGIN, y + 11, said, fill=_PALE_INK)
-    return y + _LINE + 8
+    sheet.write(MARGIN, y + 11, said, fill=PALE_INK)
+    return y + LINE + 8
 
 
 @dataclass(frozen=True)
@@ -189,7 +147,7 @@ class _Placed:
     @property
     def height(self) -> float:
         lines = len(self.named) + len(self.rest)
-        return 30 + lines * _LINE + (4 if lines else 0)
+        return 30 + lines * LINE + (4 if lines else 0)
 
 
 def _placed(sheet: _Sheet, card: Card) -> _Placed:
@@ -203,13 +161,13 @@ def _placed(sheet: _Sheet, card: Card) -> _Placed:
         buffers = "a buffer" if card.num_buffers == 1 else f"{card.num_buffers} buffers"
         rest.append(f"{buffers}, {in_bytes(card.buffer_bytes)}")
     forward, backward = (_told(sheet, card, phase) for phase in ("forward", "backward"))
-    wanted = [_long(_title(card), 12) * 1.06 + 24]
+    wanted = [text_width(_title(card), 12) * 1.06 + 24]
     wanted += [
-        _long(each.name, 10.5) + _long(in_bytes(each.num_bytes), 10) + 28 + 17 * len(sheet.axes)
+        text_width(each.name, 10.5) + text_width(in_bytes(each.num_bytes), 10) + 28 + 17 * len(sheet.axes)
         for each in named
     ]
     width = min(max(_NARROWEST, *wanted), _WIDEST)
-    width = max(width, *(_long(words, 10) + 6 for _, words in (*forward, *backward)), 0)
+    width = max(width, *(text_width(words, 10) + 6 for _, words in (*forward, *backward)), 0)
     return _Placed(card, width, named, tuple(rest), forward, backward)
 
 
@@ -248,7 +206,7 @@ def _rows(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
     every = [_placed(sheet, card) for card in cards]
     for row in _broken(every):
         above = max(_lanes(sheet, each.forward) for each in row)
-        x, top = float(_MARGIN), y + above
+        x, top = float(MARGIN), y + above
         for each in row:
             _card(sheet, each, x, top)
             x += each.width
@@ -264,7 +222,7 @@ def _broken(every: Sequence[_Placed]) -> Iterator[list[_Placed]]:
     row: list[_Placed] = []
     used = 0.0
     for each in every:
-        if row and used + each.width > WIDTH - 2 * _MARGIN:
+        if row and used + each.width > WIDTH - 2 * MARGIN:
             yield row
             row, used = [], 0.0
         row.append(each)
@@ -285,18 +243,18 @@ def _card(sheet: _Sheet, placed: _Placed, x: float, top: float) -> None:
     for arrow, words in placed.forward:
         _arrow(sheet, group, arrow, words, x, y, placed.width)
         y += _lane(sheet, arrow)
-    sheet.add("rect", group, class_="card", x=x, y=top, width=placed.width, height=placed.height, rx=6, fill=_PAPER,
+    sheet.add("rect", group, class_="card", x=x, y=top, width=placed.width, height=placed.height, rx=6, fill=PAPER,
               stroke="#8c959f")  # fmt: skip
     sheet.write(
-        x + 10, top + 19, _fitted(_title(card), 12 * 1.06, placed.width - 20), 12, group, font_weight="bold"
+        x + 10, top + 19, shortened(_title(card), 12 * 1.06, placed.width - 20), 12, group, font_weight="bold"
     )
     y = top + 30
     for each in placed.named:
         _parameter(sheet, group, each, x + 6, y, placed.width - 12)
-        y += _LINE
+        y += LINE
     for words in placed.rest:
-        sheet.write(x + 10, y + 13, words, 10, group, fill=_PALE_INK)
-        y += _LINE
+        sheet.write(x + 10, y + 13, words, 10, group, fill=PALE_INK)
+        y += LINE
     y = top + placed.height + _BELOW
     for arrow, words in placed.backward:
         _arrow(sheet, group, arrow, words, x, y, placed.width)
@@ -313,14 +271,14 @@ def _parameter(
     sheet.add(
         "title", row
     ).text = f"{parameter.name} {shape_in_words(parameter.shape, parameter.placements, sheet.axes)}"
-    sheet.add("rect", row, x=x, y=y, width=width, height=_LINE - 2, rx=3, fill=fill)
+    sheet.add("rect", row, x=x, y=y, width=width, height=LINE - 2, rx=3, fill=fill)
     for axis, each in enumerate(placements):
         _swatch(sheet, x + 2 + 17 * axis, y + 2, axis, each.dim, row)
     begin = x + 4 + 17 * len(placements)
     held = in_bytes(parameter.num_bytes)
-    sheet.write(x + width - 4, y + 13, held, 10, row, fill=_PALE_INK, text_anchor="end")
-    room = x + width - 8 - _long(held, 10) - begin
-    sheet.write(begin, y + 13, _fitted(parameter.name, 10.5, room), 10.5, row)  # type: ignore[arg-type]
+    sheet.write(x + width - 4, y + 13, held, 10, row, fill=PALE_INK, text_anchor="end")
+    room = x + width - 8 - text_width(held, 10) - begin
+    sheet.write(begin, y + 13, shortened(parameter.name, 10.5, room), 10.5, row)
 
 
 def _arrow(
@@ -330,7 +288,7 @@ def _arrow(
     is_forward = arrow.phase == "forward"
     thick = sheet.thickness(arrow.num_bytes)
     colour = _AXES[sheet.axes.index(arrow.axis) % len(_AXES)][1] if arrow.kind != "others" else "#8c959f"
-    sheet.write(x + 3, y + 11, words, 10, group, fill=_INK)
+    sheet.write(x + 3, y + 11, words, 10, group, fill=INK)
     middle = y + 15 + (thick + 6) / 2
     half = (thick + 6) / 2
     head = half * 1.4
@@ -347,22 +305,22 @@ def _memory(sheet: _Sheet, y: float) -> float:
     """Memory by kind, as one bar."""
     plan, told = sheet.plan, memory_in_words(sheet.plan)
     total = plan.memory.total
-    sheet.add("line", x1=_MARGIN, y1=y, x2=WIDTH - _MARGIN, y2=y, stroke=_RULE)
+    sheet.add("line", x1=MARGIN, y1=y, x2=WIDTH - MARGIN, y2=y, stroke=RULE)
     said = f"Memory on each rank, predicted: {in_bytes(total)} of {in_bytes(plan.cluster.memory_bytes)}"
-    sheet.write(_MARGIN, y + 22, said, 12, font_weight="bold")
-    x, y, room = float(_MARGIN), y + 32, WIDTH - 2 * _MARGIN
-    colours = dict(zip((each for each, _ in told), _MEMORY, strict=False))
+    sheet.write(MARGIN, y + 22, said, 12, font_weight="bold")
+    x, y, room = float(MARGIN), y + 32, WIDTH - 2 * MARGIN
+    colours = dict(zip((each for each, _ in told), MEMORY, strict=False))
     for what, size in told:
         width = room * size / total
         sheet.add(
             "rect", class_="memory", x=x, y=y, width=width, height=18, fill=colours[what], data_bytes=size
         )
         x += width
-    x, y = float(_MARGIN), y + 26
+    x, y = float(MARGIN), y + 26
     for what, size in told:
         words = f"{what} {in_bytes(size)}"
-        if x + 18 + _long(words, 11) > WIDTH - _MARGIN:
-            x, y = float(_MARGIN), y + _LINE
+        if x + 18 + text_width(words, 11) > WIDTH - MARGIN:
+            x, y = float(MARGIN), y + LINE
         sheet.add("rect", x=x, y=y, width=12, height=12, rx=2, fill=colours[what])
         x = sheet.write(x + 17, y + 10, words) + 18
     return y + 14

@@ -10,6 +10,7 @@ from torch import fx
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
+from moe.plan.software import software_of
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import operands, results
 from moe.sharding.placement import WHOLE, Placements, part_bytes
@@ -44,7 +45,8 @@ class Costs:
         self._ranks = [
             Ranks(degree, math.prod(self.degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
         ]
-        self.overlap = self._traits.overlap
+        self._software = software_of(None, "ours", self._traits.layer_s)
+        self.overlap = self._software.overlap
         """Share of what begins before it is needed that hides behind arithmetic, where there is enough of it."""
         self._choices: dict[fx.Node, list[Choice]] = {}
 
@@ -174,23 +176,28 @@ class Costs:
                 )
             ):
                 windows *= degree
-        device = self._traits
-        rates = device.flops_per_s
-        rate = rates.get(_name(operands(node)[0].meta["val"].dtype), rates.get("float32", 1e9))
+        kernels, dtype = self._traits.kernels, _name(operands(node)[0].meta["val"].dtype)
+        dtype = dtype if dtype in kernels.products else "float32"
         flops = rule.flops * math.prod(sizes.values()) / windows
         if rule.work == "attention":
-            return flops / (rate * device.attention_efficiency)
+            return flops / kernels.attention_of(_USUAL_WIDTHS).flops_per_s
         if (grouped := rule.grouped) is not None:
             share = sizes[grouped.groups] / rule.sizes[grouped.groups]
             num_groups = self._sizes(rule, options, every=True)[grouped.groups]
             rows = max(1.0, sizes[grouped.rows] * grouped.per_row * share / num_groups)
-            launches = device.expert_s / 3 * num_groups * grouped.passes
-            return launches + flops / (rate * device.efficiency * rows / (rows + device.expert_half_rows))
+            launches = self._software.host.expert_s / 3 * num_groups * grouped.passes
+            experts = kernels.experts[dtype]
+            return launches + flops / experts.flops_per_s * (rows + experts.knee_rows) / rows
         tensors = [{factor for dim in dims for factor in dim} for dims in (*rule.operands, *rule.results)]
         rows = min(
             (size for factor, size in sizes.items() if not all(factor in each for each in tensors)), default=1
         )
-        return flops / (rate * device.efficiency * rows / (rows + device.half_rows))
+        products = kernels.products[dtype]
+        return flops / products.flops_per_s * (rows + products.knee_rows) / rows
+
+
+_USUAL_WIDTHS = 256
+"""Of a head's scores and values together."""
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -108,7 +108,7 @@ class GroupedQueryAttentionSpec(Spec):
         kept = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
             queries, queries, queries, kept, projections, window=window, rotated=queries + keys,
-            kept=self._kept(queries, keys, window),
+            kept=self._kept(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
         )  # fmt: skip
 
     def _kept(self, queries: int, keys: int, window: int | None) -> KeptWidths:
@@ -200,7 +200,7 @@ class LatentAttentionSpec(Spec):
         return AttentionDims(
             queries, queries, values, queries + values, projections, kept_latent,
             gathered=None if self.query_rank is None else ranks + self.rope_dim, takes_own=True,
-            kept=self._kept(queries, values, ranks),
+            kept=self._kept(queries, values, ranks), heads=self.num_heads, key_heads=self.num_heads,
         )  # fmt: skip
 
     def _kept(self, queries: int, values: int, ranks: int) -> KeptWidths:

@@ -63,7 +63,7 @@ class LinearAttentionSpec(Spec):
         projections -= (2 * keys + values) * self.conv_tokens
         return AttentionDims(
             2 * keys, heads * self.key_dim, values, kept, projections, linear=self.value_dim, chunk=CHUNK,
-            kept=self._kept(keys, values),
+            kept=self._kept(keys, values), heads=heads, key_heads=self.num_key_heads,
         )  # fmt: skip
 
     def _kept(self, keys: int, values: int) -> KeptWidths:

@@ -1,21 +1,24 @@
 """`plan` and `schema`: how a job would be laid out, and what a job file may say. Nothing is run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.options import AsJson, Url
 
 if TYPE_CHECKING:
-    from moe.plan import Cluster, Plan, PlanRequest
+    from moe.plan import Cluster, PlanRequest
 
 
 def plan(
-    file: Annotated[
-        Path | None,
+    of: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="[FILE]", show_default=False, help="A job file, YAML or JSON; - for standard input."
+            metavar="FILE | JOB | diff PLAN PLAN",
+            show_default=False,
+            help="A job file, YAML or JSON (- for standard input; one named diff is ./diff); a job's id; or two kept "
+            "plans to compare.",
         ),
     ] = None,
     module: Annotated[
@@ -31,11 +34,11 @@ def plan(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --module: where to keep the plan.", dir_okay=False),
+        typer.Option(metavar="FILE", help="Where to keep the plan, as JSON.", dir_okay=False),
     ] = None,
     draw: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.svg", help="With --module: where to draw it.", dir_okay=False),
+        typer.Option(metavar="FILE.svg", help="Where to draw the best layouts, or a module.", dir_okay=False),
     ] = None,
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Facts of a cluster: YAML or JSON.", dir_okay=False)
@@ -75,6 +78,13 @@ def plan(
         Path | None,
         typer.Option(metavar="PLAN", help="A plan kept as JSON: what differs from what it was made for."),
     ] = None,
+    explain_against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYOUT",
+            help="Why not this one: tensor=2,expert=8 as parallel has them, or a plan kept as JSON.",
+        ),
+    ] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,22 +92,24 @@ def plan(
 
     Nothing is run. FILE is a job file, or one that holds a job as `spec` and the facts of a `cluster`. Where the file
     or an option tells of a cluster the plan is made here, for that one; otherwise the control plane makes it for its
-    own. In place of FILE the id of a job: its plan, with what was measured beside what was predicted. With --module the
-    plan of a module of your own, which is imported from here: --module mypackage.model:build --sample
-    mypackage.model:sample.
+    own. In place of FILE the id of a job: its plan, with what was measured beside what was predicted; or diff and two
+    plans that --save or --json wrote: what differs. With --module the plan of a module of your own, which is imported
+    from here: --module mypackage.model:build --sample mypackage.model:sample.
     """
     from moe.interchange.expand import expand_request
     from moe.plan import plan_request
     from moe.plan.stored import load
-    from service.cli.failures import Failed, Misuse
+    from service.cli.failures import Misuse
     from service.cli.job_file import plain_job
+    from service.cli.job_plan import Written, explain, give, of_job, planned
     from service.cli.view.output import console, print_json
-    from service.cli.view.plan import plan_view, what_if_view
+    from service.cli.view.plan import what_if_view
 
-    imagined = (num_nodes, devices_per_node, device)
+    imagined, words = (num_nodes, devices_per_node, device), of or []
+    here = (*imagined, cluster, memory, num_workers, top, what_if, against, explain_against)
     if module is not None:
-        others = (file, num_workers, top, what_if, against, url)
-        if fit or any(each is not None for each in others):
+        others = (num_workers, top, what_if, against, explain_against, url)
+        if words or fit or any(each is not None for each in others):
             raise Misuse("--module goes with --sample, a cluster, --hints, --save, --draw and --json alone")
         if sample is None:
             raise Misuse("--module needs --sample, the function that gives one batch")
@@ -108,30 +120,37 @@ def plan(
 
         plan_module(module, sample, found_cluster, ModuleOptions(hints, save, draw, as_json))
         return
-    if any(each is not None for each in (sample, hints, save, draw)):
-        raise Misuse("--sample, --hints, --save and --draw belong to --module")
-    if file is None:
-        raise Misuse("give FILE, the id of a job, or --module")
-    if _is_job(file):
-        from service.cli.server import connect, find_job
-        from service.client import ApiError
-
-        with connect(url) as client:
-            try:
-                job = find_job(client, str(file))
-            except Misuse as error:
-                raise Misuse(f"there is no file {file}, and {error}") from None
-            try:
-                stored = job.plan()
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-                raise Failed(str(error)) from None  # the job is there, and has no plan yet
-            if as_json:
-                print_json(stored.model_dump(mode="json"))
-            else:
-                console().print(plan_view(stored, f"{file} on {client.url}"))
+    if sample is not None or hints is not None:
+        raise Misuse("--sample and --hints belong to --module")
+    if words[:1] == ["diff"]:
+        if len(words) != 3:
+            raise Misuse(
+                "diff compares two kept plans; write plan diff PLAN PLAN (a job file of that name is ./diff)"
+            )
+        if fit or any(each is not None for each in (*here, save, draw, url)):
+            raise Misuse("diff goes with --json alone")
+        _diff(Path(words[1]), Path(words[2]), as_json)
         return
+    if not words:
+        raise Misuse("give FILE, the id of a job, diff and two plans, or --module")
+    if len(words) > 1:
+        raise Misuse(
+            f"give one FILE or one job, not {len(words)}; two kept plans are compared by plan diff PLAN PLAN"
+        )
+    file, written = Path(words[0]), Written(save, draw, as_json)
+    if _is_job(file):
+        if fit or any(each is not None for each in here):
+            raise Misuse(
+                f"{file} is planned already: a job's id goes with --save, --draw, --url and --json alone"
+            )
+        give(*of_job(file, url), written)
+        return
+    if what_if is not None and (
+        fit or any(each is not None for each in (against, explain_against, save, draw))
+    ):
+        raise Misuse(
+            "--what-if makes a table of plans; leave --fit, --against, --explain-against, --save and --draw out"
+        )
     asked = plan_request(expand_request(plain_job(file), None))
     updates = {"num_workers": num_workers, "top": top}
     asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
@@ -153,13 +172,26 @@ def plan(
                 console().print(what_if_view(cells))
             return
         asked, given = _fitted(asked, given)
-    found, where = _planned(asked, given, url)
+    found, where = planned(asked, given, url)
     if against is not None:
         load(against, found)
-    if as_json:
-        print_json(found.model_dump(mode="json"))
+    if explain_against is not None:
+        explain(explain_against, asked, given, url, (found, where), written)
     else:
-        console().print(plan_view(found, where))
+        give(found, where, written)
+
+
+def _diff(first: Path, second: Path, as_json: bool) -> None:
+    """Prints what differs between two kept plans. Raises SpecError for what is none, OSError."""
+    from moe.plan.stored import load
+    from service.cli.view.comparison import diff_json, diff_view
+    from service.cli.view.output import console, print_json
+
+    plans = load(first), load(second)
+    if as_json:
+        print_json(diff_json(*plans))
+    else:
+        console().print(diff_view(*plans, str(first), str(second)))
 
 
 def _is_job(file: Path) -> bool:
@@ -173,30 +205,6 @@ def schema() -> None:
     from service.cli.view.output import print_json
 
     print_json(json_schema())
-
-
-def _planned(asked: "PlanRequest", given: "Cluster | None", url: str | None) -> "tuple[Plan, str]":
-    """(the plan, for what)."""
-    if given is None:
-        from service.cli.server import connect
-
-        body: dict[str, Any] = {
-            "spec": asked.spec.model_dump(mode="json", exclude_unset=True),
-            "top": asked.top,
-        }
-        if asked.num_workers is not None:
-            body["num_workers"] = asked.num_workers
-        if asked.profile is not None:
-            body["profile"] = asked.profile
-        with connect(url) as client:
-            return client.plan(body), f"the cluster of {client.url}"
-    from moe.plan import plan_job
-
-    nodes, each = given.num_nodes, given.devices_per_node
-    on = (
-        f"{nodes:,} nodes of {each:,} {given.device}" if nodes > 1 else f"one node of {each:,} {given.device}"
-    )
-    return plan_job(asked.spec, given, asked.num_workers, top=asked.top, profile=asked.profile), on
 
 
 def _fitted(asked: "PlanRequest", given: "Cluster") -> "tuple[PlanRequest, Cluster]":

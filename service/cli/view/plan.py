@@ -9,7 +9,7 @@ from rich.text import Text
 from moe.plan import Degrees, Plan, Trial
 from moe.plan.placement import Placement
 from moe.plan.plan import RunnerUp
-from moe.plan.search.explain import kind_of_time, split_shape
+from moe.plan.search.explain import kind_of_time, seconds_of, split_shape
 from moe.plan.search.what_if import Cell
 from service.cli.view.amounts import num_bytes
 
@@ -20,42 +20,46 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
     """All that a person needs to accept or override a plan."""
     if plan.module is not None:
         return Group(
-            _headline(plan, where),
-            *_section("as its module computes (predicted)", Text(plan.module.explained)),
-            *(_section("time of a step", _time(plan)) if plan.measured is not None else ()),
+            headline(plan, where),
+            *section("as its module computes (predicted)", Text(plan.module.explained)),
+            *(section("time of a step", _time(plan)) if plan.measured is not None else ()),
         )
     return Group(
-        _headline(plan, where),
-        *_section("parameters, and what the fullest device holds of them", _parameters(plan)),
+        headline(plan, where),
+        *section("parameters, and what the fullest device holds of them", _parameters(plan)),
         *(
-            _section("where parameters lie", _placements(plan.placements, plan.degrees))
+            section("where parameters lie", _placements(plan.placements, plan.degrees))
             if plan.placements
             else ()
         ),
-        *_section("memory of the fullest device (predicted)", _memory(plan)),
-        *_section("time of a step (predicted)", _time(plan)),
-        *(_section("tried before the run", _trials(plan.tried)) if plan.tried else ()),
-        *_section("why", _list(plan.reasons)),
-        *(_section("next best", _runners_up(plan.runners_up)) if plan.runners_up else ()),
-        *(_section("ruled out", _list(plan.ruled_out)) if plan.ruled_out else ()),
+        *section("memory of the fullest device (predicted)", _memory(plan)),
+        *section("time of a step (predicted)", _time(plan)),
+        *(section("tried before the run", _trials(plan.tried)) if plan.tried else ()),
+        *section("why", lines(plan.reasons)),
+        *(section("next best", _runners_up(plan.runners_up)) if plan.runners_up else ()),
+        *(section("ruled out", lines(plan.ruled_out)) if plan.ruled_out else ()),
     )
 
 
-def _section(title: str, content: RenderableType) -> tuple[RenderableType, ...]:
-    return Text(""), Text(title, "bold"), content
+def section(title: str, content: RenderableType, is_first: bool = False) -> tuple[RenderableType, ...]:
+    """Its title and content, apart from what is above."""
+    above = () if is_first else (Text(""),)
+    return *above, Text(title, "bold"), content
 
 
-def _list(lines: Sequence[str]) -> Table:
+def lines(told: Sequence[str]) -> Table:
+    """Sentences, one below the other."""
     grid = Table.grid(padding=(0, 1, 0, 0))
-    for line in lines:
+    for line in told:
         grid.add_row("-", line)
     return grid
 
 
-def _headline(plan: Plan, where: str) -> Table:
+def headline(plan: Plan, where: str, of: str = "on") -> Table:
+    """What a plan is for, and its mesh; `of` says what `where` is."""
     mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
     grid = _grid()
-    grid.add_row("on", where)
+    grid.add_row(of, where)
     grid.add_row("workers", f"{plan.num_workers:,} on {plan.device_type}")
     grid.add_row("mesh", mesh)
     if plan.module is not None:
@@ -124,17 +128,17 @@ def _time(plan: Plan) -> Table:
     for name, seconds in time.by_kind().items():
         if seconds:
             bar = Text("█" * round(BAR_CELLS * seconds / time.step_s), "cyan")
-            grid.add_row(kind_of_time(name), _seconds(seconds), bar)
+            grid.add_row(kind_of_time(name), seconds_of(seconds), bar)
     unit = "tokens" if plan.module is None else "rows"
     rate = f"{plan.tokens_per_s:,.0f} {unit}/s"
     if plan.flops_per_step and plan.device != "cpu":
         rate += f", {plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device"
-    grid.add_row("total", _seconds(time.step_s), rate)
+    grid.add_row("total", seconds_of(time.step_s), rate)
     if (measured := plan.measured) is not None:
         told = f"{measured.tokens_per_s:,.0f} {unit}/s, the median of {measured.num_steps} steps"
-        grid.add_row("measured", _seconds(measured.step_s), Text(told, "bold"))
+        grid.add_row("measured", seconds_of(measured.step_s), Text(told, "bold"))
     if time.hidden_s:
-        grid.add_row("hidden", _seconds(time.hidden_s), "of collectives, behind arithmetic")
+        grid.add_row("hidden", seconds_of(time.hidden_s), "of collectives, behind arithmetic")
     if plan.num_steps and plan.num_steps > 1:
         tokens = plan.num_steps * plan.tokens_per_step
         steps = f"{plan.num_steps:,} steps, {_count(tokens)} {unit}"
@@ -146,9 +150,8 @@ def _trials(trials: Sequence[Trial]) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0))
     for trial in trials:
         layout = ", ".join(f"{name} {value}" for name, value in trial.layout.items())
-        figures = (
-            f"{_seconds(trial.measured_step_s)} a step measured, {_seconds(trial.predicted_step_s)} predicted"
-        )
+        predicted = seconds_of(trial.predicted_step_s)
+        figures = f"{seconds_of(trial.measured_step_s)} a step measured, {predicted} predicted"
         grid.add_row("-", Text.assemble(layout, ": ", (figures, "bold")))
     return grid
 
@@ -159,7 +162,7 @@ def _runners_up(runners_up: Sequence[RunnerUp]) -> Table:
         layout = ", ".join(f"{name} {value}" for name, value in other.layout.items())
         figures = []
         if other.step_s is not None:
-            figures.append(_seconds(other.step_s))
+            figures.append(seconds_of(other.step_s))
         if other.memory_bytes is not None:
             figures.append(num_bytes(other.memory_bytes))
         grid.add_row(
@@ -182,7 +185,7 @@ def what_if_view(cells: Sequence[Cell]) -> Table:
             continue
         mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
         table.add_row(
-            *cell.values.values(), _seconds(plan.predicted.step_s), f"{plan.tokens_per_s:,.0f}",
+            *cell.values.values(), seconds_of(plan.predicted.step_s), f"{plan.tokens_per_s:,.0f}",
             f"{plan.memory.total / plan.memory.limit:.0%}", mesh,
         )  # fmt: skip
     return table
@@ -195,10 +198,6 @@ def _grid(figures: bool = False) -> Table:
     if figures:
         grid.add_column()
     return grid
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
 
 
 def _long(seconds: float) -> str:

@@ -1,0 +1,103 @@
+"""Constants of the planner's kernels, fitted on what NVIDIA measured on its GPUs: `pip install -e .[kernels]` brings
+the tables, or `--data FOLDER` names them.
+
+Writes `moe/plan/cluster/measured.py`, `benchmarks/results/device_constants.json` and the section on kernels of
+docs/planner.md; a minute in all. `--render` writes the first and the last from the record alone.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results
+from benchmarks.kernels import attention, collectives, exchange, experts, page, products
+from benchmarks.kernels.fitting import Figures
+from benchmarks.kernels.generated import constants_of, source
+from benchmarks.kernels.tables import PACKAGE, SHEETS, NoTables, Sheet, folder_of
+from moe.plan.cluster.kernels import Exchange
+
+MODULE = Path(__file__).parents[1] / "moe" / "plan" / "cluster" / "measured.py"
+RECORD = results.FOLDER / "device_constants.json"
+_WIDER = ("float32", "float64")
+
+
+def of_device(
+    folder: Path, sheet: Sheet, h100: Exchange | None
+) -> tuple[dict[str, Any], dict[str, Figures], Exchange | None]:
+    """Its constants, their errors, and its exchange; that of `h100` where it is not H100 itself."""
+    constants: dict[str, Any] = {"products": {}, "experts": {}}
+    errors: dict[str, Figures] = {}
+    for dtype in products.DTYPES:
+        if dtype in sheet.flops_per_s:
+            product, errors[f"products {dtype}"] = products.measured(folder, sheet, dtype)
+            expert, errors[f"experts {dtype}"] = experts.measured(folder, sheet, dtype)
+            constants["products"][dtype] = constants_of(product)
+            constants["experts"][dtype] = constants_of(expert)
+            if dtype == "bfloat16":
+                wider = {each: products.derived(product, each, sheet) for each in _WIDER}
+                wider_experts = {each: experts.derived(expert, each, sheet) for each in _WIDER}
+    constants["products"] |= {dtype: constants_of(each) for dtype, each in wider.items()}
+    constants["experts"] |= {dtype: constants_of(each) for dtype, each in wider_experts.items()}
+    heads, of_heads = attention.measured(folder, sheet)
+    constants["attention"] = {str(widths): constants_of(each) for widths, each in heads.items()}
+    errors |= of_heads
+    for name in collectives.OPERATIONS:
+        collective, errors[name] = collectives.measured(folder, sheet, name)
+        constants[name] = constants_of(collective)
+    fused, of_exchange = exchange.measured(folder, sheet)
+    errors |= of_exchange
+    if fused is not None and "exchange between nodes" not in errors and h100 is not None:
+        fused = exchange.carried(fused, h100, sheet)
+    constants["exchange"] = None if fused is None else constants_of(fused)
+    return constants, errors, fused
+
+
+def fitted(folder: Path, release: str) -> dict[str, Any]:
+    """Constants and errors of all devices."""
+    constants, errors = {}, {}
+    h100: Exchange | None = None
+    for name, sheet in SHEETS.items():
+        constants[name], errors[name], found = of_device(folder, sheet, h100)
+        h100 = found if name == "h100" else h100
+        print(f"{name:>8}  " + "  ".join(f"{kernel} {errors[name][kernel]['error']:.3f}" for kernel in page.LIMITS
+                                        if kernel in errors[name]), flush=True)  # fmt: skip
+    return {
+        "source": {"package": PACKAGE, "version": release, "licence": "Apache-2.0"},
+        "error": "mean |ln(predicted / measured)| of shapes that were held out; `outside`: of rows not counted",
+        "limits": page.LIMITS,
+        "constants": constants,
+        "errors": errors,
+    }
+
+
+def recorded() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(RECORD.read_text())["figures"]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="fit the planner's kernels on measured ones")
+    parser.add_argument("--data", type=Path, help="folder of the tables: `systems/data` of the package")
+    parser.add_argument(
+        "--render", action="store_true", help="write code and docs from what is recorded; fit nothing"
+    )
+    asked = parser.parse_args()
+    if not asked.render:
+        try:
+            folder, release = folder_of(asked.data)
+        except NoTables as error:
+            print(f"benchmarks.device_constants: {error}", file=sys.stderr)
+            return 2
+        results.write("device_constants", fitted(folder, release))
+    figures = recorded()
+    MODULE.write_text(source(figures["constants"]))
+    page.written(figures)
+    print(f"written to {MODULE}, {RECORD} and {page.PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Causal attention, forward, fitted on `attention/*/*/context_attention_perf` and `mla/*/*/context_mla_perf`.
+
+Used are bfloat16 queries and keys, sequences of at least 512, nothing in a cache. Of latent attention, whose heads have
+keys of their own when they are trained, one constant a head's number is told, half of it as queries'.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least, nothing
+from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, glitches, joined, take
+from moe.plan.cluster.kernels import FusedAttention
+
+SHAPE = ("batch_size", "isl", "num_heads", "num_key_value_heads", "widths", "window_size")
+LATENT = 320.0
+"""Widths of a head's scores (192) and values (128)."""
+WIDTHS = (128, 256, 320, 384, 512)
+_UNTUNED = 384
+"""On Blackwell only Triton's kernel was measured, which reaches an eighth of the peak: left out."""
+_MANY_HEADS = 96
+"""Of 64 each, on which windowed kernels take about twice as long."""
+_LEAST_LENGTH = 512
+_LEAST_ELEMENT_S = 1e-17
+
+
+def seconds(
+    of: FusedAttention,
+    rows: Array,
+    length: Array,
+    heads: Array,
+    key_heads: Array,
+    widths: Array,
+    window: Array,
+) -> Array:
+    """`FusedAttention.seconds` of arrays, causal; a window of 0 is none."""
+    span = np.minimum(length, np.where(window > 0, window, length))
+    numbers = rows * widths
+    full = 2 * numbers * heads * _looked_at(of, length, length) / of.flops_per_s
+    part = 2 * numbers * heads * _looked_at(of, span, length) / of.flops_per_s
+    ends = numbers * (of.window_query_s * heads + of.window_key_s * np.minimum(key_heads, heads / 2))
+    looks = np.where(span < length, np.minimum(full, part + ends), full)
+    chain = of.chain_s * np.minimum(span + of.block, length)
+    return np.asarray(of.start_s + chain + looks + numbers * (of.query_s * heads + of.key_s * key_heads))
+
+
+def _looked_at(of: FusedAttention, span: Array, length: Array) -> Array:
+    positions = span - span * span / (2 * length) + of.block / 2
+    return np.asarray(np.minimum(positions, (length + of.block) / 2))
+
+
+def errors(of: FusedAttention, table: Table) -> Array:
+    batch, length, *rest = (table[name] for name in SHAPE)
+    return np.asarray(np.log(seconds(of, batch * length, length, *rest) / table["seconds"]))
+
+
+def load(folder: Path, sheet: Sheet) -> tuple[Table, int]:
+    """The fastest kernel of each shape, and how many were left out that took 1.3 times what a larger one did."""
+    found = []
+    for latent, pattern in (
+        (False, "attention/*/*/context_attention_perf"),
+        (True, "mla/*/*/context_mla_perf"),
+    ):
+        dtype = "mla_dtype" if latent else "attn_dtype"
+        names = ("batch_size", "isl", "num_heads", dtype, "kv_cache_dtype", "step", "latency")
+        for path in files(folder, sheet, pattern):
+            more = {} if latent else {"num_key_value_heads": 0.0, "head_dim": 128.0, "window_size": 0.0}
+            table = columns(path, (*names, *more), more)
+            if latent:
+                table |= {
+                    "num_key_value_heads": table["num_heads"],
+                    "widths": np.full(len(table["isl"]), LATENT),
+                }
+                table["window_size"] = np.zeros(len(table["isl"]))
+            else:
+                table["widths"] = 2 * table["head_dim"]
+            narrow = (table[dtype] == "bfloat16") & (table["kv_cache_dtype"] == "bfloat16")
+            table = take(table, narrow & (table["step"] == 0) & (table["isl"] >= _LEAST_LENGTH))
+            found.append({name: table[name] for name in SHAPE} | {"seconds": table["latency"] * 1e-3})
+    table = fastest(joined(found), SHAPE)
+    more_work = (("batch_size", 1), ("num_heads", 1), ("num_key_value_heads", 1))
+    left_out = glitches(table, ("isl", "widths", "window_size"), more_work)
+    return take(table, ~left_out), int(left_out.sum())
+
+
+def fit(table: Table, sheet: Sheet) -> FusedAttention:
+    """Of one width. Constants of windows are 0 where none was measured."""
+    windows = bool(((table["window_size"] > 0) & (table["window_size"] < table["isl"])).any())
+    peak = sheet.flops_per_s["bfloat16"]
+    element = (1e-12, _LEAST_ELEMENT_S, 1e-9)
+    limits = [(0.6 * peak, 0.02 * peak, peak), (1e-5, 1e-7, 1e-3), (3e-9, 1e-12, 1e-6), element, element]
+    limits += [element, element] if windows else []
+
+    def make(values: list[float]) -> FusedAttention:
+        rate, start, chain, *elements = values
+        query, key, *ends = (nothing(each, _LEAST_ELEMENT_S) for each in elements)
+        window_query, window_key = ends or (0.0, 0.0)
+        return FusedAttention(rate, start, chain, query, key, window_query, window_key)
+
+    return least(make, lambda of: errors(of, table), limits)
+
+
+def measured(folder: Path, sheet: Sheet) -> tuple[dict[int, FusedAttention], dict[str, Figures]]:
+    """Constants by width, and errors of counts of heads (and key heads) that were held out, by width and of all."""
+    table, left_out = load(folder, sheet)
+    constants, figures, every, parts = {}, {}, [], []
+    for widths in np.unique(table["widths"]).astype(int):
+        some = take(table, table["widths"] == widths)
+        if widths not in WIDTHS or len(some["isl"]) < 50:
+            continue
+        error = held_out(
+            some, folds(some, ("num_heads", "num_key_value_heads")), lambda rest: fit(rest, sheet), errors
+        )
+        length, window, heads = some["isl"], some["window_size"], some["num_heads"]
+        cut = (window > 0) & (window < length)
+        regimes = {
+            "no window": ~cut, "window 128": cut & (window == 128), "window 1,024": cut & (window == 1024),
+            "window 8,192": cut & (window == 8192),
+        }  # fmt: skip
+        if (most := regimes["window 128"] & (heads >= _MANY_HEADS)).any():
+            regimes |= {"window 128, 96 heads": most, "window 128, fewer": regimes["window 128"] & ~most}
+        name = "latent" if widths == LATENT else f"{widths // 2}"
+        told = {**figure(error), "by": by_regime(error, regimes)}
+        if widths == _UNTUNED and sheet.flops_per_s["bfloat16"] > 1e15:
+            figures[f"attention {name}, left out"] = told
+            continue
+        constants[int(widths)] = fit(some, sheet)
+        figures[f"attention {name}"] = told
+        every.append(error)
+        parts.append(some)
+    whole, error = joined(parts), np.concatenate(every)
+    lengths = between(
+        whole["isl"],
+        {
+            "512 to 1,023 tokens": (512, 1024),
+            "1,024 to 4,095 tokens": (1024, 4096),
+            "4,096 tokens and more": (4096, np.inf),
+        },
+    )
+    many = between(
+        whole["batch_size"] * whole["num_heads"],
+        {
+            "fewer than 16 heads of sequences": (0, 16),
+            "16 to 255 heads of sequences": (16, 256),
+            "256 heads of sequences and more": (256, np.inf),
+        },
+    )
+    figures["attention"] = {
+        **figure(error), "by": by_regime(error, {**lengths, **many}), "left_out_rows": left_out,
+    }  # fmt: skip
+    return constants, figures

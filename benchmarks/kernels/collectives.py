@@ -1,0 +1,93 @@
+"""NCCL's operations within a node, fitted on `comm/nccl/*/nccl_perf` (two-byte numbers; 2, 4 and 8 ranks).
+
+One set of constants serves gathers, scatters and all-reduces, another all-to-all. Nothing was left out.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least
+from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, joined, take
+from moe.plan.cluster.kernels import Collective
+
+OPERATIONS = {"ring": ("all_gather", "reduce_scatter", "all_reduce"), "all_to_all": ("alltoall",)}
+_ITEM_BYTES = 2.0
+_MIB = float(2**20)
+_SPLITS = 3
+
+
+def seconds(of: Collective, size: Array, ranks: Array, passes: Array) -> Array:
+    """`Collective.seconds` of arrays. `passes`: 2 of an all-reduce, a scatter and then a gather of one launch; with
+    the steps of a tree in place of a ring's it was twice as far from what was measured."""
+    latency = of.step_s * (ranks - 1) + of.doubling_s * np.ceil(np.log2(ranks))
+    moved = size * (ranks - 1) / ranks / of.bytes_per_s
+    begin = of.start_s + of.ramp_s * np.minimum(1.0, size / of.knee_bytes)
+    return np.asarray(begin + passes * (latency + moved) + size / ranks / of.own_bytes_per_s)
+
+
+def errors(of: Collective, table: Table) -> Array:
+    return np.asarray(np.log(seconds(of, table["size"], table["ranks"], table["passes"]) / table["seconds"]))
+
+
+def load(folder: Path, sheet: Sheet, name: str) -> Table:
+    """The fastest version of each operation, count of ranks and size in bytes."""
+    found = []
+    for path in files(folder, sheet, "comm/nccl/*/nccl_perf"):
+        table = columns(path, ("nccl_dtype", "op_name", "num_gpus", "message_size", "latency"))
+        found.append(
+            take(table, (table["nccl_dtype"] == "half") & np.isin(table["op_name"], OPERATIONS[name]))
+        )
+    table = joined(found)
+    of = {
+        "operation": table["op_name"], "ranks": table["num_gpus"], "size": _ITEM_BYTES * table["message_size"],
+        "passes": np.where(table["op_name"] == "all_reduce", 2.0, 1.0), "seconds": table["latency"] * 1e-3,
+    }  # fmt: skip
+    return fastest(of, ("operation", "ranks", "size"))
+
+
+def fit(table: Table, sheet: Sheet) -> Collective:
+    """A rank's own share is copied no slower than bytes leave it, so that more ranks never take less."""
+    link = sheet.link_bytes_per_s
+    limits = [
+        (0.7 * link, 1e10, link), (2.0, 1.0, 50.0), (8e-6, 5e-7, 5e-5), (1e-6, 1e-8, 1e-5), (12e-6, 1e-7, 1e-4),
+        (3 * _MIB, 0.03 * _MIB, 64 * _MIB),
+    ]  # fmt: skip
+
+    def make(values: list[float]) -> Collective:
+        rate, ratio, start, step, ramp, knee = values
+        return Collective(rate, start, step, own_bytes_per_s=rate * ratio, ramp_s=ramp, knee_bytes=knee)
+
+    return least(make, lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
+
+
+def measured(folder: Path, sheet: Sheet, name: str) -> tuple[Collective, Figures]:
+    """Constants, and errors of sizes that were held out, of three ways to part them."""
+    table = load(folder, sheet, name)
+    error = np.concatenate(
+        [
+            held_out(table, folds(table, ("size",), seed), lambda rest: fit(rest, sheet), errors)
+            for seed in range(_SPLITS)
+        ]
+    )
+    three = {column: np.tile(values, _SPLITS) for column, values in table.items()}
+    sizes = between(
+        three["size"],
+        {
+            "below 64 KiB": (0, 2**16), "64 KiB to 1 MiB": (2**16, _MIB), "1 to 16 MiB": (_MIB, 16 * _MIB),
+            "16 MiB and more": (16 * _MIB, np.inf),
+        },
+    )  # fmt: skip
+    ranks = {f"{count:g} ranks": three["ranks"] == count for count in np.unique(three["ranks"])}
+    kinds = {
+        each.replace("alltoall", "all-to-all").replace("_", "-"): three["operation"] == each
+        for each in OPERATIONS[name]
+    }
+    regimes = by_regime(error, {**sizes, **ranks, **kinds})
+    for each in regimes.values():
+        each["rows"] //= _SPLITS
+    unseen = held_out(table, folds(table, ("ranks",)), lambda rest: fit(rest, sheet), errors)
+    return fit(table, sheet), {
+        **figure(error), "rows": len(table["size"]), "by": regimes,
+        "outside": {"a count of ranks held out": figure(unseen)},
+    }  # fmt: skip

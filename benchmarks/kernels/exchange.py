@@ -1,0 +1,180 @@
+"""DeepEP's dispatch and combine, fitted on `comm/sglang/*/wideep_deepep_normal_perf`.
+
+Dispatch sends fp8 with a float32 for each 128 numbers, combine bfloat16. Used are at least 512 tokens a rank, the
+fastest count of multiprocessors, and the time of the rows with that of the counts sent first, in either of which
+ranks wait for one another. One start serves both, between their own (33 and 54 µs on H100): a layer has both.
+
+Between nodes only H100 and H200 were measured, 2, 4 and 8 nodes. The 8 are left out: their rate, 17 GB/s, is a third
+of that on 4, and of what DeepEP publishes for 8.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import comb
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least
+from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, joined, take
+from moe.plan.cluster.kernels import Exchange
+
+RELEASE, RELEASE_OF_NODES = "0.5.12", "0.5.6.post2"
+SHAPE = ("node_num", "hidden_size", "num_experts", "num_topk", "num_token")
+ARGUMENTS = ("tokens", "row_bytes", "copies", "across", "nodes", "ranks")
+LEAST_TOKENS = 512
+_ADAPTER = 5e10
+"""Bytes a second of the adapters of the nodes that were measured."""
+_ROW_BYTES = {"dispatch": 1 + 4 / 128, "combine": 2.0}
+_GROUPS = 4
+"""Nodes that a token's experts lie on at most, as the tables' router was limited."""
+
+
+def seconds(
+    of: Exchange, tokens: Array, row_bytes: Array, copies: Array, across: Array, nodes: Array, ranks: Array
+) -> Array:
+    """`Exchange.seconds` of arrays."""
+    within = (
+        of.copy_s * copies
+        + row_bytes / of.own_bytes_per_s
+        + row_bytes * copies * (ranks - 1) / ranks / of.link_bytes_per_s
+        + row_bytes * across / of.forward_bytes_per_s
+    )
+    slowest = np.maximum(row_bytes * across / of.line_bytes_per_s, within)
+    return np.asarray(of.start_s + of.hop_s * np.log2(nodes) + tokens * slowest)
+
+
+def errors(of: Exchange, table: Table) -> Array:
+    return np.asarray(np.log(seconds(of, *(table[name] for name in ARGUMENTS)) / table["seconds"]))
+
+
+def _distinct(bins: int, experts: int, top: int) -> float:
+    """Ranks or nodes that `top` different experts, evenly drawn, are expected to lie on."""
+    return bins * (1 - comb(experts - experts // bins, top) / comb(experts, top))
+
+
+def routes(nodes: int, ranks: int, experts: int, top: int) -> tuple[float, float]:
+    """Ranks that a token goes to, and nodes but its own. Where fewer nodes are chosen than there are, they are those of
+    the best scores, so that all of them have an expert of the token's."""
+    chosen = min(nodes, _GROUPS)
+    pool = experts * chosen // nodes
+    reached = _distinct(chosen, pool, top) if chosen == nodes else float(min(chosen, top))
+    return _distinct(chosen * ranks, pool, top), reached * (nodes - 1) / nodes
+
+
+def load(folder: Path, sheet: Sheet, release: str) -> Table:
+    """The fastest of each shape, dispatch and combine one after the other; nothing where none was measured."""
+    raw = []
+    for path in files(folder, sheet, f"comm/sglang/{release}/wideep_deepep_normal_perf"):
+        times = [f"{phase}_{part}_us" for phase in _ROW_BYTES for part in ("transmit", "notify")]
+        raw.append(columns(path, (*SHAPE, *times)))
+    found = []
+    for phase, row_bytes in _ROW_BYTES.items() if raw else ():
+        table = joined(raw)
+        table["seconds"] = (table[f"{phase}_transmit_us"] + table[f"{phase}_notify_us"]) * 1e-6
+        table = fastest(table, SHAPE)
+        shapes = zip(
+            *(table[name].astype(int) for name in ("node_num", "num_experts", "num_topk")), strict=True
+        )
+        ways = np.array([routes(nodes, sheet.devices_per_node, *rest) for nodes, *rest in shapes])
+        count = len(ways)
+        found.append(
+            {
+                "tokens": table["num_token"], "row_bytes": table["hidden_size"] * row_bytes, "copies": ways[:, 0],
+                "across": ways[:, 1], "nodes": table["node_num"], "phase": np.full(count, phase),
+                "ranks": np.full(count, float(sheet.devices_per_node)), "seconds": table["seconds"],
+                **{name: table[name] for name in ("hidden_size", "num_experts", "num_topk")},
+            }
+        )  # fmt: skip
+    return joined(found)
+
+
+def fit_within(table: Table, sheet: Sheet) -> Exchange:
+    link = sheet.link_bytes_per_s
+    limits = [(4e-5, 1e-6, 1e-3), (0.8 * link, 2e10, link), (3.5e11, 2e10, 2e13), (5e-9, 1e-11, 2e-7)]
+    return least(
+        lambda values: Exchange(*values), lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0)
+    )
+
+
+def fit_across(table: Table, within: Exchange, **given: float) -> Exchange:
+    """The same with what several nodes take more. `given`: of that, what is not fitted."""
+    names = ("hop_s", "line_bytes_per_s", "forward_bytes_per_s")
+    limits = [(3e-5, 1e-6, 3e-4), (4e10, 5e9, _ADAPTER), (9e10, 1e10, 2e12)]
+
+    def make(values: list[float]) -> Exchange:
+        return replace(within, **{**dict(zip(names, values, strict=True)), **given})
+
+    return least(make, lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
+
+
+def carried(within: Exchange, measured: Exchange, sheet: Sheet) -> Exchange:
+    """Constants of a device that was measured within a node only, with those between nodes of another that was
+    `measured`: its lines at the ratio of the adapters."""
+    line = measured.line_bytes_per_s * sheet.adapter_bytes_per_s / _ADAPTER
+    return replace(
+        within, hop_s=measured.hop_s, line_bytes_per_s=line, forward_bytes_per_s=measured.forward_bytes_per_s
+    )
+
+
+def measured(folder: Path, sheet: Sheet) -> tuple[Exchange | None, dict[str, Figures]]:
+    """Constants, and errors of widths and experts (in a node) or counts of tokens (between nodes) that were held out;
+    None where nothing was measured."""
+    table = load(folder, sheet, RELEASE)
+    if not table:
+        return None, {}
+    few, table = take(table, table["tokens"] < LEAST_TOKENS), take(table, table["tokens"] >= LEAST_TOKENS)
+    within = fit_within(table, sheet)
+    fold = folds(table, ("hidden_size", "num_experts", "num_topk"))
+    error = held_out(table, fold, lambda rest: fit_within(rest, sheet), errors)
+    tokens = between(
+        table["tokens"],
+        {
+            "512 to 2,048 tokens": (512, 2049),
+            "2,049 to 16,384 tokens": (2049, 16385),
+            "16,385 tokens and more": (16385, np.inf),
+        },
+    )
+    phases = {phase: table["phase"] == phase for phase in _ROW_BYTES}
+    figures = {
+        "exchange in a node": {
+            **figure(error), "by": by_regime(error, {**phases, **tokens}),
+            "outside": {"fewer than 512 tokens": figure(errors(within, few))},
+        }
+    }  # fmt: skip
+    nodes = load(folder, sheet, RELEASE_OF_NODES)
+    if not nodes:
+        return within, figures
+    nodes = take(nodes, (nodes["tokens"] >= LEAST_TOKENS) & (nodes["nodes"] > 1))
+    across, figures["exchange between nodes"] = _between_nodes(nodes, within)
+    return across, figures
+
+
+def _between_nodes(table: Table, within: Exchange) -> tuple[Exchange, Figures]:
+    def of_nodes(*counts: int) -> Table:
+        return take(table, np.isin(table["nodes"], counts))
+
+    used, left_out = of_nodes(2, 4), of_nodes(8)
+    across = fit_across(used, within)
+    fit: Callable[[Table], Exchange] = lambda rest: fit_across(rest, within)  # noqa: E731
+    error = held_out(used, folds(used, ("tokens",)), fit, errors)
+    by = {
+        f"{count} nodes, {phase}": (used["nodes"] == count) & (used["phase"] == phase)
+        for count in (2, 4)
+        for phase in _ROW_BYTES
+    }
+    alone = fit_across(left_out, within)
+    # With one count of nodes seen, what cannot be told of it is taken from elsewhere: no bytes are forwarded on the way
+    # of 4, which the lines bound; those of 2 are not bound by lines, which then have the adapter's rate.
+    of_two = fit_across(of_nodes(4), within, forward_bytes_per_s=1e15)
+    of_four = fit_across(of_nodes(2), within, line_bytes_per_s=_ADAPTER)
+    return across, {
+        **figure(error),
+        "by": by_regime(error, by),
+        "outside": {
+            "2 nodes, by constants of 4": figure(errors(of_two, of_nodes(2))),
+            "4 nodes, by constants of 2": figure(errors(of_four, of_nodes(4))),
+            "8 nodes, left out": figure(errors(across, left_out)),
+        },
+        "line_bytes_per_s_of_8_nodes_alone": float(f"{alone.line_bytes_per_s:.3g}"),
+    }

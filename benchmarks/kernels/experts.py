@@ -1,0 +1,178 @@
+"""Layers of gated experts, forward on one rank, fitted on `moe/*/*/moe_perf`.
+
+Used are balanced loads of at least 512 tokens, of experts at least a tile wide. A100 has balanced rows of one kernel
+only: with one expert rank its rows of skewed loads are used too, where all tokens are multiplied on the rank however
+they spread. Where experts are spread over ranks only kernels count that take the rank's own rows: the others work on
+all tokens' rows, which no rank of a trainer has before it. Nemotron-H's experts are not gated, so that their operations
+are not known to be those of three matrices.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least, nothing
+from benchmarks.kernels.tables import (
+    Array,
+    Mask,
+    Sheet,
+    Table,
+    columns,
+    fastest,
+    files,
+    glitches,
+    joined,
+    take,
+)
+from moe.plan.cluster.kernels import GroupedExperts
+
+DTYPES = ("bfloat16", "fp8")
+SHAPE = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+LAYER = ("hidden_size", "inter_size", "topk", "num_experts")
+LEAST_TOKENS = 512
+_NAMES = {"bfloat16": ("bfloat16",), "fp8": ("fp8", "fp8_block")}
+_ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "float32": 4.0, "float64": 8.0}
+_NUM_MATRICES = 3
+_OWN_ROWS = re.compile("moe_torch_flow|trtllm|deepgemm|flashinferexperts")
+_NOT_GATED = ((2688, 1856), (4096, 2688), (1024, 2688), (2048, 5120), (8192, 5120))
+_LEAST_ELEMENT_S = 1e-16
+
+
+def seconds(
+    of: GroupedExperts,
+    rows: Array,
+    tokens: Array,
+    experts: Array,
+    width: Array,
+    hidden: Array,
+    num_matrices: int,
+) -> Array:
+    """`GroupedExperts.seconds` of arrays."""
+    matrices = num_matrices * width * np.ceil(hidden / of.tile) * of.tile
+    return np.asarray(
+        of.start_s
+        + 2 * (rows + of.half_rows * experts) * matrices / of.flops_per_s
+        + np.minimum(rows, experts) * matrices * of.item_bytes / of.bytes_per_s
+        + rows * width * of.row_s
+        + rows * hidden * of.hidden_s
+        + tokens * width * of.token_s
+    )
+
+
+def arguments(table: Table) -> tuple[Array, Array, Array, Array, Array]:
+    """Rows that a rank's experts work on, its tokens, its experts, and both widths of one."""
+    ranks = table["moe_ep_size"]
+    return (
+        table["num_tokens"] * table["topk"] / ranks, table["num_tokens"], table["num_experts"] / ranks,
+        table["hidden_size"], table["inter_size"] / table["moe_tp_size"],
+    )  # fmt: skip
+
+
+def errors(of: GroupedExperts, table: Table) -> Array:
+    return np.asarray(np.log(seconds(of, *arguments(table), _NUM_MATRICES) / table["seconds"]))
+
+
+def read(folder: Path, sheet: Sheet, dtype: str) -> Table:
+    """All gated rows of all frameworks and versions."""
+    found = []
+    for path in files(folder, sheet, "moe/*/*/moe_perf"):
+        table = columns(path, (*SHAPE, "moe_dtype", "distribution", "kernel_source", "latency"))
+        gated = np.char.find(table["kernel_source"], "nongated") < 0
+        table = take(table, np.isin(table["moe_dtype"], _NAMES[dtype]) & gated)
+        found.append({**table, "seconds": table["latency"] * 1e-3})
+    return joined(found)
+
+
+def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, dict[str, Table]]:
+    """The fastest kernel of each shape, and what was left out of them, by rule."""
+    table = read(folder, sheet, dtype)
+    alone = table["moe_ep_size"] == 1
+    loads = table["distribution"] == "balanced"
+    if sheet.name == "a100_sxm":
+        loads |= alone & np.isin(table["distribution"], ("power_law_1.01", "power_law_1.2"))
+    table = take(table, loads & (table["num_tokens"] >= LEAST_TOKENS))
+    own = np.array([_OWN_ROWS.search(kernel) is not None for kernel in table["kernel_source"]], bool)
+    every, table = fastest(table, SHAPE), fastest(take(table, own | (table["moe_ep_size"] == 1)), SHAPE)
+    have = set(_shapes(table))
+    left_out = {
+        "expert ranks, kernels of all rows": take(every, np.array([s not in have for s in _shapes(every)]))
+    }
+
+    def leave(rule: str, rows: Mask) -> None:
+        nonlocal table
+        left_out[rule], table = take(table, rows), take(table, ~rows)
+
+    widths = zip(table["hidden_size"], table["inter_size"], strict=True)
+    leave("perhaps not gated", np.array([pair in _NOT_GATED for pair in widths], bool))
+    more = (("num_tokens", 1), ("moe_tp_size", -1), ("moe_ep_size", -1))
+    leave("slower than a larger one", glitches(table, LAYER, more))
+    leave("narrower than a tile", table["inter_size"] / table["moe_tp_size"] < 128)
+    return table, left_out
+
+
+def _shapes(table: Table) -> list[tuple[float, ...]]:
+    return list(zip(*(table[name].tolist() for name in SHAPE), strict=True))
+
+
+def fit(table: Table, sheet: Sheet, dtype: str) -> GroupedExperts:
+    """Rates at most the data sheet's."""
+    peak, memory = sheet.flops_per_s[dtype], sheet.memory_bytes_per_s
+
+    def make(values: list[float]) -> GroupedExperts:
+        rate, wire, start, *elements = values
+        row, hidden, token = (nothing(each, _LEAST_ELEMENT_S) for each in elements)
+        return GroupedExperts(
+            rate,
+            wire,
+            item_bytes=_ITEM_BYTES[dtype],
+            start_s=start,
+            row_s=row,
+            hidden_s=hidden,
+            token_s=token,
+        )
+
+    element = (1e-12, _LEAST_ELEMENT_S, 1e-9)
+    limits = [
+        (0.7 * peak, 0.1 * peak, peak), (0.8 * memory, 0.2 * memory, memory), (3e-5, 1e-5, 1e-3),
+        element, element, element,
+    ]  # fmt: skip
+    return least(make, lambda of: errors(of, table), limits)
+
+
+def derived(of: GroupedExperts, dtype: str, sheet: Sheet) -> GroupedExperts:
+    """Constants of a wider dtype, which nobody measured: the same share of its peak, and its bytes."""
+    share, width = of.flops_per_s / sheet.flops_per_s["bfloat16"], _ITEM_BYTES[dtype]
+    times = width / of.item_bytes
+    return replace(
+        of, flops_per_s=share * sheet.flops_per_s[dtype], item_bytes=width, row_s=times * of.row_s,
+        hidden_s=times * of.hidden_s, token_s=times * of.token_s,
+    )  # fmt: skip
+
+
+def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[GroupedExperts, Figures]:
+    """Constants, and errors of layers (widths, experts, experts a token) that were held out."""
+    table, left_out = load(folder, sheet, dtype)
+    everything = fit(table, sheet, dtype)
+    error = held_out(table, folds(table, LAYER), lambda rest: fit(rest, sheet, dtype), errors)
+    rows, _, experts, _, hidden = arguments(table)
+    ranks, split = table["moe_ep_size"] > 1, table["moe_tp_size"] > 1
+    each = between(
+        rows / experts,
+        {
+            "below 32 rows an expert": (0, 32), "32 to 127 rows an expert": (32, 128),
+            "128 to 511 rows an expert": (128, 512), "512 to 2,047 rows an expert": (512, 2048),
+            "2,048 rows an expert and more": (2048, np.inf),
+        },
+    )  # fmt: skip
+    regimes = {
+        **each, "all experts whole on one rank": ~ranks & ~split, "experts spread over ranks": ranks & ~split,
+        "experts split over ranks": split, "hidden width 512 and more": hidden >= 512,
+    }  # fmt: skip
+    return everything, {
+        **figure(error),
+        "layers": len(set(zip(*(table[name].tolist() for name in LAYER), strict=True))),
+        "by": by_regime(error, regimes),
+        "outside": {rule: figure(errors(everything, those)) for rule, those in left_out.items()},
+    }

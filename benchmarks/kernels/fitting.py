@@ -1,0 +1,96 @@
+"""Constants by least errors, and errors of shapes that were held out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from benchmarks.kernels.tables import Array, Mask, Table, groups, take
+
+K = TypeVar("K")
+Figures = dict[str, Any]
+_FOLDS = 5
+
+
+def least(
+    make: Callable[[list[float]], K],
+    errors: Callable[[K], Array],
+    limits: Sequence[tuple[float, float, float]],
+    *,
+    weights: float | Array = 1.0,
+    smooth: float = 0.05,
+    scales: Sequence[float] = (1.0,),
+) -> K:
+    """The kernel of the least mean |error|, rounded off within `smooth` of 0.
+
+    `limits`: of each constant where to begin, the least and the most; searched over their logarithms. `scales`: times
+    the first values, each to begin at anew.
+    """
+    first, low, high = (np.log(np.array(each)) for each in zip(*limits, strict=True))
+
+    def kernel(logarithms: Array) -> K:
+        return make([float(value) for value in np.exp(logarithms)])
+
+    def residuals(logarithms: Array) -> Array:
+        error = errors(kernel(logarithms))
+        whole = np.sign(error) * np.sqrt(weights * (np.sqrt(smooth * smooth + error * error) - smooth))
+        return np.asarray(whole, np.float64)
+
+    runs = [
+        least_squares(
+            residuals,
+            np.clip(first + np.log(scale), low + 1e-6, high - 1e-6),
+            bounds=(low, high),
+            max_nfev=150,
+        )
+        for scale in scales
+    ]
+    return kernel(min(runs, key=lambda run: float(run.cost)).x)
+
+
+def nothing(value: float, least: float) -> float:
+    """`value`, or 0 where it came to lie near the least, which stands for nothing."""
+    return value if value > 10 * least else 0.0
+
+
+def folds(table: Table, names: Sequence[str], seed: int = 0) -> NDArray[np.int64]:
+    """The fold of each row: rows that are equal in these columns share it."""
+    number = groups(table, names)
+    return np.asarray(np.random.default_rng(seed).permutation(number.max() + 1)[number] % _FOLDS)
+
+
+def held_out(
+    table: Table,
+    fold: NDArray[np.int64],
+    fit: Callable[[Table], K],
+    errors: Callable[[K, Table], Array],
+) -> Array:
+    """The error of each row by constants that were fitted without its fold."""
+    found = np.zeros(len(fold))
+    for each in np.unique(fold):
+        held = fold == each
+        found[held] = errors(fit(take(table, ~held)), take(table, held))
+    return found
+
+
+def figure(errors: Array) -> Figures:
+    """Of a set of rows: how many, the mean |ln(predicted / measured)| and the median of the logarithm."""
+    if not len(errors):
+        return {"rows": 0}
+    return {
+        "rows": len(errors),
+        "error": round(float(np.abs(errors).mean()), 4),
+        "median": round(float(np.median(errors)), 4),
+    }
+
+
+def by_regime(errors: Array, regimes: Mapping[str, Mask]) -> dict[str, Figures]:
+    """Figures of each regime that has rows."""
+    return {name: figure(errors[rows]) for name, rows in regimes.items() if rows.any()}
+
+
+def between(values: Array, edges: Mapping[str, tuple[float, float]]) -> dict[str, Mask]:
+    """Rows whose value is at least the first of two edges and below the second, by name."""
+    return {name: (values >= low) & (values < high) for name, (low, high) in edges.items()}

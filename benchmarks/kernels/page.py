@@ -1,0 +1,186 @@
+"""The section of docs/planner.md on kernels: errors beside their limits, by regime, and what was left out."""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernels.fitting import Figures
+from benchmarks.kernels.tables import PACKAGE, RELEASE
+
+PAGE = Path(__file__).parents[2] / "docs" / "planner.md"
+_BEGIN, _END, _BEFORE = "<!-- kernels -->", "<!-- end of kernels -->", "<!-- tables -->"
+_HEADING = "## Kernels beside what was measured"
+
+LIMITS = {
+    "products bfloat16": 0.06, "products fp8": 0.10, "experts bfloat16": 0.15, "experts fp8": 0.15,
+    "attention": 0.12, "ring": 0.12, "all_to_all": 0.12, "exchange in a node": 0.12, "exchange between nodes": 0.20,
+}  # fmt: skip
+_TITLES = {
+    "products bfloat16": "Dense products, bfloat16", "products fp8": "Dense products, fp8",
+    "experts bfloat16": "Experts, bfloat16", "experts fp8": "Experts, fp8", "attention": "Attention",
+    "ring": "Gathers, scatters and all-reduces in a node", "all_to_all": "All-to-all in a node",
+    "exchange in a node": "Fused exchange in a node", "exchange between nodes": "Fused exchange between nodes",
+}  # fmt: skip
+
+_INTRODUCTION = f"""\
+Seconds of single kernels come from forms with a few constants each (`moe/plan/cluster/kernels.py`), fitted for each
+device on times that NVIDIA measured and ships in the package {PACKAGE} {RELEASE} (Apache-2.0). Of each shape
+the fastest kernel counts. `python -m benchmarks.device_constants` fits them and writes
+`moe/plan/cluster/measured.py`, this section, and `benchmarks/results/device_constants.json` with all errors. In these
+forms no size that grows makes a kernel faster, and no row takes less in a smaller kernel: the search proves its bounds
+by that. It rules out the steps at which tiles fill up.
+
+Errors are means of |ln(predicted / measured)| of shapes that were held out: of products the widths of the weight, of
+experts whole layers, of attention counts of heads, of collectives sizes, of exchanges in a node widths and counts of
+experts, between nodes counts of tokens."""
+
+_LEFT_OUT = """\
+What was left out, and why:
+
+- **Products.** Those counted are of a training step's kind: at least 2·10^10 operations, no size below 256, rows a
+  multiple of 16. Below, one or two waves of tiles decide. The others were fitted at a weight of 0.03. Tables with
+  under half of the shapes, which other machines measured, were not used.
+- **Experts.** Counted are balanced loads of at least 512 tokens, of gated experts at least 128 wide. Where experts are
+  spread over ranks, kernels that work on all tokens' rows are left out: a trainer's rank has only the rows sent to it.
+  So are rows that took 1.3 times what a larger one of the same layer did. Skewed loads were not fitted; only on A100,
+  where one kernel was measured with balanced ones, do skewed loads of a single rank count too. The rates fitted lie at
+  the peak on all but A100: arithmetic is hardly told apart from what each row takes.
+- **Attention.** Counted is bfloat16 without a cache, of at least 512 tokens. Heads of 192 on Blackwell are left out,
+  where only an untuned kernel was measured, and heads of 512. Windows with 96 heads of 64 count, though kernels took
+  up to twice what is predicted. No windows were measured on A100. Backward passes were not measured at all: they take 3
+  times the forward pass, as FlashAttention's papers have it.
+- **Collectives.** Nothing. Measured were 2, 4 and 8 ranks of one node, on GB200 and GB300 only 2 and 4.
+- **Exchanges.** Counted is DeepEP from 512 tokens a rank; dispatch and combine share one start. Over 8 nodes it was
+  measured at a third of the rate of 4, and of what DeepEP publishes for 8: that is left out. Between nodes only H100
+  and H200 were measured, with nine counts of tokens on each of 2 and 4 nodes; other
+  devices have H100's constants there."""
+
+_Table = Mapping[str, Mapping[str, Figures]]
+"""Figures by device, then by kernel."""
+
+
+def written(figures: Mapping[str, Any]) -> None:
+    """The section anew; what is around it stays."""
+    text = PAGE.read_text()
+    if _BEGIN not in text:
+        head, _, tail = text.partition(_BEFORE)
+        text = f"{head}{_HEADING}\n\n{_BEGIN}\n{_END}\n\n{_BEFORE}{tail}"
+    head, _, rest = text.partition(_BEGIN)
+    PAGE.write_text(f"{head}{_BEGIN}\n\n{section(figures)}\n\n{_END}{rest.partition(_END)[2]}")
+
+
+def section(figures: Mapping[str, Any]) -> str:
+    errors: _Table = figures["errors"]
+    parts = [
+        _INTRODUCTION,
+        _summary(errors),
+        _short(errors),
+        _LEFT_OUT,
+        "By regime, with the rows of the device that has most; what is above the limit is bold:",
+    ]
+    for kernel in LIMITS:
+        parts.append(_by_regime(kernel, errors))
+        if kernel == "attention":
+            parts.append(_heads(errors))
+    return "\n\n".join(parts)
+
+
+def _summary(errors: _Table) -> str:
+    head = ["Kernel", "limit", *errors]
+    lines = []
+    for kernel, limit in LIMITS.items():
+        cells = [_cell(device.get(kernel), limit) for device in errors.values()]
+        lines.append([_TITLES[kernel], f"{limit:.2f}", *cells])
+    return _table(head, lines)
+
+
+def _short(errors: _Table) -> str:
+    """What is above its limit, in all or in a regime: the worst device's."""
+    lines = []
+    for kernel in (*LIMITS, *_widths(errors)):
+        limit, title = _limit(kernel), _TITLES.get(kernel) or f"Attention, {_width(kernel)}"
+        of = {name: device[kernel] for name, device in errors.items() if kernel in device}
+        parts = {"all": of} | {
+            regime: {name: each["by"][regime] for name, each in of.items() if regime in each["by"]}
+            for regime in _regimes(errors, kernel, "by")
+        }
+        worst = {
+            regime: max((each["error"], name) for name, each in part.items())
+            for regime, part in parts.items()
+        }
+        above = [
+            f"{regime} ({error:.3f} on {name})" for regime, (error, name) in worst.items() if error > limit
+        ]
+        lines += [f"- {title}: {', '.join(above)}." for _ in above[:1]]
+    return "\n".join(["Above their limit, with the error of the worst device:", "", *lines])
+
+
+def _limit(kernel: str) -> float:
+    """An attention's of one width is that of all."""
+    return LIMITS.get(kernel, LIMITS["attention"])
+
+
+def _widths(errors: _Table) -> list[str]:
+    """Attention's of each width that is used, the narrowest first."""
+    found = {
+        name for of in errors.values() for name in of if name.startswith("attention ") and "," not in name
+    }
+    return sorted(found, key=lambda name: (not name[10:].isdigit(), len(name), name))
+
+
+def _width(kernel: str) -> str:
+    width = kernel.removeprefix("attention ")
+    return f"heads of {width}" if width.isdigit() else width
+
+
+def _regimes(errors: _Table, kernel: str, where: str) -> list[str]:
+    """Of all devices, in their order."""
+    of = [device[kernel].get(where, {}) for device in errors.values() if kernel in device]
+    return list(dict.fromkeys(regime for regimes in of for regime in regimes))
+
+
+def _by_regime(kernel: str, errors: _Table) -> str:
+    devices = {name: device[kernel] for name, device in errors.items() if kernel in device}
+    lines = [
+        _line(regime, [each["by"].get(regime) for each in devices.values()], _limit(kernel))
+        for regime in _regimes(errors, kernel, "by")
+    ]
+    lines += [
+        _line(f"*not counted: {regime}*", [each.get("outside", {}).get(regime) for each in devices.values()])
+        for regime in _regimes(errors, kernel, "outside")
+    ]
+    return _table([_TITLES[kernel], "rows", *devices], lines)
+
+
+def _heads(errors: _Table) -> str:
+    """Attention by the width of a head and by window."""
+    lines = []
+    for kernel in _widths(errors):
+        of = [device.get(kernel) for device in errors.values()]
+        lines.append(_line(_width(kernel), of, _limit(kernel)))
+        regimes = _regimes(errors, kernel, "by")
+        for regime in regimes if len(regimes) > 1 else ():
+            lines.append(
+                _line(f"– {regime}", [each and each["by"].get(regime) for each in of], _limit(kernel))
+            )
+    untuned = [device.get("attention 192, left out") for device in errors.values()]
+    lines.append(_line("*not counted: heads of 192, untuned*", untuned))
+    return _table(["Attention by width of a head", "rows", *errors], lines)
+
+
+def _line(title: str, figures: Sequence[Figures | None], limit: float = inf) -> list[str]:
+    rows = max(figure["rows"] for figure in figures if figure)
+    return [title, f"{rows:,}", *(_cell(figure, limit) for figure in figures)]
+
+
+def _cell(figure: Figures | None, limit: float) -> str:
+    if not figure or not figure["rows"]:
+        return "–"
+    told = f"{figure['error']:.3f}"
+    return f"**{told}**" if figure["error"] > limit else told
+
+
+def _table(head: list[str], lines: list[list[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

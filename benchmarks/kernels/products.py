@@ -1,0 +1,152 @@
+"""Dense products, fitted on `gemm/*/*/gemm_perf`: (rows, inputs) times (inputs, outputs), its m, k and n.
+
+A file with under half of the rows of the largest is left out: it has a part of the shapes, from another machine, and
+would make those faster than their neighbours. No other row is left out; those that no training step has count at a
+weight of 0.03.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least
+from benchmarks.kernels.tables import Array, Mask, Sheet, Table, columns, fastest, files, joined, take
+from moe.plan.cluster.kernels import MatrixProducts
+
+DTYPES = ("bfloat16", "fp8")
+SHAPE = ("rows", "inputs", "outputs")
+LEAST_FLOPS = 2e10
+"""Of a product of a training step: below, one or two waves of tiles decide the time."""
+_ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "float32": 4.0, "float64": 8.0}
+# Of the walk over the inputs: 1, or 1/2 where the library splits them over idle units (cuBLAS in bfloat16). Not fitted
+# by device: free it came to 0.46 to 0.63 and 0.91 to 1.00, with the same errors.
+_DEPTH_POWER = {"bfloat16": 0.5, "fp8": 1.0}
+_OUTSIDE = 0.03
+_SAMPLE = 6000
+
+
+def seconds(of: MatrixProducts, rows: Array, inputs: Array, outputs: Array) -> Array:
+    """`MatrixProducts.seconds` of arrays."""
+    arithmetic = 2 * (rows + of.half_rows) * outputs * (inputs + of.fill) / of.flops_per_s
+    moved = of.output_bytes * rows * outputs + of.item_bytes * inputs * (rows + outputs)
+    walk = of.depth_s * (inputs / 1000) ** of.depth_power
+    slowest = np.sqrt(arithmetic**2 + (moved / of.bytes_per_s) ** 2 + walk**2)
+    return np.asarray(of.start_s + of.quantise_s * rows * inputs + slowest)
+
+
+def errors(of: MatrixProducts, table: Table) -> Array:
+    return np.asarray(np.log(seconds(of, *(table[name] for name in SHAPE)) / table["seconds"]))
+
+
+def load(folder: Path, sheet: Sheet, dtype: str) -> tuple[Table, int]:
+    """The fastest kernel of each shape, and the rows of the files that were left out."""
+    found: list[Table] = []
+    for path in files(folder, sheet, "gemm/*/*/gemm_perf"):
+        table = columns(path, ("gemm_dtype", "m", "k", "n", "latency"))
+        table = take(table, (table["gemm_dtype"] == dtype) & (table["latency"] > 0))
+        if len(table["m"]):
+            shape = dict(zip(SHAPE, (table["m"], table["k"], table["n"]), strict=True))
+            found.append({**shape, "seconds": table["latency"] * 1e-3})
+    most = max(len(table["rows"]) for table in found)
+    whole = [table for table in found if 2 * len(table["rows"]) >= most]
+    left_out = sum(len(table["rows"]) for table in found) - sum(len(table["rows"]) for table in whole)
+    return fastest(joined(whole), SHAPE), left_out
+
+
+def flops(table: Table) -> Array:
+    return np.asarray(2 * table["rows"] * table["inputs"] * table["outputs"])
+
+
+def aligned(table: Table) -> Mask:
+    """Rows a multiple of 16, and no size below 256."""
+    smallest = np.minimum(np.minimum(table["rows"], table["inputs"]), table["outputs"])
+    return np.asarray((table["rows"] % 16 == 0) & (smallest >= 256))
+
+
+def trained(table: Table) -> Mask:
+    """Products of a training step: tensor cores want 16 bytes of what they add up over, and rows are that in the
+    gradient of a weight."""
+    return np.asarray(aligned(table) & (flops(table) >= LEAST_FLOPS))
+
+
+def fit(table: Table, sheet: Sheet, dtype: str, begin: MatrixProducts | None = None) -> MatrixProducts:
+    """Rates at most the data sheet's. A sample of each kind of rows, whose weights keep their shares."""
+    draws, inside = np.random.default_rng(0), trained(table)
+    parts = [draws.permutation(np.flatnonzero(rows))[:_SAMPLE] for rows in (inside, ~inside)]
+    weights = np.concatenate(
+        [
+            np.full(len(part), weight * rows.sum() / max(1, len(part)))
+            for part, rows, weight in zip(parts, (inside, ~inside), (1.0, _OUTSIDE), strict=True)
+        ]
+    )
+    sample, peak, memory = (
+        take(table, np.concatenate(parts)),
+        sheet.flops_per_s[dtype],
+        sheet.memory_bytes_per_s,
+    )
+    form = MatrixProducts(peak, item_bytes=_ITEM_BYTES[dtype], depth_power=_DEPTH_POWER[dtype])
+    limits = [
+        (0.8 * peak, 0.3 * peak, peak),
+        (0.8 * memory, 0.3 * memory, memory),
+        (3e-6, 1e-8, 5e-5),
+        (2e-6, 1e-9, 1e-4),
+        (100.0, 1e-2, 2000.0),
+        (1e-12, 1e-16, 1e-10),
+    ]
+    names = ["flops_per_s", "bytes_per_s", "start_s", "depth_s", "fill", "quantise_s"]
+    if dtype == "bfloat16":
+        names, limits = names[:-1], limits[:-1]
+    if begin is not None:
+        limits = [(getattr(begin, name), *ends[1:]) for name, ends in zip(names, limits, strict=True)]
+
+    def make(values: list[float]) -> MatrixProducts:
+        return replace(form, **dict(zip(names, values, strict=True)))
+
+    return least(make, lambda of: errors(of, sample), limits, weights=weights, smooth=0.02)
+
+
+def derived(of: MatrixProducts, dtype: str, sheet: Sheet) -> MatrixProducts:
+    """Constants of a wider dtype, which nobody measured: the same share of its peak, and its bytes."""
+    share = of.flops_per_s / sheet.flops_per_s["bfloat16"]
+    width = _ITEM_BYTES[dtype]
+    return replace(of, flops_per_s=share * sheet.flops_per_s[dtype], item_bytes=width, output_bytes=width)
+
+
+def measured(folder: Path, sheet: Sheet, dtype: str) -> tuple[MatrixProducts, Figures]:
+    """Constants, and errors of products whose weights (inputs, outputs) were held out."""
+    table, left_out = load(folder, sheet, dtype)
+    everything = fit(table, sheet, dtype)
+    error = held_out(
+        table, folds(table, ("inputs", "outputs")), lambda rest: fit(rest, sheet, dtype, everything), errors
+    )
+    inside, work = trained(table), flops(table)
+    sizes = between(
+        work,
+        {
+            "2·10^10 to 10^11 operations": (2e10, 1e11), "10^11 to 10^12 operations": (1e11, 1e12),
+            "10^12 operations and more": (1e12, np.inf),
+        },
+    )  # fmt: skip
+    most = np.maximum(table["inputs"], table["outputs"])
+    smallest = np.minimum(table["inputs"], table["outputs"])
+    regimes = {
+        **{name: inside & rows for name, rows in sizes.items()},
+        "rows the largest: forward, gradients of rows": inside & (table["rows"] >= most),
+        "inputs the largest: gradients of weights": inside
+        & (table["inputs"] >= np.maximum(table["rows"], table["outputs"])),
+        "outputs below 1,024": inside & (table["outputs"] < 1024),
+    }
+    outside = {
+        "fewer than 2·10^10 operations": aligned(table) & ~inside,
+        "rows of 16 n + 1": (table["rows"] % 16 == 1) & (smallest >= 256) & (table["rows"] >= 256),
+        "rows below 256": (table["rows"] < 256) & (smallest >= 256),
+        "inputs or outputs below 256": smallest < 256,
+    }
+    return everything, {
+        **figure(error[inside]),
+        "percentile_95": round(float(np.quantile(np.abs(error[inside]), 0.95)), 4),
+        "by": by_regime(error, regimes),
+        "outside": by_regime(error, outside),
+        "left_out_rows": left_out,
+    }

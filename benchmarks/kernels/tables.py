@@ -1,0 +1,145 @@
+"""Tables of measured kernel times, and the data sheets of the devices.
+
+They are NVIDIA's, in the package aiconfigurator-core (PyPI, Apache-2.0): `systems/data/<device>/<kernel>/<framework>/
+<version>/*.parquet`. Of each shape the fastest kernel is taken, of all frameworks, versions and libraries.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+PACKAGE, RELEASE = "aiconfigurator-core", "0.12.0"
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Table = dict[str, NDArray[Any]]
+"""Columns of one length, by name."""
+
+
+class NoTables(Exception):
+    """The tables are not there; the message says how to get them."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A device's data sheet: peaks of dense arithmetic, and rates in bytes a second, of one device in one direction."""
+
+    name: str
+    """Of its folder in the package."""
+    flops_per_s: Mapping[str, float]
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    adapter_bytes_per_s: float = 50e9
+    """Of its share of the node's network adapters."""
+    devices_per_node: int = 8
+    """Of the machines that were measured."""
+
+
+def _sheet(
+    name: str, bfloat16: float, float32: float, float64: float, memory: float, link: float, **given: Any
+) -> Sheet:
+    """Rates in TFLOP/s, TB/s and GB/s; float32 is TF32 on tensor cores."""
+    peaks = {"bfloat16": bfloat16 * 1e12, "float32": float32 * 1e12, "float64": float64 * 1e12}
+    if name != "a100_sxm":
+        peaks["fp8"] = 2 * peaks["bfloat16"]
+    return Sheet(name, peaks, memory * 1e12, link * 1e9, **given)
+
+
+# Adapters: ConnectX-6 of 200 Gb/s, ConnectX-7 of 400 Gb/s, of B300 and GB300 ConnectX-8 of 800 Gb/s a GPU.
+SHEETS = {
+    "a100-80": _sheet("a100_sxm", 312, 156, 19.5, 2.039, 300, adapter_bytes_per_s=25e9),
+    "h100": _sheet("h100_sxm", 989, 494, 67, 3.35, 450),
+    "h200": _sheet("h200_sxm", 989, 494, 67, 4.8, 450),
+    "b200": _sheet("b200_sxm", 2250, 1125, 37, 7.7, 900),
+    "gb200": _sheet("gb200", 2500, 1250, 40, 8.0, 900, devices_per_node=4),
+    "b300": _sheet("b300_sxm", 2250, 1125, 1.3, 7.75, 900, adapter_bytes_per_s=100e9),
+    "gb300": _sheet("gb300", 2500, 1250, 1.4, 8.0, 900, adapter_bytes_per_s=100e9, devices_per_node=4),
+}
+
+
+def folder_of(given: Path | None) -> tuple[Path, str]:
+    """The folder of the tables and the release that they are of: the installed package's, or `given`."""
+    if given is not None:
+        if not (given / "h100_sxm").is_dir():
+            raise NoTables(
+                f"--data (={given}) must be the folder that has a folder for each device, h100_sxm among them; "
+                f"it is `systems/data` of the package {PACKAGE}"
+            )
+        return given, RELEASE
+    found = find_spec("aiconfigurator_core")
+    where = None if found is None or found.origin is None else Path(found.origin).parent / "systems" / "data"
+    if where is None or not where.is_dir():
+        raise NoTables(
+            f"the tables are in the package {PACKAGE}, which is not installed here; `pip install -e .[kernels]` brings "
+            "it, or name its unpacked folder `systems/data`: --data FOLDER"
+        )
+    try:
+        return where, version(PACKAGE)
+    except PackageNotFoundError:
+        return where, RELEASE
+
+
+def files(folder: Path, sheet: Sheet, pattern: str) -> Iterator[Path]:
+    """Of one device; `pattern`: kernel/framework/version/file, with asterisks."""
+    yield from sorted((folder / sheet.name).glob(f"{pattern}.parquet"))
+
+
+def columns(path: Path, names: Sequence[str], absent: Mapping[str, Any] | None = None) -> Table:
+    """Columns of a file: numbers as float64, the rest as text. `absent`: what those are that older files lack."""
+    absent = absent or {}
+    present = set(pq.read_schema(path).names)
+    table = pq.read_table(path, columns=[name for name in names if name in present or name not in absent])
+    found: Table = {}
+    for name in names:
+        if name not in present and name in absent:
+            found[name] = np.full(table.num_rows, absent[name])
+            continue
+        values = np.asarray(table[name].to_pylist())
+        found[name] = values.astype(np.float64) if values.dtype.kind in "iufb" else values.astype(np.str_)
+    return found
+
+
+def take(table: Table, rows: NDArray[Any]) -> Table:
+    return {name: values[rows] for name, values in table.items()}
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]} if tables else {}
+
+
+def groups(table: Table, names: Sequence[str]) -> NDArray[np.int64]:
+    """A number for each row; rows that are equal in these columns have the same."""
+    codes = [np.unique(table[name], return_inverse=True)[1].ravel() for name in names]
+    return np.unique(np.stack(codes, 1), axis=0, return_inverse=True)[1].ravel()
+
+
+def fastest(table: Table, names: Sequence[str]) -> Table:
+    """Of rows that are equal in these columns, the one of the least `seconds`."""
+    if not len(table["seconds"]):
+        return table
+    table = take(table, np.argsort(table["seconds"], kind="stable"))
+    return take(table, np.unique(groups(table, names), return_index=True)[1])
+
+
+GLITCH = 1.3
+
+
+def glitches(table: Table, alike: Sequence[str], sizes: Sequence[tuple[str, int]]) -> Mask:
+    """Rows that took more than 1.3 times what a larger one did, of those that are `alike`. `sizes`: a column, and 1
+    where more of it is more work or -1."""
+    found = np.zeros(len(table["seconds"]), bool)
+    number = groups(table, alike)
+    amounts = np.stack([sign * table[name] for name, sign in sizes], 1)
+    order = np.argsort(number, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+        larger = (amounts[rows][None] >= amounts[rows][:, None]).all(2)
+        seconds = table["seconds"][rows]
+        found[rows] = seconds > GLITCH * np.where(larger, seconds[None], np.inf).min(1)
+    return found

@@ -1,0 +1,223 @@
+"""Host times and shares of `moe/plan/software.py`, fitted on published runs, and what they predict of runs left out.
+
+`python -m benchmarks.software_profiles` prints the constants, their ends, and the errors.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import exp, log
+from statistics import fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from benchmarks.published_cut_down import MEASURED, CutDown
+from benchmarks.published_rows import ROWS, Row
+from moe.plan.candidate import Candidate
+from moe.plan.cost.time import TimeModel
+from moe.plan.profile import profile_of
+from moe.plan.software import SOFTWARE, Host, Software, SoftwareName
+from moe.spec import JobSpec
+
+Vector = NDArray[np.float64]
+FREE = ("eager layer", "eager expert", "eager run", "eager sustained", "graphs layer", "graphs expert",
+        "graphs sustained", "bias passes")  # fmt: skip
+"""Constants that are fitted: seconds in units of 100 us, passes in tens. Eager runs and those with a fused dispatcher
+share a host; with CUDA graphs it waits for no neighbour."""
+_BEGIN = np.array([2.5, 3.0, 20.0, 0.95, 2.5, 0.1, 0.95, 7.0])
+_STEPS_LEFT_OUT = 8
+"""From the constants of all runs."""
+_MOST = np.array([40.0, 20.0, 60.0, 1.0, 40.0, 20.0, 1.0, 20.0])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published run, and the layout that it is predicted by: what is not known of it is what is predicted fastest."""
+
+    row: Row
+    candidate: Candidate
+
+    @classmethod
+    def of(cls, row: Row) -> "Run":
+        return cls(row, row.plan().candidate)
+
+    @cached_property
+    def _job(self) -> JobSpec:
+        return self.row.job(self.row.asked)
+
+    def error(self, software: Software) -> float:
+        """ln(predicted / published) of its step."""
+        model = TimeModel(self._job, self.row.cluster, profile_of("peer"), software)
+        return log(model.step_s(self.candidate) / self.row.measured_step_s)
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """The model on the device, of whatever release."""
+        return self.row.model.removesuffix("-mtp"), self.row.device
+
+
+def software_by(constants: Vector, name: SoftwareName) -> Software:
+    """The profile of this name with constants in the place of its own."""
+    of = dict(zip(FREE, constants.tolist(), strict=True))
+    host = "graphs" if name == "megatron-graphs" else "eager"
+    return replace(
+        SOFTWARE[name], bias_passes=10 * of["bias passes"],
+        host=Host(
+            layer_s=1e-4 * of[f"{host} layer"], expert_s=1e-4 * of[f"{host} expert"],
+            run_s=1e-4 * of.get(f"{host} run", 0.0), sustained=of[f"{host} sustained"],
+        ),
+    )  # fmt: skip
+
+
+def errors(constants: Vector, runs: Sequence[Run]) -> Vector:
+    return np.array([run.error(software_by(constants, run.row.software)) for run in runs])
+
+
+def fitted(runs: Sequence[Run], begin: Vector = _BEGIN, max_steps: int = 25) -> Vector:
+    """Constants of the least errors, large ones counting as they are rather than squared."""
+    found = least_squares(
+        errors, begin, args=(runs,), bounds=(0.0 * _MOST, _MOST), loss="soft_l1", f_scale=0.1, diff_step=1e-3,
+        max_nfev=max_steps,
+    )  # fmt: skip
+    return np.asarray(found.x)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Errors of runs whose like had no part in the fit, and the constants of each such fit."""
+
+    errors: Vector
+    fits: tuple[Vector, ...]
+
+
+def left_out(runs: Sequence[Run], key: Callable[[Run], object], begin: Vector) -> LeftOut:
+    """All runs with the same key are left out together."""
+    found, fits = np.zeros(len(runs)), []
+    for each in dict.fromkeys(map(key, runs)):
+        constants = fitted([run for run in runs if key(run) != each], begin, _STEPS_LEFT_OUT)
+        fits.append(constants)
+        out = [at for at, run in enumerate(runs) if key(run) == each]
+        found[out] = errors(constants, [runs[at] for at in out])
+    return LeftOut(found, tuple(fits))
+
+
+def ends(fits: Sequence[Vector], name: SoftwareName) -> tuple[Host, Host]:
+    """Of the fits, the host with the least time for a layer of eight experts, and that with the most."""
+
+    def host_s(host: Host) -> float:
+        return host.layer_s + 8 * host.expert_s + host.run_s / 4
+
+    hosts = sorted((software_by(each, name).host for each in fits), key=host_s)
+    return hosts[0], hosts[-1]
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """Fits of the profiles of published runs, and what they predict of runs that had no part in them."""
+
+    runs: tuple[Run, ...]
+    constants: Vector
+    fitted_errors: Vector
+    by_run: LeftOut
+    by_family: LeftOut
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "Profiles":
+        runs = tuple(map(Run.of, rows))
+        constants = fitted(runs)
+        return cls(
+            runs, constants, errors(constants, runs),
+            left_out(runs, lambda run: (run.row.name, run.row.how), constants),
+            left_out(runs, lambda run: run.family, constants),
+        )  # fmt: skip
+
+    def at(self, name: SoftwareName | None) -> list[int]:
+        """Places of the runs of one profile; of all where none is named."""
+        return [at for at, run in enumerate(self.runs) if name in (None, run.row.software)]
+
+    def table(self) -> list[str]:
+        """Mean |ln(predicted / published)|, the median, and the worst as a factor."""
+        lines = ["| Profile | runs | fitted: mean, median, worst | a run left out | its model on its device left out |",
+                 "|---|---|---|---|---|"]  # fmt: skip
+        for name in (None, *dict.fromkeys(run.row.software for run in self.runs)):
+            at = self.at(name)
+            told = (
+                _described(found[at].tolist())
+                for found in (self.fitted_errors, self.by_run.errors, self.by_family.errors)
+            )
+            lines.append(f"| {name or 'all'} | {len(at)} | {' | '.join(told)} |")
+        plain = plain_errors(fitted_plain(PLAIN_STEPS), PLAIN_STEPS)
+        out = left_out_plain()
+        lines.append(
+            f"| megatron-plain | {len(plain)} | {_described(plain.tolist())} | – | {_described(out.tolist())} |"
+        )
+        return lines
+
+
+def _described(errors: Sequence[float]) -> str:
+    worst = max(errors, key=abs)
+    return f"{fmean(map(abs, errors)):.3f}, {median(errors):+.3f}, {exp(worst):.2f}"
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """A step of a smaller model that Megatron-Core ran as it comes."""
+
+    row: CutDown
+    num_micro_batches: int
+
+    def error(self, software: Software) -> float:
+        search, candidate = self.row.search(self.num_micro_batches)
+        model = TimeModel(search.spec, search.cluster, search.profile, software)
+        return log(1000 * model.step_s(candidate) / self.row.measured_ms[self.num_micro_batches])
+
+
+PLAIN_STEPS = [PlainStep(row, times) for row in MEASURED for times in row.measured_ms]
+
+
+def plain_by(constants: Vector) -> Software:
+    """(layer, expert, both in units of 100 us; share sustained)."""
+    layer, expert, sustained = constants.tolist()
+    host = Host(layer_s=1e-4 * layer, expert_s=1e-4 * expert, run_s=0.0, sustained=sustained)
+    return replace(SOFTWARE["megatron-plain"], host=host)
+
+
+def plain_errors(constants: Vector, steps: Sequence[PlainStep]) -> Vector:
+    return np.array([step.error(plain_by(constants)) for step in steps])
+
+
+def fitted_plain(steps: Sequence[PlainStep]) -> Vector:
+    found = least_squares(
+        plain_errors, (3.0, 1.0, 0.65), args=(steps,), bounds=([0, 0, 0.2], [40, 20, 1]), loss="soft_l1",
+        f_scale=0.05, diff_step=1e-3, max_nfev=30,
+    )  # fmt: skip
+    return np.asarray(found.x)
+
+
+def left_out_plain() -> Vector:
+    """Errors of each model, fitted on the others."""
+    found = np.zeros(len(PLAIN_STEPS))
+    for model in {step.row.model for step in PLAIN_STEPS}:
+        constants = fitted_plain([step for step in PLAIN_STEPS if step.row.model != model])
+        at = [index for index, step in enumerate(PLAIN_STEPS) if step.row.model == model]
+        found[at] = plain_errors(constants, [PLAIN_STEPS[index] for index in at])
+    return found
+
+
+def main() -> None:
+    profiles = Profiles.of(ROWS)
+    told = zip(FREE, profiles.constants, strict=True)
+    print(", ".join(f"{name} {value:.4g}" for name, value in told))
+    print("plain", fitted_plain(PLAIN_STEPS))
+    print("\n".join(profiles.table()))
+    for name in dict.fromkeys(run.row.software for run in profiles.runs):
+        print(name, software_by(profiles.constants, name).host, *ends(profiles.by_family.fits, name))
+    print()
+    for run, one, two in zip(profiles.runs, profiles.fitted_errors, profiles.by_family.errors, strict=True):
+        print(f"{run.row.software:16s} {run.row.name:48s} {run.row.how:28s} {exp(one):5.2f} {exp(two):5.2f}")
+
+
+if __name__ == "__main__":
+    main()

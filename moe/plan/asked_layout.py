@@ -1,0 +1,81 @@
+"""A layout that is asked for in place of what a job says: words for it, and its fields of `parallel`."""
+
+from typing import Any
+
+from moe.plan.plan import Plan
+from moe.plan.request import PlanRequest
+from moe.spec import JobSpec, ParallelSpec, Problem, SpecError
+
+Layout = dict[str, bool | int | str]
+"""Fields of `parallel`."""
+
+_EXAMPLE = "tensor=2,expert=8,micro_batch_groups=1"
+
+
+def parse_layout(text: str, place: str) -> Layout:
+    """`tensor=2,recompute=full` as `{"tensor": 2, "recompute": "full"}`. Raises SpecError, with `place` as its path."""
+    found: Layout = {}
+    for part in text.split(","):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not equals or not name or not value:
+            raise SpecError(
+                Problem(place, text, "must name fields of parallel, each with its value", f"write it as {_EXAMPLE}")
+            )  # fmt: skip
+        if name not in ParallelSpec.model_fields or name == "auto":
+            fields = ", ".join(each for each in ParallelSpec.model_fields if each != "auto")
+            raise SpecError(
+                Problem(f"{place}: {name}", value, "is no field of parallel", f"use one of {fields}")
+            )
+        if name in found:
+            raise SpecError(Problem(f"{place}: {name}", value, "is given twice", "leave one out"))
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> bool | int | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if text.isdecimal() else text
+
+
+def layout_to_ask(plan: Plan) -> Layout:
+    """All that pins down the layout of a plan. Raises SpecError for that of a module, which `parallel` cannot say."""
+    if plan.module is not None:
+        raise SpecError(
+            Problem("module", None, "has a layout that parallel cannot ask for", "give a job's plan")
+        )
+    degrees, options = plan.degrees, plan.options
+    told: Layout = {
+        **vars(degrees), "recompute": options.recompute, "virtual_stages": options.virtual_stages,
+        "num_chunks": options.num_chunks, "overlap": options.overlap, "micro_batch_groups": options.micro_batch_groups,
+        "dispatch": "flat" if options.ranks_per_node is None else "hierarchical",
+    }  # fmt: skip
+    if plan.candidate.is_sharded:
+        told["sharding"] = options.sharding
+    return told
+
+
+def asking_for(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRequest:
+    """The same job with this layout in place of what it asks for, and no runners-up. Raises SpecError."""
+    given: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
+    spec = JobSpec.parse({**given, "parallel": _without_what_follows(layout, num_workers)})
+    return request.model_copy(update={"spec": spec, "num_workers": num_workers, "top": 1})
+
+
+def _without_what_follows(layout: Layout, num_workers: int) -> Layout:
+    """Without `data`, where the other degrees leave but one: specs take expert and data for all that workers are."""
+    if not {"expert", "data"} <= layout.keys() or not {"expert_tensor", "pipeline"} & layout.keys():
+        return layout
+    product, told = 1, []
+    for axis in ("expert", "data", "expert_tensor", "pipeline"):
+        degree = layout.get(axis, 1)
+        if not isinstance(degree, int) or isinstance(degree, bool):
+            return layout  # which the spec refuses
+        product *= degree
+        told.append(f"{axis} {degree}")
+    if product != num_workers:
+        raise SpecError(
+            Problem("parallel", " x ".join(told), f"must multiply to the number of workers (={num_workers}), "
+                    f"not {product}", "leave data out, or use other degrees")
+        )  # fmt: skip
+    return {name: value for name, value in layout.items() if name != "data"}

@@ -1,0 +1,179 @@
+"""Causes of differences of time between two plans, as far as their layouts tell them."""
+
+from typing import Any
+
+from moe.plan.candidate import RECOMPUTES
+from moe.plan.plan import Plan
+from moe.plan.search.explain import number_of, size_of
+
+
+class Causes:
+    """Causes of differences of time: facts of the two layouts, told only where they point the way the difference does.
+    Always of the first plan, beside the second."""
+
+    def __init__(self, first: Plan, second: Plan, ranks_per_node: int | None = None) -> None:
+        self._first, self._second, self._node = first, second, ranks_per_node
+
+    def of(self, kind: str, is_more: bool) -> str:
+        """The cause for more, or less, of a kind of time; empty where there is none to tell."""
+        if self._first.module is not None or self._second.module is not None:
+            return ""
+        told = {
+            "products_s": self._recomputed, "attention_s": self._recomputed, "routing_s": self._recomputed,
+            "elementwise_s": self._recomputed, "launches_s": self._launched, "all_to_all_s": self._exchanged,
+            "gather_s": self._gathered, "send_s": self._sent, "bubble_s": self._waited, "all_reduce_s": self._reduced,
+            "optimizer_s": self._updated,
+        }.get(kind)  # fmt: skip
+        return "" if told is None else told(kind, is_more)
+
+    def _degrees(self, axis: str) -> tuple[int, int]:
+        return getattr(self._first.degrees, axis), getattr(self._second.degrees, axis)
+
+    def _options(self, name: str) -> tuple[Any, Any]:
+        return getattr(self._first.options, name), getattr(self._second.options, name)
+
+    def _recomputed(self, kind: str, is_more: bool) -> str:
+        # To make hidden states alone again takes products and rows, and hardly anything else.
+        what = self._made_again(is_more, of_hidden=kind in ("products_s", "all_to_all_s"))
+        if not what:
+            return ""
+        if kind == "all_to_all_s":
+            again = "where {} are computed again" if is_more else "as {} are not computed again"
+            return f"rows {'' if is_more else 'do not '}travel again {again.format(what)}"
+        return f"{what} are {'' if is_more else 'not '}computed again in the backward pass"
+
+    def _made_again(self, is_more: bool, of_hidden: bool) -> str:
+        """What one of them alone computes again."""
+        mine, others = self._options("recompute")
+        if not of_hidden:
+            mine, others = ("none" if each == "selective" else each for each in (mine, others))
+        if not _points(RECOMPUTES.index(mine), RECOMPUTES.index(others), is_more):
+            return ""
+        return "whole blocks" if "full" in (mine, others) else "hidden states"
+
+    def _launched(self, kind: str, is_more: bool) -> str:
+        mine, others = self._options("num_micro_batches")
+        if _points(mine, others, is_more):
+            return f"{number_of(mine, 'micro-batch', 'es')} a step rather than {others:,}"
+        chunks, of_others = self._options("num_chunks")
+        if mine == others and _points(chunks, of_others, is_more):
+            return f"rows travel in {number_of(chunks, 'chunk')} rather than {of_others:,}"
+        return self._recomputed(kind, is_more)
+
+    def _exchanged(self, kind: str, is_more: bool) -> str:
+        mine, others = (
+            plan.degrees.expert * plan.degrees.expert_tensor for plan in (self._first, self._second)
+        )
+        if _points(mine, others, is_more):
+            if mine == 1:
+                return "no row leaves its rank"
+            if others == 1:
+                return f"experts are spread over {mine:,} ranks rather than whole on each"
+            fewer, more, node = min(mine, others), max(mine, others), self._node
+            if node and fewer <= node < more and node % fewer == 0:
+                if is_more:
+                    return (
+                        f"expert groups of {mine:,} span nodes of {node:,}, those of {others:,} stay within"
+                    )
+                return f"expert groups of {mine:,} stay within nodes of {node:,}, those of {others:,} do not"
+            return f"expert groups of {mine:,} rather than {others:,}"
+        if mine != others:
+            return ""
+        nodes, of_others = self._options("ranks_per_node")
+        if (nodes is None) != (of_others is None) and (nodes is None) == is_more:
+            way = "to each of its experts" if is_more else "to each node once"
+            return f"a token travels {way}"
+        (overlap, overlaps), (chunks, of_chunks) = self._options("overlap"), self._options("num_chunks")
+        if overlap and not overlaps:
+            return "" if is_more else "rows travel behind another micro-batch's arithmetic"
+        if overlaps and not overlap:
+            return "rows do not travel behind another micro-batch's arithmetic" if is_more else ""
+        if _points(of_chunks, chunks, is_more):
+            behind = "" if is_more else ", behind arithmetic"
+            return f"rows travel in {number_of(chunks, 'chunk')} rather than {of_chunks:,}{behind}"
+        return self._recomputed(kind, is_more)
+
+    def _gathered(self, kind: str, is_more: bool) -> str:
+        told = []
+        for axis in ("tensor", "context"):
+            mine, others = self._degrees(axis)
+            if _points(mine, others, is_more):
+                told.append(f"{axis} degree {mine:,} rather than {others:,}")
+        gathers, of_others = self._first.candidate.gathers, self._second.candidate.gathers
+        times = self._options("num_micro_batches")
+        if gathers != of_others:
+            if gathers == is_more:
+                told.append(
+                    "parameters are gathered where they are used" if gathers else "no parameters are gathered"
+                )
+        elif gathers and _points(*times, is_more):
+            told.append(
+                f"parameters are gathered for {times[0]:,} micro-batches a step rather than {times[1]:,}"
+            )
+        return ", and ".join(told)
+
+    def _sent(self, kind: str, is_more: bool) -> str:
+        mine, others = self._degrees("pipeline")
+        if _points(mine, others, is_more):
+            return _stages(mine, others)
+        runs, of_others = self._options("virtual_stages")
+        if mine == others and _points(runs, of_others, is_more):
+            return f"each stage passes on {runs:,} times a micro-batch rather than {of_others:,}"
+        return ""
+
+    def _waited(self, kind: str, is_more: bool) -> str:
+        """Of a pipeline of p stages of v runs with m micro-batches, (p - 1) / (v m) waits."""
+        (stages, of_stages), (runs, of_runs) = self._degrees("pipeline"), self._options("virtual_stages")
+        times, of_times = self._options("num_micro_batches")
+        if not _points((stages - 1) * of_runs * of_times, (of_stages - 1) * runs * times, is_more):
+            return ""
+        if 1 in (stages, of_stages):
+            return _stages(stages, of_stages)
+        told = []
+        if (stages, runs) != (of_stages, of_runs):
+            told.append(
+                f"{stages:,} stages of {number_of(runs, 'run')} rather than {of_stages:,} of {of_runs:,}"
+            )
+        if times != of_times:
+            told.append(f"{number_of(times, 'micro-batch', 'es')} a step rather than {of_times:,}")
+        return ", ".join(told)
+
+    def _reduced(self, kind: str, is_more: bool) -> str:
+        mine, others = self._first.candidate.gathers, self._second.candidate.gathers
+        if mine and not others and not is_more:
+            return "gradients of sharded parameters are scattered instead"
+        if others and not mine and is_more:
+            return "gradients are added up whole, and not scattered"
+        if mine != others:
+            return ""
+        ranks, of_others = (
+            plan.degrees.stage_workers // plan.degrees.tensor for plan in (self._first, self._second)
+        )
+        if told := self._of_state("gradients", is_more):
+            return told
+        return (
+            f"added up over {ranks:,} ranks rather than {of_others:,}"
+            if _points(ranks, of_others, is_more)
+            else ""
+        )
+
+    def _updated(self, kind: str, is_more: bool) -> str:
+        return self._of_state("optimizer", is_more)
+
+    def _of_state(self, kind: str, is_more: bool) -> str:
+        mine, others = (plan.memory.by_kind()[kind] for plan in (self._first, self._second))
+        what = {"gradients": "gradients", "optimizer": "the optimizer's state"}[kind]
+        if not _points(mine, others, is_more) or size_of(mine) == size_of(others):
+            return ""
+        return f"{size_of(mine)} of {what} a device rather than {size_of(others)}"
+
+
+def _points(mine: float, others: float, is_more: bool) -> bool:
+    """Whether a number that makes for more time differs the way the time does."""
+    return mine > others if is_more else mine < others
+
+
+def _stages(mine: int, others: int) -> str:
+    if mine == 1:
+        return f"one stage rather than {others:,}"
+    return f"{mine:,} stages rather than {others if others > 1 else 'one'}"

@@ -1,0 +1,202 @@
+"""Comparison of two plans, term by term, and in sentences: why the one is predicted to be faster than the other."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import fsum
+from typing import Generic, NamedTuple, TypeVar
+
+from moe.plan.causes import Causes
+from moe.plan.plan import MadeFor, Plan
+from moe.plan.search.explain import kind_of_time, seconds_of, size_of
+
+T = TypeVar("T")
+Value = bool | int | str | None
+
+LARGEST = 5
+"""Kinds of time that are told of one by one."""
+SHARE = 0.02
+"""Part of the slower step below which a kind of time is told of with the others."""
+
+
+@dataclass(frozen=True)
+class Both(Generic[T]):
+    """What two plans say of one thing."""
+
+    first: T
+    second: T
+
+
+@dataclass(frozen=True)
+class Term:
+    """Seconds or bytes of one kind in two plans."""
+
+    first: float
+    second: float
+
+    @property
+    def difference(self) -> float:
+        """Of the second, beyond the first."""
+        return self.second - self.first
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two plans, term by term."""
+
+    layout: Mapping[str, Both[Value]]
+    """Degrees and options that differ; of modules, axes of the mesh."""
+    priced_for: Mapping[str, Both[Value]]
+    """Profile, device type, number of workers and tokens of a step, where they differ."""
+    made_for: Mapping[str, Both[str | None]]
+    """Digests that differ of what each was made for. None where a plan tells nothing of it."""
+    time: Mapping[str, Term]
+    """Seconds of a step by kind."""
+    hidden: Term
+    """Seconds of collectives behind arithmetic: no part of the step."""
+    memory: Mapping[str, Term]
+    """Bytes of the fullest device by kind."""
+    limit: Term
+    """Bytes of a device."""
+
+    @property
+    def step(self) -> Term:
+        """Seconds of a step."""
+        return Term(
+            *(fsum(getattr(each, side) for each in self.time.values()) for side in ("first", "second"))
+        )
+
+    @property
+    def total(self) -> Term:
+        """Bytes of the fullest device."""
+        return Term(
+            *(sum(getattr(each, side) for each in self.memory.values()) for side in ("first", "second"))
+        )
+
+
+class Names(NamedTuple):
+    """Words for the two plans."""
+
+    first: str = "the first"
+    second: str = "the second"
+
+
+def compare(first: Plan, second: Plan) -> Comparison:
+    """The second plan beside the first."""
+    made = [{} if plan.made_for is None else vars(plan.made_for) for plan in (first, second)]
+    made_for = {part: Both(*(each.get(part) for each in made)) for part in MadeFor.model_fields}
+    return Comparison(
+        layout=_differing(_layout(first), _layout(second)),
+        priced_for=_differing(*({name: getattr(plan, name) for name in _PRICED_FOR} for plan in (first, second))),
+        made_for={part: both for part, both in made_for.items() if both.first != both.second},
+        time=_terms(first.predicted.by_kind(), second.predicted.by_kind()),
+        hidden=Term(first.predicted.hidden_s, second.predicted.hidden_s),
+        memory=_terms(first.memory.by_kind(), second.memory.by_kind()),
+        limit=Term(first.memory.limit, second.memory.limit),
+    )  # fmt: skip
+
+
+_PRICED_FOR = ("profile", "device_type", "num_workers", "tokens_per_step")
+
+
+def _layout(plan: Plan) -> dict[str, Value]:
+    if plan.module is not None:
+        return dict(plan.module.mesh)
+    found: dict[str, Value] = {**vars(plan.degrees), **vars(plan.options)}
+    if not plan.candidate.is_sharded:
+        found["sharding"] = None
+    return found
+
+
+def _differing(first: Mapping[str, Value], second: Mapping[str, Value]) -> dict[str, Both[Value]]:
+    every = {name: Both(first.get(name), second.get(name)) for name in {**first, **second}}
+    return {name: both for name, both in every.items() if both.first != both.second}
+
+
+def _terms(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, Term]:
+    return {kind: Term(first[kind], second[kind]) for kind in first}
+
+
+def sentences(
+    first: Plan, second: Plan, names: Names = Names(), ranks_per_node: int | None = None
+) -> tuple[str, ...]:
+    """Why the first plan is predicted to be faster, or slower, than the second: the largest differences of time first,
+    each with its seconds and, where the layouts tell it, a cause; then memory, and what else is different.
+    `ranks_per_node`: of the cluster that both are for, where it is known."""
+    found, one, other = compare(first, second), first.predicted.step_s, second.predicted.step_s
+    told = [_headline(first, second, names)]
+    causes = Causes(first, second, _node(first, second, ranks_per_node))
+    least, rest = SHARE * max(one, other), 0.0
+    largest = sorted(found.time, key=lambda kind: -abs(found.time[kind].difference))
+    for place, kind in enumerate(largest):
+        seconds = -found.time[kind].difference
+        if place < LARGEST and abs(seconds) >= least and seconds:
+            cause = causes.of(kind, seconds > 0)
+            told.append(f"{kind_of_time(kind)}: {_more_seconds(seconds)}{f': {cause}' if cause else ''}")
+        else:
+            rest += seconds
+    if len(told) > 1 and abs(rest) >= least / 10:
+        told.append(f"all others: {_more_seconds(rest)} together")
+    if memory := _of_memory(found):
+        told.append(memory)
+    for name, plan in zip(names, (first, second), strict=True):
+        if plan.not_yet:
+            told.append(f"{name} cannot be run yet: {', '.join(plan.not_yet)}")
+    return (*told, *_of_others(found, names))
+
+
+def _headline(first: Plan, second: Plan, names: Names) -> str:
+    one, other = first.predicted.step_s, second.predicted.step_s
+    mine, others, a_token = f"{seconds_of(one)} a step", seconds_of(other), ""
+    if first.tokens_per_step != second.tokens_per_step:  # steps of other sizes are no measure
+        one, other, a_token = 1 / first.tokens_per_s, 1 / second.tokens_per_s, " a token"
+        mine, others = f"{first.tokens_per_s:,.0f} tokens/s", f"{second.tokens_per_s:,.0f}"
+    if one == other:
+        return f"{names.first} is predicted as fast{a_token} as {names.second}: {mine}"
+    ratio = max(one, other) / min(one, other)
+    than = f"{ratio - 1:.1%} {'faster' if one < other else 'slower'}{a_token}"
+    if ratio >= 2:
+        than = f"{ratio:,.1f} times as {'fast' if one < other else 'slow'}{a_token}"
+    return f"{names.first} is predicted {than}: {mine}, {names.second} {others}"
+
+
+def _more_seconds(seconds: float) -> str:
+    return f"{seconds_of(abs(seconds))} {'more' if seconds > 0 else 'less'}"
+
+
+def _of_memory(found: Comparison) -> str:
+    """Of the fullest device, and the kind with most of it."""
+    num_bytes = -found.total.difference
+    if not num_bytes:
+        return ""
+    kinds = {kind: -term.difference for kind, term in found.memory.items()}
+    most = max(kinds, key=lambda kind: kinds[kind] * (1 if num_bytes > 0 else -1))
+    return f"memory: {_more_bytes(num_bytes)} on the fullest device; {_more_bytes(kinds[most])} of {most}"
+
+
+def _more_bytes(num_bytes: float) -> str:
+    return f"{size_of(int(abs(num_bytes)))} {'more' if num_bytes > 0 else 'less'}"
+
+
+def _of_others(found: Comparison, names: Names) -> Iterator[str]:
+    """Lines on what makes two plans hard to compare."""
+    for name, both in found.priced_for.items():
+        yield f"{_WORDS[name]}: {both.first} of {names.first}, {both.second} of {names.second}"
+
+
+_WORDS = {"profile": "priced as run by", "device_type": "devices", "num_workers": "workers",
+          "tokens_per_step": "tokens a step"}  # fmt: skip
+
+
+def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:
+    """Whether two plans were made for the same, and what is not the same."""
+    silent = [name for name, plan in zip(names, (first, second), strict=True) if plan.made_for is None]
+    if silent:
+        told = "tells" if len(silent) == 1 else "tell"
+        return f"{' and '.join(silent)} {told} nothing of what they were planned for"
+    different = compare(first, second).made_for
+    return f"another {' and another '.join(different)}" if different else "the same"
+
+
+def _node(first: Plan, second: Plan, known: int | None) -> int | None:
+    """Ranks of a node: known, or told by a plan with hierarchical dispatch."""
+    return known or first.options.ranks_per_node or second.options.ranks_per_node

@@ -1,0 +1,101 @@
+"""Software that runs a plan on GPUs: its host's time, and the share of kernels' own rates that a step sustains."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from moe.plan.profile import ProfileName
+from moe.spec.errors import Problem, SpecError
+
+SoftwareName = Literal[
+    "ours-eager", "ours-compiled", "megatron-plain", "megatron-eager", "megatron-deepep", "megatron-graphs"
+]
+
+
+@dataclass(frozen=True)
+class Host:
+    """Constants that are known least, and trade off against each other in a fit."""
+
+    layer_s: float
+    """Seconds of a layer, forward and backward, in which the host launches and waits, and no work is done."""
+    expert_s: float
+    """The same of each of a rank's experts in a layer: products that are launched one after the other."""
+    run_s: float
+    """The same of a run of layers of a pipeline's stage: the host waits for its neighbours."""
+    sustained: float
+    """Share of the rates of kernels measured alone that they reach in a step."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """Constants of one way to run a step."""
+
+    name: SoftwareName
+    host: Host
+    ends: tuple[Host, Host]
+    """The least host's time and the most that the published runs leave possible."""
+    overlap: float
+    """Share of gathers and reductions that hides behind arithmetic, where there is enough of it."""
+    exchange_overlap: float
+    """The same of all-to-alls, behind other rows' arithmetic."""
+    tensor_overlap: float = 0.0
+    """The same of what tensor and context ranks gather and scatter, behind the products that need it."""
+    bias_passes: float = 0.0
+    """Passes over hidden states of experts with biases, forward and backward: these are added, and clamped, apart from
+    products."""
+    is_fused: bool = False
+    """Whether a row travels once to each node and once to each rank, by one kernel (DeepEP, HybridEP)."""
+    error: float | None = None
+    """Mean |ln(predicted / published)| of a step, each model on each device left out of its own fit; None where no run
+    was ever measured on a GPU."""
+
+    @property
+    def extremes(self) -> tuple["Software", ...]:
+        """The same with either end of its host's time; none where they are one."""
+        return tuple(replace(self, host=each) for each in dict.fromkeys(self.ends) if each != self.host)
+
+
+# Fitted by `python -m benchmarks.software_profiles` on the runs of benchmarks/published_rows.py, `megatron-plain` on
+# those of benchmarks/published_cut_down.py; docs/planner.md has the errors. `overlap`: FSDP of Qwen3-235B beside its
+# pipelines. `exchange_overlap`: the one pair of published runs that differ by nothing else. Ours has not been measured
+# on a GPU: eager it launches as Megatron-Core does, but for experts, which are one launch; compiled, as with graphs.
+_EAGER = Host(2.5e-4, 3.1e-4, 2.2e-3, 1.0)
+_GRAPHS = Host(2.9e-4, 0.0, 0.0, 0.97)
+_PLAIN = Host(2.8e-4, 0.9e-4, 0.0, 0.66)
+_SHARED: dict[str, Any] = {
+    "overlap": 0.95,
+    "exchange_overlap": 0.27,
+    "tensor_overlap": 0.95,
+    "bias_passes": 76.0,
+}
+SOFTWARE: Mapping[SoftwareName, Software] = {
+    each.name: each
+    for each in (
+        Software("ours-eager", _EAGER, (_GRAPHS, _EAGER), 0.95, 0.27),
+        Software("ours-compiled", _GRAPHS, (_GRAPHS, _EAGER), 0.95, 0.27),
+        Software("megatron-plain", _PLAIN, (_PLAIN, _PLAIN), overlap=0.0, exchange_overlap=0.0, error=0.12),
+        Software("megatron-eager", _EAGER, (_EAGER, _EAGER), **_SHARED, error=0.12),
+        Software("megatron-deepep", _EAGER, (_EAGER, _EAGER), **_SHARED, is_fused=True, error=0.13),
+        Software("megatron-graphs", _GRAPHS, (_GRAPHS, _GRAPHS), **_SHARED, is_fused=True, error=0.08),
+    )
+}
+
+
+def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float | None) -> Software:
+    """The software of this name; where none is named, ours or Megatron-Core's. `layer_s`: as measured with the device,
+    whose other rates are ours too."""
+    if layer_s is not None:
+        host = Host(layer_s, 0.0, 0.0, 1.0)
+        return Software("ours-eager", host, (host, host), overlap=0.0, exchange_overlap=0.0)
+    return SOFTWARE[name or ("ours-eager" if profile == "ours" else "megatron-eager")]
+
+
+def software_name(given: object) -> SoftwareName | None:
+    """What a request asks for. Raises SpecError for what is no name."""
+    if given is None:
+        return None
+    for name in SOFTWARE:
+        if given == name:
+            return name
+    names = ", ".join(SOFTWARE)
+    raise SpecError(Problem("software", given, f"must be one of {names}", "correct it or leave it out"))

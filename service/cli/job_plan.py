@@ -1,0 +1,130 @@
+"""Plans of jobs: made here or by a control plane, written, printed, and explained against another layout."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moe.plan import Cluster, Plan, PlanRequest, plan_job
+from moe.plan.asked_layout import Layout, asking_for, layout_to_ask, parse_layout
+from moe.plan.stored import load
+from moe.spec import Problem, SpecError
+from service.cli.failures import Failed, Misuse
+from service.cli.view.comparison import explain_json, explained_view
+from service.cli.view.output import console, print_json
+from service.cli.view.plan import plan_view
+from service.cli.whole_file import write_whole
+
+_OPTION = "--explain-against"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is to be written of a plan."""
+
+    save: Path | None = None
+    draw: Path | None = None
+    as_json: bool = False
+
+
+def planned(asked: PlanRequest, given: Cluster | None, url: str | None) -> tuple[Plan, str]:
+    """(the plan, for what). Raises SpecError, ClientError."""
+    if given is None:
+        from service.cli.server import connect
+
+        body: dict[str, Any] = {
+            "spec": asked.spec.model_dump(mode="json", exclude_unset=True),
+            "top": asked.top,
+        }
+        if asked.num_workers is not None:
+            body["num_workers"] = asked.num_workers
+        if asked.profile is not None:
+            body["profile"] = asked.profile
+        with connect(url) as client:
+            return client.plan(body), f"the cluster of {client.url}"
+    nodes, each = given.num_nodes, given.devices_per_node
+    on = (
+        f"{nodes:,} nodes of {each:,} {given.device}" if nodes > 1 else f"one node of {each:,} {given.device}"
+    )
+    return plan_job(asked.spec, given, asked.num_workers, top=asked.top, profile=asked.profile), on
+
+
+def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
+    """(the plan that a job has, for what). Raises Misuse, Failed, ClientError."""
+    from service.cli.server import connect, find_job
+    from service.client import ApiError
+
+    with connect(url) as client:
+        try:
+            job = find_job(client, str(job_id))
+        except Misuse as error:
+            raise Misuse(f"there is no file {job_id}, and {error}") from None
+        try:
+            return job.plan(), f"{job_id} on {client.url}"
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            raise Failed(str(error)) from None  # the job is there, and has no plan yet
+
+
+def give(plan: Plan, where: str, written: Written) -> None:
+    """Writes the files that were asked for, and prints the plan. Raises SpecError, OSError."""
+    _write(plan, written)
+    if written.as_json:
+        print(_text(plan))
+    else:
+        console().print(plan_view(plan, where))
+
+
+def _write(plan: Plan, written: Written) -> None:
+    if written.draw is not None:
+        from moe.plan.picture import drawn
+
+        write_whole(written.draw, drawn(plan))
+    if written.save is not None:
+        write_whole(written.save, _text(plan) + "\n")
+
+
+def _text(plan: Plan) -> str:
+    """JSON; keys are sorted but where their order says something: axes of a module's mesh."""
+    is_sorted = plan.module is None
+    return json.dumps(plan.model_dump(mode="json"), indent=2, ensure_ascii=False, sort_keys=is_sorted)
+
+
+def explain(
+    text: str,
+    asked: PlanRequest,
+    given: Cluster | None,
+    url: str | None,
+    chosen: tuple[Plan, str],
+    written: Written,
+) -> None:
+    """Prints why the chosen plan, and not the layout that `text` asks for or the plan in the file that it names. Raises
+    SpecError where that layout does not fit, or has no degrees; OSError, ClientError."""
+    plan, where = chosen
+    if plan.module is not None:
+        raise Misuse(
+            "--explain-against compares layouts of this library's models; a module's job has one layout alone"
+        )
+    layout = _layout(text)
+    try:
+        other, _ = planned(asking_for(asked, layout, plan.num_workers), given, url)
+    except SpecError as error:
+        raise SpecError(replace(each, path=f"{_OPTION}: {each.path}") for each in error.problems) from None
+    _write(plan, written)
+    if written.as_json:
+        print_json(explain_json(plan, other, given))
+    else:
+        console().print(explained_view(plan, other, where, given))
+
+
+def _layout(text: str) -> Layout:
+    path = Path(text)
+    if path.is_file():
+        return layout_to_ask(load(path))
+    if "=" not in text:
+        raise SpecError(
+            Problem(_OPTION, text, "is neither a layout nor a file that is there",
+                    "write it as tensor=2,expert=8, or name a plan that --save wrote")
+        )  # fmt: skip
+    return parse_layout(text, _OPTION)

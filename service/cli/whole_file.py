@@ -1,0 +1,29 @@
+"""Files that are there whole or not at all."""
+
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes beside `path` and renames: whoever reads sees what was there before, or all of `text`. Raises OSError with
+    the name of `path`."""
+    is_of_the_system = path.absolute().parts[1] in ("dev", "proc")  # /dev/stdout may lead to a file
+    if is_of_the_system or (
+        path.exists() and not path.is_file()
+    ):  # a pipe or a terminal: nothing to rename to
+        path.write_text(text, encoding="utf-8")
+        return
+    final = path.resolve()  # a link stays one
+    draft = final.with_name(f".{final.name}.{secrets.token_hex(8)}.draft")
+    try:
+        stream = draft.open("x", encoding="utf-8")
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    try:
+        with stream:
+            stream.write(text)
+        draft.replace(final)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

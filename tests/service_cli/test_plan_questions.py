@@ -1,0 +1,212 @@
+"""`plan` asked why: against another layout, against a kept plan, and as a picture."""
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.service.control_plane import ControlPlane
+from tests.service_cli.command import shardyard
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yaml"
+ON = ("--num-nodes=1", "--devices-per-node=2", "--device=cpu")
+NOWHERE = "http://127.0.0.1:1"
+
+
+def test_a_layout_of_ones_own_is_shown_beside_the_chosen_one() -> None:
+    done = shardyard("plan", EXAMPLE, *ON, "--explain-against=expert=1,recompute=full", url=NOWHERE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("chosen\n")
+    for part in (r"asked for\n", r"expert +2 +1", r"recompute +none +full", r"mesh +expert_data 2 x expert 1",
+                 r"chosen +asked +difference", r"\ntotal +[\d.,]+ m?s +[\d.,]+ m?s +[+-][\d.,]+ m?s",
+                 r"\ntotal +[\d.]+ GiB +[\d.]+ GiB", r"the chosen layout is predicted",
+                 r"all-to-all: [\d.,]+ m?s more: experts are spread over 2 ranks"):  # fmt: skip
+        assert re.search(part, done.stdout), part
+
+
+def test_programs_have_both_plans_and_the_difference_of_each_term(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    asked = ("--explain-against", "expert=1,micro_batch_groups=1")
+    done = shardyard("plan", EXAMPLE, *ON, *asked, "--json", f"--save={kept}", url=NOWHERE)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert list(told) == ["chosen", "against", "time", "memory", "why"]
+    assert told["chosen"] == json.loads(kept.read_text())
+    assert (told["chosen"]["degrees"]["expert"], told["against"]["degrees"]["expert"]) == (2, 1)
+    for part, predicted, total in (("time", "predicted", "step_s"), ("memory", "memory", "total")):
+        terms = told[part]
+        for kind, term in terms.items():
+            assert term["difference"] == pytest.approx(term["against"] - term["chosen"])
+            if kind != total:
+                assert term["chosen"] == told["chosen"][predicted][kind]
+        beside = (total, "hidden_s", "limit")
+        added = sum(term["difference"] for kind, term in terms.items() if kind not in beside)
+        assert added == pytest.approx(terms[total]["difference"])
+    assert told["why"][0].startswith("the chosen layout is predicted")
+
+
+def test_a_kept_plan_is_a_layout_to_ask_for(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    replicated = tmp_path / "replicated.yaml"
+    replicated.write_text(
+        EXAMPLE.read_text().replace("parallel: {expert: 2}", "parallel: {expert: 1, micro_batch_groups: 1}")
+    )
+    assert shardyard("plan", replicated, *ON, f"--save={kept}", url=NOWHERE).returncode == 0
+    done = shardyard("plan", EXAMPLE, *ON, "--explain-against", kept, "--json", url=NOWHERE)
+    assert done.returncode == 0, done.stderr
+    told, asked = json.loads(done.stdout), json.loads(kept.read_text())
+    assert told["chosen"]["degrees"] != asked["degrees"]
+    assert (told["against"]["degrees"], told["against"]["options"]) == (asked["degrees"], asked["options"])
+
+
+def test_a_layout_that_cannot_be_is_refused_with_what_lacks(tmp_path: Path) -> None:
+    wide = tmp_path / "wide.yaml"
+    wide.write_text(
+        "name: wide\nmodel: {preset: gshard-512e-36l}\ndata: {corpus: catalogs}\n"
+        "train: {num_steps: 10, batch_tokens: 1048576}\nresources: {num_workers: 128}\n"
+    )
+    on = ("--num-nodes=16", "--devices-per-node=8", "--device=h100")
+    assert shardyard("plan", wide, *on, url=NOWHERE).returncode == 0
+    large = shardyard("plan", wide, *on, "--explain-against=expert=2,fsdp=1,expert_fsdp=1,pipeline=1,tensor=1",
+                      url=NOWHERE)  # fmt: skip
+    assert large.returncode == 2
+    assert re.search(r"--explain-against: resources .* [\d.,]+ GiB too much", large.stderr)
+    for layout, told in {
+        "expert=3": "--explain-against: model.moe.num_experts (=8) must be divisible by parallel.expert (=3)",
+        "tensor=2,context=2": "must multiply to the number of workers (=2)",
+        "tensor=two": "--explain-against: parallel.tensor (='two')",
+        "colour=2": "--explain-against: colour (='2') is no field of parallel; use one of expert, data",
+        "tensor": "is neither a layout nor a file that is there; write it as tensor=2,expert=8",
+    }.items():
+        refused = shardyard("plan", EXAMPLE, *ON, f"--explain-against={layout}", url=NOWHERE)
+        assert (refused.returncode, told in refused.stderr) == (2, True), refused.stderr
+        assert refused.stdout == ""
+
+
+def test_a_kept_plan_is_what_json_prints_and_what_against_reads(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text("of before")
+    done = shardyard("plan", EXAMPLE, *ON, f"--save={kept}", url=NOWHERE)
+    assert (done.returncode, "mesh" in done.stdout) == (0, True), done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["kept.json"]
+    assert kept.read_text() == shardyard("plan", EXAMPLE, *ON, "--json", url=NOWHERE).stdout
+    assert list(json.loads(kept.read_text())) == sorted(json.loads(kept.read_text()))
+    assert shardyard("plan", EXAMPLE, *ON, f"--against={kept}", url=NOWHERE).returncode == 0
+    other = shardyard("plan", EXAMPLE, "--devices-per-node=3", f"--against={kept}", url=NOWHERE)
+    assert (other.returncode, "was made for another cluster" in other.stderr) == (2, True)
+    nowhere = shardyard("plan", EXAMPLE, *ON, f"--save={tmp_path / 'none' / 'kept.json'}", url=NOWHERE)
+    assert nowhere.returncode == 2
+    assert nowhere.stderr == f"shardyard: {tmp_path / 'none' / 'kept.json'}: No such file or directory\n"
+    link = tmp_path / "link.json"
+    link.symlink_to(kept)
+    for place in (link, "/dev/null"):
+        assert shardyard("plan", EXAMPLE, *ON, f"--save={place}", url=NOWHERE).returncode == 0
+        assert Path(place).exists()
+    assert (link.is_symlink(), kept.is_symlink()) == (True, False)
+
+
+def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
+    two, four = tmp_path / "two.json", tmp_path / "four.json"
+    shardyard("plan", EXAMPLE, *ON, f"--save={two}", url=NOWHERE)
+    four.write_text(
+        shardyard("plan", EXAMPLE, "--devices-per-node=4", "--num-workers=4", "--json", url=NOWHERE).stdout
+    )
+    done = shardyard("plan", "diff", two, four, url=NOWHERE)
+    assert done.returncode == 0, done.stderr
+    for part in (rf"plan +{re.escape(str(two))}", rf"plan +{re.escape(str(four))}", "made for\n- another cluster",
+                 "layout, where it differs", "time of a step", "memory of the fullest",
+                 re.escape(f"workers: 2 of {two}, 4 of {four}")):  # fmt: skip
+        assert re.search(part, done.stdout), part
+    told = json.loads(shardyard("plan", "diff", two, four, "--json", url=NOWHERE).stdout)
+    assert (told["first"], told["second"]) == (json.loads(two.read_text()), json.loads(four.read_text()))
+    assert told["priced_for"] == {"num_workers": {"first": 2, "second": 4}}
+    assert list(told["made_for"]) == ["cluster"]
+    back = json.loads(shardyard("plan", "diff", four, two, "--json", url=NOWHERE).stdout)
+    assert back["time"]["step_s"]["difference"] == -told["time"]["step_s"]["difference"]
+    same = shardyard("plan", "diff", two, two, url=NOWHERE)
+    assert "made for\n- the same" in same.stdout
+    four.write_text("{}")
+    assert shardyard("plan", "diff", two, four, url=NOWHERE).returncode == 2
+    assert shardyard("plan", "diff", two, tmp_path / "none.json", url=NOWHERE).returncode == 2
+
+
+def test_the_best_layouts_are_drawn(tmp_path: Path) -> None:
+    picture, again = tmp_path / "plan.svg", tmp_path / "again.svg"
+    done = shardyard("plan", EXAMPLE, *ON, f"--draw={picture}", url=NOWHERE)
+    assert (done.returncode, "next best" in done.stdout) == (0, True), done.stderr
+    words = [each.text for each in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+    assert "2 x cpu: the 5 best layouts" in words
+    assert words.count("memory") == words.count("step") == 6  # of five rows and the legend
+    shardyard("plan", EXAMPLE, *ON, f"--draw={again}", "--json", url=NOWHERE)
+    assert again.read_bytes() == picture.read_bytes()
+
+
+def test_what_does_not_go_together_is_told() -> None:
+    for arguments, told in {
+        (
+            "diff",
+        ): "diff compares two kept plans; write plan diff PLAN PLAN (a job file of that name is ./diff)",
+        ("diff", "a"): "diff compares two kept plans",
+        ("diff", "a", "b", "c"): "diff compares two kept plans",
+        ("diff", "a", "b", "--top=2"): "diff goes with --json alone",
+        ("diff", "a", "b", "--save=c"): "diff goes with --json alone",
+        ("diff", "a", "b", "--fit"): "diff goes with --json alone",
+        ("a", "b"): "give one FILE or one job, not 2",
+        ("./diff", "a"): "give one FILE or one job, not 2",
+        ("./diff",): "diff: No such file or directory",
+        (
+            "job-1",
+            "--top=2",
+        ): "job-1 is planned already: a job's id goes with --save, --draw, --url and --json alone",
+        ("job-1", "--explain-against=tensor=2"): "job-1 is planned already",
+        (EXAMPLE, *ON, "--what-if=nodes=1,2", "--save=a"): "--what-if makes a table of plans",
+        (
+            EXAMPLE,
+            *ON,
+            "--what-if=nodes=1,2",
+            "--explain-against=tensor=2",
+        ): "--what-if makes a table of plans",
+        (EXAMPLE, *ON, "--hints=a"): "--sample and --hints belong to --module",
+        (
+            "--module=a:b",
+            "--sample=a:c",
+            "--explain-against=tensor=2",
+        ): "--module goes with --sample, a cluster",
+    }.items():
+        done = shardyard("plan", *arguments, url=NOWHERE)
+        assert (done.returncode, told in done.stderr, done.stdout) == (2, True, ""), done.stderr
+
+
+def test_a_job_file_may_be_named_diff(tmp_path: Path) -> None:
+    (tmp_path / "diff").write_bytes(EXAMPLE.read_bytes())
+    done = shardyard("plan", f"{tmp_path}/./diff", *ON, url=NOWHERE)
+    assert done.returncode == 0, done.stderr
+
+
+# With a control plane: last, so that it runs no longer than they do.
+
+
+def test_a_control_plane_plans_both(plane: ControlPlane, job_file: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    done = shardyard(
+        "plan", job_file, "--explain-against=expert=1", "--json", f"--save={kept}", url=plane.url
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["against"]["degrees"]["expert"] == 1
+    assert told["chosen"]["num_workers"] == told["against"]["num_workers"]
+    shown = shardyard("plan", job_file, "--explain-against", kept, url=plane.url)
+    assert (shown.returncode, f"the cluster of {plane.url}" in shown.stdout) == (0, True), shown.stderr
+    refused = shardyard("plan", job_file, "--explain-against=expert=3", url=plane.url)
+    assert (refused.returncode, "must be divisible by parallel.expert (=3)" in refused.stderr) == (2, True)
+
+
+def test_a_jobs_plan_is_kept_and_drawn(plane: ControlPlane, job_file: Path, tmp_path: Path) -> None:
+    kept, picture = tmp_path / "kept.json", tmp_path / "plan.svg"
+    job_id = shardyard("submit", job_file, url=plane.url).stdout.strip()
+    done = shardyard("plan", job_id, f"--save={kept}", f"--draw={picture}", "--json", url=plane.url)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == kept.read_text()
+    assert picture.read_text().startswith("<svg")

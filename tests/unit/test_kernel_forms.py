@@ -1,0 +1,174 @@
+"""Constants of kernels: the laws that the search proves its bounds by, and that those fitted are those planned with."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import device_constants
+from benchmarks.kernels import attention, collectives, exchange, experts, page, products
+from benchmarks.kernels.generated import kernels_of, source
+from moe.plan.cluster.kernels import (
+    Collective,
+    Exchange,
+    FusedAttention,
+    GroupedExperts,
+    Kernels,
+    MatrixProducts,
+)
+from moe.plan.cluster.measured import MEASURED
+
+ROOT = Path(__file__).parents[2]
+ROUNDING = 1e-12
+
+
+def every(of: Kernels) -> Iterator[Any]:
+    yield from of.products.values()
+    yield from of.experts.values()
+    yield from of.attention.values()
+    yield from (of.ring, of.all_to_all)
+    if of.exchange is not None:
+        yield of.exchange
+
+
+def sizes(kernel: Any, draw: Callable[[float, float], float]) -> dict[str, float]:
+    """Arguments of its `seconds`; `draw` gives a whole number between two."""
+    match kernel:
+        case MatrixProducts():
+            return {"rows": draw(1, 1e6), "inputs": draw(1, 3e4), "outputs": draw(1, 3e5)}
+        case GroupedExperts():
+            return {
+                "rows": draw(1, 1e6), "tokens": draw(1, 2e5), "experts": draw(1, 512), "width": draw(64, 2e4),
+                "hidden": draw(16, 3e4), "num_matrices": draw(2, 3),
+            }  # fmt: skip
+        case FusedAttention():
+            key_heads, window = draw(1, 16), draw(0, 1e4)
+            return {
+                "rows": draw(1, 1e6), "length": draw(1, 1e5), "heads": key_heads * draw(1, 8),
+                "key_heads": key_heads, "widths": draw(64, 1024), "window": window,
+            }  # fmt: skip
+        case Collective():
+            return {"size": draw(1, 1e10), "ranks": draw(2, 128)}
+        case Exchange():
+            nodes = draw(1, 64)
+            return {
+                "tokens": draw(1, 2e5), "row_bytes": draw(256, 3e4), "copies": draw(1, 8),
+                "across": draw(1, 8) if nodes > 1 else 0.0, "nodes": nodes, "ranks": draw(2, 72),
+            }  # fmt: skip
+    raise AssertionError(kernel)
+
+
+VECTORISED: dict[type, Callable[..., Any]] = {
+    MatrixProducts: products.seconds,
+    GroupedExperts: experts.seconds,
+    FusedAttention: attention.seconds,
+    Exchange: exchange.seconds,
+    Collective: lambda of, size, ranks: collectives.seconds(of, size, ranks, np.ones(len(size))),
+}
+
+
+@pytest.mark.parametrize("device", MEASURED)
+def test_forms_that_were_fitted_are_those_of_the_planner(device: str) -> None:
+    draws = np.random.default_rng(0)
+
+    def draw(low: float, high: float) -> float:
+        return float(math.floor(math.exp(draws.uniform(math.log(max(low, 0.5)), math.log(high + 1)))))
+
+    for kernel in every(MEASURED[device]):
+        drawn = [sizes(kernel, draw) for _ in range(100)]
+        columns = {name: np.array([each[name] for each in drawn]) for name in drawn[0]}
+        at_once = VECTORISED[type(kernel)](kernel, **columns)
+        one_by_one = [kernel.seconds(**whole(each)) for each in drawn]
+        np.testing.assert_allclose(at_once, one_by_one, rtol=1e-12, err_msg=repr(kernel))
+
+
+def whole(arguments: dict[str, float]) -> dict[str, Any]:
+    """Counts as whole numbers, and no window where it is 0."""
+    found: dict[str, Any] = dict(arguments)
+    for name in {"ranks", "nodes", "num_matrices"} & found.keys():
+        found[name] = int(found[name])
+    if "window" in found:
+        found["window"] = found["window"] or None
+    return found
+
+
+@pytest.mark.parametrize("device", MEASURED)
+def test_an_all_reduce_is_a_scatter_and_a_gather_of_one_launch(device: str) -> None:
+    ring = MEASURED[device].ring
+    for size, ranks in ((1e3, 2), (1e6, 4), (1e9, 8)):
+        moved = size * (ranks - 1) / ranks / ring.bytes_per_s
+        apart = ring.begin_s(size) + 2 * (ring.latency_s(ranks) + moved) + size / ranks / ring.own_bytes_per_s
+        fitted = collectives.seconds(ring, np.array([size]), np.array([float(ranks)]), np.array([2.0]))
+        assert fitted == pytest.approx(apart)
+
+
+OF_ROWS = ("rows", "tokens", "size")
+"""What is cut into micro-batches."""
+
+
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("device", MEASURED)
+@given(data=st.data())
+def test_nothing_is_faster_for_being_larger_and_no_row_slower(device: str, data: st.DataObject) -> None:
+    draws = data.draw(st.randoms(use_true_random=False))
+
+    def draw(low: float, high: float) -> float:
+        return float(math.floor(math.exp(draws.uniform(math.log(max(low, 0.5)), math.log(high + 1)))))
+
+    for kernel in every(MEASURED[device]):
+        small = sizes(kernel, draw)
+        took = kernel.seconds(**whole(small))
+        assert took > 0
+        for name in small:
+            large = {**small, name: math.ceil(small[name] * draws.choice((1.001, 1.5, 2, 8)))}
+            if name == "window" and not small["window"]:
+                continue  # there is none: it cannot grow
+            assert kernel.seconds(**whole(large)) >= took * (1 - ROUNDING), (kernel, small, large)
+        grown = draws.choice((1.001, 1.5, 2, 8))
+        large = {name: value * grown if name in OF_ROWS else value for name, value in small.items()}
+        assert kernel.seconds(**whole(large)) <= grown * took * (1 + ROUNDING), (kernel, small, large)
+
+
+@pytest.mark.parametrize("device", MEASURED)
+def test_a_window_that_sees_everything_is_none(device: str) -> None:
+    for kernel in MEASURED[device].attention.values():
+        whole, all_of_it, part = (
+            kernel.seconds(8192, 4096, 32, 8, 256, window) for window in (None, 4096, 128)
+        )
+        assert part < all_of_it == whole
+
+
+def test_constants_and_page_are_those_of_the_record() -> None:
+    """To change them: `python -m benchmarks.device_constants`, or with `--render` from the record as it is."""
+    figures = device_constants.recorded()
+    assert source(figures["constants"]) == device_constants.MODULE.read_text()
+    assert {name: kernels_of(each) for name, each in figures["constants"].items()} == MEASURED
+    assert page.section(figures) in page.PAGE.read_text()
+
+
+def test_every_error_is_within_its_limit() -> None:
+    figures = device_constants.recorded()
+    above = [
+        (device, kernel, errors[kernel]["error"])
+        for device, errors in figures["errors"].items()
+        for kernel, limit in figures["limits"].items()
+        if kernel in errors and errors[kernel]["error"] > limit
+    ]
+    assert not above
+
+
+def test_tables_that_are_not_there_are_told_with_a_remedy(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.device_constants", "--data", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert f"--data (={tmp_path}) must be the folder that has a folder for each device" in run.stderr
+    assert "Traceback" not in run.stderr
