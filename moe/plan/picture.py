@@ -78,7 +78,7 @@ def drawn(plan: Plan) -> str:
 
 def rows_of(plan: Plan) -> list[Row]:
     """What is drawn, the chosen layout first."""
-    chosen = f"cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
+    chosen = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
         Row(_in_words(layout_of(plan)), chosen, plan.predicted.step_s, plan.memory.total,
             plan.predicted.by_kind(), plan.memory.by_kind())

@@ -11,6 +11,7 @@ from moe.plan.degrees import Degrees
 from moe.plan.module_layout import ModuleLayout
 from moe.plan.placement import Placement
 from moe.plan.profile import ProfileName
+from moe.plan.software import SoftwareName
 from moe.spec.base import Count, CountOrZero, Frozen, Spec
 from moe.spec.errors import Problem, SpecError
 
@@ -162,6 +163,8 @@ class Plan(Spec):
     options: Options = Options()
     profile: ProfileName = "ours"
     """Whose executor runs it: ours, or a peer's, Megatron-Core or torchtitan."""
+    software: SoftwareName | None = None
+    """Whose host times and sustained rates it was priced by. Plans of earlier releases do not say."""
     placements: tuple[Placement, ...] | None = None
     """Placement of each parameter. Plans of earlier releases have none: they follow from spec and degrees."""
     device: Literal["cpu", "cuda", "tpu"]

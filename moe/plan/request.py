@@ -5,6 +5,7 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster, cluster_of
 from moe.plan.profile import PROFILES, ProfileName
+from moe.plan.software import SoftwareName, software_name
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.base import Count, Frozen
 from moe.spec.files import read_plain
@@ -13,7 +14,7 @@ MAX_RUNNERS_UP = 100
 
 
 class PlanRequest(Frozen):
-    """A job file, or `{spec: ..., cluster: ..., num_workers: ..., top: ..., profile: ...}`: the body of
+    """A job file, or `{spec: ..., cluster: ..., num_workers: ..., top: ..., profile: ..., software: ...}`: the body of
     `POST /v1/plans`, and what `shardyard plan` reads."""
 
     spec: JobSpec
@@ -25,6 +26,8 @@ class PlanRequest(Frozen):
     profile: ProfileName | None = None
     """Whose executor it is priced for: `ours`, also where it is left out, or that of a `peer`, Megatron-Core or
     torchtitan."""
+    software: SoftwareName | None = None
+    """Whose host times and sustained rates it is priced by; left out, `ours-eager`, or of a peer `megatron-eager`."""
 
 
 def plan_request(given: Any) -> PlanRequest:
@@ -40,6 +43,7 @@ def plan_request(given: Any) -> PlanRequest:
         num_workers=_whole_number("num_workers", parts.get("num_workers")),
         top=_whole_number("top", parts.get("top"), limit=MAX_RUNNERS_UP) or 5,
         profile=_profile(parts.get("profile")),
+        software=software_name(parts.get("software")),
     )
 
 

@@ -52,7 +52,7 @@ class Software:
     @property
     def extremes(self) -> tuple["Software", ...]:
         """The same with either end of its host's time; none where they are one."""
-        return tuple(replace(self, host=each) for each in dict.fromkeys(self.ends) if each != self.host)
+        return () if self.ends[0] == self.ends[1] else tuple(replace(self, host=each) for each in self.ends)
 
 
 # Fitted by `python -m benchmarks.software_profiles` on the runs of benchmarks/published_rows.py, `megatron-plain` on

@@ -1,6 +1,7 @@
 """Plans of jobs: made here or by a control plane, written, printed, and explained against another layout."""
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,8 @@ def explain(
 
 
 def _layout(text: str) -> Layout:
-    path = Path(text)
-    if path.is_file():
-        return layout_to_ask(load(path))
+    if os.path.isfile(text):  # a layout may be longer than a file's name, which `Path` raises for
+        return layout_to_ask(load(text))
     if "=" not in text:
         raise SpecError(
             Problem(_OPTION, text, "is neither a layout nor a file that is there",

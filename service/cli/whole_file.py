@@ -8,9 +8,8 @@ def write_whole(path: Path, text: str) -> None:
     """Writes beside `path` and renames: whoever reads sees what was there before, or all of `text`. Raises OSError with
     the name of `path`."""
     is_of_the_system = path.absolute().parts[1] in ("dev", "proc")  # /dev/stdout may lead to a file
-    if is_of_the_system or (
-        path.exists() and not path.is_file()
-    ):  # a pipe or a terminal: nothing to rename to
+    is_a_file = path.is_file() or not path.exists()
+    if is_of_the_system or not is_a_file:  # nothing that a file could take the place of
         path.write_text(text, encoding="utf-8")
         return
     final = path.resolve()  # a link stays one

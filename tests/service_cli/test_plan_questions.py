@@ -78,6 +78,7 @@ def test_a_layout_that_cannot_be_is_refused_with_what_lacks(tmp_path: Path) -> N
         "tensor=2,context=2": "must multiply to the number of workers (=2)",
         "tensor=two": "--explain-against: parallel.tensor (='two')",
         "colour=2": "--explain-against: colour (='2') is no field of parallel; use one of expert, data",
+        ",".join(["tensor=1"] * 100): "--explain-against: tensor (='1') is given twice",
         "tensor": "is neither a layout nor a file that is there; write it as tensor=2,expert=8",
     }.items():
         refused = shardyard("plan", EXAMPLE, *ON, f"--explain-against={layout}", url=NOWHERE)

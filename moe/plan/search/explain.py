@@ -1,7 +1,7 @@
 """Explanation of a plan, in words."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
@@ -14,6 +14,7 @@ from moe.plan.placement import Placement
 from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
+from moe.plan.software import Software
 from moe.spec import JobSpec, ParallelSpec
 from moe.spec.adapter import B, base_in_words
 from moe.spec.errors import Problem
@@ -102,6 +103,30 @@ def exchanges_s(plan: Plan) -> float:
     """Seconds of a step that pass between workers."""
     of = plan.predicted
     return of.all_to_all_s + of.gather_s + of.send_s + of.all_reduce_s
+
+
+def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
+    """Line about the software that a plan counts with; none where it was measured with the device."""
+    if not software.extremes:
+        return
+    least, most = sorted(at_ends_s)
+    spread = f"at the ends of its spread a step takes {seconds_of(least)} and {seconds_of(most)}"
+    if software.error is None:
+        yield f"priced by {software.name}, which was never measured on a GPU: {spread}"
+    else:
+        yield (
+            f"priced by {software.name}, which predicts published runs that were left out of its fit "
+            f"{software.error:.0%} off on average: {spread}"
+        )
+
+
+def layout_in_words(candidate: Candidate) -> str:
+    """Degrees, and what tells ways to run them apart."""
+    of = candidate.options
+    named = [str(candidate.degrees), f"micro-batches of {of.micro_batch_groups}"]
+    named += [f"recompute {of.recompute}"] * (of.recompute != "none")
+    named += [f"{of.virtual_stages} runs a stage"] * (of.virtual_stages > 1)
+    return ", ".join(named)
 
 
 def shared_s(plan: Plan) -> float:

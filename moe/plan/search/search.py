@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from moe.plan.candidate import Candidate
 from moe.plan.cluster.cluster import Cluster
@@ -18,9 +19,11 @@ from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
     does_not_fit,
     exchanges_s,
+    layout_in_words,
     no_degrees,
     number_of,
     on_fewer,
+    priced_by,
     reasons_for,
     ruled_out,
     runner_up,
@@ -28,6 +31,7 @@ from moe.plan.search.explain import (  # fmt: skip
 )
 from moe.plan.search.ranking import RUNNABLE, Ranker, Ranking
 from moe.plan.search.smallest import Smallest
+from moe.plan.search.spread import Chosen, End, under_both
 from moe.plan.software import SoftwareName, software_of
 from moe.plan.stored import made_for
 from moe.spec import JobSpec
@@ -35,6 +39,7 @@ from moe.spec.errors import Problem, SpecError
 
 MAX_SKEW = 4
 """Times the rows that a rank would get of even routing, before they come in more chunks."""
+_ENDS = ("the least time of the host", "the most time of the host")
 LOAD_SKEW = 1.2
 """Rows of the busiest expert over the mean, where none were measured: what balanced routers were seen to keep."""
 
@@ -76,6 +81,7 @@ class Search:
         self.spec, self.cluster, self.profile = spec, cluster, profile_of(profile)
         self.software = software_of(software, self.profile.name, cluster.traits.layer_s)
         _check_dtype(spec, cluster)
+        self._load_skew = load_skew
         self._choices = Choices(spec, cluster)
         self._choices.check()
         self.memory = MemoryModel(spec, cluster, self.profile, load_skew)
@@ -87,20 +93,37 @@ class Search:
         """As `plan_job`."""
         workers, why_workers = self._workers(num_workers)
         ranking = self.ranking(workers, top, to_run=to_run)
-        best = next(iter(ranking.runnable), ranking.fitting[0])
-        others = [each for each in ranking.fitting if each is not best][: max(0, top - 1)]
-        plan = self.plan_of(best.candidate)
+        chosen, ends = self._under_both_ends(workers, ranking)
+        others = [each for each in ranking.fitting if each.candidate != chosen.candidate][: max(0, top - 1)]
+        plan = self.plan_of(chosen.candidate)
         return plan.model_copy(
             update={
                 "reasons": (
                     *why_workers,
                     *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes),
+                    *chosen.reasons,
+                    *priced_by(self.software, [end.step_s(chosen.candidate) for end in ends]),
                     *on_fewer(plan, self._on_fewer(plan)),
                 ),
                 "runners_up": tuple(runner_up(self.plan_of(each.candidate), plan) for each in others),
                 "ruled_out": ruled_out(ranking, self.cluster),
             }
         )
+
+    def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[End]]:
+        """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
+        software's spread."""
+        to_run = bool(ranking.runnable)
+        every = ranking.runnable or ranking.fitting
+        ends = []
+        for software, name in zip(self.software.extremes, _ENDS, strict=True):
+            time = TimeModel(self.spec, self.cluster, self.profile, software, self._load_skew)
+            ranker = Ranker(self.spec, self.cluster.memory_bytes, self._choices, self.memory, time)
+            found = ranker.rank(self._placeable(workers), 1)
+            fastest = (found.runnable if to_run else found.fitting)[0]
+            ends.append(End(name, cache(time.step_s), fastest.candidate))
+        others = (each.candidate for each in every)
+        return under_both(every[0].candidate, others, ends, layout_in_words), ends
 
     def _on_fewer(self, plan: Plan) -> Plan | None:
         """The fastest on half as many workers, a quarter and so on, where exchanges take longer than the work that
@@ -125,6 +148,12 @@ class Search:
 
     def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
         """The fastest that fit, of at least `top` shapes where there are as many. Raises SpecError as `plan_job`."""
+        shapes = self._placeable(workers)
+        self._check_fits(shapes, to_run)
+        return self._ranker.rank(shapes, top)
+
+    def _placeable(self, workers: int) -> list[Degrees]:
+        """Shapes that nodes can hold as dispatch was asked for. Raises SpecError where there are none."""
         shapes = [shape for shape in self._shapes(workers) if self._choices.fits_nodes(shape)]
         if not shapes:
             raise SpecError(
@@ -132,8 +161,7 @@ class Search:
                         f"needs nodes of as many ranks (={self.cluster.devices_per_node}) to divide expert groups, "
                         "with whole experts on each", "leave it out, or use other degrees")
             )  # fmt: skip
-        self._check_fits(shapes, to_run)
-        return self._ranker.rank(shapes, top)
+        return shapes
 
     def check(self, workers: int) -> None:
         """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
@@ -164,7 +192,8 @@ class Search:
         return Plan(
             num_workers=degrees.num_workers, degrees=degrees,
             options=replace(options, max_rows=_max_rows(spec, degrees, options.micro_batch_groups)),
-            profile=self.profile.name, placements=placements_of(spec.model, degrees.shards, self.profile.axes),
+            profile=self.profile.name, software=self.software.name,
+            placements=placements_of(spec.model, degrees.shards, self.profile.axes),
             device=cluster.traits.kind,  # type: ignore[arg-type]
             device_type=cluster.device, memory=self.memory.of(candidate), predicted=self.time.of(candidate),
             tokens_per_step=spec.train.batch_tokens, flops_per_step=model_flops_per_step(spec),

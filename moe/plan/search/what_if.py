@@ -72,7 +72,17 @@ def grid(request: PlanRequest, cluster: Cluster, axes: Mapping[str, Sequence[str
         try:
             spec, on = _changed(request.spec, cluster, values)
             cells.append(
-                Cell(values, plan_job(spec, on, request.num_workers, top=1, profile=request.profile))
+                Cell(
+                    values,
+                    plan_job(
+                        spec,
+                        on,
+                        request.num_workers,
+                        top=1,
+                        profile=request.profile,
+                        software=request.software,
+                    ),
+                )
             )
         except SpecError as error:
             cells.append(Cell(values, None, str(error.problems[0])))

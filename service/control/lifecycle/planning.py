@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from moe.plan import DEVICES, Cluster, Plan, Search, plan_job
 from moe.plan.executable import check_asked
 from moe.plan.profile import ProfileName
+from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.lifecycle.admission import gpus_per_worker
@@ -53,13 +54,16 @@ def plan_for(
     top: int = 5,
     load_skew: float | None = None,
     profile: ProfileName | None = None,
+    software: SoftwareName | None = None,
 ) -> Plan | None:
     """The plan on this cluster; None where it holds no worker. `load_skew`: of loads that were measured. Raises
     SpecError where none is possible."""
     cluster = planning_cluster(spec, facts)
     if cluster is None:
         return None
-    return plan_on(spec, cluster, num_workers, top=top, load_skew=load_skew, profile=profile)
+    return plan_on(
+        spec, cluster, num_workers, top=top, load_skew=load_skew, profile=profile, software=software
+    )
 
 
 def module_cluster(spec: JobSpec, cluster: Cluster, num_workers: int | None = None) -> Cluster:
@@ -86,6 +90,7 @@ def plan_on(
     top: int = 5,
     load_skew: float | None = None,
     profile: ProfileName | None = None,
+    software: SoftwareName | None = None,
 ) -> Plan:
     """The plan on a cluster of these facts, `to_run` or only to be looked at. Raises SpecError, also for numbers beyond
     all arithmetic."""
@@ -96,7 +101,14 @@ def plan_on(
         num_workers = divisible if divisible != max_workers else None
     try:
         plan = plan_job(
-            spec, cluster, num_workers, load_skew=load_skew, top=top, to_run=to_run, profile=profile
+            spec,
+            cluster,
+            num_workers,
+            load_skew=load_skew,
+            top=top,
+            to_run=to_run,
+            profile=profile,
+            software=software,
         )
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from moe.interchange.expand import expand_request, names_folder
 from moe.plan import Cluster, Plan
 from moe.plan.profile import ProfileName
+from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.build import build_task
 from moe.tasks.module.code import check_allowed
@@ -172,6 +173,7 @@ class Requests:
         top: int = 5,
         profile: ProfileName | None = None,
         cluster: Cluster | None = None,
+        software: SoftwareName | None = None,
     ) -> Plan:
         """Plan that `submit` would make now, with nothing stored; on another `cluster` where one is given, also of what
         cannot be run yet.
@@ -182,12 +184,18 @@ class Requests:
             check_allowed(spec, self._allowed_code)
             if isinstance(spec.model, ModuleModelSpec):
                 return self._modules.made(spec, module_cluster(spec, cluster, num_workers))
-            return plan_on(spec, cluster, num_workers, to_run=False, top=top, profile=profile)
+            return plan_on(
+                spec, cluster, num_workers, to_run=False, top=top, profile=profile, software=software
+            )
         self._storage_roots.job_folder(spec.storage, new_job_id())
         self._check(spec)
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
-        plan = None if isinstance(empty, NeverFits) else self._planned(spec, facts, num_workers, top, profile)
+        plan = (
+            None
+            if isinstance(empty, NeverFits)
+            else self._planned(spec, facts, num_workers, top, profile, software)
+        )
         if plan is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
@@ -308,10 +316,11 @@ class Requests:
         num_workers: int | None = None,
         top: int = 5,
         profile: ProfileName | None = None,
+        software: SoftwareName | None = None,
     ) -> Plan | None:
         """The plan on this cluster; None where it holds no worker. Raises SpecError, Unavailable."""
         if not isinstance(spec.model, ModuleModelSpec):
-            return plan_for(spec, facts, num_workers, top, profile=profile)
+            return plan_for(spec, facts, num_workers, top, profile=profile, software=software)
         cluster = planning_cluster(spec, facts)
         return (
             None if cluster is None else self._modules.made(spec, module_cluster(spec, cluster, num_workers))
