@@ -141,8 +141,8 @@ def _zoo(tflops: float) -> float:
 
 ROWS: tuple[Row, ...] = (
     # Megatron-MoE-ModelZoo and Megatron-Bridge 25.09
-    Row(_QWEN, "h100", 256, (2, 32, 8, 4), 1, 2048, _zoo(245), _EAGER, "zoo", "bfloat16", parallel=_IN_TURN),
-    Row(_QWEN, "h100", 256, (2, 32, 8, 4), 1, 2048, _zoo(276), _EAGER, "zoo", "bfloat16", parallel=_AT_ONCE),
+    Row(_QWEN, "h100", 256, (2, 32, 8, 4), 1, 2048, _zoo(245), _FUSED, "zoo", "bfloat16", parallel=_IN_TURN),
+    Row(_QWEN, "h100", 256, (2, 32, 8, 4), 1, 2048, _zoo(276), _FUSED, "zoo", "bfloat16", parallel=_AT_ONCE),
     Row(_QWEN, "h100", 256, (2, 8, 1, 1), 4, 2048, _zoo(276), _EAGER, "zoo", "bfloat16",
         parallel={"recompute": "full", "sharding": "parameters", **_IN_TURN}),
     Row(_QWEN, "h100", 256, (2, 8, 32, 3), 1, 2048, _zoo(200), _EAGER, "zoo", "bfloat16", parallel=_IN_TURN),
@@ -210,7 +210,7 @@ ROWS: tuple[Row, ...] = (
         parallel=_IN_TURN),
     Row(_V3_MTP, "b300", 256, (1, 8, 16, 1), 1, 4096, 3131, _FUSED, "26.04", parallel=_IN_TURN),
     Row(_V3_MTP, "b200", 256, (1, 8, 16, 1), 1, 4096, 2815, _FUSED, "26.04", parallel=_IN_TURN),
-    Row(_V3_MTP, "b200", 256, (1, 32, 8, 2), 1, 4096, 3323, _FUSED, "26.04", parallel=_AT_ONCE),
+    Row(_V3_MTP, "b200", 256, (1, 32, 8, 2), 1, 4096, 3323, _GRAPHS, "26.04", parallel=_AT_ONCE),
     Row(_GPT, "gb300", 64, (1, 64, 1, 1), 4, 1280, 19275, _GRAPHS, "26.04", "bfloat16", parallel=_IN_TURN),
     Row(_GPT, "gb200", 64, (1, 64, 1, 1), 4, 1280, 15938, _GRAPHS, "26.04", "bfloat16", parallel=_IN_TURN),
     Row(_GPT, "b300", 64, (1, 8, 1, 1), 4, 1280, 15114, _GRAPHS, "26.04", "bfloat16", parallel=_IN_TURN),

@@ -22,14 +22,14 @@ from moe.plan.software import SOFTWARE, Host, Software, SoftwareName
 from moe.spec import JobSpec
 
 Vector = NDArray[np.float64]
-FREE = ("eager layer", "eager expert", "eager run", "eager sustained", "graphs layer", "graphs expert",
-        "graphs sustained", "bias passes")  # fmt: skip
-"""Constants that are fitted: seconds in units of 100 us, passes in tens. Eager runs and those with a fused dispatcher
-share a host; with CUDA graphs it waits for no neighbour."""
-_BEGIN = np.array([2.5, 3.0, 20.0, 0.95, 2.5, 0.1, 0.95, 7.0])
+FREE = ("eager layer", "eager expert", "eager run", "fused layer", "fused expert", "fused run", "graphs layer",
+        "graphs expert", "sustained", "bias passes")  # fmt: skip
+"""Constants that are fitted: seconds in units of 100 us, passes in tens. With CUDA graphs the host waits for no
+neighbour."""
+_BEGIN = np.array([2.5, 3.0, 20.0, 10.0, 1.5, 2.0, 2.5, 0.1, 0.95, 7.0])
 _STEPS_LEFT_OUT = 8
 """From the constants of all runs."""
-_MOST = np.array([40.0, 20.0, 60.0, 1.0, 40.0, 20.0, 1.0, 20.0])
+_MOST = np.array([40.0, 20.0, 60.0, 40.0, 20.0, 60.0, 40.0, 20.0, 1.0, 20.0])
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Run:
 def software_by(constants: Vector, name: SoftwareName) -> Software:
     """The profile of this name with constants in the place of its own."""
     of = dict(zip(FREE, constants.tolist(), strict=True))
-    host = "graphs" if name == "megatron-graphs" else "eager"
+    host = {"megatron-graphs": "graphs", "megatron-deepep": "fused"}.get(name, "eager")
     return replace(
         SOFTWARE[name], bias_passes=10 * of["bias passes"],
         host=Host(
             layer_s=1e-4 * of[f"{host} layer"], expert_s=1e-4 * of[f"{host} expert"],
-            run_s=1e-4 * of.get(f"{host} run", 0.0), sustained=of[f"{host} sustained"],
+            run_s=1e-4 * of.get(f"{host} run", 0.0), sustained=of["sustained"],
         ),
     )  # fmt: skip
 

@@ -58,24 +58,5 @@ def layout_to_ask(plan: Plan) -> Layout:
 def asking_for(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRequest:
     """The same job with this layout in place of what it asks for, and no runners-up. Raises SpecError."""
     given: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
-    spec = JobSpec.parse({**given, "parallel": _without_what_follows(layout, num_workers)})
+    spec = JobSpec.parse({**given, "parallel": layout})
     return request.model_copy(update={"spec": spec, "num_workers": num_workers, "top": 1})
-
-
-def _without_what_follows(layout: Layout, num_workers: int) -> Layout:
-    """Without `data`, where the other degrees leave but one: specs take expert and data for all that workers are."""
-    if not {"expert", "data"} <= layout.keys() or not {"expert_tensor", "pipeline"} & layout.keys():
-        return layout
-    product, told = 1, []
-    for axis in ("expert", "data", "expert_tensor", "pipeline"):
-        degree = layout.get(axis, 1)
-        if not isinstance(degree, int) or isinstance(degree, bool):
-            return layout  # which the spec refuses
-        product *= degree
-        told.append(f"{axis} {degree}")
-    if product != num_workers:
-        raise SpecError(
-            Problem("parallel", " x ".join(told), f"must multiply to the number of workers (={num_workers}), "
-                    f"not {product}", "leave data out, or use other degrees")
-        )  # fmt: skip
-    return {name: value for name, value in layout.items() if name != "data"}

@@ -46,7 +46,7 @@ class Comparison:
     layout: Mapping[str, Both[Value]]
     """Degrees and options that differ; of modules, axes of the mesh."""
     priced_for: Mapping[str, Both[Value]]
-    """Profile, device type, number of workers and tokens of a step, where they differ."""
+    """Profile, software, device type, number of workers and tokens of a step, where they differ."""
     made_for: Mapping[str, Both[str | None]]
     """Digests that differ of what each was made for. None where a plan tells nothing of it."""
     time: Mapping[str, Term]
@@ -95,7 +95,7 @@ def compare(first: Plan, second: Plan) -> Comparison:
     )  # fmt: skip
 
 
-_PRICED_FOR = ("profile", "device_type", "num_workers", "tokens_per_step")
+_PRICED_FOR = ("profile", "software", "device_type", "num_workers", "tokens_per_step")
 
 
 def _layout(plan: Plan) -> dict[str, Value]:
@@ -180,11 +180,12 @@ def _more_bytes(num_bytes: float) -> str:
 def _of_others(found: Comparison, names: Names) -> Iterator[str]:
     """Lines on what makes two plans hard to compare."""
     for name, both in found.priced_for.items():
-        yield f"{_WORDS[name]}: {both.first} of {names.first}, {both.second} of {names.second}"
+        one, other = ("nothing told" if each is None else each for each in (both.first, both.second))
+        yield f"{_WORDS[name]}: {one} of {names.first}, {other} of {names.second}"
 
 
-_WORDS = {"profile": "priced as run by", "device_type": "devices", "num_workers": "workers",
-          "tokens_per_step": "tokens a step"}  # fmt: skip
+_WORDS = {"profile": "executor", "software": "host times and rates", "device_type": "devices",
+          "num_workers": "workers", "tokens_per_step": "tokens a step"}  # fmt: skip
 
 
 def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isqrt
+from math import isqrt, prod
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
@@ -338,14 +338,17 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
     data = job.parallel.data
     if expert is not None and data is not None:
         min_workers, max_workers = job.resources.min_num_workers, job.resources.max_num_workers
-        if not min_workers <= expert * data <= max_workers:
+        beside = {"expert_tensor": job.parallel.expert_tensor or 1, "pipeline": job.parallel.pipeline or 1}
+        each = {"expert": expert, "data": data, **{axis: of for axis, of in beside.items() if of > 1}}
+        asked = prod(each.values())
+        if not min_workers <= asked <= max_workers:
             workers = f"{max_workers}" if min_workers == max_workers else f"{min_workers} to {max_workers}"
             problems.append(
                 Problem(
                     "parallel",
-                    f"expert {expert} x data {data}",
-                    f"must multiply to the number of workers (={workers}), not {expert * data}",
-                    f"use resources.num_workers {expert * data}, or leave one degree out",
+                    " x ".join(f"{axis} {degree}" for axis, degree in each.items()),
+                    f"must multiply to the number of workers (={workers}), not {asked}",
+                    f"use resources.num_workers {asked}, or leave one degree out",
                 )
             )
     return problems

@@ -39,15 +39,19 @@ def planned(asked: PlanRequest, given: Cluster | None, url: str | None) -> tuple
         }
         if asked.num_workers is not None:
             body["num_workers"] = asked.num_workers
-        if asked.profile is not None:
-            body["profile"] = asked.profile
+        for name in ("profile", "software"):
+            if (value := getattr(asked, name)) is not None:
+                body[name] = value
         with connect(url) as client:
             return client.plan(body), f"the cluster of {client.url}"
     nodes, each = given.num_nodes, given.devices_per_node
     on = (
         f"{nodes:,} nodes of {each:,} {given.device}" if nodes > 1 else f"one node of {each:,} {given.device}"
     )
-    return plan_job(asked.spec, given, asked.num_workers, top=asked.top, profile=asked.profile), on
+    plan = plan_job(
+        asked.spec, given, asked.num_workers, top=asked.top, profile=asked.profile, software=asked.software
+    )
+    return plan, on
 
 
 def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:

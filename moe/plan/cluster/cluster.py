@@ -40,6 +40,10 @@ def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[Collective, Collecti
     return Collective(bytes_per_s, step_s=latency_s), Collective(bytes_per_s, doubling_s=latency_s)
 
 
+def _at_share(of: Collective, share: float) -> Collective:
+    return of if share == 1 else replace(of, bytes_per_s=share * of.bytes_per_s)
+
+
 class Cluster(Spec):
     """The devices of a cluster, all of one type: facts that a plan is made for."""
 
@@ -58,6 +62,10 @@ class Cluster(Spec):
     """Devices along the two sides of a torus whose links join neighbours; links, then, are of one level."""
     calibration: Calibration | None = None
     """Rates that were measured, in place of the type's."""
+    within_share: Positive = 1.0
+    across_share: Positive = 1.0
+    """Shares of the type's rates within a node and across nodes that this cluster's links give: less than 1 of a
+    network that is oversubscribed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -120,10 +128,16 @@ class Cluster(Spec):
                 Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in self.links
             )
         device = self.traits
-        within = Level(self.devices_per_node, device.kernels.ring, device.kernels.all_to_all)
+        kernels, share = device.kernels, self.within_share
+        within = Level(
+            self.devices_per_node, _at_share(kernels.ring, share), _at_share(kernels.all_to_all, share)
+        )
         if self.num_nodes == 1:
             return (within,)
-        across = Level(self.num_devices, *_of_rate(device.across_nodes_bytes_per_s, device.across_latency_s))
+        across = Level(
+            self.num_devices,
+            *_of_rate(self.across_share * device.across_nodes_bytes_per_s, device.across_latency_s),
+        )
         return (across,) if self.sides or self.devices_per_node == 1 else (within, across)
 
     @property
@@ -133,6 +147,19 @@ class Cluster(Spec):
             return self.torus
         side = next(side for side in range(int(self.num_devices**0.5), 0, -1) if self.num_devices % side == 0)
         return side, self.num_devices // side
+
+    def with_links(self, within: float, across: float) -> "Cluster":
+        """The same cluster with links at these shares of the rates that it has, those of the innermost level and of
+        all others."""
+        if self.links is None:
+            shares = {"within_share": within * self.within_share, "across_share": across * self.across_share}
+            return self.model_copy(update=shares)
+        inner, *outer = self.links
+        links = (
+            inner.model_copy(update={"bytes_per_s": within * inner.bytes_per_s}),
+            *(link.model_copy(update={"bytes_per_s": across * link.bytes_per_s}) for link in outer),
+        )
+        return self.model_copy(update={"links": links})
 
     def of(self, num_devices: int) -> "Cluster":
         """The same kind of cluster, as large as this many devices need."""

@@ -66,11 +66,13 @@ def plain_kernels(
 
 
 # Kernels of NVIDIA's devices: `measured.py`, with its source. Memory: NVIDIA's data sheets; its rate as large products
-#   reached it. Links across nodes: one adapter of 200 Gb/s (A100), 400 Gb/s (H100, H200, B200, GB200) or 800 Gb/s
-#   (B300, GB300) a GPU, 93% of which nccl-tests' large messages reach. GB200 and GB300 NVL72: 72 GPUs in a domain.
-#   Latency of a step across nodes: a ring's in NCCL's own tuning model (src/graph/tuning.cc), simple protocol.
+#   reached it. Links across nodes: one adapter of 200 Gb/s (A100) or 400 Gb/s (all later ones) a GPU, 93% of which
+#   nccl-tests' large messages reach. B300 and GB300 can have 800 Gb/s, but what was published of gpt-oss over eight
+#   nodes of B300 is no faster than over B200's; a cluster file may say so (`across_share: 2`). GB200 and GB300 NVL72: 72
+#   GPUs in a domain. Latency of a step across nodes: a ring's in NCCL's own tuning model (src/graph/tuning.cc), simple
+#   protocol.
 # V100 was not measured: it has A100's kernels at the ratio of their peaks (125 of 312 TFLOP/s in float16, 0.9 of 2.0
-#   TB/s, 150 of 300 GB/s), and multiplies in no bfloat16: its 16-bit type is float16, planned for by that name's width.
+#   TB/s, 150 of 300 GB/s). It multiplies float16 as fast and no bfloat16, which stands for it here.
 # A100-40 has the A100-80's kernels, with 1.555 of 2.039 TB/s.
 
 
@@ -139,8 +141,8 @@ DEVICES: dict[str, Device] = {
     "h200": _nvidia("h200", 141),
     "b200": _nvidia("b200", 180),
     "gb200": _nvidia("gb200", 186, per_node=72),
-    "b300": _nvidia("b300", 270, across_gb_per_s=100),
-    "gb300": _nvidia("gb300", 277, per_node=72, across_gb_per_s=100),
+    "b300": _nvidia("b300", 270),
+    "gb300": _nvidia("gb300", 277, per_node=72),
     # One core of the paper's machine, float32 by single passes of its bfloat16 units: 420 TFLOP/s and 900 GB/s a board
     # of 8 cores and a chip of two (Google Cloud's system architecture); links of 656 Gb/s, both ways together (Jouppi
     # et al., CACM 2020), 82% of which are reached. The latency, of a hop on the torus, lies where all-to-all is near

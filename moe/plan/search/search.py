@@ -32,7 +32,7 @@ from moe.plan.search.explain import (  # fmt: skip
 from moe.plan.search.ranking import RUNNABLE, Ranker, Ranking
 from moe.plan.search.smallest import Smallest
 from moe.plan.search.spread import Chosen, End, under_both
-from moe.plan.software import SoftwareName, software_of
+from moe.plan.software import Software, SoftwareName, software_of
 from moe.plan.stored import made_for
 from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
@@ -76,10 +76,13 @@ class Search:
         cluster: Cluster,
         load_skew: float = LOAD_SKEW,
         profile: ProfileName | None = None,
-        software: SoftwareName | None = None,
+        software: SoftwareName | Software | None = None,
     ) -> None:
         self.spec, self.cluster, self.profile = spec, cluster, profile_of(profile)
-        self.software = software_of(software, self.profile.name, cluster.traits.layer_s)
+        measured = cluster.traits.layer_s
+        self.software = (
+            software if isinstance(software, Software) else software_of(software, self.profile.name, measured)
+        )
         _check_dtype(spec, cluster)
         self._load_skew = load_skew
         self._choices = Choices(spec, cluster)
@@ -116,7 +119,7 @@ class Search:
         to_run = bool(ranking.runnable)
         every = ranking.runnable or ranking.fitting
         ends = []
-        for software, name in zip(self.software.extremes, _ENDS, strict=True):
+        for software, name in zip(self.software.extremes, _ENDS, strict=False):
             time = TimeModel(self.spec, self.cluster, self.profile, software, self._load_skew)
             ranker = Ranker(self.spec, self.cluster.memory_bytes, self._choices, self.memory, time)
             found = ranker.rank(self._placeable(workers), 1)

@@ -1,0 +1,54 @@
+"""What a plan depends on: the same layout, and the fastest, where links, memory, kernels or the host are otherwise."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.plan import Plan
+from moe.plan.request import PlanRequest
+from moe.plan.search.search import Search
+from moe.plan.software import Software
+from moe.spec import SpecError
+
+_LINKS, _KERNELS, _MEMORY = 0.8, 0.8, 0.9
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """One change of the machine, and what it does."""
+
+    what: str
+    step_s: float | None
+    """Of the plan's own layout; None where it does not fit then."""
+    best: Plan | None
+    """The fastest layout then; None where none fits."""
+    why_not: str = ""
+    """None fits: why."""
+
+
+def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Otherwise]:
+    """The plan under each change. `request` and `cluster` are what it was made for."""
+    found = []
+    for what, changed, software in _changes(request, cluster):
+        search = Search(request.spec, changed, profile=request.profile, software=software)
+        fits = search.memory.total(plan.candidate) <= changed.memory_bytes
+        step_s = search.time.step_s(plan.candidate) if fits else None
+        try:
+            found.append(Otherwise(what, step_s, search.plan(plan.num_workers, 1)))
+        except SpecError as error:
+            found.append(Otherwise(what, step_s, None, str(error.problems[0])))
+    return found
+
+
+def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
+    """(what is otherwise, the cluster then, the software then)."""
+    software = Search(request.spec, cluster, profile=request.profile, software=request.software).software
+    yield f"links within nodes {1 - _LINKS:.0%} slower", cluster.with_links(_LINKS, 1.0), software
+    if len(cluster.levels) > 1:
+        yield f"links across nodes {1 - _LINKS:.0%} slower", cluster.with_links(1.0, _LINKS), software
+    host = replace(software.host, sustained=software.host.sustained * _KERNELS)
+    yield f"kernels {1 - _KERNELS:.0%} slower", cluster, replace(software, host=host)
+    less = cluster.model_copy(update={"memory_bytes": int(cluster.memory_bytes * _MEMORY)})
+    yield f"memory {1 - _MEMORY:.0%} less", less, software
+    for name, each in zip(("least", "most"), software.extremes, strict=False):
+        yield f"the {name} time of the host", cluster, each
