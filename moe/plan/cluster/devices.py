@@ -68,9 +68,9 @@ def plain_kernels(
 # Kernels of NVIDIA's devices: `measured.py`, with its source. Memory: NVIDIA's data sheets; its rate as large products
 #   reached it. Links across nodes: one adapter of 200 Gb/s (A100) or 400 Gb/s (all later ones) a GPU, 93% of which
 #   nccl-tests' large messages reach. B300 and GB300 can have 800 Gb/s, but what was published of gpt-oss over eight
-#   nodes of B300 is no faster than over B200's; a cluster file may say so (`across_share: 2`). GB200 and GB300 NVL72: 72
-#   GPUs in a domain. Latency of a step across nodes: a ring's in NCCL's own tuning model (src/graph/tuning.cc), simple
-#   protocol.
+#   nodes of B300 is no faster than over B200's; a cluster file may say so (`across_share: 2`). GB200 and GB300 NVL72:
+#   72 GPUs in a domain. Latency of a step across nodes: a ring's in NCCL's own tuning model, simple protocol
+#   (src/graph/tuning.cc).
 # V100 was not measured: it has A100's kernels at the ratio of their peaks (125 of 312 TFLOP/s in float16, 0.9 of 2.0
 #   TB/s, 150 of 300 GB/s). It multiplies float16 as fast and no bfloat16, which stands for it here.
 # A100-40 has the A100-80's kernels, with 1.555 of 2.039 TB/s.

@@ -107,17 +107,17 @@ def exchanges_s(plan: Plan) -> float:
 
 def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
     """Line about the software that a plan counts with; none where it was measured with the device."""
-    if not software.extremes:
-        return
-    least, most = sorted(at_ends_s)
-    spread = f"at the ends of its spread a step takes {seconds_of(least)} and {seconds_of(most)}"
-    if software.error is None:
-        yield f"priced by {software.name}, which was never measured on a GPU: {spread}"
-    else:
+    spread = ""
+    if at_ends_s:
+        least, most = sorted(at_ends_s)
+        spread = f": at the ends of its spread a step takes {seconds_of(least)} and {seconds_of(most)}"
+    if software.error is not None:
         yield (
             f"priced by {software.name}, which predicts published runs that were left out of its fit "
-            f"{software.error:.0%} off on average: {spread}"
+            f"{software.error:.0%} off on average{spread}"
         )
+    elif spread:
+        yield f"priced by {software.name}, which was never measured on a GPU{spread}"
 
 
 def layout_in_words(candidate: Candidate) -> str:
