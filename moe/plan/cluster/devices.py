@@ -71,8 +71,8 @@ def plain_kernels(
 #   nodes of B300 is no faster than over B200's; a cluster file may say so (`across_share: 2`). GB200 and GB300 NVL72:
 #   72 GPUs in a domain. Latency of a step across nodes: a ring's in NCCL's own tuning model, simple protocol
 #   (src/graph/tuning.cc).
-# V100 was not measured: it has A100's kernels at the ratio of their peaks (125 of 312 TFLOP/s in float16, 0.9 of 2.0
-#   TB/s, 150 of 300 GB/s). It multiplies float16 as fast and no bfloat16, which stands for it here.
+# V100 was not measured: 0.85 of the peaks of its data sheet (15.7 TFLOP/s in float32, 0.9 TB/s), 0.7 of its links'
+#   150 GB/s, and 0.6 for attention, as of A100. Its tensor cores multiply float16 alone, which no job trains in.
 # A100-40 has the A100-80's kernels, with 1.555 of 2.039 TB/s.
 
 
@@ -91,37 +91,20 @@ def _nvidia(
     )  # fmt: skip
 
 
-def _scaled(of: Kernels, flops: float, memory: float, links: float) -> Kernels:
-    """Kernels of a device of the same make with other rates."""
+def _with_memory(of: Kernels, share: float) -> Kernels:
+    """Kernels of a device with memory of another rate."""
     products = {
-        dtype: replace(
-            each, flops_per_s=flops * each.flops_per_s, bytes_per_s=memory * each.bytes_per_s,
-            depth_s=each.depth_s / flops,
-        )
-        for dtype, each in of.products.items()
-    }  # fmt: skip
+        dtype: replace(each, bytes_per_s=share * each.bytes_per_s) for dtype, each in of.products.items()
+    }
     experts = {
         dtype: replace(
-            each, flops_per_s=flops * each.flops_per_s, bytes_per_s=memory * each.bytes_per_s,
-            row_s=each.row_s / memory, hidden_s=each.hidden_s / memory, token_s=each.token_s / memory,
+            each, bytes_per_s=share * each.bytes_per_s, row_s=each.row_s / share, hidden_s=each.hidden_s / share,
+            token_s=each.token_s / share,
         )
         for dtype, each in of.experts.items()
     }  # fmt: skip
-    attention = {
-        widths: replace(
-            each, flops_per_s=flops * each.flops_per_s, chain_s=each.chain_s / flops, query_s=each.query_s / memory,
-            key_s=each.key_s / memory,
-        )
-        for widths, each in of.attention.items()
-    }  # fmt: skip
-    ring, all_to_all = (
-        replace(each, bytes_per_s=links * each.bytes_per_s, own_bytes_per_s=memory * each.own_bytes_per_s)
-        for each in (of.ring, of.all_to_all)
-    )
-    return Kernels(products, experts, attention, ring, all_to_all)
+    return replace(of, products=products, experts=experts)
 
-
-_A100 = MEASURED["a100-80"]
 
 DEVICES: dict[str, Device] = {
     # One core of an AMD EPYC (Zen 5), and gloo over loopback while both cores are busy, as `shardyard calibrate`
@@ -134,8 +117,14 @@ DEVICES: dict[str, Device] = {
         ),
         devices_per_node=2, across_nodes_bytes_per_s=0.4e9, across_latency_s=3e-3, layer_s=5e-3, decoded_per_s=2e8,
     ),
-    "v100": _nvidia("v100", 32, across_gb_per_s=12.5, kernels=_scaled(_A100, 125 / 312, 0.9 / 2.039, 150 / 300)),
-    "a100-40": _nvidia("a100-40", 40, across_gb_per_s=25, kernels=_scaled(_A100, 1.0, 1.555 / 2.039, 1.0)),
+    "v100": Device(
+        kind="cuda", memory_bytes=32 * _GIB, memory_bytes_per_s=0.77e12,
+        kernels=plain_kernels(
+            {"float32": 13.3e12, "float64": 6.6e12}, 0.77e12, 9.4e12, 105e9, 1e-5, half_rows=32, expert_half_rows=32
+        ),
+        devices_per_node=8, across_nodes_bytes_per_s=0.93 * 12.5e9, across_latency_s=1.4e-5,
+    ),
+    "a100-40": _nvidia("a100-40", 40, across_gb_per_s=25, kernels=_with_memory(MEASURED["a100-80"], 1.555 / 2.039)),
     "a100-80": _nvidia("a100-80", 80, across_gb_per_s=25),
     "h100": _nvidia("h100", 80),
     "h200": _nvidia("h200", 141),

@@ -4,9 +4,12 @@ import math
 
 from pydantic import ValidationError
 
-from moe.plan import DEVICES, Cluster, Plan, Search, plan_job
+from moe.plan import DEVICES, Cluster, Plan, Pools, Search, plan_anywhere
+from moe.plan.cluster.cluster import of_several_kinds
 from moe.plan.executable import check_asked
+from moe.plan.goal import Goal
 from moe.plan.profile import ProfileName
+from moe.plan.search.pools import How
 from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
@@ -14,8 +17,11 @@ from service.control.lifecycle.admission import gpus_per_worker
 
 _UNKNOWN_GPU = "a100-80"
 _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
-_GPU_NAMES = {"A100": "a100-80", "H100": "h100", "H200": "h200", "B200": "b200"}
-"""Accelerators by how Ray's name for them begins."""
+_GPU_NAMES = {
+    "A100-40G": "a100-40", "A100": "a100-80", "V100": "v100", "H100": "h100", "H200": "h200", "B200": "b200",
+    "GB200": "gb200", "B300": "b300", "GB300": "gb300",
+}  # fmt: skip
+"""Accelerators by how Ray's name for them begins; the first that fits."""
 
 
 def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
@@ -55,6 +61,7 @@ def plan_for(
     load_skew: float | None = None,
     profile: ProfileName | None = None,
     software: SoftwareName | None = None,
+    goal: Goal | None = None,
 ) -> Plan | None:
     """The plan on this cluster; None where it holds no worker. `load_skew`: of loads that were measured. Raises
     SpecError where none is possible."""
@@ -62,13 +69,22 @@ def plan_for(
     if cluster is None:
         return None
     return plan_on(
-        spec, cluster, num_workers, top=top, load_skew=load_skew, profile=profile, software=software
+        spec,
+        cluster,
+        num_workers,
+        top=top,
+        load_skew=load_skew,
+        profile=profile,
+        software=software,
+        goal=goal,
     )
 
 
-def module_cluster(spec: JobSpec, cluster: Cluster, num_workers: int | None = None) -> Cluster:
+def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | None = None) -> Cluster:
     """The devices of a cluster that a module job is planned for, one a worker; as many as it may have where their
-    number is left out."""
+    number is left out. Raises SpecError for pools."""
+    if isinstance(cluster, Pools):
+        raise SpecError(of_several_kinds())
     if num_workers is None:
         resources = spec.resources
         num_workers = max(resources.min_num_workers, min(resources.max_num_workers, cluster.num_devices))
@@ -83,7 +99,7 @@ def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[
 
 def plan_on(
     spec: JobSpec,
-    cluster: Cluster,
+    cluster: Cluster | Pools,
     num_workers: int | None = None,
     *,
     to_run: bool = True,
@@ -91,25 +107,19 @@ def plan_on(
     load_skew: float | None = None,
     profile: ProfileName | None = None,
     software: SoftwareName | None = None,
+    goal: Goal | None = None,
 ) -> Plan:
     """The plan on a cluster of these facts, `to_run` or only to be looked at. Raises SpecError, also for numbers beyond
     all arithmetic."""
     resources = spec.resources
-    if num_workers is None and resources.min_num_workers < resources.max_num_workers:
+    is_ranged = num_workers is None and resources.min_num_workers < resources.max_num_workers
+    if is_ranged and goal is None and isinstance(cluster, Cluster):
         max_workers = max(resources.min_num_workers, min(resources.max_num_workers, cluster.num_devices))
         divisible = _max_that_divides(spec, max_workers)
         num_workers = divisible if divisible != max_workers else None
     try:
-        plan = plan_job(
-            spec,
-            cluster,
-            num_workers,
-            load_skew=load_skew,
-            top=top,
-            to_run=to_run,
-            profile=profile,
-            software=software,
-        )
+        how = How(goal, load_skew=load_skew, top=top, to_run=to_run, profile=profile, software=software)
+        plan = plan_anywhere(spec, cluster, num_workers, how)
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
     if load_skew is None or spec.model.moe is None:
@@ -163,6 +173,4 @@ def _gpu_memory_bytes(node: NodeFacts) -> int:
     known = any((node.accelerator or "").upper().startswith(start) for start in _GPU_NAMES)
     if not known:
         return _UNKNOWN_GPU_MEMORY_BYTES
-    if "40" in (node.accelerator or ""):
-        return 40 * 1024**3
     return DEVICES[_device_type(node)].memory_bytes
