@@ -3,7 +3,7 @@
 from math import prod
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec, Text
 
@@ -17,6 +17,11 @@ class AdamWSpec(Spec):
     beta2: Fraction = 0.98
     eps: Positive = 1e-9
     weight_decay: NonNegative = 0.0
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """Numbers that both moments are kept in."""
+    offload: StrictBool = False
+    """Whether moments, and float32 weights where narrower ones are used, lie in the host's memory and are updated
+    there."""
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
         """Numbers remembered of a parameter of which a rank holds `shape`, beside its count of updates: two moments of
