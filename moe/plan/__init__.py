@@ -1,13 +1,16 @@
 """Layouts of jobs: facts of a cluster, models of memory and time, and the plan. Arithmetic only: no torch."""
 
 from moe.plan.cluster.calibration import Calibration
-from moe.plan.cluster.cluster import Cluster, Link, cluster_of, read_cluster
+from moe.plan.cluster.cluster import Cluster, Link
 from moe.plan.cluster.devices import DEVICES, Device
+from moe.plan.cluster.pools import Pools, cluster_of, read_cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import fit_problems
 from moe.plan.module_layout import ModuleLayout
+from moe.plan.money import MoneyEstimate
 from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate, Trial
 from moe.plan.request import PlanRequest, plan_request, read_plan_request
+from moe.plan.search.pools import plan_anywhere
 from moe.plan.search.search import Search, plan_job
 
 __all__ = [
@@ -21,14 +24,17 @@ __all__ = [
     "MadeFor",
     "MemoryEstimate",
     "ModuleLayout",
+    "MoneyEstimate",
     "Plan",
     "PlanRequest",
+    "Pools",
     "RunnerUp",
     "Search",
     "TimeEstimate",
     "Trial",
     "cluster_of",
     "fit_problems",
+    "plan_anywhere",
     "plan_job",
     "plan_request",
     "read_cluster",

@@ -12,6 +12,8 @@ Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["optimizer", "gradients", "parameters"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[Sharding, ...] = ("optimizer", "gradients", "parameters")
+CHUNKS = (1, 2, 4)
+"""Numbers of chunks that are tried."""
 
 
 @dataclass(frozen=True)

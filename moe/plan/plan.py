@@ -9,6 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.plan.module_layout import ModuleLayout
+from moe.plan.money import MoneyEstimate
 from moe.plan.placement import Placement
 from moe.plan.profile import ProfileName
 from moe.plan.software import SoftwareName
@@ -176,6 +177,10 @@ class Plan(Spec):
     """Of the model, forward and backward, without what is computed again."""
     num_steps: Count | None = None
     """That the job takes."""
+    money: MoneyEstimate | None = None
+    """What it would cost, where the cluster has a price."""
+    pool: str | None = None
+    """The pool that it lies on, of a cluster of several."""
     reasons: tuple[str, ...]
     not_yet: tuple[str, ...] = ()
     """Parts of it that cannot be run yet; empty where it can be run."""
@@ -212,10 +217,12 @@ class Plan(Spec):
 
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans of this library's models are read by clients that know nothing of users' modules."""
+        """Plans of this library's models on one kind of nodes, without a price, are read by clients that know of
+        nothing else."""
         written: dict[str, Any] = handler(self)
-        if self.module is None:
-            written.pop("module", None)
+        for name in ("module", "money", "pool"):
+            if getattr(self, name) is None:
+                written.pop(name, None)
         return written
 
     @model_validator(mode="after")

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from moe.plan.cluster.cluster import Cluster, cluster_of
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cluster.pools import Pools, cluster_of
+from moe.plan.goal import Goal, goal_name
 from moe.plan.profile import PROFILES, ProfileName
 from moe.plan.software import SoftwareName, software_name
 from moe.spec import JobSpec, Problem, SpecError
@@ -14,11 +16,11 @@ MAX_RUNNERS_UP = 100
 
 
 class PlanRequest(Frozen):
-    """A job file, or `{spec: ..., cluster: ..., num_workers: ..., top: ..., profile: ..., software: ...}`: the body of
-    `POST /v1/plans`, and what `shardyard plan` reads."""
+    """A job file, or `{spec: ...}` with more keys, each of which may be left out: `cluster`, `num_workers`, `top`,
+    `profile`, `software`, `goal`. The body of `POST /v1/plans`, and what `shardyard plan` reads."""
 
     spec: JobSpec
-    cluster: Cluster | None = None
+    cluster: Cluster | Pools | None = None
     """Left out, the cluster at hand."""
     num_workers: Count | None = None
     top: Count = 5
@@ -28,6 +30,9 @@ class PlanRequest(Frozen):
     torchtitan."""
     software: SoftwareName | None = None
     """Whose host times and sustained rates it is priced by; left out, `ours-eager`, or of a peer `megatron-eager`."""
+    goal: Goal | None = None
+    """What the number of workers, of the range that the job may have, and the pool are chosen by; left out, it has the
+    most workers that there are devices for, and of pools the fastest is taken."""
 
 
 def plan_request(given: Any) -> PlanRequest:
@@ -44,6 +49,7 @@ def plan_request(given: Any) -> PlanRequest:
         top=_whole_number("top", parts.get("top"), limit=MAX_RUNNERS_UP) or 5,
         profile=_profile(parts.get("profile")),
         software=software_name(parts.get("software")),
+        goal=goal_name(parts.get("goal")),
     )
 
 

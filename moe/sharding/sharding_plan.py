@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moe.plan.cluster.cluster import Cluster, cluster_of
+from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint, of_plain, to_plain
 from moe.sharding.planned import Collective, Considered, Memory, Stored
 from moe.spec import Problem, SpecError
@@ -84,7 +84,7 @@ class ShardingPlan:
                     **plain,
                     "mesh": dict(plain["mesh"]),
                     "hints": {name: of_plain(hint) for name, hint in plain["hints"].items()},
-                    "cluster": cluster_of(plain["cluster"]),
+                    "cluster": one_cluster_of(plain["cluster"]),
                     "memory": Memory(**plain["memory"]),
                     "collectives": tuple(Collective(**each) for each in plain["collectives"]),
                     "stored": tuple(Stored(**each) for each in plain["stored"]),

@@ -18,10 +18,10 @@ class AdamWSpec(Spec):
     eps: Positive = 1e-9
     weight_decay: NonNegative = 0.0
     moments: Literal["float32", "bfloat16"] = "float32"
-    """Numbers that both moments are kept in."""
+    """Numbers that both moments are kept in. Narrower ones can be planned, but not be run yet."""
     offload: StrictBool = False
     """Whether moments, and float32 weights where narrower ones are used, lie in the host's memory and are updated
-    there."""
+    there. Can be planned, but not be run yet."""
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
         """Numbers remembered of a parameter of which a rank holds `shape`, beside its count of updates: two moments of
@@ -101,6 +101,9 @@ class TrainSpec(Spec):
     dtype: Literal["float32", "bfloat16", "float64", "fp8"] = "float32"
     """Precision of the arithmetic. Under bfloat16, weights and optimizer state stay float32. `fp8`, whose matrix
     products have 8-bit operands, can be planned, but not be run yet."""
+    dispatch_dtype: Literal["fp8"] | None = None
+    """Numbers that rows travel to experts in, with a scale for each 128 of them; back, and their gradients, they travel
+    as wide as the arithmetic. As wide on all ways when left out. Can be planned, but not be run yet."""
     evaluation: EvaluationSpec = EvaluationSpec()
     freeze: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(
         default=(), max_length=100

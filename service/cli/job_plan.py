@@ -6,14 +6,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moe.plan import Cluster, Plan, PlanRequest, plan_job
+from rich.console import Group
+from rich.text import Text
+
+from moe.plan import Cluster, Plan, PlanRequest, Pools, plan_anywhere
 from moe.plan.asked_layout import Layout, asking_for, layout_to_ask, parse_layout
+from moe.plan.search.pools import How, fit_pools
+from moe.plan.search.sensitivity import sensitivity
+from moe.plan.search.what_if import smallest_cluster
 from moe.plan.stored import load
 from moe.spec import Problem, SpecError
 from service.cli.failures import Failed, Misuse
 from service.cli.view.comparison import explain_json, explained_view
 from service.cli.view.output import console, print_json
 from service.cli.view.plan import plan_view
+from service.cli.view.sensitivity import sensitivity_view
 from service.cli.whole_file import write_whole
 
 _OPTION = "--explain-against"
@@ -28,7 +35,7 @@ class Written:
     as_json: bool = False
 
 
-def planned(asked: PlanRequest, given: Cluster | None, url: str | None) -> tuple[Plan, str]:
+def planned(asked: PlanRequest, given: Cluster | Pools | None, url: str | None) -> tuple[Plan, str]:
     """(the plan, for what). Raises SpecError, ClientError."""
     if given is None:
         from service.cli.server import connect
@@ -39,19 +46,67 @@ def planned(asked: PlanRequest, given: Cluster | None, url: str | None) -> tuple
         }
         if asked.num_workers is not None:
             body["num_workers"] = asked.num_workers
-        for name in ("profile", "software"):
+        for name in ("profile", "software", "goal"):
             if (value := getattr(asked, name)) is not None:
                 body[name] = value
         with connect(url) as client:
             return client.plan(body), f"the cluster of {client.url}"
-    nodes, each = given.num_nodes, given.devices_per_node
-    on = (
-        f"{nodes:,} nodes of {each:,} {given.device}" if nodes > 1 else f"one node of {each:,} {given.device}"
-    )
-    plan = plan_job(
-        asked.spec, given, asked.num_workers, top=asked.top, profile=asked.profile, software=asked.software
-    )
-    return plan, on
+    plan = plan_anywhere(asked.spec, given, asked.num_workers, _how(asked))
+    return plan, _where(plan, _pool_of(plan, given))
+
+
+def depends(asked: PlanRequest, given: Cluster | Pools, made: tuple[Plan, str], written: Written) -> None:
+    """Prints a plan, and what it depends on: as JSON, `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
+    plan, where = made
+    found = sensitivity(asked, _pool_of(plan, given), plan)
+    _write(plan, written)
+    if not written.as_json:
+        parts = (
+            plan_view(plan, where),
+            "",
+            Text("what it depends on", "bold"),
+            sensitivity_view(plan, found),
+        )
+        console().print(Group(*parts))
+        return
+    told = [{"what": each.what, "step_s": each.step_s, "why_not": each.why_not or None,
+             "best": each.best and each.best.model_dump(mode="json")} for each in found]  # fmt: skip
+    print_json({"plan": plan.model_dump(mode="json"), "sensitivity": told})
+
+
+def fitted(asked: PlanRequest, given: Cluster | Pools) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
+    """(the request, for a worker on each device, the smallest cluster of the kind that holds the job, the plan and what
+    it is for); of pools, of the kind of one of them. Raises SpecError where none holds it."""
+    if isinstance(given, Pools):
+        plan, smallest = fit_pools(asked.spec, given, _how(asked))
+        found = plan, _where(plan, smallest)
+    else:
+        smallest = smallest_cluster(asked.spec, given, asked.profile)
+        found = planned(_on_all_of(asked, smallest), smallest, None)
+    return _on_all_of(asked, smallest), smallest, found
+
+
+def _on_all_of(asked: PlanRequest, cluster: Cluster) -> PlanRequest:
+    """The request for a worker on each device, which leaves a goal nothing to choose."""
+    return asked.model_copy(update={"num_workers": cluster.num_devices, "goal": None})
+
+
+def _how(asked: PlanRequest) -> How:
+    return How(asked.goal, top=asked.top, profile=asked.profile, software=asked.software)
+
+
+def _pool_of(plan: Plan, given: Cluster | Pools) -> Cluster:
+    """The nodes, of one kind, that a plan lies on."""
+    if isinstance(given, Cluster):
+        return given
+    assert plan.pool is not None, "a plan on pools names its own"
+    return given.cluster(plan.pool)
+
+
+def _where(plan: Plan, cluster: Cluster) -> str:
+    nodes, each = cluster.num_nodes, f"{cluster.devices_per_node:,} {cluster.device}"
+    told = f"{nodes:,} nodes of {each}" if nodes > 1 else f"one node of {each}"
+    return told if plan.pool is None else f"pool {plan.pool}, {told}"
 
 
 def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
@@ -99,7 +154,7 @@ def _text(plan: Plan) -> str:
 def explain(
     text: str,
     asked: PlanRequest,
-    given: Cluster | None,
+    given: Cluster | Pools | None,
     url: str | None,
     chosen: tuple[Plan, str],
     written: Written,
@@ -112,6 +167,8 @@ def explain(
             "--explain-against compares layouts of this library's models; a module's job has one layout alone"
         )
     layout = _layout(text)
+    asked = asked.model_copy(update={"goal": None})  # which chose the workers that both have
+    given = None if given is None else _pool_of(plan, given)
     try:
         other, _ = planned(asking_for(asked, layout, plan.num_workers), given, url)
     except SpecError as error:

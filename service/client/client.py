@@ -21,6 +21,8 @@ COPY_TIMEOUT_S = 3600.0
 """For a job that begins with a checkpoint: an answer comes when that is copied."""
 MODULE_TIMEOUT_S = 1800.0
 """For a job of a user's module: an answer comes when it is planned, after those that were posted before it."""
+CHOICE_TIMEOUT_S = 1800.0
+"""For a plan by a goal, or on pools: it takes as long as many plans."""
 
 
 class Client:
@@ -131,11 +133,17 @@ class Client:
 
 
 def _planning_timeout_s(body: Any) -> float:
-    """Longest that the plan of a spec, or of a request with one, may take: a user's module has to be imported."""
+    """Longest that the plan of a spec, or of a request with one, may take: a user's module has to be imported, numbers
+    of workers and pools to be compared."""
     given = body.get("spec", body) if isinstance(body, dict) else None
     model = given.get("model") if isinstance(given, dict) else None
     is_module = isinstance(model, dict) and model.get("kind") == "module"
-    return MODULE_TIMEOUT_S if is_module else ANSWER_TIMEOUT_S
+    if is_module:
+        return MODULE_TIMEOUT_S
+    cluster = body.get("cluster") if isinstance(body, dict) and "spec" in body else None
+    in_pools = isinstance(cluster, dict) and "pools" in cluster
+    has_goal = isinstance(body, dict) and body.get("goal") is not None
+    return CHOICE_TIMEOUT_S if in_pools or has_goal else ANSWER_TIMEOUT_S
 
 
 def _plain(spec: JobSpec | dict[str, Any] | str | Path) -> Any:

@@ -109,6 +109,60 @@ def test_a_grid_and_the_smallest_cluster(tmp_path: Path) -> None:
     assert "need the facts of a cluster" in shardyard("plan", EXAMPLE, "--fit").stderr
 
 
+POOLS = """
+pools:
+- {name: old, num_nodes: 2, devices_per_node: 8, device: a100-80, price_per_hour: 1.5}
+- {name: new, num_nodes: 1, devices_per_node: 8, device: h100, price_per_hour: 3.25}
+- {name: single, num_nodes: 1, devices_per_node: 1, device: h200, price_per_hour: 3}
+"""
+
+
+def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(POOLS)
+    on = ("--cluster", file)
+    done = shardyard("plan", EXAMPLE, *on, "--goal=cost", url="http://127.0.0.1:1", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "on               pool old, 2 nodes of 8 a100-80" in done.stdout
+    assert re.search(r"money +3\.00 +an hour, 0\.00\d+ a million tokens, 0\.0\d+ the run", done.stdout)
+    assert re.search(r"pool new: 2 workers would take .* a million tokens\), [\d.]+% dearer", done.stdout)
+    assert "pool single cannot hold it: resources (='2 workers') must be at most the devices" in done.stdout
+    fastest = json.loads(shardyard("plan", EXAMPLE, *on, "--json").stdout)
+    assert (fastest["pool"], fastest["money"]["per_hour"]) == ("new", 6.5)
+    kept = tmp_path / "plan.json"
+    kept.write_text(json.dumps(fastest))
+    assert shardyard("plan", EXAMPLE, *on, "--against", kept).returncode == 0
+    assert shardyard("plan", EXAMPLE, *on, "--goal=cost", "--against", kept).returncode == 2
+    table = shardyard("plan", EXAMPLE, *on, "--what-if", "experts=8,16")
+    assert [line.split()[:2] for line in table.stdout.splitlines()[1:]] == [["8", "new"], ["16", "new"]]
+    of_nodes = shardyard("plan", EXAMPLE, *on, "--what-if", "nodes=2")
+    assert (of_nodes.returncode, "the cluster has pools" in of_nodes.stderr) == (2, True)
+    other = json.loads(shardyard("plan", EXAMPLE, *on, "--explain-against", "expert=1", "--json").stdout)
+    assert (other["chosen"]["pool"], other["against"]["device_type"]) == ("new", "h100")
+    smallest = json.loads(shardyard("plan", EXAMPLE, *on, "--fit", "--goal=cost", "--json").stdout)
+    assert (smallest["pool"], smallest["num_workers"]) == ("old", 2)
+    file.write_text(POOLS.replace(", price_per_hour: 3}", "}"))
+    unpriced = shardyard("plan", EXAMPLE, *on, "--goal=cost")
+    assert unpriced.returncode == 2
+    assert "cluster.pools[2].price_per_hour is required of pool single" in unpriced.stderr
+    module = shardyard("plan", "--module=a:b", "--sample=a:c", *on)
+    assert (module.returncode, "give one pool's facts as the cluster" in module.stderr) == (2, True)
+
+
+def test_prices_and_goals_of_imagined_clusters() -> None:
+    on = ("--devices-per-node=2", "--price=0.5")
+    assert re.search(r"money +1\.00 +an hour, ", shardyard("plan", EXAMPLE, *on).stdout)
+    fixed = json.loads(shardyard("plan", EXAMPLE, *on, "--goal=time", "--json").stdout)
+    assert fixed["reasons"][1].startswith("goal time had nothing to choose: the job says it")
+    for given, told in (
+        (("--devices-per-node=2", "--price=much"), "--price (='much') must be an amount of money above 0"),
+        (("--price=2",), "--price belongs to an imagined cluster; add --num-nodes and --device"),
+        (("--devices-per-node=2", "--goal=fast"), "--goal (='fast') must be time or cost"),
+    ):
+        refused = shardyard("plan", EXAMPLE, *given)
+        assert (refused.returncode, told in refused.stderr) == (2, True)
+
+
 def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
     on = ("--num-nodes=1", "--devices-per-node=2", "--device=cpu")
     first, again = (shardyard("plan", EXAMPLE, *on, "--json").stdout for _ in range(2))
@@ -130,6 +184,8 @@ def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
+        ("pools:\n- {name: a, num_nodes: 1, devices_per_node: 1}\ndevice: cpu\n",
+         "cluster.device (='cpu') tells of one kind of nodes, beside pools; move it into each pool"),
         ("num_nodes: 1\ndevices_per_node: 8\ndevice: abacus\n", "cluster.device (='abacus') is not a device type"),
         ("num_nodes: 0\ndevices_per_node: 8\n", "cluster.num_nodes (=0) must be greater than 0"),
         ("num_nodes: 1\ndevices_per_node: 8\ncolour: red\n", "cluster.colour (='red') is not a key"),

@@ -171,8 +171,9 @@ def test_a_layout_asks_for_the_plan_that_it_is_of() -> None:
         free = PlanRequest(spec=JobSpec.parse(job(resources={"num_workers": 8}, parallel={"tensor": 4})))
         again = asking_for(free, layout, 8)
         assert plan_job(again.spec, cluster, again.num_workers).candidate == plan.candidate
-    with pytest.raises(SpecError, match=r"multiply to the number of workers \(=16\), not 8"):
-        asking_for(free, layout, 16)
+    twice = asking_for(free, layout, 16)
+    with pytest.raises(SpecError, match=r"multiply to the number of workers \(=16\)"):
+        plan_job(twice.spec, Cluster(num_nodes=4, devices_per_node=4, device="h100"), twice.num_workers)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.published import ROWS
+from benchmarks.published_rows import ROWS
 from moe.plan import Cluster, Degrees, Search, plan_job
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import ALLOWANCE, MemoryModel
@@ -28,6 +28,8 @@ from tests.unit.searched_shape import of_shape
 
 GIB = 1024**3
 MAX_CANDIDATES = 1200
+_NODES = 48
+"""Up to as many, the smallest cluster is looked for by trying every number."""
 
 
 def all_that_fit(search: Search, candidates: list[Candidate]) -> list[Ranked]:
@@ -296,10 +298,9 @@ def test_a_refusal_predicts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def are_tried(cluster: Cluster, spec: JobSpec) -> list[int]:
-    """Numbers of devices among which the smallest cluster is looked for, few first, as the design notes say them."""
+    """Numbers of devices among which the smallest cluster is looked for, few first: of a node, and of whole nodes."""
     unit = lcm(cluster.devices_per_node, Choices(spec, cluster).multiple)
-    nodes = [*range(1, 17), *(eighths << doublings for doublings in range(1, 4) for eighths in range(9, 17))]
-    return [*range(1, cluster.devices_per_node), *(unit * each for each in nodes)]
+    return [*range(1, cluster.devices_per_node), *(unit * each for each in range(1, _NODES + 1))]
 
 
 @pytest.mark.slow
@@ -313,7 +314,7 @@ def test_the_smallest_cluster_is_the_smallest(job: Job, to_run: bool) -> None:
         (each for each in tried if holds(spec, cluster.of(each), each, profile, to_run=to_run)), None
     )
     if smallest is None:
-        assert first is None or first > tried[-1] // 8  # 16 nodes; beyond, only where a doubling holds too
+        assert first is None or first > 16 * tried[-1] // _NODES  # beyond, only where a doubling holds too
     elif smallest.num_devices <= tried[-1]:
         assert smallest.num_devices == first
     else:

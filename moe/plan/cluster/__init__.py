@@ -1,7 +1,18 @@
 """A cluster's devices and links, and what was measured of them."""
 
 from moe.plan.cluster.calibration import Calibration
-from moe.plan.cluster.cluster import Cluster, Link, cluster_of, read_cluster
+from moe.plan.cluster.cluster import Cluster, Link
 from moe.plan.cluster.devices import DEVICES, Device
+from moe.plan.cluster.pools import Pool, Pools, cluster_of, read_cluster
 
-__all__ = ["DEVICES", "Calibration", "Cluster", "Device", "Link", "cluster_of", "read_cluster"]
+__all__ = [
+    "DEVICES",
+    "Calibration",
+    "Cluster",
+    "Device",
+    "Link",
+    "Pool",
+    "Pools",
+    "cluster_of",
+    "read_cluster",
+]

@@ -1,17 +1,23 @@
 """A cluster: devices, and the links between them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from pydantic import Field, StrictBool, ValidationError, model_validator
+from pydantic import (  # fmt: skip
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.devices import DEVICES, Device
 from moe.plan.cluster.kernels import Collective
 from moe.spec.base import Count, NonNegative, Positive, Spec
 from moe.spec.errors import Problem, SpecError
-from moe.spec.files import read_plain
 from moe.spec.problems import problems_of
 
 
@@ -66,6 +72,8 @@ class Cluster(Spec):
     across_share: Positive = 1.0
     """Shares of the type's rates within a node and across nodes that this cluster's links give: less than 1 of a
     network that is oversubscribed."""
+    price_per_hour: Positive | None = None
+    """Of one device, in whatever currency the file counts in."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,6 +85,14 @@ class Cluster(Spec):
             **given,
             "memory_bytes": device.memory_bytes if device else 1,
         }  # an unknown device is told of below
+
+    @model_serializer(mode="wrap")
+    def _without_a_price(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A cluster without a price is written as before there were any, and is the same to a digest."""
+        written: dict[str, Any] = handler(self)
+        if self.price_per_hour is None:
+            written.pop("price_per_hour", None)
+        return written
 
     @model_validator(mode="after")
     def _coherent(self) -> "Cluster":
@@ -195,20 +211,22 @@ class Cluster(Spec):
         return (*within, outermost.model_copy(update={"devices": -(-num_devices // each) * each}))
 
 
-def read_cluster(path: str | Path) -> Cluster:
-    """The cluster that a YAML or JSON file describes. Raises SpecError for what is wrong with it, OSError if it cannot
-    be read."""
-    return cluster_of(read_plain(path))
-
-
-def cluster_of(given: Any) -> Cluster:
-    """The cluster that plain data describes. Raises SpecError with every problem."""
+def one_cluster_of(given: Any) -> Cluster:
+    """The cluster, of one kind of nodes, that plain data describes. Raises SpecError with every problem."""
+    if isinstance(given, dict) and "pools" in given:
+        raise SpecError(of_several_kinds())
     try:
         return Cluster.model_validate(given)
     except ValidationError as error:
-        raise SpecError(
-            [
-                replace(each, path=".".join(filter(None, ("cluster", each.path))))
-                for each in problems_of(error)
-            ]
-        ) from None
+        raise SpecError(of_cluster(problems_of(error))) from None
+
+
+def of_several_kinds() -> Problem:
+    """Error where pools are given for what is planned for one kind of nodes."""
+    return Problem("cluster.pools", None, "are several kinds of nodes, and a module is planned for one kind",
+                   "give one pool's facts as the cluster")  # fmt: skip
+
+
+def of_cluster(problems: Iterable[Problem]) -> list[Problem]:
+    """The same problems, of what stands under `cluster`."""
+    return [replace(each, path=".".join(filter(None, ("cluster", each.path)))) for each in problems]

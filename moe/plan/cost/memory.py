@@ -4,9 +4,9 @@ State (parameters, gradients, moments) is counted weight by weight, activations 
 for their backward pass.
 """
 
-from dataclasses import dataclass, replace
 from functools import cache
-from operator import add, itemgetter
+from math import inf
+from operator import add
 from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
@@ -42,8 +42,7 @@ def loss_tokens(device_type: str, vocabulary: int) -> int:
     return max(1, min(max(least, _TOKENS), most))
 
 
-@dataclass(frozen=True)
-class LayerBytes:
+class LayerBytes(NamedTuple):
     """Bytes that one layer takes for one micro-batch."""
 
     activations: int
@@ -55,6 +54,26 @@ class LayerBytes:
     @property
     def kept(self) -> int:
         return self.activations + self.dispatch
+
+
+class _StateBytes(NamedTuple):
+    """Bytes of a stage's state."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    communication: int
+    staging: int
+
+
+class _BytesBeside(NamedTuple):
+    """Bytes of a stage beside its state."""
+
+    activations: int
+    dispatch: int
+    workspace: int
+    logits: int
+    passed: int
 
 
 _NOTHING = LayerBytes(0, 0, 0)
@@ -102,7 +121,11 @@ class MemoryModel:
     def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile, load_skew: float = 1.0) -> None:
         self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
         self.allowance = int(ALLOWANCE * self._limit)
-        self._group_tokens, self._m = spec.group_tokens, spec.model.model_dim
+        self._num_groups, self._group_tokens, self._m = (
+            spec.num_groups,
+            spec.group_tokens,
+            spec.model.model_dim,
+        )
         self._units, self._load_skew = units(spec.model, profile, spec.train.freeze), load_skew
         self._row_tokens = int(spec.data.padded_tokens)
         self._packs_documents = profile.name == "ours" and spec.model.kind == "language"
@@ -116,15 +139,17 @@ class MemoryModel:
         self._of_layer = cache(self._layer_bytes)
         self.of_state = cache(self._of_state)
         self._sums_beside_state = cache(self._sum_beside_state)
-        self._beside_shares = cache(self._shares_beside)
+        self._share_beside = cache(self._beside_of_share)
+        self._least_of_part = cache(self._bytes_of_part)
 
     def of(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
         every = [
-            self._state(stage, _placed(candidate)) | self._beside(stage, Run.of(candidate))
+            _StateBytes(*self._state(stage, _placed(candidate)))._asdict()
+            | _BytesBeside(*self._beside(stage, Run.of(candidate)))._asdict()
             for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
         ]
-        fullest = max(every, key=lambda kinds: sum(kinds.values()))
+        fullest: dict[str, int] = max(every, key=lambda kinds: sum(kinds.values()))
         fullest["communication"] += fullest.pop("passed")
         return MemoryEstimate(**fullest, allowance=self.allowance, limit=self._limit)
 
@@ -139,46 +164,140 @@ class MemoryModel:
         return self._sums_beside_state(Run.of(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
-        """Whether the candidate is bound to take more, however many virtual stages there are: by an even share of one
+        """Whether the candidate is bound to take more, however many virtual stages there are: by the share of one
         kind of unit alone."""
-        usable, placed = limit - self.allowance, _placed(candidate)
+        placed, usable = _placed(candidate), limit - self.allowance
+        every = zip(shares(self._units, placed.degrees.pipeline), self.beside_shares(candidate), strict=True)
+        return any(sum(self._state(share, placed)) + beside > usable for share, beside in every)
+
+    def exceeds_unplaced(self, candidate: Candidate, usable_bytes: float) -> bool:
+        """The same, however parameters are sharded. The larger micro-batches are, the sooner."""
+        run, degrees = self._alone(candidate), candidate.degrees
+        placed = Placed(degrees, "parameters", candidate.options.recompute == "full")
         return any(
-            least + sum(self._state(share, placed).values()) > usable
-            for least, share in self._beside_even_shares(candidate)
+            self._even_part(share, placed) + self._share_beside(share, run) > usable_bytes
+            for share in reversed(shares(self._units, degrees.pipeline))
         )
 
-    def exceeds_beside_state(self, candidate: Candidate, limit: float) -> bool:
-        """The same by what is beside state alone, however parameters are sharded."""
-        return self._beside_even_shares(candidate)[0][0] > limit - self.allowance
+    def beside_shares(self, candidate: Candidate) -> tuple[int, ...]:
+        """Bytes beside the state that each share of a stage takes at least (`shares`), however many virtual stages
+        there are. The larger micro-batches are, the more."""
+        run = self._alone(candidate)
+        return tuple(self._share_beside(share, run) for share in shares(self._units, run.pipeline))
 
-    def _beside_even_shares(self, candidate: Candidate) -> list[tuple[int, Stage]]:
-        return self._beside_shares(Run.of(candidate)._replace(virtual_stages=1, num_micro_batches=1))
+    def _alone(self, candidate: Candidate) -> Run:
+        """With each group in a micro-batch of its own, and no virtual stages."""
+        groups = -(-self._num_groups // candidate.degrees.data_ranks)
+        return Run.of(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
 
-    def _shares_beside(self, run: Run) -> list[tuple[int, Stage]]:
-        """Bytes beside the state of each share of a stage, and the share, the most first."""
-        every = shares(self._units, run.pipeline)
-        least = [sum(self._beside(share, run).values()) for share in every]
-        return sorted(zip(least, every, strict=True), key=itemgetter(0), reverse=True)
+    def _beside_of_share(self, share: Stage, run: Run) -> int:
+        if share.index == run.pipeline - 1:
+            return sum(self._beside(share, run))
+        return self._in_flight(share, run)
+
+    def _even_part(self, share: Stage, placed: Placed) -> int:
+        """Bytes of state that a share takes at least, of which each data rank has an even part."""
+        ((unit, count),) = share.units
+        dense, experts = self._least_of_unit(unit, placed)
+        return count * (dense // placed.degrees.data_ranks + experts // placed.degrees.data)
+
+    def _in_flight(self, share: Stage, run: Run) -> int:
+        """Bytes of a share's micro-batches that wait for their backward pass: those in flight, or all there are,
+        however many groups are in one."""
+        ((unit, count),) = share.units
+        full, context = run.recompute == "full", run.split.context
+        one, all_at_once = (
+            groups * self._group_tokens // unit.sides // context for groups in (1, run.groups)
+        )
+        groups = min(run.num_micro_batches, (run.pipeline - share.index) * run.groups)
+        if not full:
+            return count * groups * self._of_layer(unit, one, run.split, run.recompute == "selective").kept
+        again = self._of_layer(unit, all_at_once, run.split, False)
+        kept = self._width * one * self._m // run.split.tensor
+        return count * groups * kept + again.kept + again.workspace
+
+    def state_of_shares(self, placed: Placed) -> tuple[int, ...]:
+        """Bytes of state that each share takes at least."""
+        every = [share.units[0] for share in shares(self._units, placed.degrees.pipeline)]
+        of_unit = {unit: sum(self._least_of_unit(unit, placed)) for unit in dict(every)}
+        return tuple(count * of_unit[unit] for unit, count in every)
 
     def bound_of_state(self, shape: Degrees) -> int:
-        """Bytes of state that a rank has at least in a shape, on stages that are as even as can be."""
-        (whole,) = stages(self._units, 1, 1)
-        over_all = replace(shape, fsdp=shape.data_ranks, expert_fsdp=shape.data, pipeline=1)
-        of = self._counter.of_units(whole.units, over_all.shards)
-        elements = of.stored.both + of.trained_stored.both + of.optimizer
-        return (self._state_width * elements + of.coded_stored.both) // shape.pipeline
+        """Bytes of state that a rank has at least in a shape, however parameters are sharded, on stages that are as
+        even as can be."""
+        placed = Placed(shape, "parameters", recomputed=True)
+        every = stages(self._units, 1, 1)[0].units
+        return sum(self._even_part(Stage(0, (each,)), placed) for each in every) // shape.pipeline
+
+    def fewest_workers(self, pipeline: int, split: Split, recompute: Recompute, *, overlaps: bool) -> float:
+        """Workers that it takes at least, by even shares in micro-batches of one group, however parameters are sharded;
+        infinitely many where what more workers do not share takes too much.
+
+        Those are what FSDP has gathered of two layers, or of fewer all narrow copies, which no sharding is without; and
+        where layers narrow all weights themselves, these copies."""
+        run = Run(pipeline, 1, split, 1, 1, recompute, overlaps)
+        width, narrow = self._state_width, self._width if self._width < self._state_width else 0
+        wide = self.profile.gathers_wide or not self.profile.reduces_beside_backward
+        fewest = 1.0
+        for share in shares(self._units, pipeline):
+            if share.index < pipeline - 1:
+                continue
+            ((unit, count),) = share.units
+            of = self._counter.of_unit(unit, Shards(split.tensor, 1, split.expert, split.expert_tensor))
+            gathered = min(2, count) * (width if wide else self._width)
+            stays = of.used.both * min(gathered, count * (narrow or width))
+            if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
+                stays = max(stays, of.used.both * count * narrow)
+            room = self._limit - self.allowance - sum(self._beside(share, run)) - stays
+            dense, experts = (
+                count * width * (trained + optimizer)
+                for trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
+            )
+            parts = dense * split.tensor * split.context + experts * split.expert * split.expert_tensor
+            if room < 0 or (parts and not room):
+                return inf
+            fewest = max(fewest, pipeline * parts / max(1, room))
+        return fewest
+
+    def _least_of_unit(self, unit: Unit, placed: Placed) -> tuple[int, int]:
+        """Bytes of state that a unit takes at least: outside experts, and in them."""
+        of, sharding, recomputed = placed
+        dense = self._least_of_part(unit, False, Shards(of.tensor, of.fsdp), sharding, recomputed)
+        if unit.moe is None:
+            return dense, 0
+        shards = Shards(1, 1, of.expert, of.expert_tensor, of.expert_fsdp)
+        return dense, self._least_of_part(unit, True, shards, sharding, recomputed)
+
+    def _bytes_of_part(
+        self, unit: Unit, of_experts: bool, shards: Shards, sharding: Sharding, recomputed: bool
+    ) -> int:
+        """Bytes of what of a unit is of experts, or is not: of its own, beside which FSDP has others."""
+        stored, used, trained_stored, trained_used, optimizer, coded_stored, coded_used = (
+            self._counter.of_part(unit, of_experts, shards)
+        )
+        width = self._state_width
+        narrow = self._width if self._width < width else 0
+        gradients = trained_used if sharding == "optimizer" else trained_stored
+        if sharding != "parameters":
+            weights = (narrow * used + width * stored if narrow else width * used) + coded_used
+        elif self.profile.narrows_at_use:
+            weights = width * stored + (unit.is_layer and not recomputed) * narrow * used + coded_stored
+        else:
+            is_whole = shards.fsdp == shards.expert_fsdp == 1
+            weights = width * stored + is_whole * narrow * used + coded_stored
+        return weights + width * (gradients + optimizer)
 
     def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
         every = stages(self._units, placed.degrees.pipeline, virtual_stages)
-        return tuple(sum(self._state(stage, placed).values()) for stage in every)
+        return tuple(sum(self._state(stage, placed)) for stage in every)
 
     def _sum_beside_state(self, run: Run) -> tuple[int, ...]:
         every = stages(self._units, run.pipeline, run.virtual_stages)
-        return tuple(sum(self._beside(stage, run).values()) for stage in every)
+        return tuple(sum(self._beside(stage, run)) for stage in every)
 
-    def _state(self, stage: Stage, placed: Placed) -> dict[str, int]:
-        """Parameters, gradients and what is beside them."""
+    def _state(self, stage: Stage, placed: Placed) -> tuple[int, int, int, int, int]:
+        """Parameters, gradients and what is beside them, as `_StateBytes`."""
         degrees, sharding, recomputed = placed
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
@@ -193,13 +312,13 @@ class MemoryModel:
             parameters = width * of.used.both
         coded = of.coded_stored if sharding == "parameters" else of.coded_used
         saved_codes = 0 if self._keeps_frozen else of.coded_stored.both
-        return {
-            "parameters": parameters + coded.both,
-            "gradients": width * gradients.both + self._passing(of, stage, degrees),
-            "optimizer": optimizer,
-            "communication": self._communication(degrees, sharding, of),
-            "staging": width * (saved.both + of.optimizer) + saved_codes if self._kind == "cpu" else 0,
-        }
+        return (
+            parameters + coded.both,
+            width * gradients.both + self._passing(of, stage, degrees),
+            optimizer,
+            self._communication(degrees, sharding, of),
+            width * (saved.both + of.optimizer) + saved_codes if self._kind == "cpu" else 0,
+        )
 
     def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:
         """Numbers that are there as narrow as the arithmetic too. Where layers narrow weights
@@ -218,8 +337,8 @@ class MemoryModel:
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
-    def _beside(self, stage: Stage, run: Run) -> dict[str, int]:
-        """Bytes that the layers keep of micro-batches, and of what passes from stage to stage."""
+    def _beside(self, stage: Stage, run: Run) -> tuple[int, int, int, int, int]:
+        """Bytes that the layers keep of micro-batches, and of what passes from stage to stage, as `_BytesBeside`."""
         width, (tensor, context, *_) = self._width, run.split
         activations = dispatch = logits = of_loss = let_go = 0
         largest = _NOTHING
@@ -250,13 +369,13 @@ class MemoryModel:
         of_stage = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
         waiting = run.overlap + of_stage
         tokens = run.groups * self._group_tokens // context // tensor
-        return {
-            "activations": int(waiting * activations) + full * largest.activations,
-            "dispatch": int(waiting * dispatch) + full * largest.dispatch,
-            "workspace": max(of_loss, largest.workspace - let_go),
-            "logits": logits,
-            "passed": (run.pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
-        }
+        return (
+            int(waiting * activations) + full * largest.activations,
+            int(waiting * dispatch) + full * largest.dispatch,
+            max(of_loss, largest.workspace - let_go),
+            logits,
+            (run.pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
+        )
 
     def _layer_bytes(self, unit: Unit, positions: int, split: Split, selective: bool) -> LayerBytes:
         """Of one layer and one micro-batch; `positions` are those of a tensor group."""

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from moe.plan.cost.units import Unit, apart
+from moe.plan.cost.units import Unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
     it shares with the embeddings.
     """
     if pipeline > 1:
-        units = tuple(map(apart, units))
+        units = tuple(unit.apart for unit in units)
     runs = pipeline * virtual_stages
     each, longer = divmod(len(units), runs)
     ends = [(run + 1) * each + min(run + 1, longer) for run in range(runs)]
@@ -41,13 +41,23 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
 
 @lru_cache(512)
 def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
-    """The even share of each kind of unit, which some stage has at least, as if that had nothing else; the one stage,
-    where there is no pipeline."""
+    """Numbers of one kind of unit that some stage has at least, as if that had nothing else, however many virtual
+    stages there are.
+
+    Of each kind some stage has the even share, which may be the last stage. And all stages have as many units, or one
+    more: so of the first j, one has as many less a j-th of all other units, and it is the j-th or one before."""
     if pipeline == 1:
-        return stages(units, 1, 1)
-    counted = Counter(map(apart, units))
-    every = (Stage(pipeline - 1, ((unit, -(-count // pipeline)),)) for unit, count in counted.items())
-    return tuple(every)
+        return tuple(Stage(0, ((unit, count),)) for unit, count in Counter(units).items())
+    counted = Counter(unit.apart for unit in units)
+    found = []
+    for unit, count in counted.items():
+        found.append(Stage(pipeline - 1, ((unit, -(-count // pipeline)),)))
+        others, least = len(units) - count, 0
+        for index in range(pipeline - 1) if unit.is_layer else ():
+            if (number := len(units) // pipeline - others // (index + 1)) > least:
+                found.append(Stage(index, ((unit, number),)))
+                least = number
+    return tuple(found)
 
 
 def in_flight(stage: int, pipeline: int, virtual_stages: int, num_micro_batches: int) -> float:

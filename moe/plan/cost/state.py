@@ -1,7 +1,8 @@
 """Numbers that the fullest rank has of parameters, gradients and the optimizer's state, counted weight by weight."""
 
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable
 from functools import cache
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 
@@ -12,8 +13,7 @@ from moe.plan.profile import profile_of
 from moe.spec import ModelSpec, OptimizerSpec
 
 
-@dataclass(frozen=True)
-class Elements:
+class Elements(NamedTuple):
     """Number of elements of parameters, those of experts apart."""
 
     dense: int
@@ -22,9 +22,6 @@ class Elements:
     @property
     def both(self) -> int:
         return self.dense + self.in_experts
-
-    def plus(self, other: "Elements", times: int = 1) -> "Elements":
-        return Elements(self.dense + other.dense * times, self.in_experts + other.in_experts * times)
 
 
 class UnitState(NamedTuple):
@@ -37,7 +34,7 @@ class UnitState(NamedTuple):
     trained_stored: Elements
     """Of both, what has gradients."""
     trained_used: Elements
-    optimizer: int
+    optimizer: Elements
     """Numbers that the optimizer remembers."""
     coded_stored: Elements
     """Bytes of codes and their scales, cut up over data ranks."""
@@ -45,11 +42,10 @@ class UnitState(NamedTuple):
     """The same gathered from them."""
 
 
-_TOTALS = ("stored", "used", "trained_stored", "trained_used", "coded_stored", "coded_used")
+_NOTHING = Elements(0, 0)
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """Elements of some units' parameters on the fullest rank, exactly; what is kept as codes is counted apart."""
 
     stored: Elements
@@ -81,63 +77,68 @@ class StateCounter:
 
     def __init__(self, optimizer: OptimizerSpec) -> None:
         self._optimizer = optimizer
-        self._of = cache(self._count)
+        self.of_part = cache(self._count)
+        self.of_unit = cache(self._of_unit)
         self.of_units = cache(self._of_units)
 
-    def of_unit(self, unit: Unit, shards: Shards) -> UnitState:
+    def _of_unit(self, unit: Unit, shards: Shards) -> UnitState:
         """Of one of them."""
         tensor, fsdp, expert, expert_tensor, expert_fsdp = shards
-        dense = self._of(unit, False, Shards(tensor=tensor, fsdp=fsdp))
+        dense = self.of_part(unit, False, Shards(tensor=tensor, fsdp=fsdp))
         experts = (0,) * len(dense)
         if unit.moe is not None:
-            experts = self._of(
+            experts = self.of_part(
                 unit, True, Shards(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
             )
-        elements = dict(zip(_TOTALS, map(Elements, dense[1:], experts[1:]), strict=True))
-        return UnitState(optimizer=dense[0] + experts[0], **elements)
+        return UnitState(*map(Elements, dense, experts))
 
     def _of_units(self, counted: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
-        totals = dict.fromkeys(_TOTALS, Elements(0, 0))
-        outside = optimizer = largest_layer = 0
+        sums = [0] * 2 * len(UnitState._fields)
+        outside = largest_layer = 0
         dense, experts = [0, 0], [0, 0]  # of two layers, at least
-        coded: list[Elements] = [Elements(0, 0)] * 2
+        coded = [_NOTHING, _NOTHING]
         for unit, count in counted:
             here = self.of_unit(unit, shards)
-            for name, total in totals.items():
-                totals[name] = total.plus(getattr(here, name), count)
-            optimizer += here.optimizer * count
-            if unit.is_layer:
-                dense += [here.used.dense] * min(2, count)
-                experts += [here.used.in_experts] * min(2, count)
-                coded += [here.coded_used] * min(2, count)
-                largest_layer = max(largest_layer, here.used.both)
-            else:
+            sums = [total + count * each for total, each in zip(sums, chain.from_iterable(here), strict=True)]
+            if not unit.is_layer:
                 outside += here.used.dense * count
+                continue
+            alike = min(2, count)
+            dense += [here.used.dense] * alike
+            experts += [here.used.in_experts] * alike
+            coded += [here.coded_used] * alike
+            largest_layer = max(largest_layer, here.used.both)
         dense.sort()
         experts.sort()
+        total = UnitState(*map(Elements, sums[::2], sums[1::2]))
         return State(
-            **totals,
-            coded_gathered=Elements(*(sum(sorted(of)[-2:]) for of in zip(*map(astuple, coded), strict=True))),
+            total.stored, total.used, total.trained_stored, total.trained_used, total.coded_stored, total.coded_used,
+            coded_gathered=Elements(_two_most(of.dense for of in coded), _two_most(of.in_experts for of in coded)),
             gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]),
-            in_layers=totals["used"].both - outside, largest_layer=largest_layer,
-            largest=Elements(dense[-1], experts[-1]), optimizer=optimizer,
+            in_layers=total.used.both - outside, largest_layer=largest_layer,
+            largest=Elements(dense[-1], experts[-1]), optimizer=total.optimizer.both,
         )  # fmt: skip
 
     def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, ...]:
+        """Numbers of what of a unit is of experts, or is not, in the order of `UnitState`."""
         every = [weight for weight in unit.weights if weight.of_experts == of_experts]
         weights = [weight for weight in every if weight.item_bytes is None]
         coded = [(weight, weight.item_bytes) for weight in every if weight.item_bytes is not None]
         trained = [weight for weight in weights if weight.trained]
         local = [weight.local_shape(shards) for weight in trained]
         return (
-            sum(self._optimizer.state_elements(shape, of_experts) for shape in local),
             sum(prod(weight.local_shape(shards)) for weight in weights),
             sum(prod(weight.used(shards)) for weight in weights),
             sum(map(prod, local)),
             sum(prod(weight.used(shards)) for weight in trained),
+            sum(self._optimizer.state_elements(shape, of_experts) for shape in local),
             sum(width * prod(weight.local_shape(shards)) for weight, width in coded),
             sum(width * prod(weight.used(shards)) for weight, width in coded),
         )
+
+
+def _two_most(numbers: Iterable[int]) -> int:
+    return sum(sorted(numbers)[-2:])
 
 
 def state_of(

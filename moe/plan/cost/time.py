@@ -1,8 +1,11 @@
 """Predicted seconds of a step: its units, stages and micro-batches, and what ends it. Predictions only."""
 
+import math
+from collections.abc import Sequence
 from functools import cache
+from itertools import product
 
-from moe.plan.candidate import Candidate, Sharding
+from moe.plan.candidate import CHUNKS, Candidate, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
 from moe.plan.cost.memory import BYTES_PER_ELEMENT
@@ -33,12 +36,15 @@ class TimeModel:
         self._units = units(spec.model, profile, spec.train.freeze)
         self._m = spec.model.model_dim
         self._whole = stages(self._units, 1, 1)[0].units
+        self._kinds = {of: kind for kind, (unit, _) in enumerate(self._whole) for of in (unit, unit.apart)}
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         self._profile = profile
         self._counter = StateCounter(spec.train.optimizer)
-        self._unit = UnitTime(spec, cluster, profile, software, self._network, load_skew).of
+        of_units = UnitTime(spec, cluster, profile, software, self._network, load_skew)
+        self._unit, self._unit_gathers_s = of_units.of, of_units.gathers_s
         self._end_of_step = cache(self._reduce_and_update)
+        self._least_of_units = cache(self._least_of_all_ways)
 
     def step_s(self, candidate: Candidate) -> float:
         """Seconds of a step."""
@@ -57,15 +63,70 @@ class TimeModel:
         return TimeEstimate(**{name: _rounded(seconds) for name, seconds in (kinds | at_the_end).items()})
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
-        """The least that a micro-batch could take on the slowest stage, however rows travel: on stages that are as even
-        as can be, with exchanges hidden as well as can be."""
-        nodes = (None, ranks_per_node) if ranks_per_node else (None,)
-        plain = MicroBatch.of(candidate)
-        ways = [plain._replace(num_chunks=1, ranks_per_node=each, overlap=True) for each in nodes]
-        total = 0.0
-        for unit, count in self._whole:
-            total += count * min(self._unit(unit, each).total_s for each in ways)
+        """The least that a micro-batch could take on the slowest stage, without gathers and however rows travel: on
+        stages that are as even as can be, with exchanges hidden as well as can be."""
+        of_units = self.least_of_units(candidate, ranks_per_node)
+        total = sum(count * each for (_, count), each in zip(self._whole, of_units, strict=True))
         return total / candidate.degrees.pipeline
+
+    def least_of_units(
+        self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
+    ) -> tuple[float, ...]:
+        """Seconds of a micro-batch that each kind of unit takes at least, without gathers and however rows travel:
+        where it `overlaps`, behind another micro-batch, which hides as much as any chunks do."""
+        return self._least_of_units(MicroBatch.of(candidate), ranks_per_node, overlaps)
+
+    def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
+        """Seconds that gathers of parameters add to a micro-batch of each kind of unit at least."""
+        if not candidate.gathers:
+            return (0.0,) * len(self._whole)
+        of = candidate.degrees
+        exposed = 1 - self._software.overlap if of.pipeline == 1 else 1.0
+        return tuple(
+            exposed * self._unit_gathers_s(unit, of.split, of.fsdp, of.expert_fsdp) for unit, _ in self._whole
+        )
+
+    def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
+        """Seconds of the slowest stage at least, by those of each kind of unit: it has no less than the mean, and some
+        stage has the even share of each kind, rounded up."""
+        total = most = 0.0
+        for (_, count), each in zip(self._whole, of_units, strict=True):
+            total += count * each
+            most = max(most, -(-count // pipeline) * each)
+        return max(total / pipeline, most)
+
+    def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float:
+        """Seconds of the slowest stage, by those of each kind of unit."""
+        return max(
+            sum(count * of_units[self._kinds[unit]] for unit, count in stage.units)
+            for stage in stages(self._units, pipeline, virtual_stages)
+        )
+
+    def least_beside_s(self, candidate: Candidate) -> float:
+        """The least that a step takes beside its micro-batches and their bubble: what stages send, and the end of the
+        stage that ends soonest, with all of it hidden that can be."""
+        degrees, sharding = candidate.degrees, candidate.options.sharding
+        scatters = candidate.options.num_micro_batches if sharding == "gradients" else 1
+        behind = scatters if degrees.pipeline == 1 else 1
+        share = self._software.overlap if self._profile.reduces_beside_backward else 0.0
+        least_s = math.inf
+        for stage in stages(self._units, degrees.pipeline, candidate.options.virtual_stages):
+            scatter, once, optimizer = self._end_of_step(stage.units, degrees, sharding)
+            least_s = min(least_s, scatters * scatter + once - share * (behind * scatter + once) + optimizer)
+        return least_s + self._sends(candidate)
+
+    def _least_of_all_ways(
+        self, plain: MicroBatch, ranks_per_node: int | None, overlaps: bool
+    ) -> tuple[float, ...]:
+        nodes, chunks = (None, ranks_per_node) if ranks_per_node else (None,), (1,) if overlaps else CHUNKS
+        ways = [
+            plain._replace(num_chunks=num_chunks, ranks_per_node=each, overlap=overlaps)
+            for num_chunks, each in product(chunks, nodes)
+        ]
+        return tuple(
+            min(self._unit(unit, each).total_s for each in (ways if unit.moe else ways[:1]))
+            for unit, _ in self._whole
+        )
 
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
         """(the slowest stage, its seconds of one micro-batch, forward and backward)."""

@@ -1,7 +1,7 @@
 """Predicted seconds of a unit and a micro-batch: arithmetic at a device's rates, exchanges at its links'."""
 
-from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from operator import add
 from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute
@@ -20,8 +20,7 @@ from moe.spec import JobSpec, MoESpec, PreferenceSpec
 from moe.spec.block import AttentionDims
 
 
-@dataclass(frozen=True)
-class UnitSeconds:
+class UnitSeconds(NamedTuple):
     """Of one unit and one micro-batch, forward and backward."""
 
     products_s: float = 0.0
@@ -33,27 +32,20 @@ class UnitSeconds:
     gather_s: float = 0.0
     hidden_s: float = 0.0
 
-    total_s: float = field(init=False, default=0.0)
-
-    def __post_init__(self) -> None:
-        spent = self.busy_s + self.all_to_all_s + self.gather_s
-        object.__setattr__(self, "total_s", spent)
+    @property
+    def total_s(self) -> float:
+        return self.busy_s + self.all_to_all_s + self.gather_s
 
     @property
     def busy_s(self) -> float:
         """Of arithmetic and of waiting for it to be launched, behind which collectives can hide."""
         return self.products_s + self.attention_s + self.routing_s + self.elementwise_s + self.launches_s
 
-    def __add__(self, other: "UnitSeconds") -> "UnitSeconds":
-        return UnitSeconds(
-            self.products_s + other.products_s, self.attention_s + other.attention_s,
-            self.routing_s + other.routing_s, self.elementwise_s + other.elementwise_s,
-            self.launches_s + other.launches_s, self.all_to_all_s + other.all_to_all_s,
-            self.gather_s + other.gather_s, self.hidden_s + other.hidden_s,
-        )  # fmt: skip
+    def plus(self, other: "UnitSeconds") -> "UnitSeconds":
+        return UnitSeconds(*map(add, self, other))
 
 
-KINDS = tuple(each.name for each in fields(UnitSeconds) if each.init)
+KINDS = UnitSeconds._fields
 
 
 class MicroBatch(NamedTuple):
@@ -77,7 +69,7 @@ class MicroBatch(NamedTuple):
         return cls(
             options.micro_batch_groups, options.recompute, degrees.split, options.num_chunks,
             options.ranks_per_node, options.overlap, degrees.fsdp if gathers else 1,
-            degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1,
+            degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1 or not gathers,
         )  # fmt: skip
 
     @property
@@ -145,7 +137,7 @@ class UnitTime:
         self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
         self._reference_passes = 1 if isinstance(spec.data, PreferenceSpec) else 0
         self._counter = StateCounter(spec.train.optimizer)
-        self.of = cache(self._of_unit)
+        self.of, self._gathers_s = cache(self._of_unit), cache(self._of_gathers)
         self._attention, self._dense = cache(self._of_attention), cache(self._of_dense)
         self._rows_s = cache(self._seconds_of_rows)
 
@@ -157,15 +149,18 @@ class UnitTime:
         if unit.attentions or unit.vocabulary is not None:
             seconds = self._attention(unit, of.groups, of.split.tensor, of.split.context, of.full_recompute)
         if unit.is_layer and unit.moe is None:
-            seconds += self._dense(unit, of.groups, of.split.tensor, of.split.context, of.recompute)
+            seconds = seconds.plus(
+                self._dense(unit, of.groups, of.split.tensor, of.split.context, of.recompute)
+            )
         elif unit.moe is not None:
-            seconds += self._of_experts(unit, unit.moe, of)
-        seconds += self._decoded(unit, of)
+            seconds = seconds.plus(self._of_experts(unit, unit.moe, of))
+        if unit.coded and (decoded_s := self._decoded_s(unit, of)):
+            seconds = seconds._replace(elementwise_s=seconds.elementwise_s + decoded_s)
         if not of.overlap:
             return seconds
         covered = self._software.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
         left = seconds.all_to_all_s - covered
-        return replace(seconds, all_to_all_s=left, hidden_s=seconds.hidden_s + covered)
+        return seconds._replace(all_to_all_s=left, hidden_s=seconds.hidden_s + covered)
 
     def _positions(self, unit: Unit, groups: int, context: int) -> float:
         return groups * self._spec.group_tokens / unit.sides / context
@@ -253,14 +248,14 @@ class UnitTime:
         backward = int(unit.has_backward)
         return Passes(self._reference_passes, 1 + recomputed * backward, backward)
 
-    def _decoded(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
+    def _decoded_s(self, unit: Unit, of: MicroBatch) -> float:
         """A frozen base's matrices decoded wherever they are multiplied, experts' for each chunk. Of a layer without
         experts all are decoded where its hidden states are made again, of experts the first."""
         tensor, _, expert, expert_tensor = of.split
         shards, device = Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
         seconds = 0.0
-        for each in unit.weights:
-            if not each.num_coded or each.item_bytes == self._width:
+        for each in unit.coded:
+            if each.item_bytes == self._width:
                 continue
             is_last = each.of_experts and "w_out" in each.name
             of_hidden = each.name.startswith("feed_forward.") and not is_last
@@ -271,7 +266,7 @@ class UnitTime:
             if each.item_bytes == 1:
                 one = max(one, 1 / device.decoded_per_s)
             seconds += times * one * each.decoded(shards)
-        return UnitSeconds(elementwise_s=seconds)
+        return seconds
 
     def _into_and_out(
         self, positions: float, tensor: int, passes: float, gathered: int | None = None
@@ -377,28 +372,36 @@ class UnitTime:
         return max(1.0, chosen / (nodes * (1 - missed)))
 
     def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        """Parameters gathered for each forward pass and for the backward one, gradients scattered after it."""
-        tensor, context, expert, expert_tensor = of.split
-        shards = Shards(tensor, of.fsdp, expert, expert_tensor, of.expert_fsdp)
-        of_unit = self._counter.of_unit(unit, shards)
-        used, trained = of_unit.used, of_unit.trained_used
-        fsdp, experts = Ranks(of.fsdp, tensor * context), Ranks(of.expert_fsdp, expert * expert_tensor)
-        cost, passes = 0.0, self._passes(unit, 0.0)
-        coded = of_unit.coded_used
-        for elements, coded_bytes, scattered, ranks in (
-            (used.dense, coded.dense, trained.dense, fsdp),
-            (used.in_experts, coded.in_experts, trained.in_experts, experts),
-        ):
-            if elements + coded_bytes and ranks.count > 1:
-                gathered = self._network.gather(self._gathered_width * elements + coded_bytes, ranks)
-                cost += (passes.of_reference + 1 + 2 * passes.backward) * gathered
-                if scattered < elements + coded_bytes:
-                    scatter = self._network.gather(self._gathered_width * scattered, ranks)
-                    cost += passes.backward * (scatter - gathered)
+        """Those of a unit whose parameters are gathered."""
+        cost = self.gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
         )  # not behind what others hide behind
         covered = min(self._software.overlap * cost, busy)
-        return replace(
-            seconds, gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered
+        return seconds._replace(
+            gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered
         )
+
+    def gathers_s(self, unit: Unit, split: Split, fsdp: int, expert_fsdp: int) -> float:
+        """Parameters gathered for each forward pass and for the backward one, gradients scattered after it."""
+        tensor, context, expert, expert_tensor = split
+        cost = self._gathers_s(unit, False, Shards(tensor, fsdp), Ranks(fsdp, tensor * context))
+        if unit.moe is None:
+            return cost
+        shards = Shards(1, 1, expert, expert_tensor, expert_fsdp)
+        return cost + self._gathers_s(unit, True, shards, Ranks(expert_fsdp, expert * expert_tensor))
+
+    def _of_gathers(self, unit: Unit, of_experts: bool, shards: Shards, ranks: Ranks) -> float:
+        """Of what of a unit is of experts, or is not."""
+        if ranks.count == 1:
+            return 0.0
+        _, elements, _, trained, _, _, coded_bytes = self._counter.of_part(unit, of_experts, shards)
+        if not elements + coded_bytes:
+            return 0.0
+        passes = self._passes(unit, 0.0)
+        gathered = self._network.gather(self._gathered_width * elements + coded_bytes, ranks)
+        cost = (passes.of_reference + 1 + 2 * passes.backward) * gathered
+        if trained < elements + coded_bytes:
+            scatter = self._network.gather(self._gathered_width * trained, ranks)
+            cost += passes.backward * (scatter - gathered)
+        return cost

@@ -72,10 +72,20 @@ class Unit:
         return bool(self.attentions)
 
     @cached_property
+    def apart(self) -> "Unit":
+        """The unit on a stage that has nothing of the units that its weights are tied to."""
+        return replace(self, weights=(*self.weights, *self.tied), tied=()) if self.tied else self
+
+    @cached_property
     def adapted_widths(self) -> int:
         """Numbers that adapters outside experts keep of each position: what their first halves gave."""
         narrow = (each for each in self.weights if each.name.endswith(A) and not each.of_experts)
         return sum(each.shape[0] for each in narrow)
+
+    @cached_property
+    def coded(self) -> tuple[Weight, ...]:
+        """Weights that are codes of a matrix, which is decoded where it is multiplied."""
+        return tuple(each for each in self.weights if each.num_coded)
 
     def matrices(self, tensor: int, part: Part) -> tuple[tuple[Matrix, int], ...]:
         """Matrices of one part of the unit on each of `tensor` ranks, and how many there are alike; but for the
@@ -100,6 +110,7 @@ class Unit:
             met.add((is_adapter, inner))
         return tuple(found.items())
 
+    @lru_cache(1024)  # noqa: B019
     def expert_products(self, shards: Shards) -> Products:
         """Products of a rank with its experts. A frozen matrix has none for a gradient of its own; an adapter has all
         of its own, and ranks that split the matrix split only a half of it."""
@@ -123,18 +134,12 @@ class Unit:
     def decoded_bytes(self, shards: Shards, width: int) -> int:
         """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
         that is kept as wide as that is multiplied as it is."""
-        decoded = (each.decoded(shards) for each in self.weights if each.item_bytes != width)
+        decoded = (each.decoded(shards) for each in self.coded if each.item_bytes != width)
         return width * max(decoded, default=0)
 
     def trains(self, part: str) -> bool:
         """Whether anything that is called so has a gradient."""
         return any(each.trained and part in each.name for each in self.weights)
-
-
-@lru_cache(64)
-def apart(unit: Unit) -> Unit:
-    """The unit on a stage that has nothing of the units that its weights are tied to."""
-    return replace(unit, weights=(*unit.weights, *unit.tied), tied=()) if unit.tied else unit
 
 
 @lru_cache(64)

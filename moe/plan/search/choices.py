@@ -5,13 +5,12 @@ from dataclasses import replace
 from itertools import product
 from math import lcm
 
-from moe.plan.candidate import RECOMPUTES, SHARDINGS, Candidate, Options, Recompute, Sharding
+from moe.plan.candidate import CHUNKS, RECOMPUTES, SHARDINGS, Candidate, Options, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import divided
 from moe.spec import JobSpec, Problem, SpecError
 
-_CHUNKS = (1, 2, 4)
 _SHORTEST_CONTEXT = 4096
 """Tokens of a sequence that each context rank has at least: attention over fewer is little of a layer."""
 
@@ -164,7 +163,7 @@ class Choices:
         wanted, degrees = self._wanted, candidate.degrees
         if degrees.expert * degrees.expert_tensor == 1:
             return
-        chunks = (wanted.num_chunks,) if wanted.num_chunks else _CHUNKS
+        chunks = (wanted.num_chunks,) if wanted.num_chunks else CHUNKS
         ways = [(num_chunks, False) for num_chunks in chunks if not wanted.overlap]
         if wanted.overlap is not False and self.can_overlap(candidate) and 1 in chunks:
             ways.append((1, True))

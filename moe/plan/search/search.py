@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from moe.plan.candidate import Candidate
+from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.flops import model_flops_per_step
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.executable import cannot_be_run, not_yet
+from moe.plan.money import money_of
 from moe.plan.placement import placements_of
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName, profile_of
@@ -92,9 +93,16 @@ class Search:
         self._smallest = Smallest(spec, cluster, self.memory)
         self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
 
-    def plan(self, num_workers: int | None = None, top: int = 5, *, to_run: bool = False) -> Plan:
-        """As `plan_job`."""
-        workers, why_workers = self._workers(num_workers)
+    def plan(
+        self,
+        num_workers: int | None = None,
+        top: int = 5,
+        *,
+        to_run: bool = False,
+        why_workers: Sequence[str] = (),
+    ) -> Plan:
+        """As `plan_job`. `why_workers`: why so many, where whoever asks for them knows."""
+        workers, why = self.workers(num_workers)
         ranking = self.ranking(workers, top, to_run=to_run)
         chosen, ends = self._under_both_ends(workers, ranking)
         others = [each for each in ranking.fitting if each.candidate != chosen.candidate][: max(0, top - 1)]
@@ -102,7 +110,7 @@ class Search:
         return plan.model_copy(
             update={
                 "reasons": (
-                    *why_workers,
+                    *(why_workers or why),
                     *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes),
                     *chosen.reasons,
                     *priced_by(self.software, [end.step_s(chosen.candidate) for end in ends]),
@@ -128,25 +136,38 @@ class Search:
         others = (each.candidate for each in every)
         return under_both(every[0].candidate, others, ends, layout_in_words), ends
 
+    def best_of(self, workers: int, ranking: Ranking) -> Plan:
+        """The layout of a ranking that `plan` chooses, without reasons."""
+        return self.plan_of(self._under_both_ends(workers, ranking)[0].candidate)
+
+    def bound_s(self, workers: int) -> float:
+        """Seconds that a step takes at least, in whatever layout. Raises SpecError where there is none."""
+        whole = (
+            Candidate(shape, Options(micro_batch_groups=-(-self.spec.num_groups // shape.data_ranks)))
+            for shape in self._placeable(workers)
+        )
+        return min(self.time.bound_s(each, self._choices.ranks_per_node(each.degrees)) for each in whole)
+
     def _on_fewer(self, plan: Plan) -> Plan | None:
-        """The fastest on half as many workers, a quarter and so on, where exchanges take longer than the work that
-        workers share: else it is shorter on more of them."""
-        fastest, workers = None, plan.num_workers // 2
+        """The fastest on half as many workers, a quarter and so on, where it is faster than the plan; looked for where
+        exchanges take longer than the work that workers share: else it is shorter on more of them."""
+        fastest, limit_s, workers = None, plan.predicted.step_s, plan.num_workers // 2
         while workers and exchanges_s(plan) > shared_s(plan):
             try:
-                best = next(iter(self.ranking(workers, 1).runnable), None)
-            except SpecError:  # no such degrees, or no room
+                shapes = self._placeable(workers)
+            except SpecError:  # no such degrees
                 break
-            if best is not None:
-                found = self.plan_of(best.candidate)
-                if fastest is None or found.predicted.step_s < fastest.predicted.step_s:
-                    fastest = found
+            if not self._smallest.fits(self._choices, shapes, self.cluster.memory_bytes):
+                break
+            best = self._ranker.fastest(shapes, limit_s, to_run=True)
+            if best is not None and (found := self.plan_of(best.candidate)).predicted.step_s < limit_s:
+                fastest, limit_s = found, found.predicted.step_s
             workers //= 2
         return fastest
 
     def best_to_run(self, num_workers: int | None = None, number: int = RUNNABLE) -> list[Plan]:
         """The fastest that can be run, without reasons. Raises SpecError where there are none."""
-        ranking = self.ranking(self._workers(num_workers)[0], number, to_run=True)
+        ranking = self.ranking(self.workers(num_workers)[0], number, to_run=True)
         return [self.plan_of(each.candidate) for each in ranking.runnable[:number]]
 
     def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
@@ -192,19 +213,24 @@ class Search:
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan that runs a candidate, without reasons."""
         degrees, options, spec, cluster = candidate.degrees, candidate.options, self.spec, self.cluster
+        predicted, tokens = self.time.of(candidate), spec.train.batch_tokens
         return Plan(
             num_workers=degrees.num_workers, degrees=degrees,
             options=replace(options, max_rows=_max_rows(spec, degrees, options.micro_batch_groups)),
             profile=self.profile.name, software=self.software.name,
             placements=placements_of(spec.model, degrees.shards, self.profile.axes),
             device=cluster.traits.kind,  # type: ignore[arg-type]
-            device_type=cluster.device, memory=self.memory.of(candidate), predicted=self.time.of(candidate),
-            tokens_per_step=spec.train.batch_tokens, flops_per_step=model_flops_per_step(spec),
-            num_steps=spec.train.num_steps, reasons=(), not_yet=not_yet(spec, candidate, self.profile.name),
+            device_type=cluster.device, memory=self.memory.of(candidate), predicted=predicted,
+            tokens_per_step=tokens, flops_per_step=model_flops_per_step(spec),
+            num_steps=spec.train.num_steps,
+            money=money_of(cluster.price_per_hour, num_workers=degrees.num_workers, step_s=predicted.step_s,
+                           tokens_per_step=tokens, num_steps=spec.train.num_steps),
+            reasons=(), not_yet=not_yet(spec, candidate, self.profile.name),
             blocks=blocks_of(spec, candidate, self.profile), made_for=made_for(spec, cluster),
         )  # fmt: skip
 
-    def _workers(self, asked: int | None) -> tuple[int, list[str]]:
+    def workers(self, asked: int | None) -> tuple[int, list[str]]:
+        """(their number, why): as asked for, or the most of the job's range that the cluster holds."""
         resources = self.spec.resources
         if asked is not None:
             return asked, [f"{number_of(asked, 'worker')}, as asked for"]

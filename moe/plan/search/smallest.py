@@ -1,22 +1,39 @@
 """The candidate with the least memory, and the smallest cluster that it fits."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import product
+from functools import cache
+from itertools import count
 from math import inf, lcm
+from operator import add
+from typing import NamedTuple
 
-from moe.plan.candidate import Candidate
+from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.memory import MemoryModel
-from moe.plan.degrees import Degrees
+from moe.plan.cost.memory import MemoryModel, Placed
+from moe.plan.degrees import Degrees, Split
 from moe.plan.executable import not_yet
 from moe.plan.search.choices import Choices
 from moe.spec import JobSpec
 
 MAX_NODES = 16_384
-_LEADING_BITS = 4
-_EACH = 1 << _LEADING_BITS
-"""Up to as many nodes each number is tried."""
+_EACH = 16
+"""Up to as many nodes each number is tried, where no doubling holds the job."""
+
+
+class _Least(NamedTuple):
+    """A candidate of the smallest micro-batches, in any virtual stages."""
+
+    bound_bytes: int
+    """That it takes at least."""
+    number: int
+    """Of equals, the first comes first."""
+    degrees: Degrees
+    options: Options
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.degrees, self.options)
 
 
 class Smallest:
@@ -24,6 +41,8 @@ class Smallest:
 
     def __init__(self, spec: JobSpec, cluster: Cluster, memory: MemoryModel) -> None:
         self._spec, self._cluster, self._memory = spec, cluster, memory
+        self._recomputes = Choices(spec, cluster).recomputes()
+        self._fewest_workers = cache(self._fewest)
 
     def candidate(
         self, choices: Choices, shapes: Iterable[Degrees], *, to_run: bool = False
@@ -31,50 +50,60 @@ class Smallest:
         """The candidate of the least memory, where it is wanted `to_run` of those that can be run; None where there is
         none."""
         found: Candidate | None = None
-        least = inf
-
-        def least_bytes() -> float:
-            return least
-
-        for each, total in self._within(choices, shapes, least_bytes, to_run):
-            if found is None or (total, each.key) < (least, found.key):
-                found, least = each, total
+        least: float = inf
+        every = (each for shape in shapes for each in self._of_shape(choices, shape, to_run=to_run))
+        for one in sorted(each._replace(number=number) for number, each in enumerate(every)):
+            if one.bound_bytes > least:
+                break
+            for each, total in self._within(choices, one, least):
+                if found is None or (total, each.key) < (least, found.key):
+                    found, least = each, total
         return found
 
     def fits(
         self, choices: Choices, shapes: Iterable[Degrees], limit_bytes: int, *, to_run: bool = False
     ) -> bool:
         """Whether any candidate takes at most `limit_bytes`."""
-        return any(True for _ in self._within(choices, shapes, lambda: limit_bytes, to_run))
+        usable_bytes = limit_bytes - self._memory.allowance
+        bounds = ((self._memory.bound_of_state(shape), shape.order, shape) for shape in shapes)
+        for _, _, shape in sorted(each for each in bounds if each[0] <= usable_bytes):
+            for one in sorted(self._of_shape(choices, shape, to_run=to_run)):
+                if one.bound_bytes > limit_bytes:
+                    break
+                if any(True for _ in self._within(choices, one, limit_bytes)):
+                    return True
+        return False
 
-    def _within(
-        self, choices: Choices, shapes: Iterable[Degrees], limit_bytes: Callable[[], float], to_run: bool
-    ) -> Iterator[tuple[Candidate, int]]:
-        """Candidates of the smallest micro-batches that take at most `limit_bytes`, which may fall meanwhile, and what
-        they take; the promising shapes first."""
-        for state, _, shape in sorted(
-            (self._memory.bound_of_state(shape), shape.order, shape) for shape in shapes
-        ):
-            if state + self._memory.allowance > limit_bytes():
-                break
-            plain = choices.plain(shape)
-            runs = (plain.having(recompute=recompute) for recompute in choices.recomputes())
-            runs = (run for run in runs if not self._memory.exceeds_beside_state(run, limit_bytes()))
-            for run, (degrees, sharding) in product(runs, choices.placed(shape)):
-                one = Candidate(degrees, replace(run.options, sharding=sharding))
-                if (to_run and not_yet(self._spec, one, self._memory.profile.name)) or self._memory.exceeds(
-                    one, limit_bytes()
-                ):
-                    continue
-                for virtual_stages in choices.virtual_stages(shape.pipeline):
-                    each = one.having(virtual_stages=virtual_stages)
-                    if (total := self._memory.total(each)) <= limit_bytes():
-                        yield each, total
+    def _of_shape(self, choices: Choices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
+        """Each recomputation and placement."""
+        memory, plain, numbers = self._memory, choices.plain(shape), count()
+        placed = list(choices.placed(shape))
+        if to_run:
+            placed = [
+                (degrees, sharding) for degrees, sharding in placed
+                if not not_yet(self._spec, Candidate(degrees, Options(sharding=sharding)), memory.profile.name)
+            ]  # fmt: skip
+        state_of_shares = cache(memory.state_of_shares)
+        for recompute in choices.recomputes():
+            run = plain.having(recompute=recompute)
+            beside = memory.beside_shares(run)
+            for degrees, sharding in placed:
+                state = state_of_shares(Placed(degrees, sharding, recompute == "full"))
+                options = replace(run.options, sharding=sharding)
+                yield _Least(max(map(add, state, beside)) + memory.allowance, next(numbers), degrees, options)
+
+    def _within(self, choices: Choices, one: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
+        """The virtual stages in which the candidate takes at most `limit_bytes`, and what it takes."""
+        if self._memory.exceeds(one.candidate, limit_bytes):
+            return
+        for virtual_stages in choices.virtual_stages(one.degrees.pipeline):
+            each = one.candidate.having(virtual_stages=virtual_stages)
+            if (total := self._memory.total(each)) <= limit_bytes:
+                yield each, total
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
-        """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, of which all
-        numbers to 16 are tried, then eight to a doubling. None where none to 16 does, and no doubling up to
-        `MAX_NODES`."""
+        """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, as many as the
+        first doubling that holds it at most. None where no doubling up to `MAX_NODES` does, and no number to 16."""
         per_node, asked = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
@@ -86,21 +115,24 @@ class Smallest:
         enough = next(
             (each for each in doublings if each >= fewest and self.holds(each, to_run=to_run)), None
         )
-        between = (unit * times for times in _round_numbers(_EACH if enough is None else enough // unit))
-        fewer = (each for each in between if fewest <= each != enough)
+        first, end = -(-fewest // unit) * unit, unit * (_EACH + 1) if enough is None else enough
+        fewer = range(max(unit, first), end, unit)
         found = next((each for each in fewer if self.holds(each, to_run=to_run)), enough)
         return None if found is None else self._cluster.of(found)
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout over so many workers fits."""
         choices = Choices(self._spec, self._cluster.of(workers))
-        shapes = filter(choices.fits_nodes, choices.shapes(workers))
+        shapes = (
+            shape for shape in choices.shapes(workers)
+            if self._fewest_workers(shape.pipeline, shape.split) <= workers and choices.fits_nodes(shape)
+        )  # fmt: skip
         return self.fits(choices, shapes, self._cluster.memory_bytes, to_run=to_run)
 
-
-def _round_numbers(limit: int) -> Iterator[int]:
-    """Whole numbers up to `limit` of which only the leading bits are set, in order."""
-    number = 1
-    while number <= limit:
-        yield number
-        number += 1 << max(0, number.bit_length() - _LEADING_BITS)
+    def _fewest(self, pipeline: int, split: Split) -> float:
+        """Workers that degrees need at least, however many data ranks there are and whatever else is chosen."""
+        overlaps = bool(self._spec.parallel.overlap)
+        return min(
+            self._memory.fewest_workers(pipeline, split, recompute, overlaps=overlaps)
+            for recompute in self._recomputes
+        )

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from moe.plan.cluster.cluster import Cluster, cluster_of
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cluster.pools import Pools, cluster_of
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
 from moe.plan.request import PlanRequest
-from moe.plan.search.search import Search, plan_job
-from moe.plan.search.smallest import MAX_NODES
+from moe.plan.search.pools import How, no_smallest, plan_anywhere
+from moe.plan.search.search import Search
 from moe.spec import JobSpec, Problem, ResourcesSpec, SpecError
 
 MAX_CELLS = 64
@@ -61,35 +62,33 @@ def parse_axes(text: str) -> dict[str, list[str]]:
     return found
 
 
-def grid(request: PlanRequest, cluster: Cluster, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
+def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
     """A plan for each combination of the values of `axes`, the last running fastest.
 
-    On other numbers of nodes or devices every device has a worker; on the same the job's own number stays.
+    On other numbers of nodes or devices every device has a worker; on the same the job's own number stays, or the
+    request's goal chooses it. Of pools each plan has the one where it is best. Raises SpecError for other numbers of
+    nodes where there are pools: of which, nothing says.
     """
+    if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
+        raise SpecError(
+            Problem("--what-if", of_nodes[0], "is of one kind of nodes, and the cluster has pools",
+                    "leave it out, or give one pool's facts as the cluster")
+        )  # fmt: skip
     cells = []
+    how = How(request.goal, top=1, profile=request.profile, software=request.software)
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         try:
             spec, on = _changed(request.spec, cluster, values)
-            cells.append(
-                Cell(
-                    values,
-                    plan_job(
-                        spec,
-                        on,
-                        request.num_workers,
-                        top=1,
-                        profile=request.profile,
-                        software=request.software,
-                    ),
-                )
-            )
+            cells.append(Cell(values, plan_anywhere(spec, on, request.num_workers, how)))
         except SpecError as error:
             cells.append(Cell(values, None, str(error.problems[0])))
     return cells
 
 
-def _changed(spec: JobSpec, cluster: Cluster, values: Mapping[str, str]) -> tuple[JobSpec, Cluster]:
+def _changed(
+    spec: JobSpec, cluster: Cluster | Pools, values: Mapping[str, str]
+) -> tuple[JobSpec, Cluster | Pools]:
     given = spec.model_dump(mode="json", exclude_unset=True)
     facts = cluster.model_dump(mode="json")
     for axis, text in values.items():
@@ -99,7 +98,7 @@ def _changed(spec: JobSpec, cluster: Cluster, values: Mapping[str, str]) -> tupl
             facts[_CLUSTER[axis]] = _value(text)
             facts["torus"] = None
             if axis == "device":  # with what is its own
-                facts |= {"links": None, "calibration": None, "memory_bytes": None}
+                facts |= {"links": None, "calibration": None, "memory_bytes": None, "price_per_hour": None}
     if values.keys() & {"nodes", "devices"}:
         workers = facts["num_nodes"] * facts["devices_per_node"]
         given["resources"] = ResourcesSpec(num_workers=workers).model_dump(mode="json", exclude_unset=True)
@@ -129,8 +128,5 @@ def smallest_cluster(spec: JobSpec, cluster: Cluster, profile: ProfileName | Non
     """The smallest of this kind that holds the job with a worker on each device. Raises SpecError where none does."""
     found = Search(spec, cluster, profile=profile).smallest()
     if found is None:
-        raise SpecError(
-            Problem("resources", f"{MAX_NODES:,} nodes", "do not hold the model",
-                    "use devices with more memory, smaller groups or a smaller model")
-        )  # fmt: skip
+        raise SpecError(no_smallest())
     return found

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from moe.parallel import together
-from moe.plan.cluster.cluster import Cluster, cluster_of, read_cluster
+from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint
 from moe.spec import Problem, SpecError
+from moe.spec.files import read_plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +87,14 @@ def _kind(value: Any) -> str:
 def asked_cluster(given: Any) -> Cluster:
     """A cluster, that of a file, or where there is none one device of this kind for each rank. Raises SpecError."""
     if given is None:
-        return cluster_of({"num_nodes": 1, "devices_per_node": together.world_size()})
+        return one_cluster_of({"num_nodes": 1, "devices_per_node": together.world_size()})
     if isinstance(given, Cluster):
         return given
     if not isinstance(given, str | Path):
         raise SpecError(Problem("cluster", _kind(given), "must be a Cluster or the path of a file that describes one",
                                 "give moe.plan.Cluster(num_nodes=1, devices_per_node=4)"))  # fmt: skip
     try:
-        return read_cluster(given)
+        return one_cluster_of(read_plain(given))
     except OSError as error:
         raise SpecError(Problem("cluster", str(given), f"is a file that cannot be read ({error.strerror})",
                                 "give the path of a cluster file, or a moe.plan.Cluster")) from None  # fmt: skip

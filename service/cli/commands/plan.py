@@ -8,7 +8,9 @@ import typer
 from service.cli.options import AsJson, Url
 
 if TYPE_CHECKING:
-    from moe.plan import Cluster, PlanRequest
+    from moe.plan import Cluster, Pools
+    from moe.plan.goal import Goal
+    from moe.plan.software import SoftwareName
 
 
 def plan(
@@ -53,15 +55,30 @@ def plan(
         str | None,
         typer.Option(
             metavar="TYPE",
-            help="What the devices are: cpu, a100-80, h100, h200, b200, gb200, tpu-v3.",
+            help="What the devices are: cpu, v100, a100-40, a100-80, h100, h200, b200, gb200, b300, gb300, tpu-v3.",
         ),
     ] = None,
     memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory of one device, such as 80GB; the type's own if left out."),
     ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(metavar="AMOUNT", help="What one device costs an hour, in any currency."),
+    ] = None,
     num_workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Workers, instead of what the file says.")
+    ] = None,
+    goal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="time|cost",
+            help="Choose the number of workers, of the job's range, and the pool by the fastest or the cheapest step.",
+        ),
+    ] = None,
+    software: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What runs it, for host times: ours-eager, megatron-graphs, ..."),
     ] = None,
     top: Annotated[
         int | None,
@@ -85,6 +102,10 @@ def plan(
             help="Why not this one: tensor=2,expert=8 as parallel has them, or a plan kept as JSON.",
         ),
     ] = None,
+    sensitive: Annotated[
+        bool,
+        typer.Option("--sensitivity", help="What changes with slower links and kernels, or less memory."),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,25 +118,41 @@ def plan(
     from here: --module mypackage.model:build --sample mypackage.model:sample.
     """
     from moe.interchange.expand import expand_request
-    from moe.plan import plan_request
+    from moe.plan import Pools, plan_request
+    from moe.plan.cluster.cluster import of_several_kinds
     from moe.plan.stored import load
+    from moe.spec import SpecError
     from service.cli.failures import Misuse
     from service.cli.job_file import plain_job
-    from service.cli.job_plan import Written, explain, give, of_job, planned
+    from service.cli.job_plan import Written, depends, explain, fitted, give, of_job, planned
     from service.cli.view.output import console, print_json
     from service.cli.view.plan import what_if_view
 
     imagined, words = (num_nodes, devices_per_node, device), of or []
-    here = (*imagined, cluster, memory, num_workers, top, what_if, against, explain_against)
+    here = (
+        *imagined,
+        cluster,
+        memory,
+        price,
+        num_workers,
+        goal,
+        software,
+        top,
+        what_if,
+        against,
+        explain_against,
+    )
     if module is not None:
-        others = (num_workers, top, what_if, against, explain_against, url)
-        if words or fit or any(each is not None for each in others):
+        others = (num_workers, goal, software, top, what_if, against, explain_against, url)
+        if words or fit or sensitive or any(each is not None for each in others):
             raise Misuse("--module goes with --sample, a cluster, --hints, --save, --draw and --json alone")
         if sample is None:
             raise Misuse("--module needs --sample, the function that gives one batch")
-        found_cluster = _cluster_of(cluster, imagined, memory)
+        found_cluster = _cluster_of(cluster, imagined, memory, price)
         if found_cluster is None:
             raise Misuse("--module needs the facts of a cluster; add --cluster, or --num-nodes and --device")
+        if isinstance(found_cluster, Pools):
+            raise SpecError(of_several_kinds())
         from service.cli.module_plan import ModuleOptions, plan_module
 
         plan_module(module, sample, found_cluster, ModuleOptions(hints, save, draw, as_json))
@@ -127,7 +164,7 @@ def plan(
             raise Misuse(
                 "diff compares two kept plans; write plan diff PLAN PLAN (a job file of that name is ./diff)"
             )
-        if fit or any(each is not None for each in (*here, save, draw, url)):
+        if fit or sensitive or any(each is not None for each in (*here, save, draw, url)):
             raise Misuse("diff goes with --json alone")
         _diff(Path(words[1]), Path(words[2]), as_json)
         return
@@ -139,22 +176,25 @@ def plan(
         )
     file, written = Path(words[0]), Written(save, draw, as_json)
     if _is_job(file):
-        if fit or any(each is not None for each in here):
+        if fit or sensitive or any(each is not None for each in here):
             raise Misuse(
                 f"{file} is planned already: a job's id goes with --save, --draw, --url and --json alone"
             )
         give(*of_job(file, url), written)
         return
     if what_if is not None and (
-        fit or any(each is not None for each in (against, explain_against, save, draw))
+        fit or sensitive or any(each is not None for each in (against, explain_against, save, draw))
     ):
         raise Misuse(
-            "--what-if makes a table of plans; leave --fit, --against, --explain-against, --save and --draw out"
+            "--what-if makes a table of plans; leave --fit, --against, --explain-against, --sensitivity, --save and "
+            "--draw out"
         )
+    if sensitive and explain_against is not None:
+        raise Misuse("--sensitivity and --explain-against each print a table; ask for one at a time")
     asked = plan_request(expand_request(plain_job(file), None))
-    updates = {"num_workers": num_workers, "top": top}
+    updates = {"num_workers": num_workers, "top": top, "goal": _goal(goal), "software": _software(software)}
     asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
-    given = _cluster_of(cluster, imagined, memory) or asked.cluster
+    given = _cluster_of(cluster, imagined, memory, price) or asked.cluster
 
     if what_if is not None or fit:
         if given is None:
@@ -171,12 +211,19 @@ def plan(
             else:
                 console().print(what_if_view(cells))
             return
-        asked, given = _fitted(asked, given)
-    found, where = planned(asked, given, url)
+        asked, given, (found, where) = fitted(asked, given)
+    else:
+        found, where = planned(asked, given, url)
     if against is not None:
         load(against, found)
     if explain_against is not None:
         explain(explain_against, asked, given, url, (found, where), written)
+    elif sensitive:
+        if given is None:
+            raise Misuse(
+                "--sensitivity needs the facts of a cluster; add --cluster, or --num-nodes and --device"
+            )
+        depends(asked, given, (found, where), written)
     else:
         give(found, where, written)
 
@@ -207,34 +254,56 @@ def schema() -> None:
     print_json(json_schema())
 
 
-def _fitted(asked: "PlanRequest", given: "Cluster") -> "tuple[PlanRequest, Cluster]":
-    """The same for the smallest cluster of this kind, with a worker on each device."""
-    from moe.plan.search.what_if import smallest_cluster
+def _software(text: str | None) -> "SoftwareName | None":
+    from moe.plan.software import SOFTWARE, software_name
+    from moe.spec import SpecError
+    from service.cli.failures import Misuse
 
-    smallest = smallest_cluster(asked.spec, given, asked.profile)
-    return asked.model_copy(update={"num_workers": smallest.num_devices}), smallest
+    try:
+        return software_name(text)
+    except SpecError:
+        raise Misuse(f"--software (={text!r}) must be one of {', '.join(SOFTWARE)}") from None
+
+
+def _goal(text: str | None) -> "Goal | None":
+    from moe.plan.goal import GOALS, goal_name
+    from moe.spec import SpecError
+    from service.cli.failures import Misuse
+
+    try:
+        return goal_name(text)
+    except SpecError:
+        raise Misuse(f"--goal (={text!r}) must be {' or '.join(GOALS)}") from None
 
 
 def _cluster_of(
-    file: Path | None, imagined: tuple[int | None, int | None, str | None], memory: str | None
-) -> "Cluster | None":
+    file: Path | None,
+    imagined: tuple[int | None, int | None, str | None],
+    memory: str | None,
+    price: str | None,
+) -> "Cluster | Pools | None":
     """The cluster that options tell of; None where they tell of none."""
     from service.cli.failures import Misuse
 
     is_imagined = any(each is not None for each in imagined)
     if file is not None:
-        if is_imagined or memory is not None:
+        if is_imagined or memory is not None or price is not None:
             raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
         from moe.plan import read_cluster
 
         return read_cluster(file)
-    if memory is not None and not is_imagined:
-        raise Misuse("--memory belongs to an imagined cluster; add --num-nodes and --device")
-    return _imagined(*imagined, memory) if is_imagined else None
+    for option, given in (("--memory", memory), ("--price", price)):
+        if given is not None and not is_imagined:
+            raise Misuse(f"{option} belongs to an imagined cluster; add --num-nodes and --device")
+    return _imagined(*imagined, memory, price) if is_imagined else None
 
 
 def _imagined(
-    num_nodes: int | None, devices_per_node: int | None, device: str | None, memory: str | None
+    num_nodes: int | None,
+    devices_per_node: int | None,
+    device: str | None,
+    memory: str | None,
+    price: str | None,
 ) -> "Cluster":
     from moe.plan import DEVICES, Cluster
     from service.cli.failures import Misuse
@@ -250,7 +319,23 @@ def _imagined(
         devices_per_node=devices_per_node or 1,
         device=type,
         memory_bytes=memory_bytes,
+        price_per_hour=None if price is None else _amount(price),
     )
+
+
+def _amount(text: str) -> float:
+    """`2.50`. Raises Misuse for anything but an amount above nothing."""
+    from math import inf
+
+    from service.cli.failures import Misuse
+
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = 0.0
+    if not 0 < amount < inf:
+        raise Misuse(f"--price (={text!r}) must be an amount of money above 0; write it as 2.50")
+    return amount
 
 
 def _num_bytes(text: str) -> int:

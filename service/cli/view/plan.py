@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Degrees, Plan, Trial
+from moe.plan.money import MoneyEstimate, amount_of
 from moe.plan.placement import Placement
 from moe.plan.plan import RunnerUp
 from moe.plan.search.explain import kind_of_time, seconds_of, split_shape
@@ -71,6 +72,8 @@ def headline(plan: Plan, where: str, of: str = "on") -> Table:
     grid.add_row("tokens a step", f"{plan.tokens_per_step:,}")
     if plan.profile == "peer":
         grid.add_row("as run by", "Megatron-Core or torchtitan")
+    if plan.software is not None and plan.device != "cpu":
+        grid.add_row("priced by", plan.software)
     if plan.not_yet:
         grid.add_row("to be run", Text(f"not yet: {', '.join(plan.not_yet)}", "yellow"))
     return grid
@@ -143,7 +146,14 @@ def _time(plan: Plan) -> Table:
         tokens = plan.num_steps * plan.tokens_per_step
         steps = f"{plan.num_steps:,} steps, {_count(tokens)} {unit}"
         grid.add_row("the run", _long(plan.num_steps * time.step_s), steps)
+    if plan.money is not None:
+        grid.add_row("money", amount_of(plan.money.per_hour), f"an hour{_money(plan.money, unit)}")
     return grid
+
+
+def _money(money: MoneyEstimate, unit: str) -> str:
+    run = "" if money.run is None else f", {amount_of(money.run)} the run"
+    return f", {amount_of(money.per_million_tokens)} a million {unit}{run}"
 
 
 def _trials(trials: Sequence[Trial]) -> Table:
@@ -176,17 +186,21 @@ def what_if_view(cells: Sequence[Cell]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     for axis in cells[0].values:
         table.add_column(axis, justify="right", no_wrap=True)
-    for heading in ("step", "tokens/s", "memory"):
+    plans = [cell.plan for cell in cells if cell.plan is not None]
+    in_pools, priced = any(plan.pool for plan in plans), any(plan.money for plan in plans)
+    headings = (*["pool"] * in_pools, "step", "tokens/s", *["money/M tokens"] * priced, "memory")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold")
     for cell in cells:
         if (plan := cell.plan) is None:
-            table.add_row(*cell.values.values(), "-", "-", "-", Text(cell.why_not, "yellow"))
+            table.add_row(*cell.values.values(), *["-"] * len(headings), Text(cell.why_not, "yellow"))
             continue
         mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
+        money = "-" if plan.money is None else amount_of(plan.money.per_million_tokens)
         table.add_row(
-            *cell.values.values(), seconds_of(plan.predicted.step_s), f"{plan.tokens_per_s:,.0f}",
-            f"{plan.memory.total / plan.memory.limit:.0%}", mesh,
+            *cell.values.values(), *[plan.pool or "-"] * in_pools, seconds_of(plan.predicted.step_s),
+            f"{plan.tokens_per_s:,.0f}", *[money] * priced, f"{plan.memory.total / plan.memory.limit:.0%}", mesh,
         )  # fmt: skip
     return table
 

@@ -21,7 +21,7 @@ _FACTS_AGE_S = 2.0
 @router.post("/plans")
 def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     """The plan for a spec, or for `{"spec": ..., "cluster": ..., "num_workers": ..., "top": ..., "profile": ...,
-    "software": ...}`. Nothing is stored.
+    "software": ..., "goal": ...}`. Nothing is stored.
 
     Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked. With one it
     may be of what cannot be run yet, and says so.
@@ -29,7 +29,13 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     asked = plan_request(services.requests.expanded(body))
     try:
         plan = services.requests.plan(
-            asked.spec, asked.num_workers, asked.top, asked.profile, asked.cluster, asked.software
+            asked.spec,
+            asked.num_workers,
+            asked.top,
+            asked.profile,
+            asked.cluster,
+            asked.software,
+            asked.goal,
         )
     except LauncherUnavailable as error:
         raise Unavailable(

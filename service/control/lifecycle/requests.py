@@ -14,7 +14,8 @@ import structlog
 from sqlalchemy import Connection
 
 from moe.interchange.expand import expand_request, names_folder
-from moe.plan import Cluster, Plan
+from moe.plan import Cluster, Plan, Pools
+from moe.plan.goal import Goal
 from moe.plan.profile import ProfileName
 from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
@@ -172,20 +173,31 @@ class Requests:
         num_workers: int | None = None,
         top: int = 5,
         profile: ProfileName | None = None,
-        cluster: Cluster | None = None,
+        cluster: Cluster | Pools | None = None,
         software: SoftwareName | None = None,
+        goal: Goal | None = None,
     ) -> Plan:
         """Plan that `submit` would make now, with nothing stored; on another `cluster` where one is given, also of what
         cannot be run yet.
 
         Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
         """
+        if goal is not None and isinstance(spec.model, ModuleModelSpec):
+            rule = "is nothing that the workers of a module are chosen by"
+            raise SpecError(Problem("goal", goal, rule, "leave it out"))
         if cluster is not None:
             check_allowed(spec, self._allowed_code)
             if isinstance(spec.model, ModuleModelSpec):
                 return self._modules.made(spec, module_cluster(spec, cluster, num_workers))
             return plan_on(
-                spec, cluster, num_workers, to_run=False, top=top, profile=profile, software=software
+                spec,
+                cluster,
+                num_workers,
+                to_run=False,
+                top=top,
+                profile=profile,
+                software=software,
+                goal=goal,
             )
         self._storage_roots.job_folder(spec.storage, new_job_id())
         self._check(spec)
@@ -194,7 +206,7 @@ class Requests:
         plan = (
             None
             if isinstance(empty, NeverFits)
-            else self._planned(spec, facts, num_workers, top, profile, software)
+            else self._planned(spec, facts, num_workers, top, profile, software, goal)
         )
         if plan is None:
             assert isinstance(empty, NeverFits)
@@ -317,10 +329,11 @@ class Requests:
         top: int = 5,
         profile: ProfileName | None = None,
         software: SoftwareName | None = None,
+        goal: Goal | None = None,
     ) -> Plan | None:
         """The plan on this cluster; None where it holds no worker. Raises SpecError, Unavailable."""
         if not isinstance(spec.model, ModuleModelSpec):
-            return plan_for(spec, facts, num_workers, top, profile=profile, software=software)
+            return plan_for(spec, facts, num_workers, top, profile=profile, software=software, goal=goal)
         cluster = planning_cluster(spec, facts)
         return (
             None if cluster is None else self._modules.made(spec, module_cluster(spec, cluster, num_workers))

@@ -1,0 +1,86 @@
+"""A cluster of several kinds of nodes: pools, each of one kind."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_serializer, model_validator
+
+from moe.plan.cluster.cluster import Cluster, of_cluster, one_cluster_of
+from moe.spec.base import Spec, Text
+from moe.spec.errors import Problem, SpecError
+from moe.spec.files import read_plain
+from moe.spec.problems import problems_of
+
+MAX_POOLS = 16
+"""Each is planned for."""
+
+
+class Pool(Spec):
+    """Nodes of one kind: their name, and beside it the facts of a `Cluster`."""
+
+    name: Text = Field(min_length=1, max_length=100)
+    cluster: Cluster
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        """`{name, num_nodes, ...}`, as files have it."""
+        if not isinstance(given, dict) or isinstance(given.get("cluster"), Cluster):
+            return given
+        facts = {key: value for key, value in given.items() if key != "name"}
+        named = {"name": given["name"]} if "name" in given else {}
+        try:
+            return {**named, "cluster": Cluster.model_validate(facts)}
+        except ValidationError as error:
+            raise SpecError(problems_of(error)) from None
+
+    @model_serializer(mode="plain")
+    def _as_given(self) -> dict[str, Any]:
+        return {"name": self.name, **self.cluster.model_dump(mode="json")}
+
+
+class Pools(Spec):
+    """The pools of a cluster. A job lies in one of them."""
+
+    pools: tuple[Pool, ...] = Field(max_length=MAX_POOLS)
+
+    @model_validator(mode="after")
+    def _named_apart(self) -> "Pools":
+        names = [pool.name for pool in self.pools]
+        if not names:
+            raise SpecError(
+                Problem("pools", None, "must have one at least", "add it, or give one kind of nodes")
+            )
+        if problems := [
+            Problem(f"pools[{index}].name", name, "is the name of another pool too", "give each its own")
+            for index, name in enumerate(names)
+            if name in names[:index]
+        ]:
+            raise SpecError(problems)
+        return self
+
+    def cluster(self, name: str) -> Cluster:
+        """The devices of the pool of this name."""
+        return next(pool.cluster for pool in self.pools if pool.name == name)
+
+
+def read_cluster(path: str | Path) -> Cluster | Pools:
+    """The cluster that a YAML or JSON file describes. Raises SpecError for what is wrong with it, OSError if it cannot
+    be read."""
+    return cluster_of(read_plain(path))
+
+
+def cluster_of(given: Any) -> Cluster | Pools:
+    """The cluster, or the pools of one, that plain data describes. Raises SpecError with every problem."""
+    if not isinstance(given, dict) or "pools" not in given:
+        return one_cluster_of(given)
+    if flat := [key for key in given if key in Cluster.model_fields]:
+        raise SpecError(
+            Problem(f"cluster.{key}", None if isinstance(given[key], dict | list) else given[key],
+                    "tells of one kind of nodes, beside pools", "move it into each pool that it is true of")
+            for key in flat
+        )  # fmt: skip
+    try:
+        return Pools.model_validate(given)
+    except ValidationError as error:
+        raise SpecError(of_cluster(problems_of(error))) from None

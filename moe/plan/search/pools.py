@@ -1,0 +1,198 @@
+"""The plan of a job on a cluster of several kinds of nodes: on the pool where it is best."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cluster.pools import Pool, Pools
+from moe.plan.goal import Goal, order
+from moe.plan.plan import Plan
+from moe.plan.profile import ProfileName
+from moe.plan.search.explain import number_of
+from moe.plan.search.search import LOAD_SKEW, Search, plan_job
+from moe.plan.search.smallest import MAX_NODES
+from moe.plan.search.workers import Best, best_on, taken
+from moe.plan.software import SoftwareName
+from moe.spec import JobSpec, Problem, SpecError
+
+_KINDS: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
+
+
+@dataclass(frozen=True)
+class How:
+    """What a job is planned with, as `plan_job` takes it."""
+
+    goal: Goal | None = None
+    load_skew: float | None = None
+    top: int = 5
+    to_run: bool = False
+    profile: ProfileName | None = None
+    software: SoftwareName | None = None
+
+    def search(self, spec: JobSpec, cluster: Cluster) -> Search:
+        """Raises SpecError for what no layout can mend."""
+        skew = LOAD_SKEW if self.load_skew is None else self.load_skew
+        return Search(spec, cluster, skew, self.profile, self.software)
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """The best of a job on one pool."""
+
+    pool: Pool
+    search: Search
+    best: Best
+
+    def order(self, goal: Goal) -> tuple[bool, float, int]:
+        return order(goal, self.best.plan, self.pool.cluster.price_per_hour)
+
+
+def plan_anywhere(
+    spec: JobSpec, on: Cluster | Pools, num_workers: int | None = None, how: How = How()
+) -> Plan:
+    """As `plan_job`; with a goal, of the number of workers that is the best by it; of pools, on the one where the job
+    is the best by the goal, or where none is said the fastest. Raises SpecError where no pool holds it, with what each
+    lacks."""
+    if isinstance(on, Pools):
+        return _plan_pools(spec, on, num_workers, how)
+    if how.goal is None:
+        return plan_job(
+            spec, on, num_workers, load_skew=how.load_skew, top=how.top, to_run=how.to_run,
+            profile=how.profile, software=how.software,
+        )  # fmt: skip
+    search = how.search(spec, on)
+    best = best_on(search, num_workers, how.goal, how.top, to_run=how.to_run)
+    return _whole(search, _saying_no_choice(best, how.goal), how)
+
+
+def _saying_no_choice(best: Best, goal: Goal | None) -> Best:
+    if not best.why_no_choice:
+        return best
+    told = f"goal {goal} had nothing to choose: {best.why_no_choice}"
+    return replace(best, why_workers=(*best.why_workers, told))
+
+
+def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) -> Plan:
+    def best(pool: Pool) -> _Offer:
+        _check_room(spec, pool.cluster, num_workers)
+        search = how.search(spec, pool.cluster)
+        return _Offer(pool, search, best_on(search, num_workers, how.goal, how.top, to_run=how.to_run))
+
+    goal = how.goal or "time"
+    _check_prices(pools, goal)
+    return _best_of(pools, best, how, lambda offer: offer.order(goal), _KINDS[goal])
+
+
+def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Cluster]:
+    """(the plan on it, the smallest cluster of a pool's kind that holds the job, with a worker on each device): of
+    pools the one where it is the best by the goal, or where none is said of the fewest devices. Raises SpecError where
+    no kind holds it."""
+    smallest: dict[str, Cluster] = {}
+
+    def best(pool: Pool) -> _Offer:
+        found = how.search(spec, pool.cluster).smallest(to_run=how.to_run)
+        if found is None:
+            raise SpecError(no_smallest())
+        smallest[pool.name], search = found, how.search(spec, found)
+        workers = found.num_devices
+        plan = search.best_of(workers, search.ranking(workers, how.top, to_run=how.to_run))
+        why = f"{number_of(workers, 'worker')}: the fewest of this kind that hold the job"
+        return _Offer(pool, search, Best(plan, (why,)))
+
+    def rank(offer: _Offer) -> tuple[bool, float, int]:
+        plan = offer.best.plan
+        return (bool(plan.not_yet), plan.num_workers, 0) if how.goal is None else offer.order(how.goal)
+
+    _check_prices(pools, how.goal)
+    kind = "the fewest devices" if how.goal is None else _KINDS[how.goal]
+    plan = _best_of(pools, best, how, rank, kind)
+    assert plan.pool is not None
+    return plan, smallest[plan.pool]
+
+
+def no_smallest() -> Problem:
+    """Error where no number of nodes of a kind holds a job."""
+    return Problem("resources", f"{MAX_NODES:,} nodes", "do not hold the model",
+                   "use devices with more memory, smaller groups or a smaller model")  # fmt: skip
+
+
+def _best_of(
+    pools: Pools,
+    best: Callable[[Pool], _Offer],
+    how: How,
+    rank: Callable[[_Offer], tuple[bool, float, int]],
+    kind: str,
+) -> Plan:
+    """The plan on the pool whose offer ranks the least, with what is to say of the others. Raises SpecError where no
+    pool has one."""
+    offers, refusals = [], {}
+    for pool in pools.pools:
+        try:
+            offers.append(best(pool))
+        except SpecError as error:
+            refusals[pool.name] = error
+    if not offers:
+        raise SpecError(
+            replace(each, path=f"pool {name}: {each.path}")
+            for name, error in refusals.items()
+            for each in error.problems
+        )
+    first = min(offers, key=rank)
+    goal = how.goal or "time"
+    told = [_chosen(first, kind, len(offers), len(pools.pools), how)]
+    told += [_other(each, first, goal) for each in offers if each is not first]
+    told += [f"pool {name} cannot hold it: {error.problems[0]}" for name, error in refusals.items()]
+    is_only = len(pools.pools) == 1
+    plan = _whole(first.search, _saying_no_choice(first.best, how.goal) if is_only else first.best, how)
+    return plan.model_copy(update={"pool": first.pool.name, "reasons": (*told, *plan.reasons)})
+
+
+def _whole(search: Search, best: Best, how: How) -> Plan:
+    """The same plan with its reasons and the next best layouts."""
+    workers = best.plan.num_workers
+    return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
+
+
+def _chosen(offer: _Offer, kind: str, fitting: int, every: int, how: How) -> str:
+    if fitting == 1:
+        alone = "the only pool" if every == 1 else f"the only one of {every} pools that holds it"
+        return f"pool {offer.pool.name}: {alone}"
+    words = f"of {fitting} pools that hold it, {taken(offer.best.plan, how.goal or 'time')}"
+    return f"pool {offer.pool.name}: {kind} {words}"
+
+
+def _other(offer: _Offer, first: _Offer, goal: Goal) -> str:
+    """Line on what the job would take on another pool."""
+    plan, than = offer.best.plan, first.best.plan
+    more = offer.order(goal)[1] / first.order(goal)[1] - 1
+    kind = {"time": ("longer", "less time"), "cost": ("dearer", "cheaper")}[goal]
+    compared = f"{abs(more):.1%} {kind[more < 0]}" if more else "as much"
+    blocked = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
+    return (
+        f"pool {offer.pool.name}: {number_of(plan.num_workers, 'worker')} would take {taken(plan, goal)}, "
+        f"{compared}{blocked}"
+    )
+
+
+def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> None:
+    """Raises SpecError where the pool has fewer devices than the job needs."""
+    least = spec.resources.min_num_workers if num_workers is None else num_workers
+    if least > cluster.num_devices:
+        place = "resources" if num_workers is None else "num_workers"
+        raise SpecError(
+            Problem(place, number_of(least, "worker"), f"must be at most the devices (={cluster.num_devices})",
+                    "use a larger pool, or fewer workers")
+        )  # fmt: skip
+
+
+def _check_prices(pools: Pools, goal: Goal | None) -> None:
+    """Raises SpecError where costs cannot be compared."""
+    if goal != "cost" or len(pools.pools) == 1:
+        return
+    if problems := [
+        Problem(f"cluster.pools[{index}].price_per_hour", None,
+                f"is required of pool {pool.name}, where pools are compared by cost", "add it, or use goal time")
+        for index, pool in enumerate(pools.pools)
+        if pool.cluster.price_per_hour is None
+    ]:  # fmt: skip
+        raise SpecError(problems)

@@ -1,0 +1,78 @@
+"""The room that a shape's ways to run have in memory, whatever they are priced by."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from functools import cache, cached_property, partial
+from operator import add
+
+from moe.plan.candidate import Candidate, Recompute, Sharding
+from moe.plan.cost.memory import MemoryModel, Placed
+from moe.plan.degrees import Degrees
+from moe.plan.search.choices import Choices
+
+
+class Room:
+    """What there is to choose from in one shape, and what of it may fit."""
+
+    def __init__(self, choices: Choices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
+        self._choices, self._memory, self._usable_bytes = choices, memory, limit_bytes - memory.allowance
+        self.sizes = choices.micro_batches(shape)
+        """Of micro-batches, the largest first, and how often they come."""
+        self._shape, self._plain = shape, choices.plain(shape)
+        self.run = cache(self._run)
+        self._state_of_shares = cache(self._states_of_shares)
+
+    def _run(self, recompute: Recompute, number: int, virtual_stages: int = 1) -> Candidate:
+        """A way to run the shape, in micro-batches of one of the sizes."""
+        size, times = self.sizes[number]
+        return self._plain.having(
+            micro_batch_groups=size,
+            num_micro_batches=times,
+            recompute=recompute,
+            virtual_stages=virtual_stages,
+        )
+
+    @cached_property
+    def placed(self) -> list[tuple[Degrees, Sharding]]:
+        """Ways to shard what data ranks share."""
+        return list(self._choices.placed(self._shape))
+
+    @cached_property
+    def largest(self) -> list[tuple[Recompute, int]]:
+        """Of each recomputation the largest size that is not bound to take too much, however it is placed: the smaller
+        a micro-batch, the less."""
+        every, found = range(len(self.sizes)), []
+        for recompute in self._choices.recomputes():
+            first = bisect_left(every, True, key=partial(self._may_fit, recompute))
+            if first < len(every):
+                found.append((recompute, first))
+        return found
+
+    def _may_fit(self, recompute: Recompute, number: int) -> bool:
+        return not self._memory.exceeds_unplaced(self.run(recompute, number), self._usable_bytes)
+
+    def that_may_fit(self, run: Candidate) -> Iterator[int]:
+        """Numbers of the placements in which a run is not bound to take too much."""
+        beside, states = (
+            self._memory.beside_shares(run),
+            self._state_of_shares(run.options.recompute == "full"),
+        )
+        for number, state in enumerate(states):
+            if max(map(add, state, beside)) <= self._usable_bytes:
+                yield number
+
+    def that_fit(self, run: Candidate, numbers: Iterator[int]) -> Iterator[int]:
+        """Those of the placements in which a run does fit."""
+        beside, options = self._memory.beside_state(run), run.options
+        for number in numbers:
+            degrees, sharding = self.placed[number]
+            placed = Placed.of(degrees, sharding, options.recompute)
+            state = self._memory.of_state(placed, options.virtual_stages)
+            if max(map(add, state, beside)) <= self._usable_bytes:
+                yield number
+
+    def _states_of_shares(self, recomputed: bool) -> list[tuple[int, ...]]:
+        return [
+            self._memory.state_of_shares(Placed(degrees, sharding, recomputed))
+            for degrees, sharding in self.placed
+        ]

@@ -1,0 +1,220 @@
+"""The fastest ways to run one shape, step by step."""
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from operator import add
+from typing import NamedTuple
+
+from moe.plan.candidate import Candidate, Options, Recompute
+from moe.plan.cost.memory import MemoryModel
+from moe.plan.cost.time import TimeModel
+from moe.plan.degrees import Degrees
+from moe.plan.executable import not_yet
+from moe.plan.search.choices import Choices
+from moe.plan.search.room import Room
+from moe.spec import JobSpec
+
+TIES = 1 + 1e-5
+"""Seconds are told apart by six digits: what is this much slower may be shown as fast."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate that fits."""
+
+    candidate: Candidate
+    shape: Degrees
+    step_s: float
+    not_yet: tuple[str, ...]
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """By the time that is shown, then by what decides between equals."""
+        return (float(f"{self.step_s:.6g}"), *self.candidate.key)
+
+
+@dataclass
+class Fastest:
+    """The `number` fastest of what was added: one of each shape, or of any."""
+
+    number: int
+    one_of_each: bool = True
+    at_most_s: float = inf
+    found: list[Ranked] = field(default_factory=list)
+    limit_s: float = field(init=False)
+    """Longest step of these."""
+
+    def __post_init__(self) -> None:
+        self.limit_s = self.at_most_s
+
+    def limit_of(self, shape: Degrees) -> float:
+        """Longest step of one shape that may be among them."""
+        same = self._of(shape)
+        return self.limit_s if same is None else min(self.limit_s, same.step_s * TIES)
+
+    def add(self, ranked: Ranked) -> None:
+        if (same := self._of(ranked.shape)) is not None:
+            if same.order <= ranked.order:
+                return
+            self.found.remove(same)
+        insort(self.found, ranked, key=lambda each: each.order)
+        del self.found[self.number :]
+        if len(self.found) == self.number:
+            self.limit_s = min(self.at_most_s, self.found[-1].step_s * TIES)
+
+    def _of(self, shape: Degrees) -> Ranked | None:
+        if not self.one_of_each:
+            return None
+        return next((each for each in self.found if each.shape == shape), None)
+
+
+@dataclass(frozen=True)
+class Models:
+    """All that a shape's ways are chosen and judged by."""
+
+    spec: JobSpec
+    limit_bytes: int
+    choices: Choices
+    memory: MemoryModel
+    time: TimeModel
+    room_of: Callable[[Degrees], Room]
+
+    def not_yet(self, candidate: Candidate) -> tuple[str, ...]:
+        return not_yet(self.spec, candidate, self.memory.profile.name)
+
+    def groups(self, shape: Degrees) -> int:
+        """Groups of a data rank."""
+        return -(-self.spec.num_groups // shape.data_ranks)
+
+    def least_groups(self, shape: Degrees, smallest: int) -> float:
+        """Groups whose time a step takes at least, where a micro-batch has no fewer than the `smallest`: those of a
+        data rank, and those that a pipeline's bubble is as long as."""
+        bubble = (shape.pipeline - 1) / self.choices.virtual_stages(shape.pipeline)[-1]
+        return self.groups(shape) + smallest * bubble
+
+
+class _Open(NamedTuple):
+    """Ways to run the shape that are not looked into yet, however it is placed and rows travel."""
+
+    bound_s: float
+    """Seconds that a step takes at least."""
+    number: int
+    """Of equals, the first comes first."""
+    recompute: Recompute
+    size: int
+    """Which size of micro-batches, the largest first."""
+    virtual_stages: int | None = None
+    """Of that size alone; None for any, of that size and all that are smaller."""
+
+
+class ShapeSearch:
+    """Looks for the fastest ways to run one shape that fit; where they are wanted `to_run`, of those that can be run.
+    `bound_s`: the least that a step of the shape could take."""
+
+    def __init__(
+        self, models: Models, shape: Degrees, bound_s: float, found: Fastest, *, to_run: bool
+    ) -> None:
+        self._models, self._shape, self._bound_s = models, shape, bound_s
+        self._found, self._to_run = found, to_run
+        self._virtual_stages = models.choices.virtual_stages(shape.pipeline)
+        self._ranks_per_node = models.choices.ranks_per_node(shape)
+        self._numbers = count()
+
+    def steps(self) -> Iterator[float]:
+        """Adds what it finds to the fastest, the most promising ways first. Tells before each step the least that any
+        way that is left could take."""
+        self._room = self._models.room_of(self._shape)
+        waiting = [_Open(self._bound_s, next(self._numbers), *largest) for largest in self._room.largest]
+        while waiting and waiting[0].bound_s <= self._found.limit_of(self._shape):
+            yield waiting[0].bound_s
+            opened = heappop(waiting)
+            if opened.virtual_stages is not None:
+                self._look_into(opened)
+                continue
+            for each in self._within(opened):
+                heappush(waiting, each)
+
+    @cached_property
+    def _gathers(self) -> dict[int, tuple[float, ...]]:
+        """Seconds that gathers of parameters add to a micro-batch of each kind of unit at least, by the number of the
+        placement; of those that can be run, where it is wanted `to_run`."""
+        found = {}
+        for number, (degrees, sharding) in enumerate(self._room.placed):
+            candidate = Candidate(degrees, Options(sharding=sharding))
+            if not (self._to_run and self._models.not_yet(candidate)):
+                found[number] = self._models.time.least_gathers(candidate)
+        return found
+
+    def _of_units(self, run: Candidate, *, overlaps: bool) -> tuple[float, ...]:
+        return self._models.time.least_of_units(run, self._ranks_per_node, overlaps=overlaps)
+
+    def _within(self, opened: _Open) -> Iterator[_Open]:
+        """The size with each number of virtual stages, and the smaller ones together."""
+        run, time = self._room.run(opened.recompute, opened.size), self._models.time
+        pipeline, limit_s = self._shape.pipeline, self._found.limit_of(self._shape)
+        overlaps = opened.recompute != "full"
+        alone_s = time.on_even_stages_s(self._of_units(run, overlaps=overlaps), pipeline)
+        turns = {each: self._turns(run, each) for each in self._virtual_stages}
+        if alone_s * min(turns.values()) <= limit_s:
+            one_s = cache(partial(self._least_s, run))
+            can_overlap = {each: self._can_overlap(run.having(virtual_stages=each)) for each in (1, 2)}
+            for virtual_stages, times in turns.items():
+                bound_s = one_s(can_overlap[min(2, virtual_stages)]) * times
+                if bound_s <= limit_s:
+                    yield opened._replace(
+                        bound_s=bound_s, number=next(self._numbers), virtual_stages=virtual_stages
+                    )
+        sizes = self._room.sizes
+        if opened.size + 1 < len(sizes):  # a group takes no less in a smaller micro-batch
+            least_groups = self._models.least_groups(self._shape, sizes[-1][0])
+            bound_s = alone_s / run.options.micro_batch_groups * least_groups
+            yield opened._replace(bound_s=bound_s, number=next(self._numbers), size=opened.size + 1)
+
+    def _turns(self, run: Candidate, virtual_stages: int) -> float:
+        """Micro-batches, and those that the bubble is as long as."""
+        return run.options.num_micro_batches + (self._shape.pipeline - 1) / virtual_stages
+
+    def _can_overlap(self, run: Candidate) -> bool:
+        return self._models.choices.can_overlap(run)
+
+    def _least_s(self, run: Candidate, overlaps: bool) -> float:
+        """Seconds of a micro-batch at least, in any placement that may fit."""
+        of_units, time = self._of_units(run, overlaps=overlaps), self._models.time
+        gathers = {self._gathers[each] for each in self._room.that_may_fit(run) if each in self._gathers}
+        every = (tuple(map(add, of_units, each)) for each in gathers)
+        return min((time.on_even_stages_s(each, self._shape.pipeline) for each in every), default=inf)
+
+    def _look_into(self, opened: _Open) -> None:
+        """Adds what fits of one way, however it is placed and rows travel."""
+        run = self._room.run(opened.recompute, opened.size, opened.virtual_stages or 1)
+        models, options, found = self._models, run.options, self._found
+        bound_s = cache(partial(self._bound_of_placed_s, run))
+        fast = (
+            number for number, gathers in self._gathers.items()
+            if bound_s(gathers) <= found.limit_of(self._shape)
+        )  # fmt: skip
+        for number in self._room.that_fit(run, fast):
+            degrees, sharding = self._room.placed[number]
+            plain = Candidate(degrees, replace(options, sharding=sharding))
+            if bound_s(self._gathers[number]) + models.time.least_beside_s(plain) > found.limit_of(
+                self._shape
+            ):
+                continue
+            for each in (plain, *models.choices.dispatches(plain)):
+                step_s, blocked = models.time.step_s(each), models.not_yet(each)
+                if step_s > found.limit_of(self._shape) or (self._to_run and blocked):
+                    continue
+                if each.options.overlap == options.overlap or models.memory.total(each) <= models.limit_bytes:
+                    found.add(Ranked(each, self._shape, step_s, blocked))
+
+    def _bound_of_placed_s(self, run: Candidate, gathers: tuple[float, ...]) -> float:
+        """Seconds of all micro-batches and the bubble at least, by what gathers take."""
+        of_units = map(add, self._of_units(run, overlaps=self._can_overlap(run)), gathers)
+        virtual_stages = run.options.virtual_stages
+        one_s = self._models.time.on_stages_s(tuple(of_units), self._shape.pipeline, virtual_stages)
+        return one_s * self._turns(run, virtual_stages)

@@ -1,0 +1,191 @@
+"""The number of workers that a goal chooses, of those that a job may have."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import lcm
+
+from moe.plan.goal import Goal, effort, order
+from moe.plan.money import amount_of
+from moe.plan.plan import Plan
+from moe.plan.search.choices import Choices, steps
+from moe.plan.search.explain import number_of, seconds_of
+from moe.plan.search.ranking import Ranking
+from moe.plan.search.search import Search
+from moe.spec.errors import SpecError
+
+_EACH = 16
+"""Up to as many workers each number is looked at."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The plan of a job on one kind of nodes, without its reasons, and why it has so many workers."""
+
+    plan: Plan
+    why_workers: tuple[str, ...]
+    why_no_choice: str = ""
+    """Why a goal had no number of workers to choose, where it had none."""
+
+
+def best_on(
+    search: Search, num_workers: int | None, goal: Goal | None, top: int, *, to_run: bool = False
+) -> Best:
+    """The best on the search's cluster by the goal, of as many workers as are asked for, or as the job's range and the
+    cluster leave. Raises SpecError where there is none."""
+    if goal is not None and num_workers is None and (numbers := _numbers(search)):
+        return _chosen(search, numbers, goal, top, to_run)
+    workers, why = search.workers(num_workers)
+    if num_workers is None and (fewer := _that_divide(search, workers)) != workers:
+        workers, why = fewer, [f"{number_of(fewer, 'worker')}: the most that there are degrees for"]
+    plan = search.best_of(workers, search.ranking(workers, top, to_run=to_run))
+    return Best(plan, tuple(why), "" if goal is None else _why_one(search, num_workers))
+
+
+def numbers_of_workers(least: int, most: int, per_node: int, multiple: int = 1) -> list[int]:
+    """Numbers from `least` to `most` that a goal looks at: each to 16, then whole nodes, or numbers within a node that
+    has more devices than that, four to a doubling; and the most. All are multiples of what degrees that were asked for
+    need."""
+    whole = lcm(per_node, multiple)
+    every = {
+        *range(1, _EACH + 1),
+        *(multiple * each for each in steps(per_node // multiple)),
+        *(whole * each for each in steps(most // whole)),
+        most - most % multiple,
+    }
+    return sorted(each for each in every if least <= each <= most and each % multiple == 0)
+
+
+def _range(search: Search) -> tuple[int, int]:
+    """(the fewest, the most) workers that the job may have on the cluster."""
+    resources = search.spec.resources
+    least = resources.min_num_workers
+    return least, max(least, min(resources.max_num_workers, search.cluster.num_devices))
+
+
+def _numbers(search: Search) -> list[int]:
+    """Numbers to look at; none where the job or the cluster leaves only one."""
+    (least, most), multiple = _range(search), Choices(search.spec, search.cluster).multiple
+    return [] if least == most else numbers_of_workers(least, most, search.cluster.devices_per_node, multiple)
+
+
+def _that_divide(search: Search, workers: int) -> int:
+    """The most, up to `workers`, that the degrees asked for divide; all where the job may not have so few."""
+    fewer = workers - workers % Choices(search.spec, search.cluster).multiple
+    return fewer if fewer >= search.spec.resources.min_num_workers else workers
+
+
+def _why_one(search: Search, asked: int | None) -> str:
+    resources = search.spec.resources
+    if asked is not None:
+        return "it was asked for"
+    if resources.min_num_workers == resources.max_num_workers:
+        return "the job says it; resources.min_workers and max_workers give a range"
+    return f"{number_of(search.cluster.num_devices, 'device')} leave one of the job's range"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is known of a number of workers: the least that it takes, or all of it."""
+
+    workers: int
+    ranking: Ranking | None = None
+    plan: Plan | None = None
+
+
+def _chosen(search: Search, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
+    """The best of these numbers. Each is looked into only as far as it may be the best or the next best: the least that
+    a step takes, the fastest layout, then the one that is chosen under both ends of the software's spread."""
+    refused: dict[int, SpecError] = {}
+    queue = list(_bounded(search, numbers, goal, refused))
+    heapify(queue)
+    best: list[Plan] = []
+    while queue and len(best) < 2:
+        *_, found = heappop(queue)
+        if found.plan is not None:
+            best.append(found.plan)
+            continue
+        try:
+            heappush(queue, _looked_into(search, found, goal, top, to_run))
+        except SpecError as error:
+            refused[found.workers] = error
+    if not best:
+        raise refused[max(refused)]
+    return Best(best[0], tuple(_reasons(search, best, goal, numbers, refused)))
+
+
+_Entry = tuple[bool, float, int, int, _Found]
+"""(whether it cannot be run, the effort at least, workers, how far it was looked into, what was found)."""
+
+
+def _bounded(
+    search: Search, numbers: Iterable[int], goal: Goal, refused: dict[int, SpecError]
+) -> Iterator[_Entry]:
+    for workers in numbers:
+        try:
+            yield False, effort(goal, workers, search.bound_s(workers)), workers, 0, _Found(workers)
+        except SpecError as error:
+            refused[workers] = error
+
+
+def _looked_into(search: Search, found: _Found, goal: Goal, top: int, to_run: bool) -> _Entry:
+    """One step further. Raises SpecError where there is no layout, or no room for one."""
+    workers = found.workers
+    if found.ranking is None:
+        ranking = search.ranking(workers, top, to_run=to_run)
+        fastest = (ranking.runnable or ranking.fitting)[0]
+        of = effort(goal, workers, fastest.step_s)
+        return not ranking.runnable, of, workers, 1, _Found(workers, ranking)
+    plan = search.best_of(workers, found.ranking)
+    return *order(goal, plan), 2, _Found(workers, found.ranking, plan)
+
+
+def _reasons(
+    search: Search, best: list[Plan], goal: Goal, numbers: list[int], refused: dict[int, SpecError]
+) -> Iterator[str]:
+    chosen, others = best[0], best[1:]
+    least, most = _range(search)
+    what = {"time": "the fastest step", "cost": "the cheapest step"}[goal]
+    yield (
+        f"{number_of(chosen.num_workers, 'worker')}: of {least:,} to {most:,} {what}, {taken(chosen, goal)}, as goal "
+        f"{goal} asks; looked at {_runs(numbers)}"
+    )
+    for other in others:
+        more = effort_of(other, goal) / effort_of(chosen, goal) - 1
+        behind = f"{more:.1%} more" if chosen.not_yet or not other.not_yet else "but cannot be run yet"
+        yield f"the next best, {number_of(other.num_workers, 'worker')}, would take {taken(other, goal)}, {behind}"
+    if not others:
+        yield f"no other number of workers from {least:,} to {most:,} has a layout that fits"
+    elif refused:
+        yield f"no layout fits {_runs(sorted(refused))} {'worker' if list(refused) == [1] else 'workers'}"
+
+
+def effort_of(plan: Plan, goal: Goal) -> float:
+    """Seconds or device-seconds of a step."""
+    return effort(goal, plan.num_workers, plan.predicted.step_s)
+
+
+def taken(plan: Plan, goal: Goal) -> str:
+    """`1.2 s`, or `9.6 device-seconds (1.2 s on 8, 0.41 a million tokens)`."""
+    step = seconds_of(plan.predicted.step_s)
+    money = "" if plan.money is None else f", {amount_of(plan.money.per_million_tokens)} a million tokens"
+    if goal == "time":
+        return step + money
+    of = effort_of(plan, goal)
+    shown = f"{of:,.0f}" if of >= 100 else f"{of:.3g}"
+    return f"{shown} device-seconds ({step} on {plan.num_workers:,}{money})"
+
+
+def _runs(numbers: list[int]) -> str:
+    """`1 to 16, 24, 32`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    told = (
+        f"{run[0]:,} to {run[-1]:,}" if len(run) > 2 else ", ".join(f"{each:,}" for each in run)
+        for run in runs
+    )
+    return ", ".join(told)

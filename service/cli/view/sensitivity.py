@@ -1,0 +1,35 @@
+"""What a plan depends on, on the screen: a row for each change of the machine."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from moe.plan import Plan
+from moe.plan.search.explain import layout_in_words, seconds_of
+from moe.plan.search.sensitivity import Otherwise
+
+
+def sensitivity_view(plan: Plan, found: Sequence[Otherwise]) -> Table:
+    """The plan's own step under each change, and the fastest layout then where it is another one."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table.add_column("with", no_wrap=True)
+    for heading in ("this layout", "the fastest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("which is", overflow="fold")
+    table.add_row("what is known", _with_change(plan.predicted.step_s, plan), "", "")
+    for each in found:
+        own = Text("does not fit", "yellow") if each.step_s is None else _with_change(each.step_s, plan)
+        if each.best is None:
+            table.add_row(each.what, own, Text("none", "yellow"), Text(each.why_not, "yellow"))
+        elif each.best.candidate == plan.candidate:
+            table.add_row(each.what, own, "the same", "")
+        else:
+            fastest = seconds_of(each.best.predicted.step_s)
+            table.add_row(each.what, own, fastest, layout_in_words(each.best.candidate))
+    return table
+
+
+def _with_change(step_s: float, plan: Plan) -> Text:
+    more = step_s / plan.predicted.step_s - 1
+    return Text.assemble(seconds_of(step_s), (f" {more:+.0%}" if abs(more) >= 0.005 else "", "dim"))

@@ -1,0 +1,131 @@
+"""What a plan costs, where a cluster has a price."""
+
+import json
+from typing import Any
+
+import pytest
+
+from moe.plan import Cluster, Plan, cluster_of, plan_anywhere, plan_job, plan_request
+from moe.plan.money import amount_of, money_of
+from moe.plan.search.pools import How
+from moe.plan.search.workers import numbers_of_workers
+from moe.plan.stored import made_for
+from moe.spec import JobSpec, SpecError
+from tests.unit.test_spec import job
+
+H100S = {"num_nodes": 4, "devices_per_node": 8, "device": "h100"}
+
+
+def ranged(least: int, most: int, **changes: Any) -> JobSpec:
+    return JobSpec.parse(job(resources={"min_workers": least, "max_workers": most}, **changes))
+
+
+def h100s(**changes: Any) -> Cluster:
+    return Cluster.model_validate({**H100S, **changes})
+
+
+def test_money_is_price_times_workers_times_time() -> None:
+    spec = ranged(1, 16)
+    plan = plan_job(spec, h100s(price_per_hour=2.5), 16)
+    assert plan.money is not None
+    assert plan.num_steps is not None
+    assert plan.money.per_hour == 2.5 * 16
+    assert plan.money.per_step == pytest.approx(2.5 * 16 * plan.predicted.step_s / 3600, rel=1e-5)
+    assert plan.money.run == pytest.approx(plan.money.per_step * plan.num_steps, rel=1e-5)
+    tokens = plan.money.per_million_tokens * plan.tokens_per_step / 1e6
+    assert tokens == pytest.approx(plan.money.per_step, rel=1e-5)
+    twice = plan_job(spec, h100s(price_per_hour=5), 16)
+    assert twice.money is not None
+    assert twice.money.per_step == pytest.approx(2 * plan.money.per_step, rel=1e-5)
+    assert twice.candidate == plan.candidate
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_without_a_price_nothing_is_said_of_money() -> None:
+    """Clusters and plans are written, and told apart, as before there were prices."""
+    plan, priced = (plan_job(ranged(1, 16), each, 16) for each in (h100s(), h100s(price_per_hour=2.5)))
+    assert plan.money is None
+    assert not {"money", "pool"} & json.loads(plan.model_dump_json()).keys()
+    assert "price_per_hour" not in h100s().model_dump(mode="json")
+    assert plan.made_for == made_for(ranged(1, 16), h100s())
+    assert priced.made_for != plan.made_for
+    assert money_of(None, num_workers=8, step_s=1.0, tokens_per_step=1, num_steps=None) is None
+
+
+@pytest.mark.parametrize("price", [0, -1, "2", float("nan"), float("inf"), True])
+def test_a_price_is_an_amount_above_nothing(price: object) -> None:
+    with pytest.raises(SpecError, match=r"cluster\.price_per_hour .*"):
+        cluster_of({**H100S, "price_per_hour": price})
+
+
+def test_a_smaller_cluster_has_the_same_price() -> None:
+    cluster = h100s(price_per_hour=2.5)
+    assert cluster.of(3).price_per_hour == cluster.exactly(12).price_per_hour == 2.5
+
+
+def test_amounts_in_words() -> None:
+    assert [amount_of(each) for each in (5900.4, 12.3, 0.414, 0.00312)] == [
+        "5,900",
+        "12.30",
+        "0.41",
+        "0.0031",
+    ]
+
+
+def test_numbers_that_a_goal_looks_at() -> None:
+    assert numbers_of_workers(1, 40, 8) == [*range(1, 17), 24, 32, 40]
+    assert numbers_of_workers(12, 500, 8) == [
+        *range(12, 17), 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 496, 500,
+    ]  # fmt: skip
+    assert numbers_of_workers(1, 40, 40) == [*range(1, 17), 20, 24, 28, 32, 40]
+    assert numbers_of_workers(5, 100, 8, multiple=6) == [6, 12, 24, 48, 72, 96]
+    assert numbers_of_workers(5, 7, 8, multiple=4) == []
+
+
+@pytest.mark.parametrize("goal", ["time", "cost"])
+def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None:
+    spec = ranged(1, 8, train={"num_steps": 10, "batch_tokens": 8192})
+    cluster = h100s(num_nodes=1)
+
+    def taken(plan: Plan) -> float:
+        return plan.predicted.step_s * (plan.num_workers if goal == "cost" else 1)
+
+    plan = plan_anywhere(spec, cluster, how=How(goal))
+    every = [plan_job(spec, cluster, workers) for workers in range(1, 9)]
+    assert taken(plan) == min(taken(each) for each in every if not each.not_yet)
+    told = plan.reasons[0]
+    assert told.startswith(f"{plan.num_workers} worker")
+    assert told.endswith(f"as goal {goal} asks; looked at 1 to 8")
+    assert plan.reasons[1].startswith("the next best, ")
+    again = plan_job(spec, cluster, plan.num_workers)
+    assert (again.candidate, again.predicted, again.runners_up) == (
+        plan.candidate,
+        plan.predicted,
+        plan.runners_up,
+    )
+
+
+def test_a_goal_keeps_to_degrees_that_were_asked_for() -> None:
+    spec = ranged(1, 14, parallel={"expert": 4})
+    assert plan_anywhere(spec, h100s(), how=How("time")).num_workers % 4 == 0
+    with pytest.raises(SpecError, match="must hold the model"):
+        plan_anywhere(ranged(1, 14), h100s(memory_bytes=1000), how=How("time"))
+
+
+def test_a_goal_with_nothing_to_choose_says_so() -> None:
+    fixed = JobSpec.parse(job(resources={"num_workers": 2}))
+    for spec, asked, why in (
+        (fixed, None, "the job says it; resources.min_workers and max_workers give a range"),
+        (ranged(1, 8), 4, "it was asked for"),
+        (ranged(8, 16), None, "8 devices leave one of the job's range"),
+    ):
+        cluster = h100s(num_nodes=1)
+        plan = plan_anywhere(spec, cluster, asked, How("cost", top=1))
+        assert f"goal cost had nothing to choose: {why}" in plan.reasons
+        assert plan.candidate == plan_job(spec, cluster, asked, top=1).candidate
+
+
+def test_a_goal_is_time_or_cost() -> None:
+    assert plan_request({"spec": job(), "goal": "cost"}).goal == "cost"
+    with pytest.raises(SpecError, match=r"goal \(='fast'\) must be time or cost; correct it or leave it out"):
+        plan_request({"spec": job(), "goal": "fast"})

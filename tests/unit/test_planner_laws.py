@@ -1,0 +1,100 @@
+"""Laws of plans over random jobs and clusters: more of anything is never slower, and one plan has one time."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.plan import Cluster, Search, plan_job
+from moe.plan.candidate import RECOMPUTES
+from moe.plan.request import PlanRequest
+from moe.plan.search.what_if import grid
+from moe.plan.software import SOFTWARE
+from moe.spec import JobSpec, SpecError
+from tests.unit.test_search_is_complete import Job, jobs
+
+_NEAR = 1.01
+"""Of steps that differ by less, none is called the slower one."""
+
+
+def fastest_s(job: Job, cluster: Cluster, software: str | None = None) -> float | None:
+    """Seconds of the fastest layout's step; None where none fits."""
+    try:
+        search = Search(job.spec, cluster, profile=job.profile)
+        return search.ranking(job.workers, 1).fitting[0].step_s
+    except SpecError:
+        return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs(), st.floats(1.0, 3.0), st.floats(1.0, 3.0), st.floats(1.0, 3.0))
+def test_more_memory_and_faster_links_are_never_slower(
+    job: Job, memory: float, within: float, across: float
+) -> None:
+    before = fastest_s(job, job.cluster)
+    larger = job.cluster.model_copy(update={"memory_bytes": int(job.cluster.memory_bytes * memory)})
+    for changed in (larger, job.cluster.with_links(within, across)):
+        after = fastest_s(job, changed)
+        if before is not None:
+            assert after is not None
+            assert after <= before * _NEAR
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs())
+def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:
+    """Alone, at the head of more layouts, and in a grid of what would be."""
+    try:
+        alone = plan_job(job.spec, job.cluster, job.workers, top=1, profile=job.profile)
+    except SpecError:
+        return
+    among = plan_job(job.spec, job.cluster, job.workers, top=7, profile=job.profile)
+    request = PlanRequest(spec=job.spec, num_workers=job.workers, profile=job.profile)
+    (cell,) = grid(request, job.cluster, {"dtype": [job.spec.train.dtype]})
+    assert cell.plan is not None
+    for other in (among, cell.plan):
+        assert (other.candidate, other.predicted, other.memory) == (
+            alone.candidate, alone.predicted, alone.memory,
+        )  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs(), st.data())
+def test_recomputation_takes_no_more_memory_than_none_and_no_less_time(job: Job, data: st.DataObject) -> None:
+    try:
+        search = Search(
+            job.spec, job.cluster.model_copy(update={"memory_bytes": 1 << 50}), profile=job.profile
+        )
+        found = search.ranking(job.workers, 6).fitting
+    except SpecError:
+        return
+    candidate = data.draw(st.sampled_from(found)).candidate
+    plain = replace(candidate, options=replace(candidate.options, overlap=False))
+    totals = [search.memory.total(plain.having(recompute=each)) for each in RECOMPUTES]
+    seconds = [search.time.step_s(plain.having(recompute=each)) for each in RECOMPUTES]
+    assert totals[2] <= totals[0]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("name", [name for name, each in SOFTWARE.items() if each.extremes])
+def test_a_choice_is_near_the_best_at_both_ends_or_says_that_they_disagree(name: str) -> None:
+    """Of a mixture on 16 H100, priced by each software."""
+    spec = JobSpec.parse(
+        {
+            "model": {"preset": "olmoe-1b-7b"},
+            "data": {"corpus": "synthetic", "max_tokens": 4096},
+            "train": {"num_steps": 1, "batch_tokens": 64 * 4096, "dtype": "bfloat16"},
+            "resources": {"num_workers": 16},
+        }
+    )
+    cluster = Cluster(num_nodes=2, devices_per_node=8, device="h100")
+    plan = plan_job(spec, cluster, software=name)  # type: ignore[arg-type]
+    behind = []
+    for end in SOFTWARE[name].extremes:  # type: ignore[index]
+        search = Search(spec, cluster, software=end)
+        best = search.ranking(16, 1)
+        fastest = (best.runnable or best.fitting)[0]
+        behind.append(search.time.step_s(plan.candidate) / fastest.step_s)
+    assert max(behind) <= 1.02 or any("disagree" in reason for reason in plan.reasons)
+    assert any(name in reason for reason in plan.reasons)

@@ -1,0 +1,171 @@
+"""Plans on clusters of several kinds of nodes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.plan import Cluster, Plan, Pools, cluster_of, plan_anywhere, plan_job, plan_request
+from moe.plan.search.pools import How, fit_pools
+from moe.plan.search.what_if import grid
+from moe.spec import JobSpec, SpecError
+from tests.unit.test_money import ranged
+from tests.unit.test_spec import job
+
+OLD = {"name": "old", "num_nodes": 2, "devices_per_node": 8, "device": "a100-80", "price_per_hour": 1.5}
+NEW = {"name": "new", "num_nodes": 1, "devices_per_node": 8, "device": "h100", "price_per_hour": 3.25}
+TINY = {**OLD, "name": "tiny", "memory_bytes": 1000}
+
+
+def pools(*of: dict[str, Any]) -> Pools:
+    found = cluster_of({"pools": list(of)})
+    assert isinstance(found, Pools)
+    return found
+
+
+def without(facts: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if key not in keys}
+
+
+def taken(plan: Plan, goal: str | None) -> float:
+    if goal != "cost":
+        return plan.predicted.step_s
+    assert plan.money is not None
+    return plan.money.per_step
+
+
+POOL = st.fixed_dictionaries(
+    {
+        "num_nodes": st.integers(1, 2),
+        "devices_per_node": st.sampled_from([1, 2, 4]),
+        "device": st.sampled_from(["cpu", "a100-80", "h100"]),
+        "price_per_hour": st.floats(0.1, 10),
+    }
+)
+
+
+@settings(max_examples=15)
+@given(
+    of=st.lists(POOL, min_size=1, max_size=3),
+    goal=st.sampled_from([None, "time", "cost"]),
+    least=st.integers(1, 2),
+    more=st.integers(0, 3),
+)
+def test_no_pool_alone_is_better(of: list[dict[str, Any]], goal: Any, least: int, more: int) -> None:
+    """By the goal; and the plan is the one that its pool alone would have."""
+    spec = ranged(least, least + more)
+    together = pools(*({"name": str(at), **each} for at, each in enumerate(of)))
+    alone: dict[str, Plan] = {}
+    for pool in together.pools:
+        if pool.cluster.num_devices >= least:
+            alone[pool.name] = plan_anywhere(spec, pool.cluster, how=How(goal))
+    if not alone:
+        with pytest.raises(SpecError, match="must be at most the devices"):
+            plan_anywhere(spec, together, how=How(goal))
+        return
+    plan = plan_anywhere(spec, together, how=How(goal))
+    assert plan.pool is not None
+    for other in alone.values():
+        assert taken(plan, goal) <= taken(other, goal) * (1 + 1e-5)
+    own = alone[plan.pool]
+    assert (plan.candidate, plan.predicted, plan.money) == (own.candidate, own.predicted, own.money)
+    for pool in together.pools:
+        assert any(f"pool {pool.name}" in reason for reason in plan.reasons)
+
+
+def test_the_goal_decides_between_pools() -> None:
+    spec = JobSpec.parse(job(resources={"num_workers": 2}))
+    both = pools(OLD, NEW)
+    fastest, cheapest = (plan_anywhere(spec, both, how=How(goal)) for goal in ("time", "cost"))
+    assert (fastest.pool, cheapest.pool) == ("new", "old")
+    assert fastest.reasons[0].startswith("pool new: the fastest of 2 pools that hold it, ")
+    assert cheapest.reasons[0].startswith("pool old: the cheapest of 2 pools that hold it, ")
+    assert "2 workers would take" in cheapest.reasons[1]
+    assert cheapest.reasons[1].endswith("dearer")
+    assert not any("nothing to choose" in reason for reason in cheapest.reasons)
+    assert plan_anywhere(spec, both).pool == "new"
+    assert Plan.model_validate_json(cheapest.model_dump_json()) == cheapest
+
+
+def test_pools_that_do_not_hold_a_job_say_why() -> None:
+    plan = plan_anywhere(ranged(9, 16), pools(OLD, NEW, TINY))
+    assert plan.pool == "old"
+    assert plan.reasons[0] == "pool old: the only one of 3 pools that holds it"
+    assert plan.reasons[1] == (
+        "pool new cannot hold it: resources (='9 workers') must be at most the devices (=8); "
+        "use a larger pool, or fewer workers"
+    )
+    assert "pool tiny cannot hold it: resources (='16 workers') must hold the model" in plan.reasons[2]
+    with pytest.raises(SpecError) as refused:
+        plan_anywhere(ranged(9, 16), pools(NEW, TINY))
+    assert [each.path for each in refused.value.problems] == ["pool new: resources", "pool tiny: resources"]
+
+
+def test_costs_of_pools_need_prices() -> None:
+    with pytest.raises(SpecError, match=r"cluster\.pools\[1\]\.price_per_hour is required of pool new"):
+        plan_anywhere(ranged(1, 4), pools(OLD, without(NEW, "price_per_hour")), how=How("cost"))
+    alone = pools(without(NEW, "price_per_hour"))
+    assert plan_anywhere(ranged(1, 4), alone, how=How("cost")).num_workers == 1
+
+
+def test_degrees_that_were_asked_for_divide_the_workers_of_each_pool() -> None:
+    plan = plan_anywhere(
+        ranged(2, 15, parallel={"expert": 4}), pools({**OLD, "num_nodes": 1, "devices_per_node": 6})
+    )
+    assert plan.num_workers == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"pools": [OLD, {**NEW, "name": "old"}]},
+         "cluster.pools[1].name (='old') is the name of another pool too; give each its own"),
+        ({"pools": [OLD], "device": "h100"},
+         "cluster.device (='h100') tells of one kind of nodes, beside pools; move it into each pool that it is true"),
+        ({"pools": [OLD, {**NEW, "num_nodes": 0}]}, "cluster.pools[1].num_nodes (=0) must be greater than 0; raise it"),
+        ({"pools": [{**OLD, "device": "abacus"}]}, "cluster.pools[0].device (='abacus') is not a device type"),
+        ({"pools": [without(OLD, "name")]}, "cluster.pools[0].name is required; add it"),
+        ({"pools": [{**OLD, "colour": "red"}]}, "cluster.pools[0].colour (='red') is not a key"),
+        ({"pools": [OLD], "colour": "red"}, "cluster.colour (='red') is not a key"),
+        ({"pools": []}, "cluster.pools must have one at least; add it, or give one kind of nodes"),
+        ({"pools": {"old": OLD}}, "cluster.pools"),
+        ({"pools": [{**OLD, "name": str(at)} for at in range(17)]}, "cluster.pools"),
+    ],
+)  # fmt: skip
+def test_impossible_pools_are_refused_in_words(given: Any, told: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        cluster_of(given)
+    assert told in str(refused.value)
+
+
+def test_pools_are_written_as_they_are_read() -> None:
+    found = pools(OLD, NEW, TINY)
+    assert cluster_of(found.model_dump(mode="json")) == found
+    request = plan_request({"spec": job(), "cluster": found.model_dump(mode="json")})
+    assert request.cluster == found
+
+
+def test_a_table_over_models_has_the_best_pool_of_each() -> None:
+    request = plan_request({"spec": job(resources={"num_workers": 2}), "goal": "cost"})
+    cells = grid(request, pools(OLD, NEW), {"experts": ["8", "16"]})
+    assert [cell.plan and cell.plan.pool for cell in cells] == ["old", "old"]
+    with pytest.raises(
+        SpecError, match=r"--what-if \(='nodes'\) is of one kind of nodes, and the cluster has pools"
+    ):
+        grid(request, pools(OLD, NEW), {"experts": ["8"], "nodes": ["2"]})
+
+
+def test_the_smallest_of_pools_kinds() -> None:
+    """Of the fewest devices where no goal is said; the pool's own number of nodes does not count."""
+    spec = JobSpec.parse(job())
+    slim = {**NEW, "memory_bytes": 60_000_000}
+    plan, smallest = fit_pools(spec, pools(OLD, {**slim, "num_nodes": 1, "devices_per_node": 1}))
+    assert (plan.pool, smallest.num_devices) == ("old", plan.num_workers)
+    assert plan_job(spec, smallest, plan.num_workers).candidate == plan.candidate
+    with pytest.raises(SpecError, match="pool tiny: resources"):
+        fit_pools(spec, pools(TINY))
+
+
+def test_one_kind_of_nodes_is_a_cluster_still() -> None:
+    assert isinstance(cluster_of(without(OLD, "name")), Cluster)

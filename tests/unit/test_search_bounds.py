@@ -1,0 +1,139 @@
+"""Bounds that the search prunes by: none is above what it bounds."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+from operator import add
+
+from hypothesis import given, settings
+
+from moe.plan import Degrees
+from moe.plan.candidate import Candidate
+from moe.plan.cost.memory import MemoryModel, Placed
+from moe.plan.profile import profile_of
+from moe.plan.search.choices import Choices
+from moe.plan.search.ranking import Ranker
+from moe.plan.search.search import LOAD_SKEW
+from tests.unit.every_layout import least_layouts
+from tests.unit.searched_shape import of_shape
+from tests.unit.test_search_is_complete import Job, jobs, searched
+
+NEARLY = 1 + 1e-9
+EVERY = 5
+
+
+def shape_of(candidate: Candidate) -> Degrees:
+    return replace(candidate.degrees, fsdp=1, expert_fsdp=1)
+
+
+def some_of(job: Job, choices: Choices) -> Iterator[Candidate]:
+    """Of the candidates that the search looks into."""
+    for shape in choices.shapes(job.workers):
+        yield from list(of_shape(choices, shape))[::EVERY]
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
+    """That of a shape's state, and those of even shares and of early stages: placed, and however it is placed."""
+    memory = searched(job).memory
+    for each in some_of(job, Choices(job.spec, job.cluster)):
+        total, shape = memory.total(each), shape_of(each)
+        placed = Placed.of(each.degrees, each.options.sharding, each.options.recompute)
+        state = memory.of_state(placed, each.options.virtual_stages)
+        assert memory.bound_of_state(shape) <= max(state)
+        shares = map(add, memory.state_of_shares(placed), memory.beside_shares(each))
+        assert max(shares) + memory.allowance <= total
+        assert not memory.exceeds(each, total)
+        assert not memory.exceeds_unplaced(Candidate(shape, each.options), total - memory.allowance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
+    """So the largest that may fit is found by bisection."""
+    choices, memory = Choices(job.spec, job.cluster), searched(job).memory
+    for shape in choices.shapes(job.workers):
+        for recompute in choices.recomputes():
+            runs = [
+                choices.plain(shape).having(
+                    recompute=recompute, micro_batch_groups=size, num_micro_batches=times
+                )
+                for size, times in choices.micro_batches(shape)
+            ]
+            for larger, smaller in pairwise(memory.beside_shares(each) for each in runs):
+                assert all(less <= more for less, more in zip(smaller, larger, strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
+    """On devices that are just large enough for it."""
+    spec, cluster, workers, profile = job
+    memory = searched(job).memory
+    overlaps = bool(spec.parallel.overlap)
+    for each in list(least_layouts(spec, cluster, workers))[::EVERY]:
+        enough = int((memory.total(each) - memory.allowance) / 0.9) + 1
+        on_just_enough = cluster.model_copy(update={"memory_bytes": enough})
+        of, recompute = each.degrees, each.options.recompute
+        least = MemoryModel(spec, on_just_enough, profile_of(profile), LOAD_SKEW)
+        assert least.total(each) <= enough
+        assert least.fewest_workers(of.pipeline, of.split, recompute, overlaps=overlaps) <= workers
+        fewest = least.bound_of_state(Degrees()) // max(1, enough - least.allowance)
+        assert fewest <= workers
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
+    """That of its shape, of even stages, of the stages as they are, and of what comes beside micro-batches; nor than
+    those of larger micro-batches, a group for a group."""
+    search, choices = searched(job), Choices(job.spec, job.cluster)
+    time = search.time
+    ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, time)
+    for each in some_of(job, choices):
+        shape, of = shape_of(each), each.options
+        plain, ranks_per_node = Candidate(shape, of), choices.ranks_per_node(shape)
+        overlaps = of.recompute != "full"
+        hidden = time.least_of_units(plain, ranks_per_node, overlaps=overlaps)
+        of_units = time.least_of_units(plain, ranks_per_node, overlaps=choices.can_overlap(each))
+        assert all(less <= NEARLY * more for less, more in zip(hidden, of_units, strict=True))
+        gathered = tuple(map(add, of_units, time.least_gathers(each)))
+        even_s = time.on_even_stages_s(gathered, shape.pipeline)
+        staged_s = time.on_stages_s(gathered, shape.pipeline, of.virtual_stages)
+        assert even_s <= NEARLY * staged_s
+        turns = of.num_micro_batches + (shape.pipeline - 1) / of.virtual_stages
+        step_s = time.step_s(each)
+        assert staged_s * turns + time.least_beside_s(each) <= NEARLY * step_s
+        assert ranker.bound_s(shape) <= NEARLY * step_s
+    for shape in choices.shapes(job.workers):
+        for recompute in choices.recomputes():
+            of_a_group = [
+                time.on_even_stages_s(
+                    time.least_of_units(run, choices.ranks_per_node(shape), overlaps=recompute != "full"),
+                    shape.pipeline,
+                )
+                / size
+                for size, times in choices.micro_batches(shape)
+                for run in [choices.plain(shape).having(recompute=recompute, micro_batch_groups=size)]
+            ]
+            assert all(larger <= NEARLY * smaller for larger, smaller in pairwise(of_a_group))
+
+
+@settings(max_examples=40, deadline=None)
+@given(jobs())
+def test_the_fastest_under_a_limit_is_that_of_the_ranking(job: Job) -> None:
+    """And there is none where all take longer."""
+    search, choices = searched(job), Choices(job.spec, job.cluster)
+    ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, search.time)
+    shapes = list(choices.shapes(job.workers))
+    ranking = ranker.rank(shapes, 1)
+    for to_run, found in ((False, ranking.fitting), (True, ranking.runnable)):
+        if not found:
+            assert ranker.fastest(shapes, to_run=to_run) is None
+            continue
+        first = found[0]
+        for limit_s in (inf, first.step_s):
+            assert ranker.fastest(shapes, limit_s, to_run=to_run) == first
+        assert ranker.fastest(shapes, 0.99 * first.step_s, to_run=to_run) is None
