@@ -211,3 +211,30 @@ def test_a_jobs_plan_is_kept_and_drawn(plane: ControlPlane, job_file: Path, tmp_
     assert done.returncode == 0, done.stderr
     assert done.stdout == kept.read_text()
     assert picture.read_text().startswith("<svg")
+
+
+def test_a_plan_says_what_it_depends_on_and_what_it_is_priced_by(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "model: {preset: olmoe-1b-7b}\ndata: {corpus: synthetic, max_tokens: 4096}\n"
+        "train: {num_steps: 10, batch_tokens: 131072, dtype: bfloat16}\nresources: {num_workers: 8}\n"
+    )
+    on = ("--num-nodes=1", "--devices-per-node=8", "--device=h100")
+    told = shardyard("plan", file, *on, "--software=megatron-graphs", "--sensitivity", "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert found["plan"]["software"] == "megatron-graphs"
+    changes = {each["what"]: each for each in found["sensitivity"]}
+    assert {"links within nodes 20% slower", "kernels 20% slower", "memory 10% less"} < changes.keys()
+    step_s = sum(each for kind, each in found["plan"]["predicted"].items() if kind != "hidden_s")
+    for what, each in changes.items():
+        if "slower" in what:
+            assert each["step_s"] >= step_s * 0.9999
+            assert each["best"] is not None
+    shown = shardyard("plan", file, *on, "--sensitivity")
+    assert "what it depends on" in shown.stdout
+    assert "priced by        ours-eager" in shown.stdout
+    wrong = shardyard("plan", file, *on, "--software=theirs")
+    assert (wrong.returncode, "--software (='theirs') must be one of ours-eager" in wrong.stderr) == (2, True)
+    both = shardyard("plan", file, *on, "--sensitivity", "--explain-against=tensor=2")
+    assert (both.returncode, "ask for one at a time" in both.stderr) == (2, True)

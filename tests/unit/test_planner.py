@@ -71,7 +71,7 @@ def test_less_memory_splits_more_and_at_last_is_refused() -> None:
     """Parameters on every rank where there is room; then cut up and gathered where they are used; then spread by
     experts; then every expert split; then no plan, and how many workers would do."""
     spec = mixtral(16, pipeline=1, context=1)
-    plans = [plan_as_peer(spec, joined_by_one_switch(16, memory_gib)) for memory_gib in (2000, 200, 100, 52)]
+    plans = [plan_as_peer(spec, joined_by_one_switch(16, memory_gib)) for memory_gib in (2000, 350, 120, 52)]
     assert [kind_of(plan) for plan in plans] == ["replicated", "fsdp", "expert", "tensor"]
     with pytest.raises(
         SpecError, match=r"2\.\d\d GiB too much; .* is optimizer; use 24 workers of this kind"

@@ -1,17 +1,19 @@
 """Bounds that the search prunes by: none is above what it bounds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 from operator import add
 
+import pytest
 from hypothesis import given, settings
 
-from moe.plan import Degrees
+from benchmarks.published_rows import ROWS
+from moe.plan import Degrees, Search
 from moe.plan.candidate import Candidate
 from moe.plan.cost.memory import MemoryModel, Placed
-from moe.plan.profile import profile_of
+from moe.plan.profile import ProfileName, profile_of
 from moe.plan.search.choices import Choices
 from moe.plan.search.ranking import Ranker
 from moe.plan.search.search import LOAD_SKEW
@@ -27,18 +29,31 @@ def shape_of(candidate: Candidate) -> Degrees:
     return replace(candidate.degrees, fsdp=1, expert_fsdp=1)
 
 
-def some_of(job: Job, choices: Choices) -> Iterator[Candidate]:
+def some_of(choices: Choices, workers: int) -> Iterator[Candidate]:
     """Of the candidates that the search looks into."""
-    for shape in choices.shapes(job.workers):
-        yield from list(of_shape(choices, shape))[::EVERY]
+    for shape in choices.shapes(workers):
+        yield from islice(of_shape(choices, shape), 0, None, EVERY)
 
 
 @settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
-    """That of a shape's state, and those of even shares and of early stages: placed, and however it is placed."""
-    memory = searched(job).memory
-    for each in some_of(job, Choices(job.spec, job.cluster)):
+    assert_room(searched(job).memory, some_of(Choices(job.spec, job.cluster), job.workers))
+
+
+@pytest.mark.parametrize("profile", ["ours", "peer"])
+def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileName) -> None:
+    """In pipelines of many layers."""
+    row = next(row for row in ROWS if row.model == "qwen3-30b-a3b")
+    search, choices = Search(row.job({}), row.cluster, profile=profile), Choices(row.job({}), row.cluster)
+    shapes = list(choices.shapes(row.num_devices))
+    for shape in shapes[:: len(shapes) // 8]:
+        assert_room(search.memory, islice(of_shape(choices, shape), 7, 40_000, 799))
+
+
+def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
+    """Bounds of a shape's state, and of even shares and early stages: as it is placed, and however it is placed."""
+    for each in candidates:
         total, shape = memory.total(each), shape_of(each)
         placed = Placed.of(each.degrees, each.options.sharding, each.options.recompute)
         state = memory.of_state(placed, each.options.virtual_stages)
@@ -92,7 +107,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     search, choices = searched(job), Choices(job.spec, job.cluster)
     time = search.time
     ranker = Ranker(job.spec, job.cluster.memory_bytes, choices, search.memory, time)
-    for each in some_of(job, choices):
+    for each in some_of(choices, job.workers):
         shape, of = shape_of(each), each.options
         plain, ranks_per_node = Candidate(shape, of), choices.ranks_per_node(shape)
         overlaps = of.recompute != "full"

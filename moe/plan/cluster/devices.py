@@ -24,6 +24,10 @@ class Device:
     """One direction, each device's share of its node's adapters, as large collectives reach it."""
     across_latency_s: float
     """Of one step of a collective."""
+    host_link_bytes_per_s: float = inf
+    """To the host's memory and back, one direction."""
+    host_bytes_per_s: float = inf
+    """The device's share of the rate of the host's memory."""
     layer_s: float | None = None
     """Seconds of a layer, forward and backward, that no amount of work shortens, where it was measured with the device;
     of GPUs the software says it."""
@@ -70,7 +74,8 @@ def plain_kernels(
 #   nccl-tests' large messages reach. B300 and GB300 can have 800 Gb/s, but what was published of gpt-oss over eight
 #   nodes of B300 is no faster than over B200's; a cluster file may say so (`across_share: 2`). GB200 and GB300 NVL72:
 #   72 GPUs in a domain. Latency of a step across nodes: a ring's in NCCL's own tuning model, simple protocol
-#   (src/graph/tuning.cc).
+#   (src/graph/tuning.cc). To the host: PCIe of generation 4 (A100) or 5, NVLink-C2C of Grace, as large copies reach
+#   them; of its memory an eighth of a two-socket server's, or half of a Grace's, as its data sheets have it.
 # V100 was not measured: 0.85 of the peaks of its data sheet (15.7 TFLOP/s in float32, 0.9 TB/s), 0.7 of its links'
 #   150 GB/s, and 0.6 for attention, as of A100. Its tensor cores multiply float16 alone, which no job trains in.
 # A100-40 has the A100-80's kernels, with 1.555 of 2.039 TB/s.
@@ -82,12 +87,15 @@ def _nvidia(
     per_node: int = 8,
     across_gb_per_s: float = 50.0,
     kernels: Kernels | None = None,
+    host_link_gb_per_s: float = 50.0,
+    host_gb_per_s: float = 60.0,
 ) -> Device:
     of = kernels or MEASURED[name]
     return Device(
         kind="cuda", memory_bytes=memory_gib * _GIB, memory_bytes_per_s=of.products["bfloat16"].bytes_per_s,
         kernels=of, devices_per_node=per_node, across_nodes_bytes_per_s=0.93e9 * across_gb_per_s,
-        across_latency_s=1.4e-5,
+        across_latency_s=1.4e-5, host_link_bytes_per_s=1e9 * host_link_gb_per_s,
+        host_bytes_per_s=1e9 * host_gb_per_s,
     )  # fmt: skip
 
 
@@ -123,15 +131,19 @@ DEVICES: dict[str, Device] = {
             {"float32": 13.3e12, "float64": 6.6e12}, 0.77e12, 9.4e12, 105e9, 1e-5, half_rows=32, expert_half_rows=32
         ),
         devices_per_node=8, across_nodes_bytes_per_s=0.93 * 12.5e9, across_latency_s=1.4e-5,
+        host_link_bytes_per_s=12e9, host_bytes_per_s=25e9,
     ),
-    "a100-40": _nvidia("a100-40", 40, across_gb_per_s=25, kernels=_with_memory(MEASURED["a100-80"], 1.555 / 2.039)),
-    "a100-80": _nvidia("a100-80", 80, across_gb_per_s=25),
+    "a100-40": _nvidia(
+        "a100-40", 40, across_gb_per_s=25, host_link_gb_per_s=25, host_gb_per_s=40,
+        kernels=_with_memory(MEASURED["a100-80"], 1.555 / 2.039),
+    ),
+    "a100-80": _nvidia("a100-80", 80, across_gb_per_s=25, host_link_gb_per_s=25, host_gb_per_s=40),
     "h100": _nvidia("h100", 80),
     "h200": _nvidia("h200", 141),
     "b200": _nvidia("b200", 180),
-    "gb200": _nvidia("gb200", 186, per_node=72),
+    "gb200": _nvidia("gb200", 186, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
     "b300": _nvidia("b300", 270),
-    "gb300": _nvidia("gb300", 277, per_node=72),
+    "gb300": _nvidia("gb300", 277, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
     # One core of the paper's machine, float32 by single passes of its bfloat16 units: 420 TFLOP/s and 900 GB/s a board
     # of 8 cores and a chip of two (Google Cloud's system architecture); links of 656 Gb/s, both ways together (Jouppi
     # et al., CACM 2020), 82% of which are reached. The latency, of a hop on the torus, lies where all-to-all is near

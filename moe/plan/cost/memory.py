@@ -19,7 +19,7 @@ from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees, Shards, Split
 from moe.plan.plan import MemoryEstimate
 from moe.plan.profile import Profile
-from moe.spec import JobSpec
+from moe.spec import AdamWSpec, JobSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
 """Of activations: under fp8 only the operands of matrix products are narrower."""
@@ -34,6 +34,17 @@ over 4,096 words on two cores of an EPYC: 290 ms by 64, 209 by 256, 214 by 2,048
 
 ALLOWANCE = 0.1
 """Share of a device's memory that is left to the framework and to fragmentation."""
+
+
+def moment_bytes(spec: JobSpec) -> int:
+    """Of a number that the optimizer remembers."""
+    is_narrow = isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.moments == "bfloat16"
+    return 2 if is_narrow else max(4, BYTES_PER_ELEMENT[spec.train.dtype])
+
+
+def on_host(spec: JobSpec, kind: str) -> bool:
+    """Whether what the optimizer remembers lies in another memory than the device's."""
+    return isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.offload and kind != "cpu"
 
 
 def loss_tokens(device_type: str, vocabulary: int) -> int:
@@ -135,6 +146,9 @@ class MemoryModel:
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
+        self._moment_width, self._master_width = moment_bytes(spec), self._state_width
+        if on_host(spec, self._kind):
+            self._moment_width = self._master_width = 0
         self._counter = StateCounter(spec.train.optimizer)
         self._of_layer = cache(self._layer_bytes)
         self.of_state = cache(self._of_state)
@@ -214,7 +228,12 @@ class MemoryModel:
             return count * groups * self._of_layer(unit, one, run.split, run.recompute == "selective").kept
         again = self._of_layer(unit, all_at_once, run.split, False)
         kept = self._width * one * self._m // run.split.tensor
-        return count * groups * kept + again.kept + again.workspace
+        return (
+            count * groups * kept
+            + again.kept
+            + again.workspace
+            - self._width * all_at_once * self._m // run.split.tensor
+        )
 
     def state_of_shares(self, placed: Placed) -> tuple[int, ...]:
         """Bytes of state that each share takes at least."""
@@ -250,7 +269,7 @@ class MemoryModel:
                 stays = max(stays, of.used.both * count * narrow)
             room = self._limit - self.allowance - sum(self._beside(share, run)) - stays
             dense, experts = (
-                count * width * (trained + optimizer)
+                count * (width * trained + self._moment_width * optimizer)
                 for trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
             )
             parts = dense * split.tensor * split.context + experts * split.expert * split.expert_tensor
@@ -279,13 +298,11 @@ class MemoryModel:
         narrow = self._width if self._width < width else 0
         gradients = trained_used if sharding == "optimizer" else trained_stored
         if sharding != "parameters":
-            weights = (narrow * used + width * stored if narrow else width * used) + coded_used
-        elif self.profile.narrows_at_use:
-            weights = width * stored + (unit.is_layer and not recomputed) * narrow * used + coded_stored
+            weights = (narrow * used + self._master_width * stored if narrow else width * used) + coded_used
         else:
-            is_whole = shards.fsdp == shards.expert_fsdp == 1
-            weights = width * stored + is_whole * narrow * used + coded_stored
-        return weights + width * (gradients + optimizer)
+            copied = unit.is_layer and self.profile.narrows_at_use and not recomputed
+            weights = width * stored + copied * narrow * used + coded_stored
+        return weights + width * gradients + self._moment_width * optimizer
 
     def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
@@ -301,13 +318,14 @@ class MemoryModel:
         degrees, sharding, recomputed = placed
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
-        optimizer = width * of.optimizer
+        optimizer = self._moment_width * of.optimizer
         saved = of.trained_stored if self._keeps_frozen else of.stored
         gradients = of.trained_used if sharding == "optimizer" else of.trained_stored
         if sharding == "parameters":
             parameters = width * of.stored.both + narrow * self._narrowed(of, degrees, recomputed)
         elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
-            parameters, optimizer = narrow * of.used.both, optimizer + width * of.stored.both
+            parameters = narrow * of.used.both
+            optimizer += self._master_width * of.stored.both
         else:
             parameters = width * of.used.both
         coded = of.coded_stored if sharding == "parameters" else of.coded_used
@@ -317,7 +335,9 @@ class MemoryModel:
             width * gradients.both + self._passing(of, stage, degrees),
             optimizer,
             self._communication(degrees, sharding, of),
-            width * (saved.both + of.optimizer) + saved_codes if self._kind == "cpu" else 0,
+            width * saved.both + self._moment_width * of.optimizer + saved_codes
+            if self._kind == "cpu"
+            else 0,
         )
 
     def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:
@@ -340,7 +360,7 @@ class MemoryModel:
     def _beside(self, stage: Stage, run: Run) -> tuple[int, int, int, int, int]:
         """Bytes that the layers keep of micro-batches, and of what passes from stage to stage, as `_BytesBeside`."""
         width, (tensor, context, *_) = self._width, run.split
-        activations = dispatch = logits = of_loss = let_go = 0
+        activations = dispatch = logits = of_loss = let_go = input_again = 0
         largest = _NOTHING
         full, selective = run.recompute == "full", run.recompute == "selective"
         for unit, count in stage.units:
@@ -353,10 +373,11 @@ class MemoryModel:
             if not unit.is_layer:
                 continue
             layer = self._of_layer(unit, positions, run.split, selective)
-            if full:  # the input of each, and one as it is computed again
-                activations += count * width * positions * self._m // tensor
+            if full:  # the input of each, and one as it is computed again, whose input is among what it keeps
+                one_input = width * positions * self._m // tensor
+                activations += count * one_input
                 if layer.kept + layer.workspace > largest.kept + largest.workspace:
-                    largest = layer
+                    largest, input_again = layer, one_input
             else:
                 activations += count * layer.activations
                 dispatch += count * layer.dispatch
@@ -370,7 +391,7 @@ class MemoryModel:
         waiting = run.overlap + of_stage
         tokens = run.groups * self._group_tokens // context // tensor
         return (
-            int(waiting * activations) + full * largest.activations,
+            int(waiting * activations) + full * (largest.activations - input_again),
             int(waiting * dispatch) + full * largest.dispatch,
             max(of_loss, largest.workspace - let_go),
             logits,

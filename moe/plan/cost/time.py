@@ -8,7 +8,7 @@ from itertools import product
 from moe.plan.candidate import CHUNKS, Candidate, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.cost.memory import BYTES_PER_ELEMENT
+from moe.plan.cost.memory import BYTES_PER_ELEMENT, moment_bytes, on_host
 from moe.plan.cost.stages import Stage, stages
 from moe.plan.cost.state import StateCounter
 from moe.plan.cost.unit_time import KINDS, MicroBatch, UnitTime
@@ -40,6 +40,7 @@ class TimeModel:
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
         self._profile = profile
+        self._moment_width, self._is_on_host = moment_bytes(spec), on_host(spec, self._device.kind)
         self._counter = StateCounter(spec.train.optimizer)
         of_units = UnitTime(spec, cluster, profile, software, self._network, load_skew)
         self._unit, self._unit_gathers_s = of_units.of, of_units.gathers_s
@@ -199,8 +200,11 @@ class TimeModel:
             used.in_experts, stored.in_experts, experts, degrees.expert_fsdp, sharding
         )
         # Reads weight and gradient, reads and writes what is remembered, writes the weight.
-        numbers = 3 * stored.both + 2 * of.optimizer
-        update = self._state_width * numbers / self._device.memory_bytes_per_s
+        moved = 3 * self._state_width * stored.both + 2 * self._moment_width * of.optimizer
+        update = moved / self._device.memory_bytes_per_s
+        if self._is_on_host:  # gradients there, updated weights back
+            update = moved / self._device.host_bytes_per_s
+            update += (self._state_width + self._width) * stored.both / self._device.host_link_bytes_per_s
         return scatter + of_experts[0], once + of_experts[1], update
 
     def _reduction(

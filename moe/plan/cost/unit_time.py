@@ -88,6 +88,10 @@ def _recomputed(recompute: Recompute) -> tuple[float, float]:
     return (1.0 if recompute == "full" else 0.0), (0.0 if recompute == "none" else 1.0)
 
 
+_NARROW = 1 + 4 / 128
+"""Bytes of a number of 8 bits with its part of a scale for 128 of them."""
+
+
 class Passes(NamedTuple):
     """Passes over a unit that one micro-batch takes."""
 
@@ -346,18 +350,26 @@ class UnitTime:
         ranks = Ranks(expert * expert_tensor)
         if ranks.count == 1:
             return 0.0
-        row_bytes, chunk = self._width * self._m, tokens / of.num_chunks
-        back = 2 + (2 * of.full_recompute or of.hidden_recompute)
-        times = (2 * (passes.of_reference + 1) + passes.backward * back) * of.num_chunks
+        wide, narrow = self._width, _NARROW if self._spec.train.dispatch_dtype == "fp8" else self._width
+        out = passes.of_reference + 1 + passes.backward * of.hidden_recompute
+        back = passes.of_reference + 1 + passes.backward * (2 + of.full_recompute)
+        chunk = tokens / of.num_chunks
         kernel = self._kernels.exchange if self._software.is_fused else None
-        if kernel is not None:
-            chosen, groups = moe.experts_per_token, moe.routing.max_expert_groups
-            one = self._network.fused(kernel, chunk * skew, row_bytes, chosen, expert_tensor, ranks, groups)
-            return times * one
-        sent = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew
         copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
-        exchange = times * self._network.all_to_all(sent, ranks, copies)
-        if not self._device.fixed_shapes:  # each pass begins with counts
+
+        def one_s(width: float) -> float:
+            """One way, with numbers of so many bytes."""
+            row_bytes = width * self._m
+            if kernel is not None:
+                chosen, groups = moe.experts_per_token, moe.routing.max_expert_groups
+                return self._network.fused(
+                    kernel, chunk * skew, row_bytes, chosen, expert_tensor, ranks, groups
+                )
+            sent = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew
+            return self._network.all_to_all(sent, ranks, copies)
+
+        exchange = of.num_chunks * (out * one_s(narrow) + back * one_s(wide))
+        if kernel is None and not self._device.fixed_shapes:  # each pass begins with counts
             exchange += passes.forwards * self._network.all_to_all(0.0, ranks)
         return exchange
 

@@ -193,7 +193,8 @@ class ShapeSearch:
         """Adds what fits of one way, however it is placed and rows travel."""
         run = self._room.run(opened.recompute, opened.size, opened.virtual_stages or 1)
         models, options, found = self._models, run.options, self._found
-        bound_s = cache(partial(self._bound_of_placed_s, run))
+        of_units = self._of_units(run, overlaps=self._can_overlap(run))
+        bound_s = cache(partial(self._bound_of_placed_s, run, of_units))
         fast = (
             number for number, gathers in self._gathers.items()
             if bound_s(gathers) <= found.limit_of(self._shape)
@@ -212,9 +213,10 @@ class ShapeSearch:
                 if each.options.overlap == options.overlap or models.memory.total(each) <= models.limit_bytes:
                     found.add(Ranked(each, self._shape, step_s, blocked))
 
-    def _bound_of_placed_s(self, run: Candidate, gathers: tuple[float, ...]) -> float:
+    def _bound_of_placed_s(
+        self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]
+    ) -> float:
         """Seconds of all micro-batches and the bubble at least, by what gathers take."""
-        of_units = map(add, self._of_units(run, overlaps=self._can_overlap(run)), gathers)
-        virtual_stages = run.options.virtual_stages
-        one_s = self._models.time.on_stages_s(tuple(of_units), self._shape.pipeline, virtual_stages)
+        virtual_stages, both = run.options.virtual_stages, tuple(map(add, of_units, gathers))
+        one_s = self._models.time.on_stages_s(both, self._shape.pipeline, virtual_stages)
         return one_s * self._turns(run, virtual_stages)

@@ -77,12 +77,10 @@ class Smallest:
     def _of_shape(self, choices: Choices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
         """Each recomputation and placement."""
         memory, plain, numbers = self._memory, choices.plain(shape), count()
-        placed = list(choices.placed(shape))
-        if to_run:
-            placed = [
-                (degrees, sharding) for degrees, sharding in placed
-                if not not_yet(self._spec, Candidate(degrees, Options(sharding=sharding)), memory.profile.name)
-            ]  # fmt: skip
+        placed = [
+            (degrees, sharding) for degrees, sharding in choices.placed(shape)
+            if not (to_run and self._not_yet(Candidate(degrees, replace(plain.options, sharding=sharding))))
+        ]  # fmt: skip
         state_of_shares = cache(memory.state_of_shares)
         for recompute in choices.recomputes():
             run = plain.having(recompute=recompute)
@@ -91,6 +89,9 @@ class Smallest:
                 state = state_of_shares(Placed(degrees, sharding, recompute == "full"))
                 options = replace(run.options, sharding=sharding)
                 yield _Least(max(map(add, state, beside)) + memory.allowance, next(numbers), degrees, options)
+
+    def _not_yet(self, candidate: Candidate) -> tuple[str, ...]:
+        return not_yet(self._spec, candidate, self._memory.profile.name)
 
     def _within(self, choices: Choices, one: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
         """The virtual stages in which the candidate takes at most `limit_bytes`, and what it takes."""

@@ -1,0 +1,98 @@
+"""Plans of narrower moments, of an optimizer on the host, and of rows that travel in 8 bits."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moe.plan import Cluster, Plan, Search, plan_job
+from moe.plan.executable import check_asked
+from moe.plan.plan import MemoryEstimate
+from moe.spec import JobSpec, SpecError
+
+
+def job(
+    optimizer: dict[str, Any] | None = None, parallel: dict[str, Any] | None = None, **train: Any
+) -> JobSpec:
+    return JobSpec.parse(
+        {
+            "model": {"preset": "olmoe-1b-7b"},
+            "data": {"corpus": "synthetic", "max_tokens": 4096},
+            "train": {"num_steps": 1, "batch_tokens": 32 * 4096, "dtype": "bfloat16",
+                      "optimizer": {"name": "adamw", **(optimizer or {})}, **train},
+            "resources": {"num_workers": 8},
+            "parallel": parallel or {},
+        }
+    )  # fmt: skip
+
+
+H100 = Cluster(num_nodes=1, devices_per_node=8, device="h100")
+SPREAD = {"expert": 8, "tensor": 1, "context": 1, "pipeline": 1, "sharding": "parameters"}
+
+
+def memory(plan: Plan, spec: JobSpec) -> MemoryEstimate:
+    """Of the same layout."""
+    return Search(spec, H100).memory.of(plan.candidate)
+
+
+def seconds(plan: Plan, spec: JobSpec) -> Any:
+    return Search(spec, H100).time.of(plan.candidate)
+
+
+@pytest.mark.parametrize("parallel", [{}, SPREAD, {**SPREAD, "sharding": "optimizer"}], ids=str)
+def test_narrow_moments_take_half_and_those_on_the_host_nothing(parallel: dict[str, Any]) -> None:
+    spec = job(parallel=parallel)
+    plan = plan_job(spec, H100)
+    wide, narrow, hosted = (
+        memory(plan, job(each, parallel)) for each in ({}, {"moments": "bfloat16"}, {"offload": True})
+    )
+    masters = 0 if plan.candidate.gathers or not plan.candidate.is_sharded else wide.optimizer / 3
+    assert wide.optimizer - narrow.optimizer == pytest.approx((wide.optimizer - masters) / 2, rel=1e-6)
+    assert hosted.optimizer == 0
+    kinds = wide.by_kind() | {"optimizer": 0}
+    assert kinds == hosted.by_kind() | {"optimizer": 0}
+    assert seconds(plan, job({"moments": "bfloat16"}, parallel)).optimizer_s < plan.predicted.optimizer_s
+    assert seconds(plan, job({"offload": True}, parallel)).optimizer_s > plan.predicted.optimizer_s
+
+
+def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
+    """Out once forward, back forward, and both gradients: three of four ways stay wide."""
+    spec, narrow = (
+        job(parallel={**SPREAD, "recompute": "none"}, dispatch_dtype=each) for each in (None, "fp8")
+    )
+    plan = plan_job(spec, H100)
+    assert plan.options.num_chunks == 1 or plan.predicted.all_to_all_s
+    plain = replace(plan.candidate, options=replace(plan.candidate.options, num_chunks=1, overlap=False))
+    wide_s, narrow_s = (Search(each, H100).time.of(plain).all_to_all_s for each in (spec, narrow))
+    assert pytest.approx(narrow_s / wide_s, rel=0.02) == (3 + (1 + 4 / 128) / 2) / 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [(job({"moments": "bfloat16"}), "moments in bfloat16"), (job({"offload": True}), "an optimizer on the host"),
+     (job(dispatch_dtype="fp8"), "rows that travel in 8 bits")],
+    ids=["moments", "offload", "dispatch"],
+)  # fmt: skip
+def test_they_can_be_planned_and_are_refused_where_they_would_be_run(spec: JobSpec, told: str) -> None:
+    assert told in plan_job(spec, H100).not_yet
+    with pytest.raises(SpecError, match=told):
+        check_asked(spec)
+
+
+def test_a_model_that_fits_by_narrower_state_alone_is_planned_so() -> None:
+    """Of Mixtral on eight devices of 80 GiB."""
+
+    def spec(**optimizer: Any) -> JobSpec:
+        return JobSpec.parse(
+            {
+                "model": {"preset": "mixtral-8x7b"},
+                "data": {"corpus": "synthetic", "max_tokens": 4096},
+                "train": {"num_steps": 1, "batch_tokens": 8 * 4096, "dtype": "bfloat16",
+                          "optimizer": {"name": "adamw", **optimizer}},
+                "resources": {"num_workers": 8},
+            }
+        )  # fmt: skip
+
+    with pytest.raises(SpecError, match="too much"):
+        plan_job(spec(), H100)
+    assert plan_job(spec(offload=True), H100).memory.optimizer == 0
