@@ -47,6 +47,7 @@ def on_host(spec: JobSpec, kind: str) -> bool:
     return isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.offload and kind != "cpu"
 
 
+@cache
 def loss_tokens(device_type: str, vocabulary: int) -> int:
     """Tokens whose logits the loss holds at a time."""
     least, most = (logits // vocabulary for logits in (_LOGITS_ON_CPU if device_type == "cpu" else _LOGITS))

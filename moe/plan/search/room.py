@@ -1,7 +1,7 @@
 """The room that a shape's ways to run have in memory, whatever they are priced by."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, cached_property, partial
 from operator import add
 
@@ -61,7 +61,7 @@ class Room:
             if max(map(add, state, beside)) <= self._usable_bytes:
                 yield number
 
-    def that_fit(self, run: Candidate, numbers: Iterator[int]) -> Iterator[int]:
+    def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
         """Those of the placements in which a run does fit."""
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:

@@ -32,7 +32,7 @@ from moe.plan.search.explain import (  # fmt: skip
 )
 from moe.plan.search.ranking import RUNNABLE, Ranker, Ranking
 from moe.plan.search.smallest import Smallest
-from moe.plan.search.spread import Chosen, End, under_both
+from moe.plan.search.spread import NEAR, Chosen, End, under_both
 from moe.plan.software import Software, SoftwareName, software_of
 from moe.plan.stored import made_for
 from moe.spec import JobSpec
@@ -124,17 +124,27 @@ class Search:
     def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[End]]:
         """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
         software's spread."""
-        to_run = bool(ranking.runnable)
         every = ranking.runnable or ranking.fitting
-        ends = []
-        for software, name in zip(self.software.extremes, _ENDS, strict=False):
-            time = TimeModel(self.spec, self.cluster, self.profile, software, self._load_skew)
+        first, shapes = every[0].candidate, self._placeable(workers)
+
+        def fastest(time: TimeModel, within: float) -> Candidate | None:
+            """The fastest where it is faster than the first of all by more than this factor."""
             ranker = Ranker(self.spec, self.cluster.memory_bytes, self._choices, self.memory, time)
-            found = ranker.rank(self._placeable(workers), 1)
-            fastest = (found.runnable if to_run else found.fitting)[0]
-            ends.append(End(name, cache(time.step_s), fastest.candidate))
-        others = (each.candidate for each in every)
-        return under_both(every[0].candidate, others, ends, layout_in_words), ends
+            found = ranker.fastest(shapes, time.step_s(first) / within, to_run=bool(ranking.runnable))
+            return None if found is None else found.candidate
+
+        times = [
+            TimeModel(self.spec, self.cluster, self.profile, software, self._load_skew)
+            for software in self.software.extremes
+        ]
+        found = [fastest(time, NEAR) for time in times]
+        if any(found):  # else the first is near the best at both, whatever that is
+            found = [each or fastest(time, 1.0) for each, time in zip(found, times, strict=True)]
+        ends = [
+            End(name, cache(time.step_s), each or first)
+            for name, time, each in zip(_ENDS, times, found, strict=False)
+        ]
+        return under_both(first, (each.candidate for each in every), ends, layout_in_words), ends
 
     def best_of(self, workers: int, ranking: Ranking) -> Plan:
         """The layout of a ranking that `plan` chooses, without reasons."""

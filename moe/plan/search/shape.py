@@ -192,26 +192,22 @@ class ShapeSearch:
     def _look_into(self, opened: _Open) -> None:
         """Adds what fits of one way, however it is placed and rows travel."""
         run = self._room.run(opened.recompute, opened.size, opened.virtual_stages or 1)
-        models, options, found = self._models, run.options, self._found
+        models, options, limit_s = self._models, run.options, self._found.limit_of(self._shape)
         of_units = self._of_units(run, overlaps=self._can_overlap(run))
         bound_s = cache(partial(self._bound_of_placed_s, run, of_units))
-        fast = (
-            number for number, gathers in self._gathers.items()
-            if bound_s(gathers) <= found.limit_of(self._shape)
-        )  # fmt: skip
+        fast = [number for number, gathers in self._gathers.items() if bound_s(gathers) <= limit_s]
         for number in self._room.that_fit(run, fast):
             degrees, sharding = self._room.placed[number]
             plain = Candidate(degrees, replace(options, sharding=sharding))
-            if bound_s(self._gathers[number]) + models.time.least_beside_s(plain) > found.limit_of(
-                self._shape
-            ):
+            if bound_s(self._gathers[number]) + models.time.least_beside_s(plain) > limit_s:
                 continue
             for each in (plain, *models.choices.dispatches(plain)):
                 step_s, blocked = models.time.step_s(each), models.not_yet(each)
-                if step_s > found.limit_of(self._shape) or (self._to_run and blocked):
+                if step_s > limit_s or (self._to_run and blocked):
                     continue
                 if each.options.overlap == options.overlap or models.memory.total(each) <= models.limit_bytes:
-                    found.add(Ranked(each, self._shape, step_s, blocked))
+                    self._found.add(Ranked(each, self._shape, step_s, blocked))
+                    limit_s = self._found.limit_of(self._shape)
 
     def _bound_of_placed_s(
         self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]
