@@ -93,6 +93,11 @@ def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float 
     """The software of this name; where none is named, ours or Megatron-Core's. `layer_s`: as measured with the device,
     whose other rates are ours too."""
     if layer_s is not None:
+        if name not in (None, "ours-eager"):
+            raise SpecError(
+                Problem("software", name, "says nothing of devices whose host time was measured with them",
+                        "leave it out, or plan for GPUs")
+            )  # fmt: skip
         host = Host(layer_s, 0.0, 0.0, 1.0)
         return Software("ours-eager", host, (host, host), overlap=0.0, exchange_overlap=0.0)
     return SOFTWARE[name or ("ours-eager" if profile == "ours" else "megatron-eager")]

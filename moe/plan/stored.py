@@ -26,7 +26,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     asked = {name: each for name, each in said(spec.resolved).items() if name not in _FREE}
     return MadeFor(
         spec=_digest(asked),
-        cluster=_digest(cluster.model_dump(mode="json", exclude={"calibration"})),
+        cluster=_digest(cluster.model_dump(mode="json", exclude={"calibration", "price_per_hour"})),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,
     )
@@ -65,6 +65,10 @@ def load(path: str | Path, now: Plan | None = None) -> Plan:
     try:
         plan = Plan.model_validate_json(Path(path).read_bytes())
     except ValidationError as error:
+        if any(each["type"] == "json_invalid" for each in error.errors()):
+            raise SpecError(
+                Problem(name, None, "is no plan", "name a file that `shardyard plan --save` or --json wrote")
+            ) from None
         raise SpecError([replace(each, path=f"{name}: {each.path}") for each in problems_of(error)]) from None
     if now is not None and (found := differences(plan, now)):
         others = " and another ".join(found)
@@ -78,7 +82,8 @@ def differences(plan: Plan, now: Plan) -> list[str]:
     if made is None:
         return ["planner, which told nothing of what it planned for"]
     found = [part for part in MadeFor.model_fields if getattr(made, part) != getattr(wanted, part)]
-    return found if plan.profile == now.profile else [*found, "profile"]
+    found += ["profile"] * (plan.profile != now.profile)
+    return found + ["software"] * (plan.software != now.software)
 
 
 def _digest(value: Any) -> str:

@@ -29,7 +29,7 @@ def test_an_exchange_takes_what_its_slowest_kind_of_link_takes(count: int, strid
         Link(devices=8, bytes_per_s=400e9, latency_s=0.0),
         Link(devices=1024, bytes_per_s=50e9, latency_s=0.0),
     )
-    network = Network(Cluster(num_nodes=128, devices_per_node=8, device="h100", links=links))
+    network = Network(Cluster(num_nodes=128, devices_per_node=8, device="cpu", links=links))
     expected = slow_all_to_all(1e9, count, stride, 8, 400e9, 50e9)
     assert network.all_to_all(1e9, Ranks(count, stride)) == pytest.approx(expected)
 
@@ -39,7 +39,7 @@ def test_ranks_of_a_group_in_one_node_share_its_ways_out() -> None:
         Link(devices=8, bytes_per_s=400e9, latency_s=0.0),
         Link(devices=64, bytes_per_s=50e9, latency_s=0.0),
     )
-    network = Network(Cluster(num_nodes=8, devices_per_node=8, device="h100", links=links))
+    network = Network(Cluster(num_nodes=8, devices_per_node=8, device="cpu", links=links))
     one_a_node, all_of_them = network.gather(8e9, Ranks(8, 8)), network.gather(8e9, Ranks(64, 1))
     assert one_a_node == pytest.approx(8e9 * 7 / 8 / 50e9)
     assert all_of_them == pytest.approx(max(8e9 * 7 / 8 / 400e9, 8e9 * 7 / 8 / (8 * 50e9)))
@@ -52,7 +52,7 @@ def test_a_ring_leaves_nodes_that_it_does_not_fill(per_node: int, count: int) ->
         Link(devices=per_node, bytes_per_s=1e12, latency_s=0.0),
         Link(devices=4 * per_node, bytes_per_s=1.0, latency_s=1.0),
     )
-    network = Network(Cluster(num_nodes=4, devices_per_node=per_node, device="h100", links=links))
+    network = Network(Cluster(num_nodes=4, devices_per_node=per_node, device="cpu", links=links))
     nodes = -(-count // per_node)
     fewest = min(per_node, count - (nodes - 1) * per_node)
     moved = (nodes - 1) / nodes / fewest if nodes > 1 else 0.0
@@ -66,7 +66,7 @@ def test_the_steps_of_a_ring_wait_for_each_link_that_they_pass(count: int, strid
         Link(devices=8, bytes_per_s=1e9, latency_s=1.0),
         Link(devices=256, bytes_per_s=1e9, latency_s=100.0),
     )
-    network = Network(Cluster(num_nodes=32, devices_per_node=8, device="h100", links=links))
+    network = Network(Cluster(num_nodes=32, devices_per_node=8, device="cpu", links=links))
     nodes = [rank * stride // 8 for rank in range(count)]
     slow = sum(1.0 if here == there else 100.0 for here, there in itertools.pairwise(nodes))
     assert network.gather(0.0, Ranks(count, stride)) == pytest.approx(slow)
@@ -88,5 +88,5 @@ def test_hierarchical_dispatch_crosses_to_a_node_once() -> None:
     network = Network(h100s(8))
     plain = network.all_to_all(1e9, Ranks(64))
     assert network.all_to_all(1e9, Ranks(64), 4.0) < plain
-    rails = Cluster(num_nodes=8, devices_per_node=8, device="h100", rails=True)
+    rails = Cluster(num_nodes=8, devices_per_node=8, device="cpu", rails=True)
     assert Network(rails).all_to_all(1e9, Ranks(64)) > plain

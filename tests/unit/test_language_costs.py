@@ -105,7 +105,7 @@ def test_latents_are_made_of_own_tokens_and_gathered_after_their_norms() -> None
 def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
     """Latents of so many channels go in, or hidden states; hidden states come out."""
     links = (Link(devices=2, bytes_per_s=3e11, latency_s=0.0),)
-    cluster = Cluster(num_nodes=1, devices_per_node=2, device="h100", links=links)
+    cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", links=links)
     candidate = Candidate(Degrees(tensor=2, data=2), Options(micro_batch_groups=2))
 
     def gather_s(rank: int | None) -> float:

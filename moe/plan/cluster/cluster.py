@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import (  # fmt: skip
     Field,
@@ -15,10 +15,13 @@ from pydantic import (  # fmt: skip
 
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.devices import DEVICES, Device
-from moe.plan.cluster.kernels import Collective
-from moe.spec.base import Count, NonNegative, Positive, Spec
+from moe.plan.cluster.kernels import Collective, Exchange
+from moe.spec.base import Count, Latency, Rate, Spec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.problems import problems_of
+
+Share = Annotated[float, Field(strict=True, ge=0.001, le=1000)]
+Price = Annotated[float, Field(strict=True, ge=1e-6, le=1e9)]
 
 
 class Link(Spec):
@@ -26,9 +29,9 @@ class Link(Spec):
 
     devices: Count
     """Consecutive devices that it joins."""
-    bytes_per_s: Positive
+    bytes_per_s: Rate
     """One direction, of each device, as reached by large messages."""
-    latency_s: NonNegative
+    latency_s: Latency
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Level:
     """Consecutive devices that it joins."""
     ring: Collective
     all_to_all: Collective
+    is_measured: bool = False
+    """Whether constants are of a node whose collectives were measured: rings alone."""
 
 
 def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[Collective, Collective]:
@@ -46,8 +51,9 @@ def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[Collective, Collecti
     return Collective(bytes_per_s, step_s=latency_s), Collective(bytes_per_s, doubling_s=latency_s)
 
 
-def _at_share(of: Collective, share: float) -> Collective:
-    return of if share == 1 else replace(of, bytes_per_s=share * of.bytes_per_s)
+def _at_rate(of: Collective, bytes_per_s: float) -> Collective:
+    """The same over links of another rate; no rank's own share is copied more slowly than others' arrive."""
+    return replace(of, bytes_per_s=bytes_per_s, own_bytes_per_s=max(of.own_bytes_per_s, bytes_per_s))
 
 
 class Cluster(Spec):
@@ -68,11 +74,11 @@ class Cluster(Spec):
     """Devices along the two sides of a torus whose links join neighbours; links, then, are of one level."""
     calibration: Calibration | None = None
     """Rates that were measured, in place of the type's."""
-    within_share: Positive = 1.0
-    across_share: Positive = 1.0
+    within_share: Share = 1.0
+    across_share: Share = 1.0
     """Shares of the type's rates within a node and across nodes that this cluster's links give: less than 1 of a
     network that is oversubscribed."""
-    price_per_hour: Positive | None = None
+    price_per_hour: Price | None = None
     """Of one device, in whatever currency the file counts in."""
 
     @model_validator(mode="before")
@@ -138,23 +144,52 @@ class Cluster(Spec):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The links, as given or the device type's."""
-        if self.links is not None:
-            return tuple(
-                Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in self.links
-            )
+        """The links, as given or the device type's. What was measured of the type within a node beside its links' rate
+        and a step's latency (launches, channels that fill) is the same over links that are given."""
         device = self.traits
-        kernels, share = device.kernels, self.within_share
-        within = Level(
-            self.devices_per_node, _at_share(kernels.ring, share), _at_share(kernels.all_to_all, share)
-        )
+        ring, all_to_all = device.kernels.ring, device.kernels.all_to_all
+        is_measured = ring.start_s > 0
+        if self.links is not None:
+            inner, *outer = self.links
+            if not is_measured or inner.devices > self.devices_per_node:
+                return tuple(
+                    Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in self.links
+                )
+            steps = replace(_at_rate(ring, inner.bytes_per_s), step_s=inner.latency_s)
+            doublings = replace(
+                _at_rate(all_to_all, inner.bytes_per_s), doubling_s=inner.latency_s, step_s=0.0
+            )
+            return (
+                Level(inner.devices, steps, doublings, is_measured=True),
+                *(Level(link.devices, *_of_rate(link.bytes_per_s, link.latency_s)) for link in outer),
+            )
+        share = self.within_share
+        ring = _at_rate(ring, share * ring.bytes_per_s)
+        all_to_all = _at_rate(all_to_all, share * all_to_all.bytes_per_s)
+        within = Level(self.devices_per_node, ring, all_to_all, is_measured)
         if self.num_nodes == 1:
             return (within,)
-        across = Level(
-            self.num_devices,
-            *_of_rate(self.across_share * device.across_nodes_bytes_per_s, device.across_latency_s),
-        )
+        rate = self.across_share * device.across_nodes_bytes_per_s
+        across = Level(self.num_devices, *_of_rate(rate, device.across_latency_s))
         return (across,) if self.sides or self.devices_per_node == 1 else (within, across)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The fused exchange over this cluster's links; None where the device type's was not measured."""
+        measured = self.traits.kernels.exchange
+        if measured is None:
+            return None
+        plain, levels = DEVICES[self.device], self.levels
+        within = across = 1.0
+        if levels[0].devices <= self.devices_per_node:
+            within = levels[0].ring.bytes_per_s / plain.kernels.ring.bytes_per_s
+        if self.num_nodes > 1:
+            across = levels[-1].ring.bytes_per_s / plain.across_nodes_bytes_per_s
+        return replace(
+            measured, link_bytes_per_s=within * measured.link_bytes_per_s,
+            forward_bytes_per_s=within * measured.forward_bytes_per_s,
+            line_bytes_per_s=across * measured.line_bytes_per_s,
+        )  # fmt: skip
 
     @property
     def sides(self) -> tuple[int, int] | None:

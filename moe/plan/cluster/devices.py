@@ -65,7 +65,7 @@ def plain_kernels(
     return Kernels(
         products=products, experts=experts, attention={256: attention},
         ring=Collective(link_bytes_per_s, step_s=latency_s),
-        all_to_all=Collective(link_bytes_per_s, doubling_s=latency_s),
+        all_to_all=Collective(link_bytes_per_s, doubling_s=latency_s), attention_dtype="float32",
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ keep both.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, log2, sqrt
 
 
@@ -49,6 +49,11 @@ class MatrixProducts:
         walk = self.depth_s * (inputs / 1000) ** self.depth_power if self.depth_s else 0.0
         slowest = sqrt(arithmetic * arithmetic + memory * memory + walk * walk)
         return self.start_s + (self.quantise_s * rows * inputs if quantised else 0.0) + slowest
+
+    def reached(self, size: int) -> float:
+        """Operations a second of a product of so many rows, inputs and outputs; its own rate where nothing of few rows
+        was fitted."""
+        return 2 * size**3 / self.seconds(size, size, size) if self.start_s else self.flops_per_s
 
 
 _TILE = 128
@@ -144,6 +149,14 @@ class FusedAttention:
             + numbers * (self.query_s * heads + self.key_s * key_heads)
         )
 
+    def reached(self, heads: int, length: int, widths: int) -> float:
+        """Operations a second, as they are counted of pairs that all see each other; its own rate where nothing beside
+        it was fitted."""
+        if not self.start_s:
+            return self.flops_per_s
+        seconds = self.seconds(length, length, heads, heads, widths, causal=False)
+        return 2 * length * length * widths * heads / seconds
+
     def _looked_at(self, span: float, length: float, *, causal: bool) -> float:
         """Positions, those of half a block on the diagonal among them."""
         if not causal:
@@ -164,7 +177,7 @@ class Collective:
     doubling_s: float = 0.0
     """A doubling of ranks."""
     own_bytes_per_s: float = inf
-    """A rank's own share, which is copied too."""
+    """A rank's own share, which is copied too, as fast at least."""
     ramp_s: float = 0.0
     """Until all channels are full, in proportion up to `knee_bytes`."""
     knee_bytes: float = 1.0
@@ -230,7 +243,17 @@ class Kernels:
     """Gathers, scatters and all-reduces in a node."""
     all_to_all: Collective
     exchange: Exchange | None = None
+    attention_dtype: str = "bfloat16"
+    """That attention was measured in."""
 
-    def attention_of(self, widths: float) -> FusedAttention:
-        """Constants of the nearest width."""
-        return self.attention[min(self.attention, key=lambda each: (abs(log2(each / widths)), each))]
+    def attention_of(self, widths: float, dtype: str | None = None) -> FusedAttention:
+        """Constants of the nearest width; in another dtype than was measured at the ratio of both in products."""
+        found = self.attention[min(self.attention, key=lambda each: (abs(log2(each / widths)), each))]
+        if dtype in (None, self.attention_dtype):
+            return found
+        here, there = self.products[dtype], self.products[self.attention_dtype]
+        wider = here.item_bytes / there.item_bytes
+        return replace(
+            found, flops_per_s=found.flops_per_s * here.flops_per_s / there.flops_per_s,
+            query_s=wider * found.query_s, key_s=wider * found.key_s,
+        )  # fmt: skip

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.kernels import Exchange
+from moe.spec import MoESpec
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Network:
 
     def __init__(self, cluster: Cluster) -> None:
         self._levels, self._rails, self._sides = cluster.levels, cluster.rails, cluster.sides
-        self._has_measured_nodes = self._levels[0].ring.start_s > 0
+        self._per_node, self._has_measured_nodes = cluster.devices_per_node, self._levels[0].is_measured
+        self.exchange = cluster.exchange
         self.all_to_all = cache(self._all_to_all)
         self.gather = cache(self._gather)
 
@@ -132,16 +134,16 @@ class Network:
         return [*within, ranks.count]
 
     def fused(
-        self, kernel: Exchange, tokens: float, row_bytes: float, chosen: int, copies: int, ranks: Ranks,
-        max_groups: int | None,
-    ) -> float:  # fmt: skip
-        """A fused exchange of `tokens` of each rank, to `chosen` experts of which each is on `copies` ranks; a token
-        goes to `max_groups` nodes at most."""
+        self, kernel: Exchange, tokens: float, row_bytes: float, moe: MoESpec, copies: int, ranks: Ranks
+    ) -> float:
+        """A fused exchange of `tokens` of each rank, to experts of which each is on `copies` ranks; where routing is
+        limited to groups, a token goes to as many nodes at most."""
         nodes = self.nodes_of(ranks)
-        in_node = ranks.count // nodes
-        reached = min(nodes, max_groups or nodes)
-        to_ranks = copies * distinct(max(1, reached * in_node // copies), chosen)
-        across = distinct(reached, chosen) * (nodes - 1) / nodes
+        in_node = -(-ranks.count // nodes)
+        reached = min(nodes, moe.routing.max_expert_groups or nodes)
+        experts = moe.num_experts * reached // nodes
+        to_ranks = copies * distinct(max(1, reached * in_node // copies), experts, moe.experts_per_token)
+        across = distinct(reached, experts, moe.experts_per_token) * (nodes - 1) / nodes
         return kernel.seconds(tokens, row_bytes, to_ranks, across, nodes, in_node)
 
     def send(self, num_bytes: float, stride: int) -> float:
@@ -151,13 +153,16 @@ class Network:
         return link.begin_s(num_bytes) + link.step_s + num_bytes / link.bytes_per_s
 
     def nodes_of(self, ranks: Ranks) -> int:
-        """Groups of the innermost level that the ranks span."""
-        return max(1, ranks.count * ranks.stride // self._levels[0].devices)
+        """Nodes that the ranks span."""
+        return min(ranks.count, -(-ranks.count * ranks.stride // self._per_node))
 
 
-def distinct(bins: int, chosen: int) -> float:
-    """Bins that so many choices, spread evenly at random, fall into."""
-    return bins * (1 - (1 - 1 / bins) ** chosen)
+@lru_cache(4096)
+def distinct(bins: int, experts: int, chosen: int) -> float:
+    """Bins that so many different experts fall into, drawn evenly of all that are spread over the bins."""
+    each = max(1, experts // bins)
+    experts = max(experts, bins * each, chosen)
+    return bins * (1 - math.comb(experts - each, chosen) / math.comb(experts, chosen))
 
 
 def _log2(count: int) -> int:

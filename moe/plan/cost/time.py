@@ -114,7 +114,7 @@ class TimeModel:
         for stage in stages(self._units, degrees.pipeline, candidate.options.virtual_stages):
             scatter, once, optimizer = self._end_of_step(stage.units, degrees, sharding)
             least_s = min(least_s, scatters * scatter + once - share * (behind * scatter + once) + optimizer)
-        return least_s + self._sends(candidate)
+        return least_s + self._sends(candidate, math.inf)
 
     def _least_of_all_ways(
         self, plain: MicroBatch, ranks_per_node: int | None, overlaps: bool
@@ -160,7 +160,7 @@ class TimeModel:
             covered = (behind - 1) * min(share * scatter, backward) + of_the_last
         found = {
             "bubble_s": one * (degrees.pipeline - 1) / candidate.options.virtual_stages,
-            "send_s": self._sends(candidate),
+            "send_s": self._sends(candidate, one * times),
             "all_reduce_s": scatters * scatter + once - covered,
             "optimizer_s": optimizer,
         }
@@ -172,8 +172,9 @@ class TimeModel:
         tokens = self._spec.num_groups * self._spec.group_tokens
         return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
 
-    def _sends(self, candidate: Candidate) -> float:
-        """From stage to stage and back, for the micro-batches that are not behind another one's arithmetic."""
+    def _sends(self, candidate: Candidate, busy_s: float) -> float:
+        """From stage to stage and back, for the micro-batches that are not behind another one's arithmetic, of which a
+        stage has so much."""
         degrees = candidate.degrees
         if degrees.pipeline == 1:
             return 0.0
@@ -182,7 +183,8 @@ class TimeModel:
         )
         one = self._network.send(self._width * tokens * self._m, degrees.stage_workers)
         runs = candidate.options.num_micro_batches * candidate.options.virtual_stages
-        exposed = 2 * one * (runs * (1 - self._software.overlap) + degrees.pipeline - 1)
+        sent = 2 * one * runs
+        exposed = sent - min(self._software.overlap * sent, busy_s) + 2 * one * (degrees.pipeline - 1)
         return exposed + runs * self._software.host.run_s
 
     def _reduce_and_update(
@@ -205,6 +207,7 @@ class TimeModel:
         if self._is_on_host:  # gradients there, updated weights back
             update = moved / self._device.host_bytes_per_s
             update += (self._state_width + self._width) * stored.both / self._device.host_link_bytes_per_s
+        update /= self._software.host.sustained
         return scatter + of_experts[0], once + of_experts[1], update
 
     def _reduction(

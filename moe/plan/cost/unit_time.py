@@ -162,7 +162,8 @@ class UnitTime:
             seconds = seconds._replace(elementwise_s=seconds.elementwise_s + decoded_s)
         if not of.overlap:
             return seconds
-        covered = self._software.exchange_overlap * min(seconds.all_to_all_s, seconds.busy_s)
+        idle_s = seconds.busy_s - seconds.hidden_s  # nothing hides twice
+        covered = self._software.exchange_overlap * min(seconds.all_to_all_s, idle_s)
         left = seconds.all_to_all_s - covered
         return seconds._replace(all_to_all_s=left, hidden_s=seconds.hidden_s + covered)
 
@@ -215,8 +216,9 @@ class UnitTime:
             if context > 1:  # keys and values go round, their gradients back
                 keys = width * positions * each.kept_keys_and_values / tensor * context
                 times = passes.over_activations + passes.backward
-                apart = 1 - software.tensor_overlap
-                gather += apart * times * self._network.gather(keys, Ranks(context, tensor))
+                gather += times * self._network.gather(keys, Ranks(context, tensor))
+        attention /= software.host.sustained
+        covered = min(software.tensor_overlap * gather, products + attention)
         if unit.vocabulary is not None:
             split = tensor if self._profile.splits_vocabulary else 1
             moved += passes.over_activations * 4 * positions / tensor * unit.vocabulary
@@ -224,8 +226,8 @@ class UnitTime:
                 gather += passes.over_activations * self._network.gather(width * positions * m, Ranks(tensor))
         launches = software.host.layer_s / 2 * passes.over_activations / 3 if unit.attentions else 0.0
         return UnitSeconds(
-            products_s=products, attention_s=attention / software.host.sustained, elementwise_s=self._moved_s(moved),
-            launches_s=launches, gather_s=gather,
+            products_s=products, attention_s=attention, elementwise_s=self._moved_s(moved), launches_s=launches,
+            gather_s=gather - covered, hidden_s=covered,
         )  # fmt: skip
 
     def _pairs_s(
@@ -233,7 +235,8 @@ class UnitTime:
     ) -> float:
         """Scores and the weighing of values. The backward pass computes scores again."""
         length, heads = self._spec.data.padded_tokens, dims.heads / tensor
-        kernel = self._kernels.attention_of((dims.queries + dims.values) / dims.heads)
+        widths, dtype = (dims.queries + dims.values) / dims.heads, self._spec.train.dtype
+        kernel = self._kernels.attention_of(widths, "bfloat16" if dtype == "fp8" else dtype)
         if dims.linear:
             forward = positions / tensor * pairs_flops(dims, looked_at(dims, length)) / kernel.flops_per_s
         else:
@@ -299,10 +302,12 @@ class UnitTime:
         products = self._rows_s(unit, "feed_forward", positions, tensor, passes, hidden - full)
         of_hidden = passes.over_activations - full * passes.backward
         numbers = passes.over_activations * 3 * m + of_hidden * dims.num_matrices * dims.hidden
+        gather = self._into_and_out(positions, tensor, passes.over_activations)
+        covered = min(self._software.tensor_overlap * gather, products)
         return UnitSeconds(
             products_s=products, elementwise_s=self._moved_s(2 * self._width * positions * numbers / tensor),
             launches_s=self._software.host.layer_s / 2 * passes.over_activations / 3,
-            gather_s=self._into_and_out(positions, tensor, passes.over_activations),
+            gather_s=gather - covered, hidden_s=covered,
         )  # fmt: skip
 
     def _of_experts(self, unit: Unit, moe: MoESpec, of: MicroBatch) -> UnitSeconds:
@@ -354,17 +359,14 @@ class UnitTime:
         out = passes.of_reference + 1 + passes.backward * of.hidden_recompute
         back = passes.of_reference + 1 + passes.backward * (2 + of.full_recompute)
         chunk = tokens / of.num_chunks
-        kernel = self._kernels.exchange if self._software.is_fused else None
+        kernel = self._network.exchange if self._software.is_fused else None
         copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
 
         def one_s(width: float) -> float:
             """One way, with numbers of so many bytes."""
             row_bytes = width * self._m
             if kernel is not None:
-                chosen, groups = moe.experts_per_token, moe.routing.max_expert_groups
-                return self._network.fused(
-                    kernel, chunk * skew, row_bytes, chosen, expert_tensor, ranks, groups
-                )
+                return self._network.fused(kernel, chunk * skew, row_bytes, moe, expert_tensor, ranks)
             sent = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew
             return self._network.all_to_all(sent, ranks, copies)
 

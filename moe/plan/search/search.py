@@ -129,8 +129,9 @@ class Search:
 
         def fastest(time: TimeModel, within: float) -> Candidate | None:
             """The fastest where it is faster than the first of all by more than this factor."""
-            ranker = Ranker(self.spec, self.cluster.memory_bytes, self._choices, self.memory, time)
-            found = ranker.fastest(shapes, time.step_s(first) / within, to_run=bool(ranking.runnable))
+            found = self._ranker.priced_by(time).fastest(
+                shapes, time.step_s(first) / within, to_run=bool(ranking.runnable)
+            )
             return None if found is None else found.candidate
 
         times = [

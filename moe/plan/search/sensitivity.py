@@ -43,9 +43,14 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Othe
 def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
     """(what is otherwise, the cluster then, the software then)."""
     software = Search(request.spec, cluster, profile=request.profile, software=request.software).software
-    yield f"links within nodes {1 - _LINKS:.0%} slower", cluster.with_links(_LINKS, 1.0), software
-    if len(cluster.levels) > 1:
-        yield f"links across nodes {1 - _LINKS:.0%} slower", cluster.with_links(1.0, _LINKS), software
+    slower = f"{1 - _LINKS:.0%} slower"
+    levels = len(cluster.levels)
+    if levels > 1 or (cluster.num_nodes == 1 < cluster.num_devices):
+        yield f"links within nodes {slower}", cluster.with_links(_LINKS, 1.0), software
+    if levels > 1 and cluster.num_nodes > 1:
+        yield f"links across nodes {slower}", cluster.with_links(1.0, _LINKS), software
+    elif cluster.num_nodes > 1:
+        yield f"links {slower}", cluster.with_links(_LINKS, _LINKS), software
     host = replace(software.host, sustained=software.host.sustained * _KERNELS)
     yield f"kernels {1 - _KERNELS:.0%} slower", cluster, replace(software, host=host)
     less = cluster.model_copy(update={"memory_bytes": int(cluster.memory_bytes * _MEMORY)})
