@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe.plan import Cluster, Search, plan_job
-from moe.plan.candidate import RECOMPUTES
+from moe.plan import Cluster, Degrees, Search, plan_job
+from moe.plan.candidate import RECOMPUTES, Candidate, Options
 from moe.plan.request import PlanRequest
 from moe.plan.search.what_if import grid
 from moe.plan.software import SOFTWARE
@@ -18,7 +18,7 @@ _NEAR = 1.01
 """Of steps that differ by less, none is called the slower one."""
 
 
-def fastest_s(job: Job, cluster: Cluster, software: str | None = None) -> float | None:
+def fastest_s(job: Job, cluster: Cluster) -> float | None:
     """Seconds of the fastest layout's step; None where none fits."""
     try:
         search = Search(job.spec, cluster, profile=job.profile)
@@ -39,6 +39,37 @@ def test_more_memory_and_faster_links_are_never_slower(
         if before is not None:
             assert after is not None
             assert after <= before * _NEAR
+
+
+@pytest.mark.parametrize("name", SOFTWARE)
+@pytest.mark.parametrize("device", ["h100", "b200", "gb200"])
+def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: str) -> None:
+    """Over expert ranks of two nodes, tensor ranks, FSDP and stages."""
+    spec = JobSpec.parse(
+        {
+            "model": {"preset": "olmoe-1b-7b"},
+            "data": {"corpus": "synthetic", "max_tokens": 4096},
+            "train": {"num_steps": 1, "batch_tokens": 64 * 4096, "dtype": "bfloat16"},
+            "resources": {"num_workers": 16},
+        }
+    )
+    cluster = Cluster(num_nodes=2, devices_per_node=8, device=device)
+    candidates = [
+        Candidate(Degrees(expert=16, data=1, fsdp=16), Options(micro_batch_groups=4)),
+        Candidate(Degrees(expert=8, data=2, tensor=2, fsdp=8, expert_fsdp=2), Options(micro_batch_groups=8)),
+        Candidate(Degrees(expert=4, data=2, pipeline=2), Options(num_micro_batches=8, sharding="optimizer")),
+    ]
+    for candidate in candidates:
+        seconds = [
+            Search(spec, cluster.with_links(*shares), profile="peer", software=SOFTWARE[name]).time.step_s(
+                candidate
+            )  # type: ignore[index]
+            for shares in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.1), (0.1, 0.01))
+        ]
+        assert seconds[0] <= min(seconds[1:])
+        assert seconds[3] > 1.1 * seconds[0]
+        links_s = Search(spec, cluster.with_links(0.1, 0.01), profile="peer", software=SOFTWARE[name])  # type: ignore[index]
+        assert links_s.time.of(candidate).hidden_s <= links_s.time.of(candidate).step_s
 
 
 @settings(max_examples=100, deadline=None)
