@@ -66,6 +66,10 @@ TRANSLATION = st.sampled_from(
     [{"preset": "gshard-tiny"}, {"preset": "gshard-tiny-dense"},
      {"preset": "gshard-tiny", "moe": {"num_experts": 6, "hidden_dim": 2048}}]
 )  # fmt: skip
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"name": "adamw"}, {"name": "adafactor"}, {"name": "adamw", "moments": "bfloat16"},
+    {"name": "adamw", "offload": True},
+]  # fmt: skip
 ASKED: dict[str, list[Any]] = {
     "pipeline": [1, 2, 3], "virtual_stages": [1, 2], "tensor": [1, 2], "context": [1], "expert": [1, 2, 4],
     "expert_tensor": [1, 2], "fsdp": [1, 2], "sharding": ["optimizer", "gradients", "parameters"],
@@ -112,7 +116,7 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
             "data": {"corpus": "synthetic", "max_tokens": 8192} if language else {"corpus": "catalogs"},
             "train": {"num_steps": 1, "batch_tokens": draw(st.integers(1, 24)) * group,
                       "dtype": draw(st.sampled_from(["float32", "bfloat16"])),
-                      "optimizer": {"name": draw(st.sampled_from(["adamw", "adafactor"]))}},
+                      "optimizer": draw(st.sampled_from(OPTIMIZERS))},
             "resources": {"num_workers": workers},
             "parallel": parallel,
         }
