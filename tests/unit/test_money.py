@@ -48,7 +48,7 @@ def test_without_a_price_nothing_is_said_of_money() -> None:
     assert not {"money", "pool"} & json.loads(plan.model_dump_json()).keys()
     assert "price_per_hour" not in h100s().model_dump(mode="json")
     assert plan.made_for == made_for(ranged(1, 16), h100s())
-    assert priced.made_for != plan.made_for
+    assert priced.made_for == plan.made_for, "a price changes no layout"
     assert money_of(None, num_workers=8, step_s=1.0, tokens_per_step=1, num_steps=None) is None
 
 
