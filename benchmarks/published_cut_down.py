@@ -91,7 +91,7 @@ def _over_tensor_ranks(model: str, *measured: tuple[float, float, float, float])
 
 
 def _over_expert_ranks(model: str, *measured: tuple[float, float, float, float]) -> list[CutDown]:
-    """Of one stage and of two."""
+    """Layouts of one stage and of two."""
     every = (Degrees(expert=8, data=1, fsdp=8), Degrees(expert=4, data=1, fsdp=4, pipeline=2))
     return [
         CutDown(model, degrees, gib, dict(zip((4, 8, 32), ms, strict=True)))

@@ -15,7 +15,7 @@ from moe.plan.software import SoftwareName
 from moe.spec import JobSpec
 
 NVL_DEVICES = 64
-"""Of the 72 of a GB200's or GB300's domain, those that a job of a power of two uses."""
+"""Devices of the 72 of a GB200's or GB300's domain that a job of a power of two uses."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def how(self) -> str:
-        """What tells rows of the same name apart."""
+        """Release, dtype and options, which tell rows of the same name apart."""
         parts = [self.release, self.dtype, f"mb {self.micro_batch}"]
         parts += ["FSDP"] * (self.parallel.get("sharding") == "parameters")
         parts += ["overlap"] * bool(self.parallel.get("overlap"))
@@ -93,7 +93,7 @@ class Row:
         return self.model not in DENSE
 
     def plan(self, software: SoftwareName | None = None) -> Plan:
-        """Of the published layout, as it was run or by other software."""
+        """The plan of the published layout, as it was run or by other software."""
         return plan_job(self.job(self.asked), self.cluster, load_skew=1.0, profile="peer",
                         software=software or self.software)  # fmt: skip
 

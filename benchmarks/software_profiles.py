@@ -28,7 +28,7 @@ FREE = ("eager layer", "eager expert", "eager run", "fused layer", "fused expert
 neighbour."""
 _BEGIN = np.array([2.5, 3.0, 20.0, 10.0, 1.5, 2.0, 2.5, 0.1, 0.95, 7.0])
 _STEPS_LEFT_OUT = 8
-"""From the constants of all runs."""
+"""Steps of a fit without some of the runs, from the constants of all."""
 _MOST = np.array([40.0, 20.0, 60.0, 40.0, 20.0, 60.0, 40.0, 20.0, 1.0, 20.0])
 
 
@@ -104,7 +104,7 @@ def left_out(runs: Sequence[Run], key: Callable[[Run], object], begin: Vector) -
 
 
 def ends(fits: Sequence[Vector], name: SoftwareName) -> tuple[Host, Host]:
-    """Of the fits, the host with the least time for a layer of eight experts, and that with the most."""
+    """The hosts of the fits with the least time for a layer of eight experts, and the most."""
 
     def host_s(host: Host) -> float:
         return host.layer_s + 8 * host.expert_s + host.run_s / 4

@@ -19,7 +19,7 @@ WIDTHS = (128, 256, 320, 384, 512)
 _UNTUNED = 384
 """On Blackwell only Triton's kernel was measured, which reaches an eighth of the peak: left out."""
 _MANY_HEADS = 96
-"""Of 64 each, on which windowed kernels take about twice as long."""
+"""Heads of 64 each, on which windowed kernels take about twice as long."""
 _LEAST_LENGTH = 512
 _LEAST_ELEMENT_S = 1e-17
 
@@ -84,7 +84,7 @@ def load(folder: Path, sheet: Sheet) -> tuple[Table, int]:
 
 
 def fit(table: Table, sheet: Sheet) -> FusedAttention:
-    """Of one width. Constants of windows are 0 where none was measured."""
+    """Constants of one width; those of windows are 0 where none was measured."""
     windows = bool(((table["window_size"] > 0) & (table["window_size"] < table["isl"])).any())
     peak = sheet.flops_per_s["bfloat16"]
     element = (1e-12, _LEAST_ELEMENT_S, 1e-9)

@@ -76,7 +76,7 @@ def held_out(
 
 
 def figure(errors: Array) -> Figures:
-    """Of a set of rows: how many, the mean |ln(predicted / measured)| and the median of the logarithm."""
+    """Errors of a set of rows: their number, the mean |ln(predicted / measured)| and the median of the logarithm."""
     if not len(errors):
         return {"rows": 0}
     return {

@@ -14,8 +14,8 @@ from moe.plan.cluster.kernels import (
 )
 
 Constants = Mapping[str, Any]
-"""Of a device, as JSON has them: `products` and `experts` by dtype, `attention` by width, `ring`, `all_to_all` and
-`exchange`."""
+"""Constants of a device, as JSON has them: `products` and `experts` by dtype, `attention` by width, `ring`,
+`all_to_all` and `exchange`."""
 
 _HEAD = '''"""Constants of kernels on real GPUs. Generated: `python -m benchmarks.device_constants` fits them on what
 was measured, and writes this file; docs/planner.md has their errors.
@@ -40,7 +40,7 @@ _WIDTH = 110
 
 
 def constants_of(kernel: Any) -> dict[str, float]:
-    """Of one of the planner's types: all that is not as it is by default, in four digits."""
+    """Fields of one of the planner's types that are not as by default, in four digits."""
     found = {}
     for each in fields(kernel):
         value = getattr(kernel, each.name)
@@ -100,7 +100,7 @@ def _call(begin: str, given: Mapping[str, float]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """As Python's source has it: four digits at most, an exponent of three."""
+    """A number as Python's source has it: four digits at most, an exponent of three."""
     if 0.01 <= abs(value) < 10_000 or not value:
         return f"{value:.4g}" if value != int(value) else str(float(value))
     digits, _, exponent = f"{value:.3e}".partition("e")

@@ -96,7 +96,7 @@ def _summary(errors: _Table) -> str:
 
 
 def _short(errors: _Table) -> str:
-    """What is above its limit, in all or in a regime: the worst device's."""
+    """Errors above their limit, in all or in a regime: the worst device's."""
     lines = []
     for kernel in (*LIMITS, *_widths(errors)):
         limit, title = _limit(kernel), _TITLES.get(kernel) or f"Attention, {_width(kernel)}"
@@ -135,7 +135,7 @@ def _width(kernel: str) -> str:
 
 
 def _regimes(errors: _Table, kernel: str, where: str) -> list[str]:
-    """Of all devices, in their order."""
+    """Errors of all devices, in their order."""
     of = [device[kernel].get(where, {}) for device in errors.values() if kernel in device]
     return list(dict.fromkeys(regime for regimes in of for regime in regimes))
 

@@ -17,7 +17,7 @@ from moe.plan.cluster.kernels import MatrixProducts
 DTYPES = ("bfloat16", "fp8")
 SHAPE = ("rows", "inputs", "outputs")
 LEAST_FLOPS = 2e10
-"""Of a product of a training step: below, one or two waves of tiles decide the time."""
+"""Least operations of a training step's product: below, one or two waves of tiles decide the time."""
 _ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "float32": 4.0, "float64": 8.0}
 # Of the walk over the inputs: 1, or 1/2 where the library splits them over idle units (cuBLAS in bfloat16). Not fitted
 # by device: free it came to 0.46 to 0.63 and 0.91 to 1.00, with the same errors.

@@ -32,14 +32,14 @@ class Sheet:
     """A device's data sheet: peaks of dense arithmetic, and rates in bytes a second, of one device in one direction."""
 
     name: str
-    """Of its folder in the package."""
+    """Name of its folder in the package."""
     flops_per_s: Mapping[str, float]
     memory_bytes_per_s: float
     link_bytes_per_s: float
     adapter_bytes_per_s: float = 50e9
-    """Of its share of the node's network adapters."""
+    """Rate of its share of the node's network adapters."""
     devices_per_node: int = 8
-    """Of the machines that were measured."""
+    """Devices of a node of the machines that were measured."""
 
 
 def _sheet(
@@ -87,7 +87,7 @@ def folder_of(given: Path | None) -> tuple[Path, str]:
 
 
 def files(folder: Path, sheet: Sheet, pattern: str) -> Iterator[Path]:
-    """Of one device; `pattern`: kernel/framework/version/file, with asterisks."""
+    """Rows of one device; `pattern`: kernel/framework/version/file, with asterisks."""
     yield from sorted((folder / sheet.name).glob(f"{pattern}.parquet"))
 
 
@@ -121,7 +121,7 @@ def groups(table: Table, names: Sequence[str]) -> NDArray[np.int64]:
 
 
 def fastest(table: Table, names: Sequence[str]) -> Table:
-    """Of rows that are equal in these columns, the one of the least `seconds`."""
+    """The row of the least `seconds` of those that are equal in these columns."""
     if not len(table["seconds"]):
         return table
     table = take(table, np.argsort(table["seconds"], kind="stable"))

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from moe.parallel.accelerator import accelerator, multiplies
-from moe.plan.cost.memory import loss_tokens
+from moe.plan.cost.layer_bytes import loss_tokens
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.hints.annotate import is_capturing
 from moe.sharding.operands import shape_of

@@ -43,7 +43,7 @@ class Causes:
         return f"{what} are {'' if is_more else 'not '}computed again in the backward pass"
 
     def _made_again(self, is_more: bool, of_hidden: bool) -> str:
-        """What one of them alone computes again."""
+        """Names what one of both plans alone computes again."""
         mine, others = self._options("recompute")
         if not of_hidden:
             mine, others = ("none" if each == "selective" else each for each in (mine, others))
@@ -122,7 +122,7 @@ class Causes:
         return ""
 
     def _waited(self, kind: str, is_more: bool) -> str:
-        """Of a pipeline of p stages of v runs with m micro-batches, (p - 1) / (v m) waits."""
+        """Names the stages, runs and micro-batches of which a pipeline's share waits: (p - 1) / (v m)."""
         (stages, of_stages), (runs, of_runs) = self._degrees("pipeline"), self._options("virtual_stages")
         times, of_times = self._options("num_micro_batches")
         if not _points((stages - 1) * of_runs * of_times, (of_stages - 1) * runs * times, is_more):

@@ -20,7 +20,7 @@ SHARE = 0.02
 
 @dataclass(frozen=True)
 class Both(Generic[T]):
-    """What two plans say of one thing."""
+    """Values of one thing in two plans."""
 
     first: T
     second: T
@@ -35,7 +35,7 @@ class Term:
 
     @property
     def difference(self) -> float:
-        """Of the second, beyond the first."""
+        """The second's beyond the first's."""
         return self.second - self.first
 
 
@@ -164,7 +164,7 @@ def _more_seconds(seconds: float) -> str:
 
 
 def _of_memory(found: Comparison) -> str:
-    """Of the fullest device, and the kind with most of it."""
+    """Sentence about the fullest device, with the kind that has most of the difference."""
     num_bytes = -found.total.difference
     if not num_bytes:
         return ""

@@ -1,34 +1,23 @@
-"""What the number of workers, and the pool, are chosen by."""
+"""Goals that the number of workers, and the pool, are chosen by."""
 
 from typing import Literal, get_args
 
 from moe.plan.plan import Plan
-from moe.spec.errors import Problem, SpecError
 
 Goal = Literal["time", "cost"]
 """The fastest step, or the one of the least device-seconds, times the price where that is known."""
 GOALS: tuple[Goal, ...] = get_args(Goal)
 
 
-def goal_name(given: object) -> Goal | None:
-    """The goal that a request asks for. Raises SpecError for what is none."""
-    if given is None:
-        return None
-    for name in GOALS:
-        if given == name:
-            return name
-    raise SpecError(Problem("goal", given, f"must be {' or '.join(GOALS)}", "correct it or leave it out"))
-
-
 def effort(goal: Goal, num_workers: int, step_s: float, price_per_hour: float | None = None) -> float:
-    """What the goal wants little of: seconds of a step, or its device-seconds, times the price where there is one. To
-    six digits, as times are told."""
+    """Amount that the goal wants little of, to six digits, as times are told: seconds of a step, or its device-seconds,
+    times the price where there is one."""
     if goal == "time":
         return float(f"{step_s:.6g}")
     return float(f"{num_workers * step_s * (price_per_hour or 1.0):.6g}")
 
 
 def order(goal: Goal, plan: Plan, price_per_hour: float | None = None) -> tuple[bool, float, int]:
-    """Of plans, the best first: those that can be run, the least effort, the fewest workers."""
+    """Key that puts the best plan first: those that can be run, the least effort, the fewest workers."""
     of = effort(goal, plan.num_workers, plan.predicted.step_s, price_per_hour)
     return bool(plan.not_yet), of, plan.num_workers

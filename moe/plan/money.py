@@ -10,12 +10,12 @@ class MoneyEstimate(Frozen):
     """Predicted price, in the currency that the cluster's `price_per_hour` counts in."""
 
     per_hour: NonNegative
-    """Of the devices that have workers, whatever they do."""
+    """Price of the devices that have workers, whatever they do."""
     per_step: NonNegative
     per_million_tokens: NonNegative
-    """Of positions of a step, padding included, as the plan counts them; of a module, rows."""
+    """Price of positions of a step, padding included, as the plan counts them; of a module, of rows."""
     run: NonNegative | None = None
-    """Of all steps that the job takes; None where their number is not known."""
+    """Price of all steps that the job takes; None where their number is not known."""
 
 
 def money_of(
@@ -47,5 +47,5 @@ def amount_of(money: float) -> str:
 
 
 def _rounded(money: float) -> float:
-    """To six digits, as times are."""
+    """The amount in six digits, as times are."""
     return float(f"{money:.6g}")

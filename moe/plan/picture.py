@@ -44,7 +44,7 @@ _BYTES = {
 _NAMED, _BAR, _FIGURES = 268, 20, 92
 """Widths of names and figures, and the height of a bar."""
 _BARS = MARGIN + _NAMED + 62
-"""Where bars begin."""
+"""Place where bars begin."""
 _ROOM = WIDTH - MARGIN - _FIGURES - _BARS
 
 
@@ -77,7 +77,7 @@ def drawn(plan: Plan) -> str:
 
 
 def rows_of(plan: Plan) -> list[Row]:
-    """What is drawn, the chosen layout first."""
+    """Rows of the picture, the chosen layout first."""
     chosen = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
         Row(_in_words(layout_of(plan)), chosen, plan.predicted.step_s, plan.memory.total,
@@ -96,7 +96,7 @@ _ORDER = [*vars(Degrees()), *(name for name in vars(Options()) if name != "micro
 
 
 def _in_words(layout: Mapping[str, bool | int | str]) -> str:
-    """In one order, whatever the order of keys in a file."""
+    """Fields in one order, whatever the order of keys in a file."""
 
     def place(name: str) -> int:
         return _ORDER.index(name) if name in _ORDER else len(_ORDER)

@@ -108,7 +108,7 @@ class RunnerUp(Frozen):
     not_yet: tuple[str, ...] = ()
     """Parts of it that cannot be run yet."""
     predicted: TimeEstimate | None = None
-    """By kind, as `memory`. Plans of earlier releases tell of sums alone."""
+    """Seconds by kind, as `memory` has bytes. Plans of earlier releases tell of sums alone."""
     memory: MemoryEstimate | None = None
 
 
@@ -165,7 +165,7 @@ class Plan(Spec):
     profile: ProfileName = "ours"
     """Whose executor runs it: ours, or a peer's, Megatron-Core or torchtitan."""
     software: SoftwareName | None = None
-    """Whose host times and sustained rates it was priced by. Plans of earlier releases do not say."""
+    """Software whose host times and sustained rates it was priced by. Plans of earlier releases do not say."""
     placements: tuple[Placement, ...] | None = None
     """Placement of each parameter. Plans of earlier releases have none: they follow from spec and degrees."""
     device: Literal["cpu", "cuda", "tpu"]
@@ -178,7 +178,7 @@ class Plan(Spec):
     num_steps: Count | None = None
     """That the job takes."""
     money: MoneyEstimate | None = None
-    """What it would cost, where the cluster has a price."""
+    """Its price, where the cluster has one."""
     pool: str | None = None
     """The pool that it lies on, of a cluster of several."""
     reasons: tuple[str, ...]

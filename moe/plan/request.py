@@ -5,9 +5,10 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pools, cluster_of
-from moe.plan.goal import Goal, goal_name
+from moe.plan.goal import GOALS, Goal
+from moe.plan.named import one_of
 from moe.plan.profile import PROFILES, ProfileName
-from moe.plan.software import SoftwareName, software_name
+from moe.plan.software import SOFTWARE, SoftwareName
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.base import Count, Frozen
 from moe.spec.files import read_plain
@@ -29,10 +30,10 @@ class PlanRequest(Frozen):
     """Whose executor it is priced for: `ours`, also where it is left out, or that of a `peer`, Megatron-Core or
     torchtitan."""
     software: SoftwareName | None = None
-    """Whose host times and sustained rates it is priced by; left out, `ours-eager`, or of a peer `megatron-eager`."""
+    """Software whose host times and sustained rates price it; left out, `ours-eager`, or of a peer `megatron-eager`."""
     goal: Goal | None = None
-    """What the number of workers, of the range that the job may have, and the pool are chosen by; left out, it has the
-    most workers that there are devices for, and of pools the fastest is taken."""
+    """Goal by which the number of workers, of the range that the job may have, and the pool are chosen; left out, it
+    has the most workers that there are devices for, and of pools the fastest is taken."""
 
 
 def plan_request(given: Any) -> PlanRequest:
@@ -47,20 +48,9 @@ def plan_request(given: Any) -> PlanRequest:
         cluster=None if cluster is None else cluster_of(cluster),
         num_workers=_whole_number("num_workers", parts.get("num_workers")),
         top=_whole_number("top", parts.get("top"), limit=MAX_RUNNERS_UP) or 5,
-        profile=_profile(parts.get("profile")),
-        software=software_name(parts.get("software")),
-        goal=goal_name(parts.get("goal")),
-    )
-
-
-def _profile(given: Any) -> ProfileName | None:
-    for name in PROFILES:
-        if given == name:
-            return name
-    if given is None:
-        return None
-    raise SpecError(
-        Problem("profile", given, f"must be {' or '.join(PROFILES)}", "correct it or leave it out")
+        profile=one_of("profile", parts.get("profile"), PROFILES),
+        software=one_of("software", parts.get("software"), SOFTWARE),
+        goal=one_of("goal", parts.get("goal"), GOALS),
     )
 
 

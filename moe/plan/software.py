@@ -101,14 +101,3 @@ def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float 
         host = Host(layer_s, 0.0, 0.0, 1.0)
         return Software("ours-eager", host, (host, host), overlap=0.0, exchange_overlap=0.0)
     return SOFTWARE[name or ("ours-eager" if profile == "ours" else "megatron-eager")]
-
-
-def software_name(given: object) -> SoftwareName | None:
-    """What a request asks for. Raises SpecError for what is no name."""
-    if given is None:
-        return None
-    for name in SOFTWARE:
-        if given == name:
-            return name
-    names = ", ".join(SOFTWARE)
-    raise SpecError(Problem("software", given, f"must be one of {names}", "correct it or leave it out"))

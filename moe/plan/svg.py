@@ -13,7 +13,7 @@ INK, PALE_INK, RULE, PAPER = "#1f2328", "#59636e", "#d1d9e0", "#ffffff"
 BLUES = ("#1a56a8", "#4a86cf", "#7fb0e6", "#a9cbf0", "#e8f1fb")
 OCHRES = ("#a84a06", "#d87624", "#eda25f", "#f3c296", "#fdf0e4")
 GREENS = ("#1d7a46", "#43a56d", "#7cc79b", "#a9dcbe", "#e6f6ec")
-"""From the darkest to the one behind names."""
+"""Shades from the darkest to the one behind names."""
 MEMORY = ("#5b4a9c", "#8474c4", "#ada1de", "#c9a227", "#2f8f8b", "#8fb8b5", "#b8bfc7")
 
 

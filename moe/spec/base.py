@@ -79,7 +79,7 @@ AboveOne = Annotated[float, Field(strict=True, gt=1)]
 """Of two bounds of one kind, `Positive` and a field's own `gt`, the field's would be the one that is not looked at."""
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 Rate = Annotated[float, Field(strict=True, ge=1, le=1e21)]
-"""Of bytes or operations, a second."""
+"""Bytes or operations a second."""
 Latency = Annotated[float, Field(strict=True, ge=0, le=1000)]
 """Seconds."""
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]

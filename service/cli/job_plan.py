@@ -28,7 +28,7 @@ _OPTION = "--explain-against"
 
 @dataclass(frozen=True)
 class Written:
-    """What is to be written of a plan."""
+    """Files and form that a plan is written in."""
 
     save: Path | None = None
     draw: Path | None = None

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from moe.spec import JobSpec
 from service.control.launcher.launcher import LauncherUnavailable
-from service.control.lifecycle import reach, requests, starter
+from service.control.lifecycle import job_plans, reach, starter
 from service.control.lifecycle.reach import REPORT_AFTER_S, REPORT_INTERVAL_S, Reach
 from service.control.store.events import events_after
 from service.control.store.jobs import JobRow, get_job
@@ -108,7 +108,7 @@ def test_the_queue_says_no_more_that_a_cluster_is_away_which_answers_again(
     monkeypatch.setattr(starter, "FACTS_AGE_S", 0.0)
     # Four jobs wait here, more than are explained: the same as a queue longer than the hundred that it is set to.
     monkeypatch.setattr(starter, "MAX_EXPLAINED", 2)
-    monkeypatch.setattr(requests, "FACTS_AGE_S", 0.0)
+    monkeypatch.setattr(job_plans, "FACTS_AGE_S", 0.0)
     cluster = LocalLauncher(tmp_path / "cluster")
     cluster.set_nodes(NODE)
     services = controller_on(tmp_path, cluster)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, Plan, cluster_of, plan_job
 from moe.plan.candidate import Candidate, Options
-from moe.plan.cost.memory import MemoryModel, loss_tokens
+from moe.plan.cost.layer_bytes import loss_tokens
+from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import OURS
 from moe.spec import JobSpec, ParallelSpec, SpecError, model_spec
 from tests.unit.test_spec import job

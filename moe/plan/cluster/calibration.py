@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from moe.plan.cluster.devices import Device
-from moe.plan.cluster.kernels import Kernels
+from moe.plan.cluster.kernels import USUAL_WIDTHS, Kernels
 from moe.spec.base import Count, CountOrZero, Latency, NonNegative, Rate, Spec
 from moe.spec.resources import DeviceKind
 
@@ -76,8 +76,8 @@ class Calibration(Spec):
         }  # fmt: skip
         pairs = share
         if self.attention_flops_per_s is not None:
-            usual = of.attention_of(_MEASURED_WIDTHS)
-            pairs *= self.attention_flops_per_s / usual.reached(_HEADS, _LENGTH, _MEASURED_WIDTHS)
+            usual = of.attention_of(USUAL_WIDTHS)
+            pairs *= self.attention_flops_per_s / usual.reached(_HEADS, _LENGTH, USUAL_WIDTHS)
         elif self.flops_per_s:
             pairs = faster[of.attention_dtype]
         attention = {
@@ -115,8 +115,8 @@ class Calibration(Spec):
 
 _LARGE = 8192
 """Rows, inputs and outputs of a product that reaches its rate."""
-_MEASURED_WIDTHS, _HEADS, _LENGTH = 256, 64, 4096
-"""Of a head's scores and values together, where attention is measured; heads and positions of its kind."""
+_HEADS, _LENGTH = 64, 4096
+"""Heads and positions of attention as it is measured."""
 
 
 def _known(measured: float | None, otherwise: float) -> float:

@@ -79,7 +79,7 @@ class Cluster(Spec):
     """Shares of the type's rates within a node and across nodes that this cluster's links give: less than 1 of a
     network that is oversubscribed."""
     price_per_hour: Price | None = None
-    """Of one device, in whatever currency the file counts in."""
+    """Price of one device, in whatever currency the file counts in."""
 
     @model_validator(mode="before")
     @classmethod

@@ -23,9 +23,9 @@ class Device:
     across_nodes_bytes_per_s: float
     """One direction, each device's share of its node's adapters, as large collectives reach it."""
     across_latency_s: float
-    """Of one step of a collective."""
+    """Seconds of one step of a collective across nodes."""
     host_link_bytes_per_s: float = inf
-    """To the host's memory and back, one direction."""
+    """Rate to the host's memory, or back."""
     host_bytes_per_s: float = inf
     """The device's share of the rate of the host's memory."""
     layer_s: float | None = None
@@ -40,7 +40,7 @@ class Device:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """That it multiplies in."""
+        """Dtypes that it multiplies in."""
         return tuple(self.kernels.products)
 
 

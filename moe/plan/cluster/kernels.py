@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf, log2, sqrt
 
+USUAL_WIDTHS = 256
+"""Widths of a head's scores and values together in most models, and where attention is calibrated."""
+
 
 @dataclass(frozen=True)
 class MatrixProducts:
@@ -19,7 +22,7 @@ class MatrixProducts:
     flops_per_s: float
     bytes_per_s: float = inf
     item_bytes: float = 2.0
-    """Of an operand's number."""
+    """Bytes of an operand's number."""
     output_bytes: float = 2.0
     start_s: float = 0.0
     depth_s: float = 0.0
@@ -65,9 +68,9 @@ class GroupedExperts:
 
     flops_per_s: float
     bytes_per_s: float = inf
-    """Of weights, each expert's once."""
+    """Rate at which weights are read, each expert's once."""
     item_bytes: float = 2.0
-    """Of a weight."""
+    """Bytes of a weight."""
     start_s: float = 0.0
     row_s: float = 0.0
     """Each number of the rows of a model dimension: gathered, read, written, added up."""
@@ -82,7 +85,7 @@ class GroupedExperts:
 
     @property
     def knee_rows(self) -> float:
-        """As of other products, in rows of an expert."""
+        """Rows of an expert at which half of the rate is reached, as of other products."""
         return max(self.half_rows, self.item_bytes * self.flops_per_s / (2 * self.bytes_per_s))
 
     def seconds(
@@ -102,7 +105,7 @@ class GroupedExperts:
         )
 
     def permuted_s(self, rows: float, tokens: float, width: float) -> float:
-        """Of these, seconds in which rows are gathered and added up."""
+        """Seconds of these in which rows are gathered and added up."""
         return width * (rows * self.row_s + tokens * self.token_s)
 
 
@@ -170,7 +173,7 @@ class Collective:
     """An operation over ranks that are alike: `size` bytes are a rank's whole buffer."""
 
     bytes_per_s: float
-    """That leave a rank, or come to it."""
+    """Rate of what leaves a rank, or comes to it."""
     start_s: float = 0.0
     step_s: float = 0.0
     """A further rank."""
@@ -179,7 +182,7 @@ class Collective:
     own_bytes_per_s: float = inf
     """A rank's own share, which is copied too, as fast at least."""
     ramp_s: float = 0.0
-    """Until all channels are full, in proportion up to `knee_bytes`."""
+    """Seconds until all channels are full, in proportion up to `knee_bytes`."""
     knee_bytes: float = 1.0
 
     def latency_s(self, ranks: int) -> float:
@@ -191,7 +194,7 @@ class Collective:
         return self.start_s + self.ramp_s * min(1.0, size / self.knee_bytes)
 
     def seconds(self, size: float, ranks: int) -> float:
-        """Of ranks that are joined by links of one kind."""
+        """Seconds over ranks that are joined by links of one kind."""
         if ranks == 1:
             return 0.0
         moved = size * (ranks - 1) / ranks / self.bytes_per_s + size / ranks / self.own_bytes_per_s
@@ -235,16 +238,16 @@ class Kernels:
     """Constants of one device."""
 
     products: Mapping[str, MatrixProducts]
-    """By dtype of the operands; a dtype that the device lacks is not there."""
+    """Constants by dtype of the operands; a dtype that the device lacks is not there."""
     experts: Mapping[str, GroupedExperts]
     attention: Mapping[int, FusedAttention]
-    """By the widths of a head's scores and values together."""
+    """Constants by the widths of a head's scores and values together."""
     ring: Collective
     """Gathers, scatters and all-reduces in a node."""
     all_to_all: Collective
     exchange: Exchange | None = None
     attention_dtype: str = "bfloat16"
-    """That attention was measured in."""
+    """Dtype that attention was measured in."""
 
     def attention_of(self, widths: float, dtype: str | None = None) -> FusedAttention:
         """Constants of the nearest width; in another dtype than was measured at the ratio of both in products."""

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.attention import kept_bytes, mask_bytes, worked_bytes
-from moe.plan.cost.skew import rank_skew
+from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import State, StateCounter
 from moe.plan.cost.units import Unit, units
@@ -21,23 +20,12 @@ from moe.plan.plan import MemoryEstimate
 from moe.plan.profile import Profile
 from moe.spec import AdamWSpec, JobSpec
 
-BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
-"""Of activations: under fp8 only the operands of matrix products are narrower."""
-
-_LOGITS, _LOGITS_ON_CPU = (1 << 26, 1 << 26), (1 << 18, 1 << 24)
-"""The least and the most that the loss holds at a time: on a GPU enough to fill it; on a CPU no fewer than stay in its
-cache, and no more than 200 MB in their three forms."""
-_TOKENS = 256
-"""Fewer make narrow products, more need memory without being faster. Loss and gradients of 2,048 tokens of width 512
-over 4,096 words on two cores of an EPYC: 290 ms by 64, 209 by 256, 214 by 2,048; of 1,024 over 32,000 words 4,550 ms by
-8, 1,360 by 64, 960 by 256."""
-
 ALLOWANCE = 0.1
 """Share of a device's memory that is left to the framework and to fragmentation."""
 
 
 def moment_bytes(spec: JobSpec) -> int:
-    """Of a number that the optimizer remembers."""
+    """Bytes of each number that the optimizer remembers."""
     is_narrow = isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.moments == "bfloat16"
     return 2 if is_narrow else max(4, BYTES_PER_ELEMENT[spec.train.dtype])
 
@@ -45,27 +33,6 @@ def moment_bytes(spec: JobSpec) -> int:
 def on_host(spec: JobSpec, kind: str) -> bool:
     """Whether what the optimizer remembers lies in another memory than the device's."""
     return isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.offload and kind != "cpu"
-
-
-@cache
-def loss_tokens(device_type: str, vocabulary: int) -> int:
-    """Tokens whose logits the loss holds at a time."""
-    least, most = (logits // vocabulary for logits in (_LOGITS_ON_CPU if device_type == "cpu" else _LOGITS))
-    return max(1, min(max(least, _TOKENS), most))
-
-
-class LayerBytes(NamedTuple):
-    """Bytes that one layer takes for one micro-batch."""
-
-    activations: int
-    dispatch: int
-    """Both are kept for the backward pass."""
-    workspace: int
-    """Held beside them while the backward pass is in the layer."""
-
-    @property
-    def kept(self) -> int:
-        return self.activations + self.dispatch
 
 
 class _StateBytes(NamedTuple):
@@ -92,7 +59,7 @@ _NOTHING = LayerBytes(0, 0, 0)
 
 
 class Placed(NamedTuple):
-    """All of a candidate that the state of a stage depends on."""
+    """Choices of a candidate that the state of a stage depends on."""
 
     degrees: Degrees
     sharding: Sharding
@@ -107,7 +74,7 @@ class Placed(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All of a candidate that the memory beside its state depends on."""
+    """Choices of a candidate that the memory beside its state depends on."""
 
     pipeline: int
     virtual_stages: int
@@ -133,16 +100,10 @@ class MemoryModel:
     def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile, load_skew: float = 1.0) -> None:
         self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
         self.allowance = int(ALLOWANCE * self._limit)
-        self._num_groups, self._group_tokens, self._m = (
-            spec.num_groups,
-            spec.group_tokens,
-            spec.model.model_dim,
-        )
-        self._units, self._load_skew = units(spec.model, profile, spec.train.freeze), load_skew
-        self._row_tokens = int(spec.data.padded_tokens)
-        self._packs_documents = profile.name == "ours" and spec.model.kind == "language"
+        self._num_groups, self._group_tokens = spec.num_groups, spec.group_tokens
+        self._m, self._units = spec.model.model_dim, units(spec.model, profile, spec.train.freeze)
+        self._layers = LayerMemory(spec, self._kind, profile, load_skew)
         self._keeps_frozen = spec.model.keeps_frozen
-        self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)
@@ -151,7 +112,6 @@ class MemoryModel:
         if on_host(spec, self._kind):
             self._moment_width = self._master_width = 0
         self._counter = StateCounter(spec.train.optimizer)
-        self._of_layer = cache(self._layer_bytes)
         self.of_state = cache(self._of_state)
         self._sums_beside_state = cache(self._sum_beside_state)
         self._share_beside = cache(self._beside_of_share)
@@ -186,7 +146,8 @@ class MemoryModel:
         return any(sum(self._state(share, placed)) + beside > usable for share, beside in every)
 
     def exceeds_unplaced(self, candidate: Candidate, usable_bytes: float) -> bool:
-        """The same, however parameters are sharded. The larger micro-batches are, the sooner."""
+        """Whether the candidate is bound to take more than `usable_bytes`, however parameters are sharded too. The
+        larger micro-batches are, the sooner."""
         run, degrees = self._alone(candidate), candidate.degrees
         placed = Placed(degrees, "parameters", candidate.options.recompute == "full")
         return any(
@@ -201,7 +162,7 @@ class MemoryModel:
         return tuple(self._share_beside(share, run) for share in shares(self._units, run.pipeline))
 
     def _alone(self, candidate: Candidate) -> Run:
-        """With each group in a micro-batch of its own, and no virtual stages."""
+        """The candidate's run with each group in a micro-batch of its own, and no virtual stages."""
         groups = -(-self._num_groups // candidate.degrees.data_ranks)
         return Run.of(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
 
@@ -226,8 +187,8 @@ class MemoryModel:
         )
         groups = min(run.num_micro_batches, (run.pipeline - share.index) * run.groups)
         if not full:
-            return count * groups * self._of_layer(unit, one, run.split, run.recompute == "selective").kept
-        again = self._of_layer(unit, all_at_once, run.split, False)
+            return count * groups * self._layers.of(unit, one, run.split, run.recompute == "selective").kept
+        again = self._layers.of(unit, all_at_once, run.split, False)
         kept = self._width * one * self._m // run.split.tensor
         return (
             count * groups * kept
@@ -291,7 +252,7 @@ class MemoryModel:
     def _bytes_of_part(
         self, unit: Unit, of_experts: bool, shards: Shards, sharding: Sharding, recomputed: bool
     ) -> int:
-        """Bytes of what of a unit is of experts, or is not: of its own, beside which FSDP has others."""
+        """Bytes of state of a unit's experts, or of the rest of the unit, without what FSDP has gathered for a time."""
         stored, used, trained_stored, trained_used, optimizer, coded_stored, coded_used = (
             self._counter.of_part(unit, of_experts, shards)
         )
@@ -315,7 +276,7 @@ class MemoryModel:
         return tuple(sum(self._beside(stage, run)) for stage in every)
 
     def _state(self, stage: Stage, placed: Placed) -> tuple[int, int, int, int, int]:
-        """Parameters, gradients and what is beside them, as `_StateBytes`."""
+        """Bytes of parameters, gradients and what is beside them, as `_StateBytes`."""
         degrees, sharding, recomputed = placed
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
@@ -367,13 +328,13 @@ class MemoryModel:
         for unit, count in stage.units:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
-                logits, of_loss = self._logits(positions // tensor, unit)
+                logits, of_loss = self._layers.of_logits(positions // tensor, unit)
                 # What the loss kept is let go before the backward pass comes to a layer. Of two stacks it stands for
                 # what all of the second keep of the first: its output, and that one's gradient.
                 let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
             if not unit.is_layer:
                 continue
-            layer = self._of_layer(unit, positions, run.split, selective)
+            layer = self._layers.of(unit, positions, run.split, selective)
             if full:  # the input of each, and one as it is computed again, whose input is among what it keeps
                 one_input = width * positions * self._m // tensor
                 activations += count * one_input
@@ -384,10 +345,7 @@ class MemoryModel:
                 dispatch += count * layer.dispatch
                 if layer.workspace > largest.workspace:
                     largest = layer
-        if self._kind == "cpu" and self._packs_documents:
-            attentions = (each for unit, _ in stage.units for each in unit.attentions)
-            positions = run.groups * self._group_tokens // context
-            activations += mask_bytes(attentions, positions, self._row_tokens, width)
+        activations += self._layers.of_masks(stage, run.groups * self._group_tokens // context)
         of_stage = in_flight(stage.index, run.pipeline, run.virtual_stages, run.num_micro_batches)
         waiting = run.overlap + of_stage
         tokens = run.groups * self._group_tokens // context // tensor
@@ -398,77 +356,6 @@ class MemoryModel:
             logits,
             (run.pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
         )
-
-    def _layer_bytes(self, unit: Unit, positions: int, split: Split, selective: bool) -> LayerBytes:
-        """Of one layer and one micro-batch; `positions` are those of a tensor group."""
-        tensor, _, expert, expert_tensor = split
-        width, m, tokens = self._width, self._m, positions // tensor
-        elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
-        elements += unit.adapted_widths * positions
-        decoded = unit.decoded_bytes(
-            Shards(tensor, 1, expert, expert_tensor), width
-        )  # for the product at work
-        on_cpu, attended, worked = self._kind == "cpu", 0, 0
-        for each in unit.attentions:
-            attended += kept_bytes(each, m, positions, tensor, width, profile=self.profile, on_cpu=on_cpu,
-                                   selective=selective)  # fmt: skip
-            worked = max(worked, worked_bytes(each, positions, self._row_tokens, tensor, self.profile))
-        kept_hidden = self.profile.kept_hidden
-        if (dims := unit.feed_forward) is not None:
-            hidden = dims.hidden * positions // tensor
-            kept = 0 if selective else kept_hidden[dims.num_matrices] * hidden
-            elements += tokens * m + (positions if self.profile.keeps_gathered_tokens else tokens) * m + kept
-            recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden
-            work = (
-                self.profile.worked_hidden[dims.num_matrices] * hidden + recomputed_hidden + 2 * positions * m
-            )
-            worked -= width * elements  # what this layer kept is free when attention's turn comes
-            # CPUs without narrow products widen what they multiply; a plan does not know which those are.
-            widens = on_cpu and width < 4 and self.profile.name == "ours"
-            widened = 4 * hidden if widens else 0
-            return LayerBytes(attended + width * elements, 0, max(worked, width * work + widened) + decoded)
-        moe = unit.moe
-        assert moe is not None
-        rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
-        hidden = rows * moe.hidden_dim // expert_tensor
-        # Tokens before their norm, and after it where the router learns from them, which has them in float32, or shared
-        # experts do; rows as experts take them, and what their first matrices gave; scores and choices.
-        routes = unit.trains("router")
-        elements += (1 + (routes or moe.shared_hidden_dim is not None)) * tokens * m
-        router = 4 * tokens * m if width < 4 and routes else 0
-        routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
-        first_products = (moe.num_matrices - 1) * hidden
-        kept = rows * m + (0 if selective else first_products)
-        shared = tokens * (moe.shared_hidden_dim or 0)
-        kept_shared = 0 if selective else self.profile.kept_shared[moe.num_matrices] * shared
-        # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
-        # part of an expert; first products made again; where gradients are passed on, that of one matrix, which lies
-        # elsewhere where the last step's did. What shared experts kept is free by then.
-        travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
-        moved = (2 * rows + travelling + 2 * tokens) * m
-        work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
-        matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
-        matrix *= self.profile.passes_gradients
-        in_experts = width * (kept + kept_shared) + router + routing
-        worked -= width * elements + in_experts
-        return LayerBytes(
-            attended + width * elements,
-            in_experts,
-            max(worked, width * (max(0, work) + matrix)) + decoded,
-        )
-
-    def _logits(self, positions: int, unit: Unit) -> tuple[int, int]:
-        """(kept, held while the loss is taken). Of a few logits at a time, in three forms: the gradients that their
-        loss takes on the way are kept, and around it five tensors of hidden states, before and after the last norms.
-        Of all at once: logits, whose place their gradients take, and the hidden states before and after the last
-        norm."""
-        vocabulary = unit.vocabulary or 0
-        if not self.profile.logits_in_parts:
-            return self._m * 2 * self._width * positions, self._width * positions * vocabulary
-        at_once = min(loss_tokens(self._kind, vocabulary), positions)
-        of_table = vocabulary if any(each.trained for each in (*unit.weights, *unit.tied)) else 0
-        kept = self._m * (self._state_width * of_table + 5 * self._width * positions)
-        return kept, 3 * self._state_width * at_once * vocabulary
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:
         """Bytes that FSDP has gathered at a time, of a layer's gradients as they are scattered, wide, and of gradients
@@ -495,8 +382,3 @@ class MemoryModel:
 
 def _placed(candidate: Candidate) -> Placed:
     return Placed.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)
-
-
-_WORKED_HIDDEN = {2: 2, 3: 4}
-"""By the number of matrices, hidden widths that experts' backward pass holds beside: hidden states and their gradient;
-with a gate, also the activated gate and the gradients of both products."""

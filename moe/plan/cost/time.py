@@ -8,10 +8,12 @@ from itertools import product
 from moe.plan.candidate import CHUNKS, Candidate, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.collectives import Network, Ranks
-from moe.plan.cost.memory import BYTES_PER_ELEMENT, moment_bytes, on_host
+from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
+from moe.plan.cost.memory import moment_bytes, on_host
+from moe.plan.cost.micro_batch import MicroBatch
 from moe.plan.cost.stages import Stage, stages
 from moe.plan.cost.state import StateCounter
-from moe.plan.cost.unit_time import KINDS, MicroBatch, UnitTime
+from moe.plan.cost.unit_time import KINDS, UnitTime
 from moe.plan.cost.units import BACKWARD, Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.plan import TimeEstimate
@@ -173,8 +175,8 @@ class TimeModel:
         return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
 
     def _sends(self, candidate: Candidate, busy_s: float) -> float:
-        """From stage to stage and back, for the micro-batches that are not behind another one's arithmetic, of which a
-        stage has so much."""
+        """Seconds of sending from stage to stage and back that are not behind another micro-batch's arithmetic, of
+        which a stage has `busy_s`."""
         degrees = candidate.degrees
         if degrees.pipeline == 1:
             return 0.0

@@ -4,15 +4,16 @@ from functools import cache
 from operator import add
 from typing import NamedTuple
 
-from moe.plan.candidate import Candidate, Recompute
+from moe.plan.candidate import Recompute
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.kernels import MatrixProducts
 from moe.plan.cost.collectives import Network, Ranks
 from moe.plan.cost.flops import looked_at, pairs_flops
-from moe.plan.cost.memory import BYTES_PER_ELEMENT
+from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
+from moe.plan.cost.micro_batch import MicroBatch, Passes, recomputed_passes
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.state import StateCounter
-from moe.plan.cost.units import BACKWARD, Matrix, Part, Products, Unit
+from moe.plan.cost.units import Matrix, Part, Unit
 from moe.plan.degrees import Shards, Split
 from moe.plan.profile import Profile
 from moe.plan.software import Software
@@ -21,7 +22,7 @@ from moe.spec.block import AttentionDims
 
 
 class UnitSeconds(NamedTuple):
-    """Of one unit and one micro-batch, forward and backward."""
+    """Seconds of one unit for one micro-batch, forward and backward."""
 
     products_s: float = 0.0
     attention_s: float = 0.0
@@ -38,7 +39,7 @@ class UnitSeconds(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """Of arithmetic and of waiting for it to be launched, behind which collectives can hide."""
+        """Seconds of arithmetic and of waiting for it to be launched, behind which collectives can hide."""
         return self.products_s + self.attention_s + self.routing_s + self.elementwise_s + self.launches_s
 
     def plus(self, other: "UnitSeconds") -> "UnitSeconds":
@@ -48,71 +49,8 @@ class UnitSeconds(NamedTuple):
 KINDS = UnitSeconds._fields
 
 
-class MicroBatch(NamedTuple):
-    """All of a candidate that a unit's time for one micro-batch depends on."""
-
-    groups: int
-    recompute: Recompute
-    split: Split
-    num_chunks: int = 1
-    ranks_per_node: int | None = None
-    overlap: bool = False
-    fsdp: int = 1
-    expert_fsdp: int = 1
-    """Ranks that parameters are gathered from."""
-    prefetched: bool = True
-    """Whether that hides behind arithmetic, as far as it can."""
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> "MicroBatch":
-        degrees, options, gathers = candidate.degrees, candidate.options, candidate.gathers
-        return cls(
-            options.micro_batch_groups, options.recompute, degrees.split, options.num_chunks,
-            options.ranks_per_node, options.overlap, degrees.fsdp if gathers else 1,
-            degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1 or not gathers,
-        )  # fmt: skip
-
-    @property
-    def full_recompute(self) -> float:
-        """Forward passes in the backward one, of whole blocks."""
-        return _recomputed(self.recompute)[0]
-
-    @property
-    def hidden_recompute(self) -> float:
-        """The same of first products, which give hidden states."""
-        return _recomputed(self.recompute)[1]
-
-
-def _recomputed(recompute: Recompute) -> tuple[float, float]:
-    """Forward passes in the backward one: of whole blocks, and of products that give hidden states."""
-    return (1.0 if recompute == "full" else 0.0), (0.0 if recompute == "none" else 1.0)
-
-
 _NARROW = 1 + 4 / 128
 """Bytes of a number of 8 bits with its part of a scale for 128 of them."""
-
-
-class Passes(NamedTuple):
-    """Passes over a unit that one micro-batch takes."""
-
-    of_reference: int
-    """By the model without its adapter, beside which preferences are learned."""
-    forward: float
-    """By the model as it is trained, those in the backward pass among them that make again what was not kept."""
-    backward: int
-
-    @property
-    def forwards(self) -> float:
-        return self.of_reference + self.forward
-
-    @property
-    def over_activations(self) -> float:
-        """Counted as forward passes, where all is trained."""
-        return self.forwards + BACKWARD * self.backward
-
-    def of(self, products: Products) -> float:
-        """Matrix products of all of them."""
-        return self.of_reference + self.forward * products.forward + self.backward * products.backward
 
 
 class UnitTime:
@@ -173,8 +111,8 @@ class UnitTime:
     def _seconds_of_rows(
         self, unit: Unit, part: Part, positions: float, tensor: int, passes: Passes, hidden_again: float
     ) -> float:
-        """Of the matrices of one part of a unit. `hidden_again`: forward passes in the backward one of those that give
-        hidden states, beside those of whole blocks."""
+        """Seconds of the matrices of one part of a unit. `hidden_again`: forward passes in the backward one of those
+        that give hidden states, beside those of whole blocks."""
         products = self._wide_products if unit.vocabulary is not None else self._products
         seconds = 0.0
         for matrix, count in unit.matrices(tensor, part):
@@ -191,7 +129,7 @@ class UnitTime:
 
     @staticmethod
     def _backward_s(products: MatrixProducts, matrix: Matrix, rows: float, forward_s: float) -> float:
-        """Gradients of both factors, and what goes through an adapter's first half once more."""
+        """Seconds of the gradients of both factors, and of what goes through an adapter's first half once more."""
         seconds = products.seconds(rows, matrix.outputs, matrix.inputs)
         if matrix.is_trained:
             seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantised=False)  # both are
@@ -200,7 +138,7 @@ class UnitTime:
     def _of_attention(
         self, unit: Unit, groups: int, tensor: int, context: int, full_recompute: float
     ) -> UnitSeconds:
-        """Attention of a layer, or the head's logits."""
+        """Seconds of a layer's attention, or of the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
         width, software = self._width, self._software
         # Logits of preferences are made again, as their loss is no sum over tokens.
@@ -233,7 +171,7 @@ class UnitTime:
     def _pairs_s(
         self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes
     ) -> float:
-        """Scores and the weighing of values. The backward pass computes scores again."""
+        """Seconds of scores and of weighing values. The backward pass computes scores again."""
         length, heads = self._spec.data.padded_tokens, dims.heads / tensor
         widths, dtype = (dims.queries + dims.values) / dims.heads, self._spec.train.dtype
         kernel = self._kernels.attention_of(widths, "bfloat16" if dtype == "fp8" else dtype)
@@ -251,13 +189,13 @@ class UnitTime:
         return num_bytes / self._device.memory_bytes_per_s / self._software.host.sustained
 
     def _passes(self, unit: Unit, recomputed: float) -> Passes:
-        """Where a backward pass makes so much of a forward one again."""
+        """Passes over a unit where a backward one makes so much of a forward one again."""
         backward = int(unit.has_backward)
         return Passes(self._reference_passes, 1 + recomputed * backward, backward)
 
     def _decoded_s(self, unit: Unit, of: MicroBatch) -> float:
-        """A frozen base's matrices decoded wherever they are multiplied, experts' for each chunk. Of a layer without
-        experts all are decoded where its hidden states are made again, of experts the first."""
+        """Seconds of decoding a frozen base's matrices wherever they are multiplied, experts' for each chunk. Of a
+        layer without experts all are decoded where its hidden states are made again, of experts the first."""
         tensor, _, expert, expert_tensor = of.split
         shards, device = Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
         seconds = 0.0
@@ -278,8 +216,8 @@ class UnitTime:
     def _into_and_out(
         self, positions: float, tensor: int, passes: float, gathered: int | None = None
     ) -> float:
-        """The all-gather into a layer that tensor ranks split, and the reduce-scatter out of it, in every pass.
-        `gathered`: channels that go in, where they are not those of hidden states."""
+        """Seconds of the all-gather into a layer that tensor ranks split, and of the reduce-scatter out of it, in every
+        pass. `gathered`: channels that go in, where they are not those of hidden states."""
         if tensor == 1:
             return 0.0
         width, ranks = self._width * positions, Ranks(tensor)
@@ -293,11 +231,11 @@ class UnitTime:
     def _of_dense(
         self, unit: Unit, groups: int, tensor: int, context: int, recompute: Recompute
     ) -> UnitSeconds:
-        """A feed-forward layer without experts."""
+        """Seconds of a feed-forward layer without experts."""
         dims = unit.feed_forward
         assert dims is not None
         positions, m = self._positions(unit, groups, context), self._m
-        full, hidden = _recomputed(recompute)
+        full, hidden = recomputed_passes(recompute)
         passes = self._passes(unit, full)
         products = self._rows_s(unit, "feed_forward", positions, tensor, passes, hidden - full)
         of_hidden = passes.over_activations - full * passes.backward
@@ -350,7 +288,7 @@ class UnitTime:
         )  # fmt: skip
 
     def _exchange_s(self, moe: MoESpec, of: MicroBatch, tokens: float, skew: float, passes: Passes) -> float:
-        """Rows out and back, forward and backward; rows that are not kept travel out once more."""
+        """Seconds of rows out and back, forward and backward; rows that are not kept travel out once more."""
         _, _, expert, expert_tensor = of.split
         ranks = Ranks(expert * expert_tensor)
         if ranks.count == 1:
@@ -363,7 +301,7 @@ class UnitTime:
         copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
 
         def one_s(width: float) -> float:
-            """One way, with numbers of so many bytes."""
+            """Seconds one way, with numbers of so many bytes."""
             row_bytes = width * self._m
             if kernel is not None:
                 return self._network.fused(kernel, chunk * skew, row_bytes, moe, expert_tensor, ranks)
@@ -386,7 +324,7 @@ class UnitTime:
         return max(1.0, chosen / (nodes * (1 - missed)))
 
     def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        """Those of a unit whose parameters are gathered."""
+        """Seconds of a unit whose parameters are gathered."""
         cost = self.gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
@@ -397,7 +335,7 @@ class UnitTime:
         )
 
     def gathers_s(self, unit: Unit, split: Split, fsdp: int, expert_fsdp: int) -> float:
-        """Parameters gathered for each forward pass and for the backward one, gradients scattered after it."""
+        """Seconds of gathering parameters for each forward pass and the backward one, and of scattering gradients."""
         tensor, context, expert, expert_tensor = split
         cost = self._gathers_s(unit, False, Shards(tensor, fsdp), Ranks(fsdp, tensor * context))
         if unit.moe is None:
@@ -406,7 +344,7 @@ class UnitTime:
         return cost + self._gathers_s(unit, True, shards, Ranks(expert_fsdp, expert * expert_tensor))
 
     def _of_gathers(self, unit: Unit, of_experts: bool, shards: Shards, ranks: Ranks) -> float:
-        """Of what of a unit is of experts, or is not."""
+        """Seconds of gathering a unit's experts, or the rest of the unit."""
         if ranks.count == 1:
             return 0.0
         _, elements, _, trained, _, _, coded_bytes = self._counter.of_part(unit, of_experts, shards)

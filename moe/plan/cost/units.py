@@ -37,7 +37,7 @@ class Matrix(NamedTuple):
     again: bool
     """Whether it is an adapter's first half of which nothing is kept."""
     is_first: bool
-    """Of matrices that are multiplied by the same rows, whether it is the first, for which they are made narrow."""
+    """Whether it is the first of those that are multiplied by the same rows, for which these are made narrow."""
 
 
 class Products(NamedTuple):

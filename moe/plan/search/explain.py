@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.memory import BYTES_PER_ELEMENT
+from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.state import StateCounter
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees

@@ -20,7 +20,7 @@ _KINDS: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
 
 @dataclass(frozen=True)
 class How:
-    """What a job is planned with, as `plan_job` takes it."""
+    """Options of planning, as `plan_job` takes them."""
 
     goal: Goal | None = None
     load_skew: float | None = None
@@ -50,9 +50,9 @@ class _Offer:
 def plan_anywhere(
     spec: JobSpec, on: Cluster | Pools, num_workers: int | None = None, how: How = How()
 ) -> Plan:
-    """As `plan_job`; with a goal, of the number of workers that is the best by it; of pools, on the one where the job
-    is the best by the goal, or where none is said the fastest. Raises SpecError where no pool holds it, with what each
-    lacks."""
+    """Plan as of `plan_job`; with a goal, of the number of workers that is the best by it; of pools, on the one where
+    the job is the best by the goal, or where none is said the fastest. Raises SpecError where no pool holds it, with
+    what each lacks."""
     if isinstance(on, Pools):
         return _plan_pools(spec, on, num_workers, how)
     if how.goal is None:

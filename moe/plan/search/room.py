@@ -12,12 +12,12 @@ from moe.plan.search.choices import Choices
 
 
 class Room:
-    """What there is to choose from in one shape, and what of it may fit."""
+    """Choices of one shape, and those of them that may fit."""
 
     def __init__(self, choices: Choices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
         self._choices, self._memory, self._usable_bytes = choices, memory, limit_bytes - memory.allowance
         self.sizes = choices.micro_batches(shape)
-        """Of micro-batches, the largest first, and how often they come."""
+        """Sizes of micro-batches, the largest first, and how often they come."""
         self._shape, self._plain = shape, choices.plain(shape)
         self.run = cache(self._run)
         self._state_of_shares = cache(self._states_of_shares)
@@ -39,7 +39,7 @@ class Room:
 
     @cached_property
     def largest(self) -> list[tuple[Recompute, int]]:
-        """Of each recomputation the largest size that is not bound to take too much, however it is placed: the smaller
+        """The largest size of each recomputation that is not bound to take too much, however it is placed: the smaller
         a micro-batch, the less."""
         every, found = range(len(self.sizes)), []
         for recompute in self._choices.recomputes():

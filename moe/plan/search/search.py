@@ -101,7 +101,7 @@ class Search:
         to_run: bool = False,
         why_workers: Sequence[str] = (),
     ) -> Plan:
-        """As `plan_job`. `why_workers`: why so many, where whoever asks for them knows."""
+        """Plan as of `plan_job`. `why_workers`: why so many, where whoever asks for them knows."""
         workers, why = self.workers(num_workers)
         ranking = self.ranking(workers, top, to_run=to_run)
         chosen, ends = self._under_both_ends(workers, ranking)

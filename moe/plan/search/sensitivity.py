@@ -1,4 +1,4 @@
-"""What a plan depends on: the same layout, and the fastest, where links, memory, kernels or the host are otherwise."""
+"""Sensitivity of a plan: the same layout, and the fastest, where links, memory, kernels or the host are otherwise."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class Otherwise:
 
     what: str
     step_s: float | None
-    """Of the plan's own layout; None where it does not fit then."""
+    """Seconds of the plan's own layout; None where it does not fit then."""
     best: Plan | None
     """The fastest layout then; None where none fits."""
     why_not: str = ""

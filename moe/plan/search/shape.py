@@ -34,7 +34,7 @@ class Ranked:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """By the time that is shown, then by what decides between equals."""
+        """Key of its place: the time that is shown, then what decides between equals."""
         return (float(f"{self.step_s:.6g}"), *self.candidate.key)
 
 
@@ -104,12 +104,12 @@ class _Open(NamedTuple):
     bound_s: float
     """Seconds that a step takes at least."""
     number: int
-    """Of equals, the first comes first."""
+    """Number that decides between equals: the first comes first."""
     recompute: Recompute
     size: int
     """Which size of micro-batches, the largest first."""
     virtual_stages: int | None = None
-    """Of that size alone; None for any, of that size and all that are smaller."""
+    """Runs of layers a stage, of that size alone; None for any, of that size and all that are smaller."""
 
 
 class ShapeSearch:

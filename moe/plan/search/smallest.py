@@ -25,9 +25,9 @@ class _Least(NamedTuple):
     """A candidate of the smallest micro-batches, in any virtual stages."""
 
     bound_bytes: int
-    """That it takes at least."""
+    """Bytes that it takes at least."""
     number: int
-    """Of equals, the first comes first."""
+    """Number that decides between equals: the first comes first."""
     degrees: Degrees
     options: Options
 

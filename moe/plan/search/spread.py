@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from moe.plan.candidate import Candidate
 
 NEAR = 1.02
-"""Of layouts whose steps differ by less, none is taken for the faster one."""
+"""Factor below which no layout is taken for the faster one."""
 
 StepS = Callable[[Candidate], float]
 
@@ -16,7 +16,7 @@ class End:
     """One end of a spread: seconds of a candidate's step there, and the candidate that is fastest."""
 
     name: str
-    """In words, after `with`."""
+    """Name in words, after `with`."""
     step_s: StepS
     fastest: Candidate
 

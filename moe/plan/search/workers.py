@@ -86,7 +86,7 @@ def _why_one(search: Search, asked: int | None) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """What is known of a number of workers: the least that it takes, or all of it."""
+    """A number of workers, with the ranking and the plan as far as they are known."""
 
     workers: int
     ranking: Ranking | None = None

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from moe.plan.cluster.cluster import Cluster
+from moe.plan.cluster.kernels import USUAL_WIDTHS
 from moe.plan.cost.collectives import Network, Ranks
 from moe.plan.software import software_of
 from moe.sharding.exchange.moves import Moves
@@ -180,7 +181,7 @@ class Costs:
         dtype = dtype if dtype in kernels.products else "float32"
         flops = rule.flops * math.prod(sizes.values()) / windows
         if rule.work == "attention":
-            return flops / kernels.attention_of(_USUAL_WIDTHS).flops_per_s
+            return flops / kernels.attention_of(USUAL_WIDTHS).flops_per_s
         if (grouped := rule.grouped) is not None:
             share = sizes[grouped.groups] / rule.sizes[grouped.groups]
             num_groups = self._sizes(rule, options, every=True)[grouped.groups]
@@ -194,10 +195,6 @@ class Costs:
         )
         products = kernels.products[dtype]
         return flops / products.flops_per_s * (rows + products.knee_rows) / rows
-
-
-_USUAL_WIDTHS = 256
-"""Of a head's scores and values together."""
 
 
 def _name(dtype: torch.dtype) -> str:

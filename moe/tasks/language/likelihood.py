@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from moe.layers.linear import linear
 from moe.parallel.accelerator import accelerator
-from moe.plan.cost.memory import loss_tokens
+from moe.plan.cost.layer_bytes import loss_tokens
 from moe.spec.routers import ExpertChoiceSpec
 from moe.tasks.language.batches import NOTHING
 from moe.tasks.language.context import SequenceContext

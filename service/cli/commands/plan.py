@@ -1,5 +1,6 @@
 """`plan` and `schema`: how a job would be laid out, and what a job file may say. Nothing is run."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +10,7 @@ from service.cli.options import AsJson, Url
 
 if TYPE_CHECKING:
     from moe.plan import Cluster, Pools
-    from moe.plan.goal import Goal
-    from moe.plan.software import SoftwareName
+    from moe.plan.named import Name
 
 
 def plan(
@@ -120,6 +120,8 @@ def plan(
     from moe.interchange.expand import expand_request
     from moe.plan import Pools, plan_request
     from moe.plan.cluster.cluster import of_several_kinds
+    from moe.plan.goal import GOALS
+    from moe.plan.software import SOFTWARE
     from moe.plan.stored import load
     from moe.spec import SpecError
     from service.cli.failures import Misuse
@@ -192,7 +194,10 @@ def plan(
     if sensitive and explain_against is not None:
         raise Misuse("--sensitivity and --explain-against each print a table; ask for one at a time")
     asked = plan_request(expand_request(plain_job(file), None))
-    updates = {"num_workers": num_workers, "top": top, "goal": _goal(goal), "software": _software(software)}
+    updates = {
+        "num_workers": num_workers, "top": top, "goal": _named("--goal", goal, GOALS),
+        "software": _named("--software", software, SOFTWARE),
+    }  # fmt: skip
     asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
     given = _cluster_of(cluster, imagined, memory, price) or asked.cluster
 
@@ -254,26 +259,16 @@ def schema() -> None:
     print_json(json_schema())
 
 
-def _software(text: str | None) -> "SoftwareName | None":
-    from moe.plan.software import SOFTWARE, software_name
+def _named(option: str, text: str | None, names: "Collection[Name]") -> "Name | None":
+    """The name that an option gives. Raises Misuse."""
+    from moe.plan.named import one_of
     from moe.spec import SpecError
     from service.cli.failures import Misuse
 
     try:
-        return software_name(text)
-    except SpecError:
-        raise Misuse(f"--software (={text!r}) must be one of {', '.join(SOFTWARE)}") from None
-
-
-def _goal(text: str | None) -> "Goal | None":
-    from moe.plan.goal import GOALS, goal_name
-    from moe.spec import SpecError
-    from service.cli.failures import Misuse
-
-    try:
-        return goal_name(text)
-    except SpecError:
-        raise Misuse(f"--goal (={text!r}) must be {' or '.join(GOALS)}") from None
+        return one_of(option, text, names)
+    except SpecError as error:
+        raise Misuse(str(error.problems[0])) from None
 
 
 def _cluster_of(

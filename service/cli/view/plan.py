@@ -57,7 +57,7 @@ def lines(told: Sequence[str]) -> Table:
 
 
 def headline(plan: Plan, where: str, of: str = "on") -> Table:
-    """What a plan is for, and its mesh; `of` says what `where` is."""
+    """Headline of a plan: what it is for, and its mesh; `of` says what `where` is."""
     mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
     grid = _grid()
     grid.add_row(of, where)

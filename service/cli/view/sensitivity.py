@@ -1,4 +1,4 @@
-"""What a plan depends on, on the screen: a row for each change of the machine."""
+"""Sensitivity of a plan on the screen: a row for each change of the machine."""
 
 from collections.abc import Sequence
 

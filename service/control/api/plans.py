@@ -28,7 +28,7 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     """
     asked = plan_request(services.requests.expanded(body))
     try:
-        plan = services.requests.plan(
+        plan = services.requests.plans.made(
             asked.spec,
             asked.num_workers,
             asked.top,

@@ -6,7 +6,6 @@ import json
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,29 +13,15 @@ import structlog
 from sqlalchemy import Connection
 
 from moe.interchange.expand import expand_request, names_folder
-from moe.plan import Cluster, Plan, Pools
-from moe.plan.goal import Goal
-from moe.plan.profile import ProfileName
-from moe.plan.software import SoftwareName
-from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
-from moe.tasks.build import build_task
-from moe.tasks.module.code import check_allowed
+from moe.spec import JobSpec, Problem, SpecError
 from service.control.errors import Conflict, Full, Unavailable
-from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
-from service.control.lifecycle.admission import NeverFits, admit, fingerprint
 from service.control.lifecycle.changes import enter, explain, tell_new
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.draft_folder import DraftFolder
 from service.control.lifecycle.full_roots import FullRoots
+from service.control.lifecycle.job_plans import JobPlans
 from service.control.lifecycle.lookup import deleted_in_words, find_job
 from service.control.lifecycle.module_plans import ModulePlans
-from service.control.lifecycle.planning import (
-    check_degrees,
-    module_cluster,
-    plan_for,
-    plan_on,
-    planning_cluster,
-)
 from service.control.lifecycle.roots import StorageRoots
 from service.control.lifecycle.stored import is_of_module
 from service.control.lifecycle.turns import Turns
@@ -54,18 +39,7 @@ from service.control.store.jobs import JobRow, get_by_number, insert_job
 from service.control.store.room import REMEDY, is_full
 from service.wire.states import ENDED, RESUMABLE, WAITS, State
 
-FACTS_AGE_S = 5.0
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Forecast for a job before its turn: its plan, and whether the cluster could ever hold it."""
-
-    plan: Plan | None
-    reason: str
-    unfit_for: str | None = None
-    unreachable_since: int | None = None
 
 
 class Requests:
@@ -83,9 +57,9 @@ class Requests:
         allowed_code: tuple[str, ...],
         modules: ModulePlans,
     ) -> None:
-        self._database, self._hub, self._watch, self._wake = database, hub, watch, wake
+        self._database, self._hub, self._wake = database, hub, wake
         self._storage_roots, self._data_roots = storage_roots, data_roots
-        self._allowed_code, self._modules = allowed_code, modules
+        self.plans = JobPlans(watch, storage_roots, data_roots, allowed_code=allowed_code, modules=modules)
         self.full_roots = FullRoots(storage_roots)
         self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.closed)
         self._turns = Turns()
@@ -127,10 +101,10 @@ class Requests:
     ) -> tuple[JobRow, bool]:
         job_id = new_job_id()
         storage = self._storage_roots.job_folder(spec.storage, job_id)
-        self._check(spec)
+        self.plans.check(spec)
         if spec.start_from is not None:
             self._warm_starts.look_up(spec, owner)
-        placement = self._place(spec)
+        placement = self.plans.place(spec)
         now = now_us()
         draft = DraftFolder(self._database, self._storage_roots, job_id, storage)
         draft.note(now)
@@ -166,53 +140,6 @@ class Requests:
                 draft.give_up()
         self._done(job_id, events)
         return job, True
-
-    def plan(
-        self,
-        spec: JobSpec,
-        num_workers: int | None = None,
-        top: int = 5,
-        profile: ProfileName | None = None,
-        cluster: Cluster | Pools | None = None,
-        software: SoftwareName | None = None,
-        goal: Goal | None = None,
-    ) -> Plan:
-        """Plan that `submit` would make now, with nothing stored; on another `cluster` where one is given, also of what
-        cannot be run yet.
-
-        Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
-        """
-        if goal is not None and isinstance(spec.model, ModuleModelSpec):
-            rule = "is nothing that the workers of a module are chosen by"
-            raise SpecError(Problem("goal", goal, rule, "leave it out"))
-        if cluster is not None:
-            check_allowed(spec, self._allowed_code)
-            if isinstance(spec.model, ModuleModelSpec):
-                return self._modules.made(spec, module_cluster(spec, cluster, num_workers))
-            return plan_on(
-                spec,
-                cluster,
-                num_workers,
-                to_run=False,
-                top=top,
-                profile=profile,
-                software=software,
-                goal=goal,
-            )
-        self._storage_roots.job_folder(spec.storage, new_job_id())
-        self._check(spec)
-        facts = self._watch.facts(FACTS_AGE_S)
-        empty = admit(spec.resources, facts, held={})
-        plan = (
-            None
-            if isinstance(empty, NeverFits)
-            else self._planned(spec, facts, num_workers, top, profile, software, goal)
-        )
-        if plan is None:
-            assert isinstance(empty, NeverFits)
-            workers = spec.resources.min_num_workers
-            raise SpecError(Problem("resources", f"{workers} workers", empty.reason, "ask for less"))
-        return plan
 
     def cancel(self, job_id: str, owner: str) -> JobRow:
         """Asks for the end. Raises NotFound, Gone, Conflict when the job has already ended."""
@@ -287,12 +214,6 @@ class Requests:
         self._done(job_id, events)
         return job
 
-    def _check(self, spec: JobSpec) -> None:
-        """Raises SpecError for what no cluster could run, and for what this service may not."""
-        check_allowed(spec, self._allowed_code)
-        check_degrees(spec)
-        build_task(spec).check_data(self._data_roots)
-
     def _put_spec(self, storage: str, spec_text: str, asked: str | None, made: Callable[[], None]) -> None:
         try:
             _write_spec(self._storage_roots, storage, spec_text, asked, made)
@@ -305,39 +226,6 @@ class Requests:
         with self._database.read() as tx:
             used = find_key(tx, owner, key)
             return None if used is None else _same(tx, used, print_of_spec)
-
-    def _place(self, spec: JobSpec) -> Placement:
-        try:
-            facts = self._watch.facts(FACTS_AGE_S)
-        except LauncherUnavailable as error:
-            return Placement(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
-        empty = admit(spec.resources, facts, held={})
-        if isinstance(empty, NeverFits):
-            return Placement(None, empty.reason, fingerprint(facts))
-        if isinstance(spec.model, ModuleModelSpec):
-            return Placement(self._planned(spec, facts), WAITS)  # what is wrong with it is its user's to mend
-        try:
-            return Placement(plan_for(spec, facts), WAITS)
-        except SpecError as error:
-            return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
-
-    def _planned(
-        self,
-        spec: JobSpec,
-        facts: ClusterFacts,
-        num_workers: int | None = None,
-        top: int = 5,
-        profile: ProfileName | None = None,
-        software: SoftwareName | None = None,
-        goal: Goal | None = None,
-    ) -> Plan | None:
-        """The plan on this cluster; None where it holds no worker. Raises SpecError, Unavailable."""
-        if not isinstance(spec.model, ModuleModelSpec):
-            return plan_for(spec, facts, num_workers, top, profile=profile, software=software, goal=goal)
-        cluster = planning_cluster(spec, facts)
-        return (
-            None if cluster is None else self._modules.made(spec, module_cluster(spec, cluster, num_workers))
-        )
 
     def _require_checkpoint(self, job: JobRow) -> None:
         """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""

@@ -1,0 +1,143 @@
+"""Predicted bytes that layers and logits take for one micro-batch, from the tensors saved for the backward pass."""
+
+from functools import cache
+from typing import NamedTuple
+
+from moe.plan.cost.attention import kept_bytes, mask_bytes, worked_bytes
+from moe.plan.cost.skew import rank_skew
+from moe.plan.cost.stages import Stage
+from moe.plan.cost.units import Unit
+from moe.plan.degrees import Shards, Split
+from moe.plan.profile import Profile
+from moe.spec import JobSpec
+
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
+"""Bytes of an activation; under fp8 only the operands of matrix products are narrower."""
+
+_LOGITS, _LOGITS_ON_CPU = (1 << 26, 1 << 26), (1 << 18, 1 << 24)
+"""Least and most logits that the loss holds at a time: on a GPU enough to fill it; on a CPU no fewer than stay in its
+cache, and no more than 200 MB in their three forms."""
+_TOKENS = 256
+"""Tokens that the loss takes at a time within these bounds: fewer make narrow products, more need memory without being
+faster. Loss and gradients of 2,048 tokens of width 512 over 4,096 words on two cores of an EPYC: 290 ms by 64, 209 by
+256, 214 by 2,048; of 1,024 over 32,000 words 4,550 ms by 8, 1,360 by 64, 960 by 256."""
+
+_WORKED_HIDDEN = {2: 2, 3: 4}
+"""Hidden widths that experts' backward pass holds beside, by the number of matrices: hidden states and their gradient;
+with a gate, also the activated gate and the gradients of both products."""
+
+
+@cache
+def loss_tokens(device_type: str, vocabulary: int) -> int:
+    """Number of tokens whose logits the loss holds at a time."""
+    least, most = (logits // vocabulary for logits in (_LOGITS_ON_CPU if device_type == "cpu" else _LOGITS))
+    return max(1, min(max(least, _TOKENS), most))
+
+
+class LayerBytes(NamedTuple):
+    """Bytes that one layer takes for one micro-batch."""
+
+    activations: int
+    dispatch: int
+    """Bytes of experts and of routing, kept for the backward pass as activations are."""
+    workspace: int
+    """Bytes held beside them while the backward pass is in the layer."""
+
+    @property
+    def kept(self) -> int:
+        return self.activations + self.dispatch
+
+
+class LayerMemory:
+    """Predicts bytes of layers, masks and logits of one job on one type of device, run as `profile` says. `load_skew`:
+    rows of the busiest expert over the mean."""
+
+    def __init__(self, spec: JobSpec, device_type: str, profile: Profile, load_skew: float) -> None:
+        self._kind, self._profile, self._load_skew = device_type, profile, load_skew
+        self._m, self._width = spec.model.model_dim, BYTES_PER_ELEMENT[spec.train.dtype]
+        self._row_tokens = int(spec.data.padded_tokens)
+        self._packs_documents = profile.name == "ours" and spec.model.kind == "language"
+        self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
+        self.of = cache(self._layer_bytes)
+
+    def of_masks(self, stage: Stage, positions: int) -> int:
+        """Bytes of a stage's masks of packed documents, which only CPUs keep."""
+        if self._kind != "cpu" or not self._packs_documents:
+            return 0
+        attentions = (each for unit, _ in stage.units for each in unit.attentions)
+        return mask_bytes(attentions, positions, self._row_tokens, self._width)
+
+    def of_logits(self, positions: int, unit: Unit) -> tuple[int, int]:
+        """Bytes (kept, held while the loss is taken).
+
+        Of a few logits at a time, in three forms: the gradients that their loss takes on the way are kept, and around
+        it five tensors of hidden states, before and after the last norms. Of all at once: logits, whose place their
+        gradients take, and the hidden states before and after the last norm."""
+        vocabulary = unit.vocabulary or 0
+        if not self._profile.logits_in_parts:
+            return self._m * 2 * self._width * positions, self._width * positions * vocabulary
+        wide = max(4, self._width)  # the table's gradient and the loss
+        at_once = min(loss_tokens(self._kind, vocabulary), positions)
+        of_table = vocabulary if any(each.trained for each in (*unit.weights, *unit.tied)) else 0
+        kept = self._m * (wide * of_table + 5 * self._width * positions)
+        return kept, 3 * wide * at_once * vocabulary
+
+    def _layer_bytes(self, unit: Unit, positions: int, split: Split, selective: bool) -> LayerBytes:
+        """Bytes of one layer for one micro-batch; `positions` are those of a tensor group."""
+        tensor, _, expert, expert_tensor = split
+        width, m, tokens = self._width, self._m, positions // tensor
+        elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
+        elements += unit.adapted_widths * positions
+        decoded = unit.decoded_bytes(
+            Shards(tensor, 1, expert, expert_tensor), width
+        )  # for the product at work
+        on_cpu, attended, worked = self._kind == "cpu", 0, 0
+        for each in unit.attentions:
+            attended += kept_bytes(each, m, positions, tensor, width, profile=self._profile, on_cpu=on_cpu,
+                                   selective=selective)  # fmt: skip
+            worked = max(worked, worked_bytes(each, positions, self._row_tokens, tensor, self._profile))
+        kept_hidden = self._profile.kept_hidden
+        if (dims := unit.feed_forward) is not None:
+            hidden = dims.hidden * positions // tensor
+            kept = 0 if selective else kept_hidden[dims.num_matrices] * hidden
+            elements += tokens * m + (positions if self._profile.keeps_gathered_tokens else tokens) * m + kept
+            recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden
+            work = (
+                self._profile.worked_hidden[dims.num_matrices] * hidden
+                + recomputed_hidden
+                + 2 * positions * m
+            )
+            worked -= width * elements  # what this layer kept is free when attention's turn comes
+            # CPUs without narrow products widen what they multiply; a plan does not know which those are.
+            widens = on_cpu and width < 4 and self._profile.name == "ours"
+            widened = 4 * hidden if widens else 0
+            return LayerBytes(attended + width * elements, 0, max(worked, width * work + widened) + decoded)
+        moe = unit.moe
+        assert moe is not None
+        rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
+        hidden = rows * moe.hidden_dim // expert_tensor
+        # Tokens before their norm, and after it where the router learns from them, which has them in float32, or shared
+        # experts do; rows as experts take them, and what their first matrices gave; scores and choices.
+        routes = unit.trains("router")
+        elements += (1 + (routes or moe.shared_hidden_dim is not None)) * tokens * m
+        router = 4 * tokens * m if width < 4 and routes else 0
+        routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
+        first_products = (moe.num_matrices - 1) * hidden
+        kept = rows * m + (0 if selective else first_products)
+        shared = tokens * (moe.shared_hidden_dim or 0)
+        kept_shared = 0 if selective else self._profile.kept_shared[moe.num_matrices] * shared
+        # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
+        # part of an expert; first products made again; where gradients are passed on, that of one matrix, which lies
+        # elsewhere where the last step's did. What shared experts kept is free by then.
+        travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
+        moved = (2 * rows + travelling + 2 * tokens) * m
+        work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
+        matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
+        matrix *= self._profile.passes_gradients
+        in_experts = width * (kept + kept_shared) + router + routing
+        worked -= width * elements + in_experts
+        return LayerBytes(
+            attended + width * elements,
+            in_experts,
+            max(worked, width * (max(0, work) + matrix)) + decoded,
+        )

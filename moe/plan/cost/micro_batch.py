@@ -1,0 +1,70 @@
+"""Choices that a unit's time for one micro-batch depends on, and the passes that a micro-batch takes."""
+
+from typing import NamedTuple
+
+from moe.plan.candidate import Candidate, Recompute
+from moe.plan.cost.units import BACKWARD, Products
+from moe.plan.degrees import Split
+
+
+class MicroBatch(NamedTuple):
+    """Choices of a candidate that a unit's time for one micro-batch depends on."""
+
+    groups: int
+    recompute: Recompute
+    split: Split
+    num_chunks: int = 1
+    ranks_per_node: int | None = None
+    overlap: bool = False
+    fsdp: int = 1
+    expert_fsdp: int = 1
+    """Ranks that parameters are gathered from."""
+    prefetched: bool = True
+    """Whether that hides behind arithmetic, as far as it can."""
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> "MicroBatch":
+        degrees, options, gathers = candidate.degrees, candidate.options, candidate.gathers
+        return cls(
+            options.micro_batch_groups, options.recompute, degrees.split, options.num_chunks,
+            options.ranks_per_node, options.overlap, degrees.fsdp if gathers else 1,
+            degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1 or not gathers,
+        )  # fmt: skip
+
+    @property
+    def full_recompute(self) -> float:
+        """Forward passes in the backward one, of whole blocks."""
+        return recomputed_passes(self.recompute)[0]
+
+    @property
+    def hidden_recompute(self) -> float:
+        """Forward passes in the backward one, of first products, which give hidden states."""
+        return recomputed_passes(self.recompute)[1]
+
+
+def recomputed_passes(recompute: Recompute) -> tuple[float, float]:
+    """Forward passes in the backward one: of whole blocks, and of products that give hidden states."""
+    return (1.0 if recompute == "full" else 0.0), (0.0 if recompute == "none" else 1.0)
+
+
+class Passes(NamedTuple):
+    """Passes over a unit that one micro-batch takes."""
+
+    of_reference: int
+    """Forward passes by the model without its adapter, beside which preferences are learned."""
+    forward: float
+    """Forward passes by the model as it is trained, with those in a backward one that make again what was not kept."""
+    backward: int
+
+    @property
+    def forwards(self) -> float:
+        return self.of_reference + self.forward
+
+    @property
+    def over_activations(self) -> float:
+        """Passes over activations, counted as forward ones, where all is trained."""
+        return self.forwards + BACKWARD * self.backward
+
+    def of(self, products: Products) -> float:
+        """Matrix products of all of them."""
+        return self.of_reference + self.forward * products.forward + self.backward * products.backward

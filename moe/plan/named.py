@@ -1,0 +1,19 @@
+"""One of a few names, as a request or an option says it."""
+
+from collections.abc import Collection
+from typing import TypeVar
+
+from moe.spec.errors import Problem, SpecError
+
+Name = TypeVar("Name", bound=str)
+
+
+def one_of(place: str, given: object, names: Collection[Name]) -> Name | None:
+    """The name that is given; None where none is. Raises SpecError for what is none of `names`."""
+    if given is None:
+        return None
+    for name in names:
+        if given == name:
+            return name
+    rule = f"must be {' or '.join(names)}" if len(names) == 2 else f"must be one of {', '.join(names)}"
+    raise SpecError(Problem(place, given, rule, "correct it or leave it out"))

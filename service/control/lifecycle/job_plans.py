@@ -1,0 +1,140 @@
+"""Plans of jobs on the cluster at hand, made before their turn or only to be looked at."""
+
+from dataclasses import dataclass
+
+from moe.plan import Cluster, Plan, Pools
+from moe.plan.goal import Goal
+from moe.plan.profile import ProfileName
+from moe.plan.software import SoftwareName
+from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
+from moe.tasks.build import build_task
+from moe.tasks.module.code import check_allowed
+from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
+from service.control.lifecycle.admission import NeverFits, admit, fingerprint
+from service.control.lifecycle.cluster_watch import ClusterWatch
+from service.control.lifecycle.module_plans import ModulePlans
+from service.control.lifecycle.planning import (
+    check_degrees,
+    module_cluster,
+    plan_for,
+    plan_on,
+    planning_cluster,
+)
+from service.control.lifecycle.roots import StorageRoots
+from service.control.store.clock import now_us
+from service.wire.states import WAITS
+
+FACTS_AGE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Forecast for a job before its turn: its plan, and whether the cluster could ever hold it."""
+
+    plan: Plan | None
+    reason: str
+    unfit_for: str | None = None
+    unreachable_since: int | None = None
+
+
+class JobPlans:
+    """Makes plans of jobs, and refuses what could not run."""
+
+    def __init__(
+        self,
+        watch: ClusterWatch,
+        storage_roots: StorageRoots,
+        data_roots: tuple[str, ...],
+        *,
+        allowed_code: tuple[str, ...],
+        modules: ModulePlans,
+    ) -> None:
+        self._watch, self._storage_roots, self._data_roots = watch, storage_roots, data_roots
+        self._allowed_code, self._modules = allowed_code, modules
+
+    def check(self, spec: JobSpec) -> None:
+        """Raises SpecError for what no cluster could run, and for what this service may not."""
+        check_allowed(spec, self._allowed_code)
+        check_degrees(spec)
+        build_task(spec).check_data(self._data_roots)
+
+    def place(self, spec: JobSpec) -> Placement:
+        """Forecast for a job that is about to be queued. Raises SpecError and Unavailable for a module's job."""
+        try:
+            facts = self._watch.facts(FACTS_AGE_S)
+        except LauncherUnavailable as error:
+            return Placement(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
+        empty = admit(spec.resources, facts, held={})
+        if isinstance(empty, NeverFits):
+            return Placement(None, empty.reason, fingerprint(facts))
+        if isinstance(spec.model, ModuleModelSpec):
+            return Placement(self._planned(spec, facts), WAITS)  # what is wrong with it is its user's to mend
+        try:
+            return Placement(plan_for(spec, facts), WAITS)
+        except SpecError as error:
+            return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
+
+    def made(
+        self,
+        spec: JobSpec,
+        num_workers: int | None = None,
+        top: int = 5,
+        profile: ProfileName | None = None,
+        cluster: Cluster | Pools | None = None,
+        software: SoftwareName | None = None,
+        goal: Goal | None = None,
+    ) -> Plan:
+        """Plan that `submit` would make now, with nothing stored; on another `cluster` where one is given, also of what
+        cannot be run yet.
+
+        Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
+        """
+        if goal is not None and isinstance(spec.model, ModuleModelSpec):
+            rule = "is nothing that the workers of a module are chosen by"
+            raise SpecError(Problem("goal", goal, rule, "leave it out"))
+        if cluster is not None:
+            check_allowed(spec, self._allowed_code)
+            if isinstance(spec.model, ModuleModelSpec):
+                return self._modules.made(spec, module_cluster(spec, cluster, num_workers))
+            return plan_on(
+                spec,
+                cluster,
+                num_workers,
+                to_run=False,
+                top=top,
+                profile=profile,
+                software=software,
+                goal=goal,
+            )
+        self._storage_roots.job_folder(spec.storage, "job")  # refused outside of the roots
+        self.check(spec)
+        facts = self._watch.facts(FACTS_AGE_S)
+        empty = admit(spec.resources, facts, held={})
+        plan = (
+            None
+            if isinstance(empty, NeverFits)
+            else self._planned(spec, facts, num_workers, top, profile, software, goal)
+        )
+        if plan is None:
+            assert isinstance(empty, NeverFits)
+            workers = spec.resources.min_num_workers
+            raise SpecError(Problem("resources", f"{workers} workers", empty.reason, "ask for less"))
+        return plan
+
+    def _planned(
+        self,
+        spec: JobSpec,
+        facts: ClusterFacts,
+        num_workers: int | None = None,
+        top: int = 5,
+        profile: ProfileName | None = None,
+        software: SoftwareName | None = None,
+        goal: Goal | None = None,
+    ) -> Plan | None:
+        """The plan on this cluster; None where it holds no worker. Raises SpecError, Unavailable."""
+        if not isinstance(spec.model, ModuleModelSpec):
+            return plan_for(spec, facts, num_workers, top, profile=profile, software=software, goal=goal)
+        cluster = planning_cluster(spec, facts)
+        return (
+            None if cluster is None else self._modules.made(spec, module_cluster(spec, cluster, num_workers))
+        )
