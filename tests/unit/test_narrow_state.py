@@ -1,11 +1,13 @@
 """Plans of narrower moments, of an optimizer on the host, and of rows that travel in 8 bits."""
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
 
 from moe.plan import Cluster, Plan, Search, plan_job
+from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.executable import check_asked
 from moe.plan.plan import MemoryEstimate
 from moe.spec import JobSpec, SpecError
@@ -96,3 +98,29 @@ def test_a_model_that_fits_by_narrower_state_alone_is_planned_so() -> None:
     with pytest.raises(SpecError, match="too much"):
         plan_job(spec(), H100)
     assert plan_job(spec(offload=True), H100).memory.optimizer == 0
+
+
+def test_of_masters_on_the_host_narrow_weights_that_are_not_sharded_may_be_all_that_fits() -> None:
+    """Experts that one data rank has alone take 6 bytes a parameter so, and 8 where float32 weights are sharded; the
+    search is not to leave out what it takes for too large by those."""
+    spec = JobSpec.parse(
+        {
+            "model": {"kind": "language", "model_dim": 256, "num_layers": 2, "ffn_dim": 1024, "vocab_size": 300,
+                      "tie_embeddings": True,
+                      "attention": {"kind": "grouped_query", "num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+                      "moe": {"router": "softmax_topk", "top_k": 2, "num_experts": 4, "hidden_dim": 2048,
+                              "group_tokens": 8192}},
+            "data": {"corpus": "synthetic", "max_tokens": 8192},
+            "train": {"num_steps": 1, "batch_tokens": 8192, "dtype": "bfloat16",
+                      "optimizer": {"name": "adamw", "offload": True}},
+            "resources": {"num_workers": 2},
+            "parallel": {"fsdp": 2, "expert": 2, "recompute": "full"},
+        }
+    )  # fmt: skip
+    pair = H100.model_copy(update={"devices_per_node": 2})
+    memory = Search(spec, pair).memory
+    every = [each.candidate for each in Search(spec, pair).ranking(2, 100).fitting]
+    of = {each.options.sharding: memory.total(each) - memory.allowance for each in every}
+    room = ceil(min(of.values()) / (1 - ALLOWANCE))
+    fitting = Search(spec, pair.model_copy(update={"memory_bytes": room + 2})).ranking(2, 1).fitting
+    assert [each.candidate.options.sharding for each in fitting] == ["gradients"]

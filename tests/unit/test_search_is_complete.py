@@ -237,17 +237,23 @@ def with_asked(spec: JobSpec, axis: str, value: Any) -> JobSpec:
 @settings(max_examples=200, deadline=None)
 @given(jobs(), st.sampled_from(OPTIONS))
 def test_nothing_that_is_asked_for_is_faster(job: Job, option: tuple[str, Any]) -> None:
-    """Of what is tried unasked."""
-    spec, cluster, workers, profile = job
+    """Of what is tried unasked, at the software's usual constants: a plan may be another, which lies less behind at
+    both ends of their spread."""
+    spec, cluster, workers, _ = job
     assume(getattr(spec.parallel, option[0]) is None)
+
+    def fastest(spec: JobSpec) -> Ranked:
+        ranking = searched(job._replace(spec=spec)).ranking(workers, 1)
+        return (ranking.runnable or ranking.fitting)[0]
+
     try:
-        asked = plan_job(with_asked(spec, *option), cluster, top=1, profile=profile)
+        asked = fastest(with_asked(spec, *option))
     except SpecError:
         return
-    chosen = plan_job(spec, cluster, top=1, profile=profile)
-    if chosen.predicted.step_s > asked.predicted.step_s and (chosen.not_yet or not asked.not_yet):
+    chosen = fastest(spec)
+    if chosen.order[:1] > asked.order[:1] and (chosen.not_yet or not asked.not_yet):
         tried = (each.degrees for each in every_layout(spec, cluster, workers) if not cut_in_part(spec, each))
-        assert asked.degrees not in tried
+        assert asked.candidate.degrees not in tried
 
 
 def dense(model_dim: int, num_layers: int, ffn_dim: int, heads: int) -> dict[str, Any]:

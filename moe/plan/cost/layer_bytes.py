@@ -108,9 +108,10 @@ class LayerMemory:
                 + 2 * positions * m
             )
             worked -= width * elements  # what this layer kept is free when attention's turn comes
-            # CPUs without narrow products widen what they multiply; a plan does not know which those are.
+            # CPUs without narrow products widen what they multiply, and have the product wide too: hidden states, those
+            # outside, and the matrix between them; a plan does not know which CPUs those are.
             widens = on_cpu and width < 4 and self._profile.name == "ours"
-            widened = 4 * hidden if widens else 0
+            widened = 4 * widens * (hidden + positions * m + m * dims.hidden // tensor)
             return LayerBytes(attended + width * elements, 0, max(worked, width * work + widened) + decoded)
         moe = unit.moe
         assert moe is not None

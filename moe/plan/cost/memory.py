@@ -109,7 +109,8 @@ class MemoryModel:
         self._state_width = max(4, self._width)
         """Narrower arithmetic keeps float32 weights, gradients and moments."""
         self._moment_width, self._master_width = moment_bytes(spec), self._state_width
-        if on_host(spec, self._kind):
+        self._offloads = on_host(spec, self._kind)
+        if self._offloads:
             self._moment_width = self._master_width = 0
         self._counter = StateCounter(spec.train.optimizer)
         self.of_state = cache(self._of_state)
@@ -172,10 +173,15 @@ class MemoryModel:
         return self._in_flight(share, run)
 
     def _even_part(self, share: Stage, placed: Placed) -> int:
-        """Bytes of state that a share takes at least, of which each data rank has an even part."""
+        """Bytes of state that a share takes at least, of which each data rank has an even part. Weights that are not
+        sharded are narrower than those that are, where their float32 masters lie on the host."""
         ((unit, count),) = share.units
+        shardings: tuple[Sharding, ...] = ("parameters", "gradients") if self._offloads else ("parameters",)
+        return count * min(self._even_part_of(unit, placed._replace(sharding=each)) for each in shardings)
+
+    def _even_part_of(self, unit: Unit, placed: Placed) -> int:
         dense, experts = self._least_of_unit(unit, placed)
-        return count * (dense // placed.degrees.data_ranks + experts // placed.degrees.data)
+        return dense // placed.degrees.data_ranks + experts // placed.degrees.data
 
     def _in_flight(self, share: Stage, run: Run) -> int:
         """Bytes of a share's micro-batches that wait for their backward pass: those in flight, or all there are,
