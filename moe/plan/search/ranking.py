@@ -18,8 +18,9 @@ from moe.spec import JobSpec
 
 _ROOMS = 1024
 """Shapes whose room in memory is kept for further searches."""
-RUNNABLE = 3
-"""Of those that can be run, how many of the fastest are found at least: those that `auto: measured` measures."""
+LEAST = 3
+"""How many of the fastest are found at least, of all and of those that can be run: what is chosen among, and what
+`auto: measured` measures."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,19 @@ class Ranker:
         return other
 
     def rank(self, shapes: Sequence[Degrees], top: int) -> Ranking:
-        """The fastest of `top` shapes, and of `RUNNABLE` that can be run, or as many of fewer shapes."""
-        of_any, to_run = Fastest(top), Fastest(max(top, RUNNABLE))
+        """The fastest of `top` shapes, `LEAST` at least, and of as many that can be run, or as many of fewer shapes."""
+        number = max(top, LEAST)
+        of_any, to_run = Fastest(number), Fastest(number)
         self._search(shapes, of_any)
         self._search(shapes, to_run, to_run=True)
         leading, more = [*of_any.found, *to_run.found], []
-        if len(of_any.found) < of_any.number:
-            more += [each for first in of_any.found for each in self._fastest(first.shape, top)]
-        if len(to_run.found) < to_run.number:
-            more += [
-                each
-                for first in to_run.found
-                for each in self._fastest(first.shape, to_run.number, to_run=True)
-            ]
+        for found, only_to_run in ((of_any.found, False), (to_run.found, True)):
+            if len(found) < number:
+                more += [
+                    each
+                    for first in found
+                    for each in self._fastest(first.shape, number, to_run=only_to_run)
+                ]
         fitting = {
             each.candidate: each
             for part in (leading, more)

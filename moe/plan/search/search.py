@@ -30,7 +30,7 @@ from moe.plan.search.explain import (  # fmt: skip
     runner_up,
     shared_s,
 )
-from moe.plan.search.ranking import RUNNABLE, Ranker, Ranking
+from moe.plan.search.ranking import LEAST, Ranker, Ranking
 from moe.plan.search.smallest import Smallest
 from moe.plan.search.spread import NEAR, Chosen, End, under_both
 from moe.plan.software import Software, SoftwareName, software_of
@@ -145,7 +145,7 @@ class Search:
             End(name, cache(time.step_s), each or first)
             for name, time, each in zip(_ENDS, times, found, strict=False)
         ]
-        return under_both(first, (each.candidate for each in every), ends, layout_in_words), ends
+        return under_both(first, (each.candidate for each in every[:LEAST]), ends, layout_in_words), ends
 
     def best_of(self, workers: int, ranking: Ranking) -> Plan:
         """The layout of a ranking that `plan` chooses, without reasons."""
@@ -176,7 +176,7 @@ class Search:
             workers //= 2
         return fastest
 
-    def best_to_run(self, num_workers: int | None = None, number: int = RUNNABLE) -> list[Plan]:
+    def best_to_run(self, num_workers: int | None = None, number: int = LEAST) -> list[Plan]:
         """The fastest that can be run, without reasons. Raises SpecError where there are none."""
         ranking = self.ranking(self.workers(num_workers)[0], number, to_run=True)
         return [self.plan_of(each.candidate) for each in ranking.runnable[:number]]
