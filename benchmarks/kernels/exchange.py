@@ -102,8 +102,10 @@ def fit_across(table: Table, within: Exchange, **given: float) -> Exchange:
     names = ("hop_s", "line_bytes_per_s", "forward_bytes_per_s")
     limits = [(3e-5, 1e-6, 3e-4), (4e10, 5e9, _ADAPTER), (9e10, 1e10, 2e12)]
 
+    most_nodes = int(max(table["nodes"]))
+
     def make(values: list[float]) -> Exchange:
-        return replace(within, **{**dict(zip(names, values, strict=True)), **given})
+        return replace(within, most_nodes=most_nodes, **{**dict(zip(names, values, strict=True)), **given})
 
     return least(make, lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
 

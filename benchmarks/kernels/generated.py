@@ -45,7 +45,7 @@ def constants_of(kernel: Any) -> dict[str, float]:
     for each in fields(kernel):
         value = getattr(kernel, each.name)
         if each.default is MISSING or value != each.default:
-            found[each.name] = float(f"{value:.4g}")
+            found[each.name] = value if isinstance(value, int) else float(f"{value:.4g}")
     return found
 
 
@@ -101,6 +101,8 @@ def _call(begin: str, given: Mapping[str, float]) -> list[str]:
 
 def number(value: float) -> str:
     """A number as Python's source has it: four digits at most, an exponent of three."""
+    if isinstance(value, int):
+        return str(value)
     if 0.01 <= abs(value) < 10_000 or not value:
         return f"{value:.4g}" if value != int(value) else str(float(value))
     digits, _, exponent = f"{value:.3e}".partition("e")

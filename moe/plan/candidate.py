@@ -66,6 +66,14 @@ class Candidate:
         """Whether parameters are gathered where they are used."""
         return self.is_sharded and self.options.sharding == "parameters"
 
+    def __str__(self) -> str:
+        """Degrees, and what tells ways to run them apart."""
+        of = self.options
+        named = [str(self.degrees), f"micro-batches of {of.micro_batch_groups}"]
+        named += [f"recompute {of.recompute}"] * (of.recompute != "none")
+        named += [f"{of.virtual_stages} runs a stage"] * (of.virtual_stages > 1)
+        return ", ".join(named)
+
     @property
     def key(self) -> tuple[object, ...]:
         """Key that decides between candidates of the same predicted step: the fewest splits."""

@@ -6,6 +6,7 @@ from math import fsum
 from typing import Generic, NamedTuple, TypeVar
 
 from moe.plan.causes import Causes
+from moe.plan.money import amount_of
 from moe.plan.plan import MadeFor, Plan
 from moe.plan.search.explain import kind_of_time, seconds_of, size_of
 
@@ -46,7 +47,7 @@ class Comparison:
     layout: Mapping[str, Both[Value]]
     """Degrees and options that differ; of modules, axes of the mesh."""
     priced_for: Mapping[str, Both[Value]]
-    """Profile, software, device type, number of workers and tokens of a step, where they differ."""
+    """Profile, software, device type, pools, number of workers and tokens of a step, where they differ."""
     made_for: Mapping[str, Both[str | None]]
     """Digests that differ of what each was made for. None where a plan tells nothing of it."""
     time: Mapping[str, Term]
@@ -86,7 +87,7 @@ def compare(first: Plan, second: Plan) -> Comparison:
     made_for = {part: Both(*(each.get(part) for each in made)) for part in MadeFor.model_fields}
     return Comparison(
         layout=_differing(_layout(first), _layout(second)),
-        priced_for=_differing(*({name: getattr(plan, name) for name in _PRICED_FOR} for plan in (first, second))),
+        priced_for=_differing(_priced_for(first), _priced_for(second)),
         made_for={part: both for part, both in made_for.items() if both.first != both.second},
         time=_terms(first.predicted.by_kind(), second.predicted.by_kind()),
         hidden=Term(first.predicted.hidden_s, second.predicted.hidden_s),
@@ -96,6 +97,10 @@ def compare(first: Plan, second: Plan) -> Comparison:
 
 
 _PRICED_FOR = ("profile", "software", "device_type", "num_workers", "tokens_per_step")
+
+
+def _priced_for(plan: Plan) -> dict[str, Value]:
+    return {**{name: getattr(plan, name) for name in _PRICED_FOR}, "pools": " and ".join(plan.pools) or None}
 
 
 def _layout(plan: Plan) -> dict[str, Value]:
@@ -138,6 +143,14 @@ def sentences(
         told.append(f"all others: {_more_seconds(rest)} together")
     if memory := _of_memory(found):
         told.append(memory)
+    if first.money != second.money:
+        a_million = [
+            "nothing told" if plan.money is None else amount_of(plan.money.per_million_tokens)
+            for plan in (first, second)
+        ]
+        told.append(
+            f"money a million tokens: {a_million[0]} of {names.first}, {a_million[1]} of {names.second}"
+        )
     for name, plan in zip(names, (first, second), strict=True):
         if plan.not_yet:
             told.append(f"{name} cannot be run yet: {', '.join(plan.not_yet)}")
@@ -185,7 +198,7 @@ def _of_others(found: Comparison, names: Names) -> Iterator[str]:
 
 
 _WORDS = {"profile": "executor", "software": "host times and rates", "device_type": "devices",
-          "num_workers": "workers", "tokens_per_step": "tokens a step"}  # fmt: skip
+          "num_workers": "workers", "tokens_per_step": "tokens a step", "pools": "pools"}  # fmt: skip
 
 
 def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:

@@ -143,6 +143,21 @@ class BlockShare(Frozen):
     """Held on the fullest rank of its stage, parameters alone."""
 
 
+class StagePlace(Frozen):
+    """One pipeline stage of a plan on several pools."""
+
+    pool: str
+    device_type: str
+    units: Count
+    """Layers, and embeddings and head as one each."""
+    micro_batch_s: float
+    """Predicted seconds of a micro-batch, forward and backward."""
+    memory_bytes: CountOrZero
+    """Predicted of its fullest device, allowance included."""
+    limit_bytes: CountOrZero
+    """Memory of such a device."""
+
+
 class MadeFor(Frozen):
     """Digests of what a plan was made for."""
 
@@ -181,6 +196,9 @@ class Plan(Spec):
     """Its price, where the cluster has one."""
     pool: str | None = None
     """The pool that it lies on, of a cluster of several."""
+    stages: tuple[StagePlace, ...] = ()
+    """Its pipeline stages in order, where they lie on several pools; their slowest is what `predicted` tells of, and
+    their fullest what `memory` does."""
     reasons: tuple[str, ...]
     not_yet: tuple[str, ...] = ()
     """Parts of it that cannot be run yet; empty where it can be run."""
@@ -220,8 +238,8 @@ class Plan(Spec):
         """Plans of this library's models on one kind of nodes, without a price, are read by clients that know of
         nothing else."""
         written: dict[str, Any] = handler(self)
-        for name in ("module", "money", "pool"):
-            if getattr(self, name) is None:
+        for name in ("module", "money", "pool", "stages"):
+            if not getattr(self, name):
                 written.pop(name, None)
         return written
 
@@ -273,6 +291,13 @@ class Plan(Spec):
     def candidate(self) -> Candidate:
         """Its degrees and options."""
         return Candidate(self.degrees, self.options)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Pools that it lies on, in the order of its stages; none of a cluster of one kind."""
+        if self.stages:
+            return tuple(dict.fromkeys(stage.pool for stage in self.stages))
+        return () if self.pool is None else (self.pool,)
 
     @property
     def mesh(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from moe.plan.cluster.cluster import Cluster
+from moe.plan.cluster.pools import Between
 from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.problems import problems_of
@@ -23,13 +25,31 @@ _FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoi
 def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     """Key of a stored plan: what the spec says, and the cluster's facts."""
     calibration = cluster.calibration
-    asked = {name: each for name, each in said(spec.resolved).items() if name not in _FREE}
     return MadeFor(
-        spec=_digest(asked),
-        cluster=_digest(cluster.model_dump(mode="json", exclude={"calibration", "price_per_hour"})),
+        spec=_digest(_asked(spec)),
+        cluster=_digest(_facts(cluster)),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,
     )
+
+
+def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) -> MadeFor:
+    """The same of a plan whose stages lie on several clusters in this order."""
+    calibrations = [each.calibration and each.calibration.model_dump(mode="json") for each in clusters]
+    return MadeFor(
+        spec=_digest(_asked(spec)),
+        cluster=_digest([*map(_facts, clusters), between.model_dump(mode="json")]),
+        calibration=_digest(calibrations) if any(calibrations) else None,
+        planner=PLANNER,
+    )
+
+
+def _asked(spec: JobSpec) -> dict[str, Any]:
+    return {name: each for name, each in said(spec.resolved).items() if name not in _FREE}
+
+
+def _facts(cluster: Cluster) -> dict[str, Any]:
+    return cluster.model_dump(mode="json", exclude={"calibration", "price_per_hour"})
 
 
 def said(value: Any) -> Any:

@@ -52,7 +52,7 @@ def planned(asked: PlanRequest, given: Cluster | Pools | None, url: str | None) 
         with connect(url) as client:
             return client.plan(body), f"the cluster of {client.url}"
     plan = plan_anywhere(asked.spec, given, asked.num_workers, _how(asked))
-    return plan, _where(plan, _pool_of(plan, given))
+    return plan, _where(plan, given)
 
 
 def depends(asked: PlanRequest, given: Cluster | Pools, made: tuple[Plan, str], written: Written) -> None:
@@ -79,7 +79,7 @@ def fitted(asked: PlanRequest, given: Cluster | Pools) -> tuple[PlanRequest, Clu
     it is for); of pools, of the kind of one of them. Raises SpecError where none holds it."""
     if isinstance(given, Pools):
         plan, smallest = fit_pools(asked.spec, given, _how(asked))
-        found = plan, _where(plan, smallest)
+        found = plan, f"pool {plan.pool}, {_nodes(smallest)}"
     else:
         smallest = smallest_cluster(asked.spec, given, asked.profile)
         found = planned(_on_all_of(asked, smallest), smallest, None)
@@ -96,17 +96,27 @@ def _how(asked: PlanRequest) -> How:
 
 
 def _pool_of(plan: Plan, given: Cluster | Pools) -> Cluster:
-    """The nodes, of one kind, that a plan lies on."""
+    """The nodes, of one kind, that a plan lies on. Raises SpecError where it lies on several."""
     if isinstance(given, Cluster):
         return given
-    assert plan.pool is not None, "a plan on pools names its own"
+    if plan.pool is None:
+        raise SpecError(
+            Problem("cluster.pools", " and ".join(plan.pools), "are several that the plan's stages lie on, and layouts "
+                    "are compared on one kind of nodes", "leave out cluster.between, or give one pool as the cluster")
+        )  # fmt: skip
     return given.cluster(plan.pool)
 
 
-def _where(plan: Plan, cluster: Cluster) -> str:
+def _where(plan: Plan, given: Cluster | Pools) -> str:
+    if isinstance(given, Cluster):
+        return _nodes(given)
+    told = [f"pool {name}, {_nodes(given.cluster(name))}" for name in plan.pools]
+    return " and ".join(told)
+
+
+def _nodes(cluster: Cluster) -> str:
     nodes, each = cluster.num_nodes, f"{cluster.devices_per_node:,} {cluster.device}"
-    told = f"{nodes:,} nodes of {each}" if nodes > 1 else f"one node of {each}"
-    return told if plan.pool is None else f"pool {plan.pool}, {told}"
+    return f"{nodes:,} nodes of {each}" if nodes > 1 else f"one node of {each}"
 
 
 def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:

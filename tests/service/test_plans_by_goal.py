@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from moe.plan import Plan
+import pytest
+
+from moe.plan import Plan, plan_anywhere, plan_request
+from moe.plan.search.pools import How
+from moe.plan.search.what_if import grid
 from tests.service.control_plane import ControlPlane, spec
 from tests.service.test_allowed_code import module_spec
 
@@ -37,6 +41,66 @@ def test_a_goal_chooses_workers_of_the_cluster_at_hand(plane: ControlPlane) -> N
 def test_a_goal_chooses_nothing_of_a_module(plane: ControlPlane) -> None:
     answer = plane.http.post("/v1/plans", json={"spec": module_spec(), "goal": "time"})
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "goal")
+
+
+def test_stages_lie_on_pools_that_are_joined(plane: ControlPlane) -> None:
+    given = JOB["spec"] | {"resources": {"min_workers": 1, "max_workers": 64}}
+    few = [{**pool, "num_nodes": 1} for pool in POOLS]
+    between = {"bytes_per_s": 1.25e10, "latency_s": 2e-5}
+    body = {
+        "spec": given,
+        "profile": "peer",
+        "cluster": {"pools": few, "between": between},
+        "num_workers": 16,
+    }
+    plan = posted(plane, **body)
+    assert (plan.pool, sorted(plan.pools)) == (None, ["new", "old"])
+    body["cluster"] = {"pools": few, "between": {"bytes_per_s": 1}}
+    answer = plane.http.post("/v1/plans", json=body)
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "cluster.between.latency_s")
+
+
+JOB: dict[str, Any] = {
+    "spec": {
+        "model": {"preset": "olmoe-1b-7b"},
+        "data": {"corpus": "synthetic", "max_tokens": 4096},
+        "train": {"num_steps": 10, "batch_tokens": 65536, "dtype": "bfloat16"},
+        "resources": {"num_workers": 16},
+        "parallel": {"tensor": 1},
+    }
+}
+ON_H100 = {"num_nodes": 2, "devices_per_node": 8, "device": "h100"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"cluster": {"num_nodes": 1, "devices_per_node": 4, "device": "cpu"}, "num_workers": 2},
+        {"cluster": {"pools": POOLS}, "goal": "cost"},
+        {**JOB, "cluster": ON_H100},
+        {**JOB, "cluster": ON_H100, "profile": "peer", "software": "megatron-graphs"},
+        {**JOB, "cluster": ON_H100, "profile": "peer", "software": "megatron-deepep", "num_workers": 8},
+    ],
+)
+def test_a_plan_takes_as_long_here_as_in_the_library_and_in_a_grid(
+    plane: ControlPlane, body: dict[str, Any]
+) -> None:
+    """However many layouts are told beside it."""
+    request = plan_request({"spec": spec(**RANGED), **body})
+    assert request.cluster is not None
+    (cell,) = grid(request, request.cluster, {"dtype": [request.spec.train.dtype]})
+    how = How(request.goal, profile=request.profile, software=request.software)
+    local = plan_anywhere(request.spec, request.cluster, request.num_workers, how)
+    for plan in (
+        posted(plane, **body),
+        posted(plane, **body, top=1),
+        posted(plane, **body, top=9),
+        cell.plan,
+    ):
+        assert plan is not None
+        assert (plan.candidate, plan.predicted, plan.memory, plan.pool) == (
+            local.candidate, local.predicted, local.memory, local.pool,
+        )  # fmt: skip
 
 
 def test_what_a_goal_cannot_choose_is_refused(plane: ControlPlane) -> None:

@@ -169,6 +169,11 @@ def test_what_does_not_go_together_is_told() -> None:
             "--what-if=nodes=1,2",
             "--explain-against=tensor=2",
         ): "--what-if makes a table of plans",
+        (
+            EXAMPLE,
+            *ON,
+            "--draw=plan.png",
+        ): "--draw plan.png writes an SVG picture; name a file that ends in .svg",
         (EXAMPLE, *ON, "--hints=a"): "--sample and --hints belong to --module",
         (
             "--module=a:b",

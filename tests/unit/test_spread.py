@@ -17,7 +17,7 @@ def end(name: str, seconds: list[float]) -> End:
 
 def chosen(*seconds: list[float]) -> Chosen:
     ends = [end(f"end {number}", each) for number, each in enumerate(seconds)]
-    return under_both(CANDIDATES[0], CANDIDATES, ends, lambda each: f"data {each.degrees.data}")
+    return under_both(CANDIDATES[0], CANDIDATES, ends)
 
 
 def test_the_fastest_between_the_ends_stays_where_it_is_near_the_best_at_both() -> None:
@@ -29,7 +29,8 @@ def test_another_one_that_is_near_the_best_at_both_takes_its_place() -> None:
     found = chosen([1.0, 1.01, 2, 2], [1.4, 1.01, 1.0, 2])
     assert found.candidate == CANDIDATES[1]
     assert found.reasons == (
-        "within 2% of the fastest at both ends of the software's spread; data 1, the fastest between them, is 40.0% "
+        "within 2% of the fastest at both ends of the software's spread; expert 1 x data 1, micro-batches of 1, the "
+        "fastest between them, is 40.0% "
         "behind with end 1",
     )
 
@@ -38,8 +39,9 @@ def test_ends_that_disagree_are_told() -> None:
     found = chosen([1.0, 1.5, 1.2, 2], [2.0, 1.0, 1.25, 3])
     assert found.candidate == CANDIDATES[2]
     assert found.reasons == (
-        "the ends of the software's spread disagree, and no layout is within 2% at both: with end 0 data 1 would take "
-        "16.7% less; with end 1 data 2 would take 20.0% less",
+        "the ends of the software's spread disagree, and no layout is within 2% at both: with end 0 expert 1 x data 1, "
+        "micro-batches of 1 would take "
+        "16.7% less; with end 1 expert 1 x data 2, micro-batches of 1 would take 20.0% less",
     )
 
 
@@ -51,7 +53,7 @@ def test_a_layout_near_the_best_at_both_ends_is_chosen_wherever_there_is_one(
     first: list[float], second: list[float]
 ) -> None:
     ends = [end("a", first), end("b", second)]
-    found = under_both(CANDIDATES[0], CANDIDATES, ends, str)
+    found = under_both(CANDIDATES[0], CANDIDATES, ends)
 
     def is_near(candidate: Candidate) -> bool:
         return all(each.regret(candidate) <= NEAR for each in ends)

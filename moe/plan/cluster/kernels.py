@@ -218,6 +218,8 @@ class Exchange:
     """Between nodes."""
     forward_bytes_per_s: float = inf
     """Rows to other nodes, on their way through a rank of their own."""
+    most_nodes: int = 1
+    """Nodes that it was measured over at most: over more its time is extrapolated."""
 
     def seconds(
         self, tokens: float, row_bytes: float, copies: float, across: float, nodes: int, ranks: int

@@ -124,7 +124,7 @@ MEASURED: dict[str, Kernels] = {
         ),
         exchange=Exchange(
             start_s=3.782e-5, link_bytes_per_s=4.166e11, own_bytes_per_s=3.208e11, copy_s=1.73e-9,
-            hop_s=4.771e-5, line_bytes_per_s=4.699e10, forward_bytes_per_s=1.207e11,
+            hop_s=4.771e-5, line_bytes_per_s=4.699e10, forward_bytes_per_s=1.207e11, most_nodes=4,
         ),
     ),
     "h200": Kernels(
@@ -193,7 +193,7 @@ MEASURED: dict[str, Kernels] = {
         ),
         exchange=Exchange(
             start_s=3.825e-5, link_bytes_per_s=4.092e11, own_bytes_per_s=3.421e11, copy_s=1.633e-9,
-            hop_s=4.751e-5, line_bytes_per_s=4.699e10, forward_bytes_per_s=1.208e11,
+            hop_s=4.751e-5, line_bytes_per_s=4.699e10, forward_bytes_per_s=1.208e11, most_nodes=4,
         ),
     ),
     "b200": Kernels(

@@ -3,10 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, model_serializer, model_validator
+from pydantic import (  # fmt: skip
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from moe.plan.cluster.cluster import Cluster, of_cluster, one_cluster_of
-from moe.spec.base import Spec, Text
+from moe.spec.base import Latency, Rate, Spec, Text
 from moe.spec.errors import Problem, SpecError
 from moe.spec.files import read_plain
 from moe.spec.problems import problems_of
@@ -39,10 +45,29 @@ class Pool(Spec):
         return {"name": self.name, **self.cluster.model_dump(mode="json")}
 
 
+class Between(Spec):
+    """The links between devices of one pool and of another."""
+
+    bytes_per_s: Rate
+    """One direction, of each device, as reached by large messages."""
+    latency_s: Latency
+
+
 class Pools(Spec):
-    """The pools of a cluster. A job lies in one of them."""
+    """The pools of a cluster. A job lies in one of them, or where there are links between them, pipeline stages may lie
+    on several."""
 
     pools: tuple[Pool, ...] = Field(max_length=MAX_POOLS)
+    between: Between | None = None
+    """What joins any two pools. Left out, no job lies on several."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Pools that nothing joins are read by those that know of no joined ones."""
+        written: dict[str, Any] = handler(self)
+        if self.between is None:
+            written.pop("between", None)
+        return written
 
     @model_validator(mode="after")
     def _named_apart(self) -> "Pools":

@@ -115,23 +115,43 @@ class MemoryModel:
         self._counter = StateCounter(spec.train.optimizer)
         self.of_state = cache(self._of_state)
         self._sums_beside_state = cache(self._sum_beside_state)
+        self._state_of_units = cache(self._sum_of_state)
         self._share_beside = cache(self._beside_of_share)
         self._least_of_part = cache(self._bytes_of_part)
 
     def of(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
-        every = [
-            _StateBytes(*self._state(stage, _placed(candidate)))._asdict()
-            | _BytesBeside(*self._beside(stage, Run.of(candidate)))._asdict()
-            for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
-        ]
-        fullest: dict[str, int] = max(every, key=lambda kinds: sum(kinds.values()))
-        fullest["communication"] += fullest.pop("passed")
-        return MemoryEstimate(**fullest, allowance=self.allowance, limit=self._limit)
+        every = stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
+        return max((self.of_stage(each, candidate) for each in every), key=lambda found: found.total)
+
+    def of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
+        """Bytes by kind on the fullest rank of one stage."""
+        kinds: dict[str, int] = {
+            **_StateBytes(*self._state(stage, placed_of(candidate)))._asdict(),
+            **_BytesBeside(*self._beside(stage, Run.of(candidate)))._asdict(),
+        }
+        kinds["communication"] += kinds.pop("passed")
+        return MemoryEstimate(**kinds, allowance=self.allowance, limit=self._limit)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of a device without the allowance."""
+        return self._limit - self.allowance
+
+    def stage_state(self, stage: Stage, placed: Placed) -> int:
+        """Bytes of one stage that no micro-batch changes, whichever stage it is."""
+        return self._state_of_units(stage.units, placed)
+
+    def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], placed: Placed) -> int:
+        return sum(self._state(Stage(0, of_units), placed))
+
+    def stage_beside(self, stage: Stage, run: Run) -> int:
+        """Bytes of one stage beside its state."""
+        return sum(self._beside(stage, run))
 
     def total(self, candidate: Candidate) -> int:
         """Bytes on the fullest rank, allowance included."""
-        state = self.of_state(_placed(candidate), candidate.options.virtual_stages)
+        state = self.of_state(placed_of(candidate), candidate.options.virtual_stages)
         fullest: int = max(map(add, state, self.beside_state(candidate)))
         return fullest + self.allowance
 
@@ -142,7 +162,7 @@ class MemoryModel:
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate is bound to take more, however many virtual stages there are: by the share of one
         kind of unit alone."""
-        placed, usable = _placed(candidate), limit - self.allowance
+        placed, usable = placed_of(candidate), limit - self.allowance
         every = zip(shares(self._units, placed.degrees.pipeline), self.beside_shares(candidate), strict=True)
         return any(sum(self._state(share, placed)) + beside > usable for share, beside in every)
 
@@ -235,7 +255,7 @@ class MemoryModel:
             stays = of.used.both * min(gathered, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
                 stays = max(stays, of.used.both * count * narrow)
-            room = self._limit - self.allowance - sum(self._beside(share, run)) - stays
+            room = self.usable_bytes - sum(self._beside(share, run)) - stays
             dense, experts = (
                 count * (width * trained + self._moment_width * optimizer)
                 for trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
@@ -275,11 +295,11 @@ class MemoryModel:
     def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
         every = stages(self._units, placed.degrees.pipeline, virtual_stages)
-        return tuple(sum(self._state(stage, placed)) for stage in every)
+        return tuple(self.stage_state(stage, placed) for stage in every)
 
     def _sum_beside_state(self, run: Run) -> tuple[int, ...]:
         every = stages(self._units, run.pipeline, run.virtual_stages)
-        return tuple(sum(self._beside(stage, run)) for stage in every)
+        return tuple(self.stage_beside(stage, run) for stage in every)
 
     def _state(self, stage: Stage, placed: Placed) -> tuple[int, int, int, int, int]:
         """Bytes of parameters, gradients and what is beside them, as `_StateBytes`."""
@@ -386,5 +406,6 @@ class MemoryModel:
         return self._state_width * elements + coded
 
 
-def _placed(candidate: Candidate) -> Placed:
+def placed_of(candidate: Candidate) -> Placed:
+    """The choices of a candidate that its state depends on."""
     return Placed.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)

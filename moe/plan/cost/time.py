@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 from moe.plan.candidate import CHUNKS, Candidate, Sharding
 from moe.plan.cluster.cluster import Cluster
@@ -24,6 +25,14 @@ from moe.spec import JobSpec
 BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
 """A batch made ready on a core of the host: at least, drawing the global batch, and laying out a rank's share of it.
 Measured of `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,048,576 tokens."""
+
+
+class Hops(NamedTuple):
+    """Seconds of what a stage sends to the next, one way."""
+
+    longest_s: float = 0.0
+    all_s: float = 0.0
+    """From the first stage to the last."""
 
 
 class TimeModel:
@@ -51,19 +60,30 @@ class TimeModel:
 
     def step_s(self, candidate: Candidate) -> float:
         """Seconds of a step."""
-        return self._sum(candidate, *self._slowest(candidate))[0]
+        return self.step_on(candidate, *self._slowest(candidate), self._hops(candidate))
 
     def of(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
-        stage, one = self._slowest(candidate)
+        return self.of_step_on(candidate, *self._slowest(candidate), self._hops(candidate))
+
+    def step_on(self, candidate: Candidate, slowest: Stage, one_s: float, hops: Hops) -> float:
+        """Seconds of a step whose slowest stage takes `one_s` of a micro-batch."""
+        return self._sum(candidate, slowest, one_s, hops)[0]
+
+    def of_step_on(self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops) -> TimeEstimate:
+        """The same by kind."""
         kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.of(candidate)
         for unit, count in stage.units:
             seconds = self._unit(unit, micro_batch)
             for name in KINDS:
                 kinds[name] += count * candidate.options.num_micro_batches * getattr(seconds, name)
-        _, at_the_end = self._sum(candidate, stage, one)
+        _, at_the_end = self._sum(candidate, stage, one_s, hops)
         at_the_end["hidden_s"] += kinds.pop("hidden_s")
         return TimeEstimate(**{name: _rounded(seconds) for name, seconds in (kinds | at_the_end).items()})
+
+    def unit_s(self, unit: Unit, candidate: Candidate) -> float:
+        """Seconds of one unit for a micro-batch, forward and backward."""
+        return self._unit(unit, MicroBatch.of(candidate)).total_s
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
         """The least that a micro-batch could take on the slowest stage, without gathers and however rows travel: on
@@ -116,7 +136,7 @@ class TimeModel:
         for stage in stages(self._units, degrees.pipeline, candidate.options.virtual_stages):
             scatter, once, optimizer = self._end_of_step(stage.units, degrees, sharding)
             least_s = min(least_s, scatters * scatter + once - share * (behind * scatter + once) + optimizer)
-        return least_s + self._sends(candidate, math.inf)
+        return least_s + self.sends_s(candidate, math.inf, self._hops(candidate))
 
     def _least_of_all_ways(
         self, plain: MicroBatch, ranks_per_node: int | None, overlaps: bool
@@ -146,7 +166,9 @@ class TimeModel:
         assert slowest is not None
         return slowest, most
 
-    def _sum(self, candidate: Candidate, slowest: Stage, one: float) -> tuple[float, dict[str, float]]:
+    def _sum(
+        self, candidate: Candidate, slowest: Stage, one: float, hops: Hops
+    ) -> tuple[float, dict[str, float]]:
         """(seconds of a step, what comes to those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         scatter, once, optimizer = self._end_of_step(slowest.units, degrees, candidate.options.sharding)
@@ -162,7 +184,7 @@ class TimeModel:
             covered = (behind - 1) * min(share * scatter, backward) + of_the_last
         found = {
             "bubble_s": one * (degrees.pipeline - 1) / candidate.options.virtual_stages,
-            "send_s": self._sends(candidate, one * times),
+            "send_s": self.sends_s(candidate, one * times, hops),
             "all_reduce_s": scatters * scatter + once - covered,
             "optimizer_s": optimizer,
         }
@@ -174,19 +196,30 @@ class TimeModel:
         tokens = self._spec.num_groups * self._spec.group_tokens
         return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
 
-    def _sends(self, candidate: Candidate, busy_s: float) -> float:
+    def hop_bytes(self, candidate: Candidate) -> float:
+        """Bytes of a micro-batch that a rank sends to the next stage."""
+        options, degrees = candidate.options, candidate.degrees
+        tokens = options.micro_batch_groups * self._spec.group_tokens / degrees.tensor / degrees.context
+        return self._width * tokens * self._m
+
+    def hop_s(self, candidate: Candidate) -> float:
+        """Seconds of what a stage sends to the next, one way, where both are on this cluster."""
+        return self._network.send(self.hop_bytes(candidate), candidate.degrees.stage_workers)
+
+    def _hops(self, candidate: Candidate) -> Hops:
+        if candidate.degrees.pipeline == 1:
+            return Hops()
+        one_s = self.hop_s(candidate)
+        return Hops(one_s, one_s * (candidate.degrees.pipeline - 1))
+
+    def sends_s(self, candidate: Candidate, busy_s: float, hops: Hops) -> float:
         """Seconds of sending from stage to stage and back that are not behind another micro-batch's arithmetic, of
         which a stage has `busy_s`."""
-        degrees = candidate.degrees
-        if degrees.pipeline == 1:
+        if candidate.degrees.pipeline == 1:
             return 0.0
-        tokens = (
-            candidate.options.micro_batch_groups * self._spec.group_tokens / degrees.tensor / degrees.context
-        )
-        one = self._network.send(self._width * tokens * self._m, degrees.stage_workers)
         runs = candidate.options.num_micro_batches * candidate.options.virtual_stages
-        sent = 2 * one * runs
-        exposed = sent - min(self._software.overlap * sent, busy_s) + 2 * one * (degrees.pipeline - 1)
+        sent = 2 * hops.longest_s * runs
+        exposed = sent - min(self._software.overlap * sent, busy_s) + 2 * hops.all_s
         return exposed + runs * self._software.host.run_s
 
     def _reduce_and_update(

@@ -298,7 +298,7 @@ class UnitTime:
         back = passes.of_reference + 1 + passes.backward * (2 + of.full_recompute)
         chunk = tokens / of.num_chunks
         kernel = self._network.exchange if self._software.is_fused else None
-        copies = self._copies(moe, ranks) if of.ranks_per_node else 1.0
+        copies = self._copies(moe, ranks.count // of.ranks_per_node) if of.ranks_per_node else 1.0
 
         def one_s(width: float) -> float:
             """Seconds one way, with numbers of so many bytes."""
@@ -313,9 +313,9 @@ class UnitTime:
             exchange += passes.forwards * self._network.all_to_all(0.0, ranks)
         return exchange
 
-    def _copies(self, moe: MoESpec, ranks: Ranks) -> float:
+    def _copies(self, moe: MoESpec, nodes: int) -> float:
         """Experts that a token has in each node that it has any in, where its K are spread evenly."""
-        nodes, chosen = self._network.nodes_of(ranks), moe.experts_per_token
+        chosen = moe.experts_per_token
         if (groups := moe.routing.max_expert_groups) is not None:
             nodes = min(nodes, groups)
         missed = 1.0

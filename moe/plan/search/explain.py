@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
+from moe.plan.cost.stages import Stage
 from moe.plan.cost.state import StateCounter
 from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees
@@ -120,13 +121,19 @@ def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
         yield f"priced by {software.name}, which was never measured on a GPU{spread}"
 
 
-def layout_in_words(candidate: Candidate) -> str:
-    """Degrees, and what tells ways to run them apart."""
-    of = candidate.options
-    named = [str(candidate.degrees), f"micro-batches of {of.micro_batch_groups}"]
-    named += [f"recompute {of.recompute}"] * (of.recompute != "none")
-    named += [f"{of.virtual_stages} runs a stage"] * (of.virtual_stages > 1)
-    return ", ".join(named)
+def of_fused(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator[str]:
+    """Line about fused exchanges that go beyond what was measured; none where they do not."""
+    ranks = degrees.expert * degrees.expert_tensor
+    nodes = min(ranks, -(-ranks // cluster.devices_per_node))
+    if not software.is_fused or ranks == 1:
+        return
+    if (kernel := cluster.exchange) is None:
+        yield f"{software.name} has a fused exchange, never measured on a {cluster.device}: priced as a plain one"
+    elif nodes > kernel.most_nodes:
+        over = "one node" if kernel.most_nodes == 1 else f"up to {kernel.most_nodes} nodes"
+        yield (
+            f"its fused exchange over {nodes} nodes is extrapolated: on a {cluster.device} it was measured over {over}"
+        )
 
 
 def shared_s(plan: Plan) -> float:
@@ -250,14 +257,24 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[BlockShare, ...]:
-    """Parameters by kind of unit, those of experts apart from what is beside them."""
+def blocks_of(
+    spec: JobSpec, candidate: Candidate, profile: Profile, stages: Sequence[Stage] = ()
+) -> tuple[BlockShare, ...]:
+    """Parameters by kind of unit, those of experts apart from what is beside them. `stages`: where they were dealt
+    otherwise than as even as they come."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     width = width if candidate.is_sharded and candidate.options.sharding != "parameters" else max(4, width)
     counted = Counter(units(spec.model, profile, spec.train.freeze))
     rows: list[BlockShare] = []
     sharded = candidate.gathers
+
+    def here_at_most(unit: Unit, count: int) -> int:
+        """Units of a kind on the stage that has the most of it."""
+        if stages:
+            return max(dict(stage.units).get(unit.apart, 0) for stage in stages)
+        return -(-count // (degrees.pipeline if unit.is_layer else 1))
+
     for unit, count in counted.items():
         of_unit = counter.of_unit(unit, degrees.shards)
         here = of_unit.stored if sharded else of_unit.used
@@ -272,8 +289,7 @@ def blocks_of(spec: JobSpec, candidate: Candidate, profile: Profile) -> tuple[Bl
                 BlockShare(
                     block=f"{name}: experts" if experts else name, count=count, parameters=number * count,
                     placement=_placement(unit, degrees, experts, sharded),
-                    bytes_per_device=(width * each + coded)
-                    * -(-count // (degrees.pipeline if unit.is_layer else 1)),
+                    bytes_per_device=(width * each + coded) * here_at_most(unit, count),
                 )
             )  # fmt: skip
     return tuple(rows)

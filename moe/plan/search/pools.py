@@ -1,13 +1,16 @@
 """The plan of a job on a cluster of several kinds of nodes: on the pool where it is best."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pool, Pools
 from moe.plan.goal import Goal, order
 from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
+from moe.plan.search.across import Across
 from moe.plan.search.explain import number_of
 from moe.plan.search.search import LOAD_SKEW, Search, plan_job
 from moe.plan.search.smallest import MAX_NODES
@@ -16,6 +19,7 @@ from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, Problem, SpecError
 
 _KINDS: Mapping[Goal, str] = {"time": "the fastest", "cost": "the cheapest"}
+_THAN: Mapping[Goal, str] = {"time": "faster", "cost": "cheaper"}
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,17 @@ class How:
 
 @dataclass(frozen=True)
 class _Offer:
-    """The best of a job on one pool."""
+    """The best of a job on one pool, or across several."""
 
-    pool: Pool
-    search: Search
-    best: Best
+    where: str
+    plan: Plan
+    price_per_hour: float | None
+    """Price of a device, where it has one."""
+    whole: Callable[[], Plan]
+    """Makes the same plan with its reasons and the next best layouts."""
 
     def order(self, goal: Goal) -> tuple[bool, float, int]:
-        return order(goal, self.best.plan, self.pool.cluster.price_per_hour)
+        return order(goal, self.plan, self.price_per_hour)
 
 
 def plan_anywhere(
@@ -73,14 +80,48 @@ def _saying_no_choice(best: Best, goal: Goal | None) -> Best:
 
 
 def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) -> Plan:
+    is_only = len(pools.pools) == 1
+
     def best(pool: Pool) -> _Offer:
         _check_room(spec, pool.cluster, num_workers)
         search = how.search(spec, pool.cluster)
-        return _Offer(pool, search, best_on(search, num_workers, how.goal, how.top, to_run=how.to_run))
+        found = best_on(search, num_workers, how.goal, how.top, to_run=how.to_run)
+        return _on_pool(pool, search, _saying_no_choice(found, how.goal) if is_only else found, how)
 
     goal = how.goal or "time"
     _check_prices(pools, goal)
-    return _best_of(pools, best, how, lambda offer: offer.order(goal), _KINDS[goal])
+    across = _across(spec, pools, num_workers, how)
+    return _best_of(pools, best, how, lambda offer: offer.order(goal), _KINDS[goal], across)
+
+
+def _on_pool(pool: Pool, search: Search, best: Best, how: How) -> _Offer:
+    def whole() -> Plan:
+        return _whole(search, best, how).model_copy(update={"pool": pool.name})
+
+    return _Offer(f"pool {pool.name}", best.plan, pool.cluster.price_per_hour, whole)
+
+
+def _across(
+    spec: JobSpec, pools: Pools, num_workers: int | None, how: How
+) -> Callable[[float], _Offer | None] | None:
+    """What looks for stages on several pools that take less effort; None where none are joined, or where the layout is
+    to be run, which no pipeline is yet."""
+    if pools.between is None or how.to_run:
+        return None
+    usable, searches = [], []
+    for pool in pools.pools:
+        with suppress(SpecError):  # which is told of the pool alone
+            searches.append(how.search(spec, pool.cluster))
+            usable.append(pool)
+    across, goal = Across(spec, usable, searches, pools.between), how.goal or "time"
+
+    def best(less_than: float) -> _Offer | None:
+        if (found := across.fastest(num_workers, goal, less_than)) is None:
+            return None
+        plan = across.plan(found, how.top)
+        return _Offer(f"pools {' and '.join(plan.pools)}", plan, across.price(found), lambda: plan)
+
+    return best
 
 
 def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Cluster]:
@@ -97,10 +138,10 @@ def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Clus
         workers = found.num_devices
         plan = search.best_of(workers, search.ranking(workers, how.top, to_run=how.to_run))
         why = f"{number_of(workers, 'worker')}: the fewest of this kind that hold the job"
-        return _Offer(pool, search, Best(plan, (why,)))
+        return _on_pool(pool, search, Best(plan, (why,)), how)
 
     def rank(offer: _Offer) -> tuple[bool, float, int]:
-        plan = offer.best.plan
+        plan = offer.plan
         return (bool(plan.not_yet), plan.num_workers, 0) if how.goal is None else offer.order(how.goal)
 
     _check_prices(pools, how.goal)
@@ -122,29 +163,34 @@ def _best_of(
     how: How,
     rank: Callable[[_Offer], tuple[bool, float, int]],
     kind: str,
+    across: Callable[[float], _Offer | None] | None = None,
 ) -> Plan:
-    """The plan on the pool whose offer ranks the least, with what is to say of the others. Raises SpecError where no
-    pool has one."""
-    offers, refusals = [], {}
+    """The plan on the pool, or `across` several, whose offer ranks the least, with what is to say of the others. Raises
+    SpecError where there is none."""
+    offers, refusals, goal = [], {}, how.goal or "time"
     for pool in pools.pools:
         try:
             offers.append(best(pool))
         except SpecError as error:
             refusals[pool.name] = error
-    if not offers:
+    several = None
+    if across is not None:
+        several = across(min((offer.order(goal)[1] for offer in offers), default=inf))
+    if several is None and not offers:
         raise SpecError(
             replace(each, path=f"pool {name}: {each.path}")
             for name, error in refusals.items()
             for each in error.problems
         )
-    first = min(offers, key=rank)
-    goal = how.goal or "time"
-    told = [_chosen(first, kind, len(offers), len(pools.pools), how)]
-    told += [_other(each, first, goal) for each in offers if each is not first]
+    every = offers if several is None else [*offers, several]
+    first = min(every, key=rank)
+    told = [_chosen(first, kind, len(every), len(pools.pools), how, together=several is not None)]
+    told += [_other(each, first, goal) for each in every if each is not first]
+    if across is not None and several is None:
+        told.append(f"stages on several pools: none {_THAN[goal]}")
     told += [f"pool {name} cannot hold it: {error.problems[0]}" for name, error in refusals.items()]
-    is_only = len(pools.pools) == 1
-    plan = _whole(first.search, _saying_no_choice(first.best, how.goal) if is_only else first.best, how)
-    return plan.model_copy(update={"pool": first.pool.name, "reasons": (*told, *plan.reasons)})
+    plan = first.whole()
+    return plan.model_copy(update={"reasons": (*told, *plan.reasons)})
 
 
 def _whole(search: Search, best: Best, how: How) -> Plan:
@@ -153,23 +199,26 @@ def _whole(search: Search, best: Best, how: How) -> Plan:
     return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
 
 
-def _chosen(offer: _Offer, kind: str, fitting: int, every: int, how: How) -> str:
+def _chosen(offer: _Offer, kind: str, fitting: int, every: int, how: How, *, together: bool) -> str:
     if fitting == 1:
         alone = "the only pool" if every == 1 else f"the only one of {every} pools that holds it"
-        return f"pool {offer.pool.name}: {alone}"
-    words = f"of {fitting} pools that hold it, {taken(offer.best.plan, how.goal or 'time')}"
-    return f"pool {offer.pool.name}: {kind} {words}"
+        if offer.plan.stages:
+            alone = "no pool holds it alone"
+        return f"{offer.where}: {alone}"
+    which = f"{fitting} choices" if together else f"{fitting} pools that hold it"
+    words = f"of {which}, {taken(offer.plan, how.goal or 'time')}"
+    return f"{offer.where}: {kind} {words}"
 
 
 def _other(offer: _Offer, first: _Offer, goal: Goal) -> str:
-    """Line on what the job would take on another pool."""
-    plan, than = offer.best.plan, first.best.plan
+    """Line on what the job would take elsewhere."""
+    plan, than = offer.plan, first.plan
     more = offer.order(goal)[1] / first.order(goal)[1] - 1
     kind = {"time": ("longer", "less time"), "cost": ("dearer", "cheaper")}[goal]
     compared = f"{abs(more):.1%} {kind[more < 0]}" if more else "as much"
     blocked = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
     return (
-        f"pool {offer.pool.name}: {number_of(plan.num_workers, 'worker')} would take {taken(plan, goal)}, "
+        f"{offer.where}: {number_of(plan.num_workers, 'worker')} would take {taken(plan, goal)}, "
         f"{compared}{blocked}"
     )
 

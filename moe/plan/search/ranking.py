@@ -1,9 +1,9 @@
 """The fastest layouts that fit, of all that there is to choose from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from heapq import heapify, heappop, heapreplace
 from math import inf
 
@@ -11,11 +11,14 @@ from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
+from moe.plan.profile import ProfileName
 from moe.plan.search.choices import Choices
-from moe.plan.search.room import Room
-from moe.plan.search.shape import TIES, Fastest, Models, Ranked, ShapeSearch
+from moe.plan.search.room import Room, Ways
+from moe.plan.search.shape import TIES, Fastest, Models, Ranked, ShapeSearch, StepTimes
+from moe.plan.search.spread import NEAR, Chosen, End, under_both
 from moe.spec import JobSpec
 
+_ENDS = ("the least time of the host", "the most time of the host")
 _ROOMS = 1024
 """Shapes whose room in memory is kept for further searches."""
 LEAST = 3
@@ -47,12 +50,23 @@ class Ranker:
     """
 
     def __init__(
-        self, spec: JobSpec, limit_bytes: int, choices: Choices, memory: MemoryModel, time: TimeModel
+        self,
+        spec: JobSpec,
+        profile: ProfileName,
+        choices: Choices,
+        time: StepTimes,
+        room_of: Callable[[Degrees], Ways],
     ) -> None:
-        room_of = lru_cache(_ROOMS)(partial(Room, choices, memory, limit_bytes))
-        self._models = Models(spec, limit_bytes, choices, memory, time, room_of)
+        self._models = Models(spec, profile, choices, time, lru_cache(_ROOMS)(room_of))
 
-    def priced_by(self, time: TimeModel) -> "Ranker":
+    @classmethod
+    def of_one_kind(
+        cls, spec: JobSpec, limit_bytes: int, choices: Choices, memory: MemoryModel, time: TimeModel
+    ) -> "Ranker":
+        """A ranker on devices of one kind."""
+        return cls(spec, memory.profile.name, choices, time, partial(Room, choices, memory, limit_bytes))
+
+    def priced_by(self, time: StepTimes) -> "Ranker":
         """A ranker of the same job by another time."""
         other = copy(self)
         other._models = replace(self._models, time=time)
@@ -68,9 +82,7 @@ class Ranker:
         for found, only_to_run in ((of_any.found, False), (to_run.found, True)):
             if len(found) < number:
                 more += [
-                    each
-                    for first in found
-                    for each in self._fastest(first.shape, number, to_run=only_to_run)
+                    each for first in found for each in self._fastest(first.shape, number, to_run=only_to_run)
                 ]
         fitting = {
             each.candidate: each
@@ -88,6 +100,30 @@ class Ranker:
         found = Fastest(1, at_most_s=at_most_s * TIES)
         self._search(shapes, found, to_run=to_run)
         return next(iter(found.found), None)
+
+    def under_both(
+        self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[StepTimes]
+    ) -> tuple[Chosen, list[End]]:
+        """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
+        software's spread, whose `times` these are."""
+        every = ranking.runnable or ranking.fitting
+        first = every[0].candidate
+
+        def fastest(time: StepTimes, within: float) -> Candidate | None:
+            """The fastest where it is faster than the first of all by more than this factor."""
+            found = self.priced_by(time).fastest(
+                shapes, time.step_s(first) / within, to_run=bool(ranking.runnable)
+            )
+            return None if found is None else found.candidate
+
+        found = [fastest(time, NEAR) for time in times]
+        if any(found):  # else the first is near the best at both, whatever that is
+            found = [each or fastest(time, 1.0) for each, time in zip(found, times, strict=True)]
+        ends = [
+            End(name, cache(time.step_s), each or first)
+            for name, time, each in zip(_ENDS, times, found, strict=False)
+        ]
+        return under_both(first, (each.candidate for each in every[:LEAST]), ends), ends
 
     def _fastest(self, shape: Degrees, number: int, *, to_run: bool = False) -> list[Ranked]:
         """The `number` fastest of one shape, the fastest first."""

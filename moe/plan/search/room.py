@@ -1,5 +1,6 @@
 """The room that a shape's ways to run have in memory, whatever they are priced by."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property, partial
@@ -11,16 +12,15 @@ from moe.plan.degrees import Degrees
 from moe.plan.search.choices import Choices
 
 
-class Room:
-    """Choices of one shape, and those of them that may fit."""
+class Ways(ABC):
+    """Ways to run one shape, and those of them that fit."""
 
-    def __init__(self, choices: Choices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
-        self._choices, self._memory, self._usable_bytes = choices, memory, limit_bytes - memory.allowance
+    def __init__(self, choices: Choices, shape: Degrees) -> None:
+        self._choices = choices
         self.sizes = choices.micro_batches(shape)
         """Sizes of micro-batches, the largest first, and how often they come."""
         self._shape, self._plain = shape, choices.plain(shape)
         self.run = cache(self._run)
-        self._state_of_shares = cache(self._states_of_shares)
 
     def _run(self, recompute: Recompute, number: int, virtual_stages: int = 1) -> Candidate:
         """A way to run the shape, in micro-batches of one of the sizes."""
@@ -36,6 +36,33 @@ class Room:
     def placed(self) -> list[tuple[Degrees, Sharding]]:
         """Ways to shard what data ranks share."""
         return list(self._choices.placed(self._shape))
+
+    @property
+    @abstractmethod
+    def largest(self) -> list[tuple[Recompute, int]]:
+        """The largest size of each recomputation that may fit."""
+
+    @abstractmethod
+    def that_may_fit(self, run: Candidate) -> Iterable[int]:
+        """Numbers of the placements in which a run is not bound to take too much."""
+
+    @abstractmethod
+    def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
+        """Those of the placements in which a run does fit."""
+
+    @abstractmethod
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether it fits, however rows travel."""
+
+
+class Room(Ways):
+    """Ways to run one shape on devices of one kind, and those of them that fit."""
+
+    def __init__(self, choices: Choices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
+        super().__init__(choices, shape)
+        self._memory, self._limit_bytes = memory, limit_bytes
+        self._usable_bytes = limit_bytes - memory.allowance
+        self._state_of_shares = cache(self._states_of_shares)
 
     @cached_property
     def largest(self) -> list[tuple[Recompute, int]]:
@@ -70,6 +97,10 @@ class Room:
             state = self._memory.of_state(placed, options.virtual_stages)
             if max(map(add, state, beside)) <= self._usable_bytes:
                 yield number
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether it fits, however rows travel."""
+        return self._memory.total(candidate) <= self._limit_bytes
 
     def _states_of_shares(self, recomputed: bool) -> list[tuple[int, ...]]:
         return [

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
@@ -20,9 +19,9 @@ from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
     does_not_fit,
     exchanges_s,
-    layout_in_words,
     no_degrees,
     number_of,
+    of_fused,
     on_fewer,
     priced_by,
     reasons_for,
@@ -32,7 +31,7 @@ from moe.plan.search.explain import (  # fmt: skip
 )
 from moe.plan.search.ranking import LEAST, Ranker, Ranking
 from moe.plan.search.smallest import Smallest
-from moe.plan.search.spread import NEAR, Chosen, End, under_both
+from moe.plan.search.spread import Chosen, End
 from moe.plan.software import Software, SoftwareName, software_of
 from moe.plan.stored import made_for
 from moe.spec import JobSpec
@@ -40,7 +39,6 @@ from moe.spec.errors import Problem, SpecError
 
 MAX_SKEW = 4
 """Times the rows that a rank would get of even routing, before they come in more chunks."""
-_ENDS = ("the least time of the host", "the most time of the host")
 LOAD_SKEW = 1.2
 """Rows of the busiest expert over the mean, where none were measured: what balanced routers were seen to keep."""
 
@@ -91,7 +89,7 @@ class Search:
         self.memory = MemoryModel(spec, cluster, self.profile, load_skew)
         self.time = TimeModel(spec, cluster, self.profile, self.software, load_skew)
         self._smallest = Smallest(spec, cluster, self.memory)
-        self._ranker = Ranker(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
+        self._ranker = Ranker.of_one_kind(spec, cluster.memory_bytes, self._choices, self.memory, self.time)
 
     def plan(
         self,
@@ -114,6 +112,7 @@ class Search:
                     *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes),
                     *chosen.reasons,
                     *priced_by(self.software, [end.step_s(chosen.candidate) for end in ends]),
+                    *of_fused(self.software, self.cluster, plan.degrees),
                     *on_fewer(plan, self._on_fewer(plan)),
                 ),
                 "runners_up": tuple(runner_up(self.plan_of(each.candidate), plan) for each in others),
@@ -124,28 +123,14 @@ class Search:
     def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[End]]:
         """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
         software's spread."""
-        every = ranking.runnable or ranking.fitting
-        first, shapes = every[0].candidate, self._placeable(workers)
+        return self._ranker.under_both(ranking, self._placeable(workers), self.times_at_ends())
 
-        def fastest(time: TimeModel, within: float) -> Candidate | None:
-            """The fastest where it is faster than the first of all by more than this factor."""
-            found = self._ranker.priced_by(time).fastest(
-                shapes, time.step_s(first) / within, to_run=bool(ranking.runnable)
-            )
-            return None if found is None else found.candidate
-
-        times = [
+    def times_at_ends(self) -> list[TimeModel]:
+        """The times of steps at the ends of the software's spread."""
+        return [
             TimeModel(self.spec, self.cluster, self.profile, software, self._load_skew)
             for software in self.software.extremes
         ]
-        found = [fastest(time, NEAR) for time in times]
-        if any(found):  # else the first is near the best at both, whatever that is
-            found = [each or fastest(time, 1.0) for each, time in zip(found, times, strict=True)]
-        ends = [
-            End(name, cache(time.step_s), each or first)
-            for name, time, each in zip(_ENDS, times, found, strict=False)
-        ]
-        return under_both(first, (each.candidate for each in every[:LEAST]), ends, layout_in_words), ends
 
     def best_of(self, workers: int, ranking: Ranking) -> Plan:
         """The layout of a ranking that `plan` chooses, without reasons."""

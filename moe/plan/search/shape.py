@@ -1,22 +1,21 @@
 """The fastest ways to run one shape, step by step."""
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from operator import add
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from moe.plan.candidate import Candidate, Options, Recompute
-from moe.plan.cost.memory import MemoryModel
-from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.executable import not_yet
+from moe.plan.profile import ProfileName
 from moe.plan.search.choices import Choices
-from moe.plan.search.room import Room
+from moe.plan.search.room import Ways
 from moe.spec import JobSpec
 
 TIES = 1 + 1e-5
@@ -73,19 +72,33 @@ class Fastest:
         return next((each for each in self.found if each.shape == shape), None)
 
 
+class StepTimes(Protocol):
+    """Seconds of steps, and bounds of them, as the methods of `TimeModel`. What is told of units has numbers of its own
+    kinds, which the same model alone reads; of two such, their sums are those of both."""
+
+    def step_s(self, candidate: Candidate) -> float: ...
+    def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float: ...
+    def least_of_units(
+        self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
+    ) -> tuple[float, ...]: ...
+    def least_gathers(self, candidate: Candidate) -> tuple[float, ...]: ...
+    def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float: ...
+    def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float: ...
+    def least_beside_s(self, candidate: Candidate) -> float: ...
+
+
 @dataclass(frozen=True)
 class Models:
     """All that a shape's ways are chosen and judged by."""
 
     spec: JobSpec
-    limit_bytes: int
+    profile: ProfileName
     choices: Choices
-    memory: MemoryModel
-    time: TimeModel
-    room_of: Callable[[Degrees], Room]
+    time: StepTimes
+    room_of: Callable[[Degrees], Ways]
 
     def not_yet(self, candidate: Candidate) -> tuple[str, ...]:
-        return not_yet(self.spec, candidate, self.memory.profile.name)
+        return not_yet(self.spec, candidate, self.profile)
 
     def groups(self, shape: Degrees) -> int:
         """Groups of a data rank."""
@@ -165,7 +178,7 @@ class ShapeSearch:
             can_overlap = {each: self._can_overlap(run.having(virtual_stages=each)) for each in (1, 2)}
             for virtual_stages, times in turns.items():
                 bound_s = one_s(can_overlap[min(2, virtual_stages)]) * times
-                if bound_s <= limit_s:
+                if bound_s <= limit_s and bound_s < inf:
                     yield opened._replace(
                         bound_s=bound_s, number=next(self._numbers), virtual_stages=virtual_stages
                     )
@@ -205,7 +218,7 @@ class ShapeSearch:
                 step_s, blocked = models.time.step_s(each), models.not_yet(each)
                 if step_s > limit_s or (self._to_run and blocked):
                     continue
-                if each.options.overlap == options.overlap or models.memory.total(each) <= models.limit_bytes:
+                if each.options.overlap == options.overlap or self._room.fits(each):
                     self._found.add(Ranked(each, self._shape, step_s, blocked))
                     limit_s = self._found.limit_of(self._shape)
 

@@ -33,9 +33,7 @@ class Chosen:
     reasons: tuple[str, ...] = ()
 
 
-def under_both(
-    first: Candidate, others: Iterable[Candidate], ends: Sequence[End], described: Callable[[Candidate], str]
-) -> Chosen:
+def under_both(first: Candidate, others: Iterable[Candidate], ends: Sequence[End]) -> Chosen:
     """The candidate that is the best, or within 2% of it, at both ends: the `first`, which is the fastest between them,
     where it is; else the one that lies the least behind at either end."""
 
@@ -49,13 +47,12 @@ def under_both(
     behind = [(end, end.regret(chosen) - 1) for end in ends if end.regret(chosen) > NEAR]
     if not behind:
         more = max(ends, key=lambda end: end.regret(first))
-        told = f"within 2% of the fastest at both ends of the software's spread; {described(first)}, the fastest "
+        told = f"within 2% of the fastest at both ends of the software's spread; {first}, the fastest "
         return Chosen(
             chosen, (f"{told}between them, is {more.regret(first) - 1:.1%} behind with {more.name}",)
         )
     told = "; ".join(
-        f"with {end.name} {described(end.fastest)} would take {1 - 1 / (1 + more):.1%} less"
-        for end, more in behind
+        f"with {end.name} {end.fastest} would take {1 - 1 / (1 + more):.1%} less" for end, more in behind
     )
     return Chosen(
         chosen, (f"the ends of the software's spread disagree, and no layout is within 2% at both: {told}",)

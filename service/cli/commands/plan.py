@@ -9,7 +9,7 @@ import typer
 from service.cli.options import AsJson, Url
 
 if TYPE_CHECKING:
-    from moe.plan import Cluster, Pools
+    from moe.plan import Cluster, PlanRequest, Pools
     from moe.plan.named import Name
 
 
@@ -127,10 +127,10 @@ def plan(
     from service.cli.failures import Misuse
     from service.cli.job_file import plain_job
     from service.cli.job_plan import Written, depends, explain, fitted, give, of_job, planned
-    from service.cli.view.output import console, print_json
-    from service.cli.view.plan import what_if_view
 
     imagined, words = (num_nodes, devices_per_node, device), of or []
+    if draw is not None and draw.suffix != ".svg":
+        raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
     here = (
         *imagined,
         cluster,
@@ -207,14 +207,7 @@ def plan(
                 "--what-if and --fit need the facts of a cluster; add --cluster, or --num-nodes and --device"
             )
         if what_if is not None:
-            from moe.plan.search.what_if import grid, parse_axes
-
-            cells = grid(asked, given, parse_axes(what_if))
-            if as_json:
-                print_json([{"values": dict(cell.values), "why_not": cell.why_not or None,
-                             "plan": cell.plan and cell.plan.model_dump(mode="json")} for cell in cells])  # fmt: skip
-            else:
-                console().print(what_if_view(cells))
+            _show_grid(asked, given, what_if, as_json)
             return
         asked, given, (found, where) = fitted(asked, given)
     else:
@@ -231,6 +224,22 @@ def plan(
         depends(asked, given, (found, where), written)
     else:
         give(found, where, written)
+
+
+def _show_grid(asked: "PlanRequest", given: "Cluster | Pools", what_if: str, as_json: bool) -> None:
+    """Prints a plan for each cell, and ends with status 2 where there is none at all. Raises SpecError."""
+    from moe.plan.search.what_if import grid, parse_axes
+    from service.cli.view.output import console, print_json
+    from service.cli.view.plan import what_if_view
+
+    cells = grid(asked, given, parse_axes(what_if))
+    if as_json:
+        print_json([{"values": dict(cell.values), "why_not": cell.why_not or None,
+                     "plan": cell.plan and cell.plan.model_dump(mode="json")} for cell in cells])  # fmt: skip
+    else:
+        console().print(what_if_view(cells))
+    if all(cell.plan is None for cell in cells):
+        raise typer.Exit(2)
 
 
 def _diff(first: Path, second: Path, as_json: bool) -> None:

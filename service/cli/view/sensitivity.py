@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Plan
-from moe.plan.search.explain import layout_in_words, seconds_of
+from moe.plan.search.explain import seconds_of
 from moe.plan.search.sensitivity import Otherwise
 
 
@@ -26,7 +26,7 @@ def sensitivity_view(plan: Plan, found: Sequence[Otherwise]) -> Table:
             table.add_row(each.what, own, "the same", "")
         else:
             fastest = seconds_of(each.best.predicted.step_s)
-            table.add_row(each.what, own, fastest, layout_in_words(each.best.candidate))
+            table.add_row(each.what, own, fastest, str(each.best.candidate))
     return table
 
 

@@ -1,0 +1,156 @@
+"""Memory and time of a pipeline whose stages lie on pools of several kinds of devices."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from moe.plan.candidate import Candidate
+from moe.plan.cluster.pools import Between
+from moe.plan.cost.dealing import Dealer, OfUnits
+from moe.plan.cost.memory import MemoryModel, Placed, Run, placed_of
+from moe.plan.cost.stages import Stage
+from moe.plan.cost.time import Hops, TimeModel
+from moe.plan.degrees import Degrees
+from moe.plan.plan import MemoryEstimate, TimeEstimate
+
+
+class AcrossMemory:
+    """Bytes of stages, each on the pool that its dealer says. `models`: of each pool."""
+
+    def __init__(self, models: Sequence[MemoryModel], dealer: Dealer) -> None:
+        self._models, self._dealer = models, dealer
+        self._state = [model.stage_state for model in models]
+        self._beside = [cache(model.stage_beside) for model in models]
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether units can be dealt so that each stage fits its devices."""
+        return self._dealer.can_be_dealt(partial(self._stage_fits, placed_of(candidate), Run.of(candidate)))
+
+    def stage_fits(self, candidate: Candidate) -> "partial[bool]":
+        """The question whether a stage fits the devices of its pool."""
+        return partial(self._stage_fits, placed_of(candidate), Run.of(candidate))
+
+    def may_hold(self, shape: Degrees) -> bool:
+        """Whether all devices of a rank's place in the stages together have room for what it has of the state at
+        least."""
+        room = sum(self._models[pool].usable_bytes for pool in self._dealer.pools)
+        least = self._models[self._dealer.pools[0]].bound_of_state(replace(shape, pipeline=1))
+        return least <= room
+
+    def of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
+        """Bytes by kind on the fullest rank of a stage."""
+        return self._models[self._dealer.pools[stage.index]].of_stage(stage, candidate)
+
+    def _stage_fits(self, placed: Placed, run: Run, stage: Stage) -> bool:
+        pool = self._dealer.pools[stage.index]
+        needed = self._beside[pool](stage, run) + self._state[pool](stage, placed)
+        return needed <= self._models[pool].usable_bytes
+
+
+class Dealt(NamedTuple):
+    """The stages of a candidate."""
+
+    stages: tuple[Stage, ...]
+    micro_batch_s: tuple[float, ...]
+    """Seconds of each for a micro-batch, forward and backward."""
+
+    @property
+    def slowest(self) -> int:
+        return max(range(len(self.stages)), key=lambda index: self.micro_batch_s[index])
+
+
+class AcrossTime:
+    """Seconds of steps, as `TimeModel` has them on one pool. `models`: of each pool. What is told of units is told for
+    each pool in turn.
+
+    The slowest stage decides, as it does on one pool: the bubble is as long as so many of its micro-batches as there
+    are other stages. Stages have one run of units.
+    """
+
+    def __init__(
+        self, models: Sequence[TimeModel], dealer: Dealer, between: Between, memory: AcrossMemory
+    ) -> None:
+        self._models, self._dealer, self._between, self._memory = models, dealer, between, memory
+        self._used = sorted(dealer.stages_of_pool)
+        self._least = cache(self._least_on_stages_s)
+
+    def dealt(self, candidate: Candidate) -> Dealt:
+        """Units dealt so that the slowest stage is as fast as can be. Raises ValueError where they fit nowhere."""
+        of_units = [
+            [model.unit_s(kind, candidate) for kind in self._dealer.kinds] if pool in self._used else ()
+            for pool, model in enumerate(self._models)
+        ]
+        ends = self._dealer.deal(of_units, self._memory.stage_fits(candidate))
+        if ends is None:
+            raise ValueError(f"no stages fit: {candidate}")
+        stages = self._dealer.stages(ends)
+        return Dealt(stages, tuple(self._dealer.seconds(stage, of_units) for stage in stages))
+
+    def step_s(self, candidate: Candidate) -> float:
+        """Seconds of a step."""
+        dealt = self.dealt(candidate)
+        of, one_s = dealt.slowest, dealt.micro_batch_s[dealt.slowest]
+        return self._model(of).step_on(candidate, dealt.stages[of], one_s, self._hops(candidate))
+
+    def of(self, candidate: Candidate) -> TimeEstimate:
+        """Seconds by kind, of the slowest stage."""
+        dealt = self.dealt(candidate)
+        of, one_s = dealt.slowest, dealt.micro_batch_s[dealt.slowest]
+        return self._model(of).of_step_on(candidate, dealt.stages[of], one_s, self._hops(candidate))
+
+    def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
+        """The least that a micro-batch could take on the slowest stage."""
+        of_units = self.least_of_units(candidate, ranks_per_node)
+        return self.on_even_stages_s(of_units, candidate.degrees.pipeline)
+
+    def least_of_units(
+        self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
+    ) -> tuple[float, ...]:
+        """Seconds of a micro-batch that each kind of unit takes at least, of each pool in turn."""
+        return tuple(
+            each
+            for pool in self._used
+            for each in self._models[pool].least_of_units(candidate, ranks_per_node, overlaps=overlaps)
+        )
+
+    def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
+        """Seconds that gathers of parameters add to a micro-batch of each kind at least, of each pool in turn."""
+        return tuple(each for pool in self._used for each in self._models[pool].least_gathers(candidate))
+
+    def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
+        """Seconds of the slowest stage at least, were units divisible."""
+        return self._dealer.least_s(self._by_pool(of_units))
+
+    def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float:
+        """Seconds of the slowest stage at least, with memory for anything."""
+        return self._least(tuple(of_units))
+
+    def least_beside_s(self, candidate: Candidate) -> float:
+        """The least that a step takes beside its micro-batches and their bubble: what stages send."""
+        return self._models[self._used[0]].sends_s(candidate, float("inf"), self._hops(candidate))
+
+    def _least_on_stages_s(self, of_units: tuple[float, ...]) -> float:
+        return self._dealer.slowest_s(self._by_pool(of_units))
+
+    def _by_pool(self, of_units: Sequence[float]) -> OfUnits:
+        each, found = len(self._dealer.kinds), iter(of_units)
+        taken = {pool: [next(found) for _ in range(each)] for pool in self._used}
+        return [taken.get(pool, []) for pool in range(len(self._models))]
+
+    def _model(self, stage: int) -> TimeModel:
+        return self._models[self._dealer.pools[stage]]
+
+    def _hops(self, candidate: Candidate) -> Hops:
+        every = list(self._hops_s(candidate))
+        return Hops(max(every), sum(every))
+
+    def _hops_s(self, candidate: Candidate) -> Iterator[float]:
+        pools, (first, *_) = self._dealer.pools, self._used
+        across_s = (
+            self._between.latency_s + self._models[first].hop_bytes(candidate) / self._between.bytes_per_s
+        )
+        within_s = {pool: self._models[pool].hop_s(candidate) for pool in self._used}
+        for one, other in pairwise(pools):
+            yield within_s[one] if one == other else across_s

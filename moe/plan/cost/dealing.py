@@ -1,0 +1,210 @@
+"""Units dealt out to pipeline stages on pools of several kinds of devices: to slower stages, or fuller ones, fewer."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from itertools import combinations, pairwise
+from math import inf
+
+from moe.plan.cost.stages import Stage
+from moe.plan.cost.units import Unit
+
+OfUnits = Sequence[Sequence[float]]
+"""Seconds of each kind of unit, on each pool."""
+Fits = Callable[[Stage], bool]
+
+
+class Dealer:
+    """Deals a model's units to the stages of a pipeline of which each lies on one pool, in runs of one unit at least.
+
+    `pools`: of each stage, the number of its pool.
+    """
+
+    def __init__(self, units: Sequence[Unit], pools: Sequence[int]) -> None:
+        self.units, self.pools = tuple(unit.apart for unit in units), tuple(pools)
+        """A stage has its own copy of a table that two units share."""
+        self.kinds = tuple(dict.fromkeys(self.units))
+        """Kinds of units, in order."""
+        self.stages_of_pool = Counter(self.pools)
+        so_far = [Counter[Unit]()]
+        for unit in self.units:
+            so_far.append(so_far[-1] + Counter([unit]))
+        self._so_far = [tuple(each[kind] for kind in self.kinds) for each in so_far]
+        self.stage = cache(self._stage)
+        self._stages: dict[tuple[int, tuple[int, ...]], Stage] = {}
+
+    def counts(self, start: int, end: int) -> tuple[int, ...]:
+        """Units of each kind in a run."""
+        every = zip(self._so_far[start], self._so_far[end], strict=True)
+        return tuple(after - before for before, after in every)
+
+    @cached_property
+    def alike(self) -> list[tuple[int, ...]]:
+        """Units of each kind that a run may have."""
+        every = combinations(range(len(self.units) + 1), 2)
+        return list(dict.fromkeys(self.counts(*run) for run in every))
+
+    @cached_property
+    def runs(self) -> list[list[int]]:
+        """By start and end of a run, its number among those that are `alike`; -1 where it is none."""
+        numbers, places = (
+            {counts: number for number, counts in enumerate(self.alike)},
+            range(len(self.units) + 1),
+        )
+        return [[numbers.get(self.counts(start, end), -1) for end in places] for start in places]
+
+    def stages(self, ends: Sequence[int]) -> tuple[Stage, ...]:
+        """The stages whose runs of units end before these."""
+        return tuple(self.stage(index, *run) for index, run in enumerate(pairwise((0, *ends))))
+
+    def _stage(self, index: int, start: int, end: int) -> Stage:
+        """The same object for the same units, which what is known of a stage is kept by."""
+        counts = self.counts(start, end)
+        if (found := self._stages.get((index, counts))) is None:
+            units = tuple((unit, count) for unit, count in zip(self.kinds, counts, strict=True) if count)
+            found = self._stages[index, counts] = Stage(index, units)
+        return found
+
+    def seconds(self, stage: Stage, of_units: OfUnits) -> float:
+        """Seconds of a stage's units."""
+        of_kind = dict(zip(self.kinds, of_units[self.pools[stage.index]], strict=True))
+        return sum(count * of_kind[unit] for unit, count in stage.units)
+
+    def least_s(self, of_units: OfUnits) -> float:
+        """Seconds of the slowest stage at least, were units divisible.
+
+        Whatever pools units go to, a pool's stages have `T` seconds each: `Σ_k λ_k p_k T ≥ Σ_u n_u min_k λ_k t_uk` for
+        any weights λ of pools. These are the shares of the whole that a second on each pool is.
+        """
+        counts = self._so_far[-1]
+        weights = {pool: 1 / dot(counts, of_units[pool]) for pool in self.stages_of_pool}
+        work = sum(
+            count * min(weight * of_units[pool][kind] for pool, weight in weights.items())
+            for kind, count in enumerate(counts)
+        )
+        return work / sum(weights[pool] * number for pool, number in self.stages_of_pool.items())
+
+    def can_be_dealt(self, fits: Fits) -> bool:
+        """Whether runs of units fit on all stages. A run that is a part of one that fits, fits."""
+        return _Deal(self, None, fits).latest(inf) is not None
+
+    def slowest_s(self, of_units: OfUnits) -> float:
+        """Seconds of the slowest stage, with memory for anything: as few as can be."""
+        return _Deal(self, of_units, None).fastest_s
+
+    def deal(self, of_units: OfUnits, fits: Fits) -> tuple[int, ...] | None:
+        """The end of each stage's run: the slowest stage is as fast as can be, and the others as even as units come.
+        None where no runs fit. A run that is a part of one that fits, fits."""
+        deal = _Deal(self, of_units, fits)
+        return None if deal.fastest_s == inf else deal.even(deal.fastest_s)
+
+    @cached_property
+    def all_live(self) -> list[list[bool]]:
+        """`_Deal.lives` where any stage can have any unit: as long as there is one for each."""
+        number, stages = len(self.units), len(self.pools)
+        return [
+            [unit + stages - index <= number for unit in range(number + 1)] for index in range(stages + 1)
+        ]
+
+
+class _Deal:
+    """One question of how to deal units: seconds of units, which no stage may have too many of, or runs that fit."""
+
+    def __init__(self, dealer: Dealer, of_units: OfUnits | None, fits: Fits | None) -> None:
+        self._dealer, self._fits, self._number = dealer, fits, len(dealer.units)
+        self._runs, self._seconds = dealer.runs, {}
+        if of_units is not None:
+            self._seconds = {
+                pool: [dot(counts, of_units[pool]) for counts in dealer.alike]
+                for pool in dealer.stages_of_pool
+            }
+
+    @cached_property
+    def fastest_s(self) -> float:
+        """Seconds of the slowest stage: as few as can be; infinitely many where no runs fit."""
+        limits = sorted({each for of_pool in self._seconds.values() for each in of_pool})
+        first = bisect_left(limits, True, key=lambda limit_s: self.latest(limit_s) is not None)
+        return limits[first] if first < len(limits) else inf
+
+    def latest(self, limit_s: float) -> list[int] | None:
+        """Ends of runs that are as long as may be, from the first on; None where they leave units over.
+
+        The longer, the better: what follows then has a part of what it had after a shorter run, as long as each stage
+        that follows has a unit.
+        """
+        lives, ends, start = self._lives(limit_s), [], 0
+        if not lives[0][0]:
+            return None
+        for index in range(len(self._dealer.pools)):
+            start = self._longest(index, start, self._number, limit_s)
+            while not lives[index + 1][start]:
+                start -= 1
+            ends.append(start)
+        return ends if start == self._number else None
+
+    def even(self, limit_s: float) -> tuple[int, ...]:
+        """Runs within the limit, each as long as an even share of what is left, where the rest allows it."""
+        pools, lives = self._dealer.pools, self._lives(limit_s)
+        earliest, ends, start = self._earliest(lives, limit_s), [], 0
+        for index in range(len(pools) - 1):
+            rest, of_pool = self._runs[start][-1], self._seconds[pools[index]]
+            each_s = 1 / sum(1 / self._seconds[pool][rest] for pool in pools[index:])
+            most = self._longest(index, start, self._number, limit_s)
+            every = [
+                end for end in range(max(start + 1, earliest[index + 1]), most + 1) if lives[index + 1][end]
+            ]
+            short = (end for end in reversed(every) if of_pool[self._runs[start][end]] <= each_s)
+            ends.append(start := next(short, every[0]))
+        return (*ends, self._number)
+
+    def _may_be(self, index: int, start: int, end: int, limit_s: float) -> bool:
+        """Whether a run is short enough for a stage and fits."""
+        if limit_s < inf and self._seconds[self._dealer.pools[index]][self._runs[start][end]] > limit_s:
+            return False
+        return self._fits is None or self._fits(self._dealer.stage(index, start, end))
+
+    def _longest(self, index: int, start: int, last: int, limit_s: float) -> int:
+        """End of the longest run from `start` that may be; `start` where none may."""
+
+        def is_too_much(end: int) -> bool:
+            return not self._may_be(index, start, end, limit_s)
+
+        return start + bisect_left(range(start + 1, last + 1), True, key=is_too_much)
+
+    def _lives(self, limit_s: float) -> Sequence[Sequence[bool]]:
+        """Of each stage, and of the end, for each unit: whether that stage and all that follow can have one unit at
+        least each, from this one on."""
+        dealer, stages = self._dealer, range(len(self._dealer.pools))
+        firsts = [dealer.units.index(kind) for kind in dealer.kinds]
+        if all(self._may_be(index, first, first + 1, limit_s) for index in stages for first in firsts):
+            return dealer.all_live
+        lives = [[True] * (self._number + 1)]
+        for index in reversed(stages):
+            after, here, end = lives[-1], [False] * (self._number + 1), None
+            for start in reversed(range(self._number)):
+                end = start + 1 if after[start + 1] else end
+                here[start] = end is not None and self._may_be(index, start, end, limit_s)
+            lives.append(here)
+        return lives[::-1]
+
+    def _earliest(self, lives: Sequence[Sequence[bool]], limit_s: float) -> list[int]:
+        """The first start of each stage's run from which the rest can be dealt: as it can be from any later one that
+        leaves each stage a unit."""
+        starts = [self._number]
+        for index in reversed(range(len(self._dealer.pools))):
+            after, first = lives[index + 1], starts[-1]
+            starts.append(
+                next(
+                    start
+                    for start, is_alive in enumerate(lives[index])
+                    if is_alive
+                    and self._may_be(index, start, after.index(True, max(first, start + 1)), limit_s)
+                )
+            )
+        return starts[::-1]
+
+
+def dot(counts: Sequence[int], seconds: Sequence[float]) -> float:
+    """Seconds of so many of each."""
+    return sum(count * each for count, each in zip(counts, seconds, strict=True))

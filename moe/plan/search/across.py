@@ -1,0 +1,346 @@
+"""The best plan of a job whose pipeline stages lie on several pools."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations, permutations
+from math import gcd, inf, lcm
+from typing import NamedTuple
+
+from moe.plan.candidate import Candidate, Recompute
+from moe.plan.cluster.cluster import Cluster
+from moe.plan.cluster.pools import Between, Pool
+from moe.plan.cost.across import AcrossMemory, AcrossTime
+from moe.plan.cost.dealing import Dealer
+from moe.plan.cost.time import TimeModel
+from moe.plan.cost.units import units
+from moe.plan.degrees import Degrees
+from moe.plan.goal import Goal, effort
+from moe.plan.money import money_of
+from moe.plan.plan import Plan, StagePlace
+from moe.plan.search.choices import Choices, divisors, steps
+from moe.plan.search.explain import (  # fmt: skip
+    blocks_of,
+    number_of,
+    of_fused,
+    priced_by,
+    reasons_for,
+    runner_up,
+    seconds_of,
+)
+from moe.plan.search.ranking import Ranker
+from moe.plan.search.room import Ways
+from moe.plan.search.search import Search
+from moe.plan.stored import made_across
+from moe.spec import JobSpec
+
+MOST_POOLS = 3
+"""That one job's stages lie on: of more pools, those of the most arithmetic a second."""
+
+
+class Split(NamedTuple):
+    """Pipeline stages on pools."""
+
+    pools: tuple[int, ...]
+    """Numbers of the pools, in the order of the stages."""
+    stages: tuple[int, ...]
+    """Stages on each."""
+    stage_workers: int
+
+    @property
+    def pipeline(self) -> int:
+        return sum(self.stages)
+
+    @property
+    def num_workers(self) -> int:
+        return self.pipeline * self.stage_workers
+
+    @property
+    def of_stages(self) -> tuple[int, ...]:
+        """The pool of each stage."""
+        return tuple(
+            pool for pool, number in zip(self.pools, self.stages, strict=True) for _ in range(number)
+        )
+
+
+class _Ways(Ways):
+    """Ways to run a shape on stages of several pools, and those of them that fit."""
+
+    def __init__(self, choices: Choices, memory: AcrossMemory, shape: Degrees) -> None:
+        super().__init__(choices, shape)
+        self._memory = memory
+        self._with_room = cache(self._placements_of)
+
+    @property
+    def largest(self) -> list[tuple[Recompute, int]]:
+        """The largest size of each recomputation: what of it may fit is told of a run."""
+        return [(recompute, 0) for recompute in self._choices.recomputes()]
+
+    def that_may_fit(self, run: Candidate) -> Iterable[int]:
+        """Numbers of all placements, where the smallest micro-batches, which take the least, fit in one of them."""
+        return self._with_room(run.options.recompute)
+
+    def _placements_of(self, recompute: Recompute) -> range:
+        every = range(len(self.placed))
+        smallest = self.run(recompute, len(self.sizes) - 1)
+        return every if any(True for _ in self.that_fit(smallest, every)) else every[:0]
+
+    def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
+        """Those of the placements in which units can be dealt so that all stages fit."""
+        for number in numbers:
+            degrees, sharding = self.placed[number]
+            if self._memory.fits(Candidate(degrees, replace(run.options, sharding=sharding))):
+                yield number
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether units can be dealt so that all stages fit, however rows travel."""
+        return self._memory.fits(candidate)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest candidate on one split."""
+
+    split: Split
+    candidate: Candidate
+    step_s: float
+
+
+class _OnSplit:
+    """Models of a job on one split, and what ranks its layouts."""
+
+    def __init__(
+        self, spec: JobSpec, pools: Sequence[Pool], searches: Sequence[Search], between: Between, split: Split
+    ) -> None:
+        self.split, self._searches, self._between = split, searches, between
+        first = searches[split.pools[0]]
+        self.dealer = Dealer(units(spec.model, first.profile, spec.train.freeze), split.of_stages)
+        self.memory = AcrossMemory([search.memory for search in searches], self.dealer)
+        self.time = self._priced_by([search.time for search in searches])
+        wanted = {"virtual_stages": 1, "pipeline": split.pipeline}
+        asked = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=wanted)})
+        self.cluster = narrowest([pools[pool].cluster for pool in split.pools])
+        choices = Choices(asked, self.cluster)
+        self.shapes = [
+            each
+            for each in choices.shapes(split.num_workers)
+            if choices.fits_nodes(each)
+            and any(True for _ in choices.placed(each))
+            and self.memory.may_hold(each)
+        ]
+        self.ranker = Ranker(
+            asked, first.profile.name, choices, self.time, lambda shape: _Ways(choices, self.memory, shape)
+        )
+
+    def _priced_by(self, models: Sequence[TimeModel]) -> AcrossTime:
+        return AcrossTime(models, self.dealer, self._between, self.memory)
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds that a step takes at least; infinitely many where there are no degrees."""
+        return min(map(self.ranker.bound_s, self.shapes), default=inf)
+
+    def times_at_ends(self) -> list[AcrossTime]:
+        """The times of steps at both ends of the software's spread."""
+        ends = [search.times_at_ends() for search in self._searches]
+        return [self._priced_by(models) for models in zip(*ends, strict=False)]
+
+
+class Across:
+    """Searches the layouts of one job whose stages lie on several of the pools.
+
+    `searches`: of the job on each pool, in their order. A stage has part of a node or whole nodes, in all pools, and
+    one run of layers.
+    """
+
+    def __init__(
+        self, spec: JobSpec, pools: Sequence[Pool], searches: Sequence[Search], between: Between
+    ) -> None:
+        self._spec, self._pools, self._searches, self._between = spec, pools, searches, between
+        self._num_units = sum(1 for _ in spec.model.blocks())
+        self._bounds: dict[tuple[int, frozenset[tuple[int, int]]], float] = {}
+
+    def fastest(self, num_workers: int | None, goal: Goal, less_than: float = inf) -> Found | None:
+        """The best by the goal of all splits, where it takes less effort; None where there is none, or the job asks for
+        virtual stages or for what only they have."""
+        wanted, best = self._spec.parallel, None
+        if (wanted.virtual_stages or 1) > 1 or wanted.overlap:
+            return None
+        bounds = [
+            (self.effort(split, self._bound_s(split), goal), split) for split in self.splits(num_workers)
+        ]
+        for bound, split in sorted(bounds):
+            if bound >= less_than:
+                break
+            on = self._on(split)
+            found = on.ranker.fastest(on.shapes, less_than / self.effort(split, 1.0, goal))
+            if found is not None and (of := self.effort(split, found.step_s, goal)) < less_than:
+                best, less_than = Found(split, found.candidate, found.step_s), of
+        return best
+
+    def _bound_s(self, split: Split) -> float:
+        """Seconds that a step takes at least, which is the same in any order of the pools."""
+        key = (split.stage_workers, frozenset(zip(split.pools, split.stages, strict=True)))
+        if (found := self._bounds.get(key)) is None:
+            found = self._bounds[key] = self._on(split).bound_s
+        return found
+
+    def effort(self, split: Split, step_s: float, goal: Goal) -> float:
+        """What the goal wants little of, as `effort` of one pool."""
+        return effort(goal, split.num_workers, step_s, self._price(split))
+
+    def splits(self, num_workers: int | None) -> Iterator[Split]:
+        """Splits over so many workers, or the most of the job's range that there are stages for."""
+        resources = self._spec.resources
+        least, most = resources.min_num_workers, resources.max_num_workers
+        if num_workers is not None:
+            least = most = num_workers
+        largest = sorted(range(len(self._pools)), key=self._flops_per_s, reverse=True)[:MOST_POOLS]
+        for number in range(2, len(largest) + 1):
+            for pools in combinations(sorted(largest, key=self._memory_bytes), number):
+                if self._wanted_by(pools):
+                    yield from self._splits_of(pools, least, most)
+                    yield from self._splits_of(pools[::-1], least, most)
+
+    def _memory_bytes(self, pool: int) -> int:
+        return self._pools[pool].cluster.memory_bytes
+
+    def _flops_per_s(self, pool: int) -> float:
+        cluster = self._pools[pool].cluster
+        return cluster.num_devices * cluster.traits.kernels.products[self._spec.train.dtype].flops_per_s
+
+    def _wanted_by(self, pools: Sequence[int]) -> bool:
+        """Whether one program runs on all of them."""
+        return len({self._pools[pool].cluster.traits.kind for pool in pools}) == 1
+
+    def _splits_of(self, pools: tuple[int, ...], least: int, most: int) -> Iterator[Split]:
+        clusters = [self._pools[pool].cluster for pool in pools]
+        for stage_workers in self._sizes(clusters, least, most):
+            rooms = [cluster.num_devices // stage_workers for cluster in clusters]
+            number = min(sum(rooms), self._num_units, most // stage_workers)
+            asked = self._spec.parallel.pipeline
+            if asked is not None and asked <= number:
+                number = asked
+            if asked in (None, number) and number * stage_workers >= least and number >= len(pools):
+                for stages in sorted(set(_filled(rooms, number))):
+                    yield Split(pools, stages, stage_workers)
+
+    def _sizes(self, clusters: Sequence[Cluster], least: int, most: int) -> list[int]:
+        """Workers that a stage may have: a divisor of each pool's nodes, or whole nodes of each."""
+        nodes = [cluster.devices_per_node for cluster in clusters]
+        limit, whole = min(cluster.num_devices for cluster in clusters), lcm(*nodes)
+        every = set(divisors(gcd(*nodes), limit))
+        if limit >= whole:
+            every |= {whole * each for each in steps(limit // whole)}
+        if least == most:  # stages of any number of whole nodes that come out even
+            every |= {each for each in divisors(most, limit) if each % whole == 0}
+            every = {each for each in every if most % each == 0}
+        return sorted(every)
+
+    def price(self, found: Found) -> float | None:
+        """Price of one device an hour, on the mean of all stages; None where a pool's is not known."""
+        return self._price(found.split)
+
+    def plan(self, found: Found, top: int) -> Plan:
+        """The plan of what was found, with the next best layouts on the same split, and its reasons."""
+        on = self._on(found.split)
+        ranking = on.ranker.rank(on.shapes, top)
+        chosen, ends = on.ranker.under_both(ranking, on.shapes, on.times_at_ends())
+        plan = self._plan_of(on, chosen.candidate)
+        others = [each.candidate for each in ranking.fitting if each.candidate != chosen.candidate]
+        return plan.model_copy(
+            update={
+                "reasons": (
+                    *self._of_stages(plan),
+                    *reasons_for(self._spec, on.cluster, plan, ranking.num_shapes),
+                    *chosen.reasons,
+                    *priced_by(self._searches[0].software, [end.step_s(chosen.candidate) for end in ends]),
+                    *(
+                        line
+                        for pool in found.split.pools
+                        for line in of_fused(
+                            self._searches[pool].software, self._pools[pool].cluster, plan.degrees
+                        )
+                    ),
+                ),
+                "runners_up": tuple(
+                    runner_up(self._plan_of(on, each), plan) for each in others[: max(0, top - 1)]
+                ),
+            }
+        )
+
+    def _on(self, split: Split) -> _OnSplit:
+        return _OnSplit(self._spec, self._pools, self._searches, self._between, split)
+
+    def _plan_of(self, on: _OnSplit, candidate: Candidate) -> Plan:
+        dealt, split = on.time.dealt(candidate), on.split
+        clusters = [self._pools[pool].cluster for pool in split.pools]
+        memory = [on.memory.of_stage(stage, candidate) for stage in dealt.stages]
+        places = [
+            StagePlace(
+                pool=self._pools[pool].name, device_type=self._pools[pool].cluster.device,
+                units=sum(count for _, count in stage.units), micro_batch_s=float(f"{micro_batch_s:.6g}"),
+                memory_bytes=of.total, limit_bytes=of.limit,
+            )
+            for pool, stage, micro_batch_s, of in zip(
+                split.of_stages, dealt.stages, dealt.micro_batch_s, memory, strict=True
+            )
+        ]  # fmt: skip
+        predicted, first = on.time.of(candidate), self._searches[split.pools[0]]
+        alone = first.plan_of(candidate)
+        return alone.model_copy(
+            update={
+                "predicted": predicted,
+                "memory": max(memory, key=lambda each: each.total / each.limit),
+                "device_type": " and ".join(dict.fromkeys(cluster.device for cluster in clusters)),
+                "stages": tuple(places),
+                "blocks": blocks_of(self._spec, candidate, first.profile, dealt.stages),
+                "not_yet": (*alone.not_yet, "stages on several pools"),
+                "made_for": made_across(self._spec, clusters, self._between),
+                "money": money_of(
+                    self._price(split), num_workers=split.num_workers, step_s=predicted.step_s,
+                    tokens_per_step=alone.tokens_per_step, num_steps=alone.num_steps,
+                ),
+            }
+        )  # fmt: skip
+
+    def _price(self, split: Split) -> float | None:
+        prices = [self._pools[pool].cluster.price_per_hour for pool in split.of_stages]
+        known = [price for price in prices if price is not None]
+        return sum(known) / len(known) if len(known) == len(prices) else None
+
+    def _of_stages(self, plan: Plan) -> Iterator[str]:
+        """Lines on the stages of each pool."""
+        numbered: dict[str, list[tuple[int, StagePlace]]] = {}
+        for number, stage in enumerate(plan.stages, start=1):
+            numbered.setdefault(stage.pool, []).append((number, stage))
+        for name, stages in numbered.items():
+            (first, _), (last, _) = stages[0], stages[-1]
+            which = f"stage {first}" if first == last else f"stages {first} to {last}"
+            of = Counter(stage.units for _, stage in stages)
+            each = " or ".join(map(str, sorted(of)))
+            slowest_s = max(stage.micro_batch_s for _, stage in stages)
+            yield (
+                f"{which} on pool {name}, {number_of(plan.degrees.stage_workers, 'worker')} each: {each} of "
+                f"{number_of(self._num_units, 'unit')} (layers, embeddings, head), {seconds_of(slowest_s)} of a "
+                "micro-batch on the slowest"
+            )
+
+
+def narrowest(clusters: Sequence[Cluster]) -> Cluster:
+    """The first, with nodes of so many devices as divide those of each."""
+    return clusters[0].model_copy(
+        update={"devices_per_node": gcd(*(cluster.devices_per_node for cluster in clusters))}
+    )
+
+
+def _filled(rooms: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:
+    """Stages on each pool, of `number`: one pool after the other is filled, in any order, and each has one."""
+    for order in permutations(range(len(rooms))):
+        left, taken = number, dict.fromkeys(order, 0)
+        for place, pool in enumerate(order):
+            taken[pool] = min(rooms[pool], left - (len(order) - 1 - place))
+            left -= taken[pool]
+        if not left and all(each > 0 for each in taken.values()):
+            yield tuple(taken[pool] for pool in range(len(rooms)))

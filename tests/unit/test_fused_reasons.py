@@ -1,0 +1,27 @@
+"""What a plan says where a fused exchange goes beyond what was measured."""
+
+import pytest
+
+from moe.plan import Cluster, Degrees
+from moe.plan.search.explain import of_fused
+from moe.plan.software import SOFTWARE
+
+
+@pytest.mark.parametrize(
+    ("device", "software", "expert", "told"),
+    [
+        ("h100", "megatron-deepep", 32, ""),
+        ("h100", "megatron-deepep", 64, "over 8 nodes is extrapolated: on a h100 it was measured over up to 4 nodes"),
+        ("h100", "megatron-graphs", 40, "over 5 nodes"),
+        ("b200", "megatron-deepep", 16, "over 2 nodes is extrapolated: on a b200 it was measured over one node"),
+        ("b200", "megatron-deepep", 8, ""),
+        ("a100-80", "megatron-deepep", 8, "never measured on a a100-80: priced as a plain one"),
+        ("a100-80", "megatron-deepep", 1, ""),
+        ("h100", "megatron-eager", 64, ""),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_is_told(device: str, software: str, expert: int, told: str) -> None:
+    cluster = Cluster(num_nodes=16, devices_per_node=8, device=device)
+    said = "".join(of_fused(SOFTWARE[software], cluster, Degrees(expert=expert, data=128 // expert)))  # type: ignore[index]
+    assert told in said
+    assert bool(told) == bool(said)
