@@ -42,7 +42,7 @@ def save_exported(trained: Trained, folder: str | Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(draft, ignore_errors=True)
-    try:  # from before the first file: an interruption may come with each
+    try:  # an interruption may come as soon as the folder is there
         draft.mkdir()
         tensors = {name: each.contiguous() for name, each in trained.model.state_dict().items()}
         save_file(tensors, draft / WEIGHTS, metadata={"format": "pt"})

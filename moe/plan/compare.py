@@ -47,7 +47,7 @@ class Comparison:
     layout: Mapping[str, Both[Value]]
     """Degrees and options that differ; of modules, axes of the mesh."""
     priced_for: Mapping[str, Both[Value]]
-    """Profile, software, device type, pools, number of workers and tokens of a step, where they differ."""
+    """Profile, software, device type, pools and stages, number of workers and tokens of a step, where they differ."""
     made_for: Mapping[str, Both[str | None]]
     """Digests that differ of what each was made for. None where a plan tells nothing of it."""
     time: Mapping[str, Term]
@@ -100,7 +100,15 @@ _PRICED_FOR = ("profile", "software", "device_type", "num_workers", "tokens_per_
 
 
 def _priced_for(plan: Plan) -> dict[str, Value]:
-    return {**{name: getattr(plan, name) for name in _PRICED_FOR}, "pools": " and ".join(plan.pools) or None}
+    stages = ", ".join(
+        f"{' + '.join(str(stage.units) for stage in plan.stages if stage.pool == pool)} units on {pool}"
+        for pool in plan.pools
+    )
+    return {
+        **{name: getattr(plan, name) for name in _PRICED_FOR},
+        "pools": " and ".join(plan.pools) or None,
+        "stages": stages if plan.stages else None,
+    }
 
 
 def _layout(plan: Plan) -> dict[str, Value]:
@@ -198,7 +206,8 @@ def _of_others(found: Comparison, names: Names) -> Iterator[str]:
 
 
 _WORDS = {"profile": "executor", "software": "host times and rates", "device_type": "devices",
-          "num_workers": "workers", "tokens_per_step": "tokens a step", "pools": "pools"}  # fmt: skip
+          "num_workers": "workers", "tokens_per_step": "tokens a step",
+          **{name: name for name in ("pools", "stages")}}  # fmt: skip
 
 
 def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:

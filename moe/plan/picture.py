@@ -58,6 +58,8 @@ class Row:
     memory_bytes: int | None
     time: Mapping[str, float] | None
     memory: Mapping[str, int] | None
+    limit: int
+    """Bytes of the device that is the fullest."""
 
 
 def drawn(plan: Plan) -> str:
@@ -70,9 +72,9 @@ def drawn(plan: Plan) -> str:
     rows, svg = rows_of(plan), Svg(f"Layouts of a job on {plan.num_workers:,} x {plan.device_type}")
     y = _legend(svg, plan, rows, _head(svg, plan, len(rows)))
     longest = max((each.step_s for each in rows if each.step_s), default=0.0)
-    most = max(plan.memory.limit, *(each.memory_bytes or 0 for each in rows))
+    most = max(*(each.limit for each in rows), *(each.memory_bytes or 0 for each in rows))
     for place, row in enumerate(rows, start=1):
-        y = _row(svg, row, place, y, longest, most, plan.memory.limit)
+        y = _row(svg, row, place, y, longest, most, row.limit)
     return svg.text(y + MARGIN - 8)
 
 
@@ -81,13 +83,14 @@ def rows_of(plan: Plan) -> list[Row]:
     chosen = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
         Row(_in_words(layout_of(plan)), chosen, plan.predicted.step_s, plan.memory.total,
-            plan.predicted.by_kind(), plan.memory.by_kind())
+            plan.predicted.by_kind(), plan.memory.by_kind(), plan.memory.limit)
     ]  # fmt: skip
     for other in plan.runners_up:
         time, memory = other.predicted, other.memory
         rows.append(
             Row(_in_words(other.layout), other.why_not, other.step_s, other.memory_bytes,
-                None if time is None else time.by_kind(), None if memory is None else memory.by_kind())
+                None if time is None else time.by_kind(), None if memory is None else memory.by_kind(),
+                plan.memory.limit if memory is None else memory.limit)
         )  # fmt: skip
     return rows
 

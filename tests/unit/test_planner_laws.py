@@ -58,6 +58,33 @@ def with_more(job: Job, memory: float, within: float, across: float) -> None:
             assert after <= before * _NEAR
 
 
+@settings(max_examples=6, deadline=None)
+@given(jobs(), st.integers(2, 3))
+def test_more_nodes_are_never_slower(job: Job, times: int) -> None:
+    with_more_nodes(job, times)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(jobs(), st.integers(2, 3))
+def test_more_nodes_are_never_slower_for_any(job: Job, times: int) -> None:
+    with_more_nodes(job, times)
+
+
+def with_more_nodes(job: Job, times: int) -> None:
+    """Asserts that of all numbers of workers that there are devices for, the fastest is no slower, by more than a
+    hundredth, where there are more nodes."""
+
+    def fastest_of_any(cluster: Cluster) -> float | None:
+        found = [fastest_s(job._replace(workers=each), cluster) for each in range(1, cluster.num_devices + 1)]
+        return min((each for each in found if each is not None), default=None)
+
+    if (before := fastest_of_any(job.cluster)) is not None:
+        after = fastest_of_any(job.cluster.model_copy(update={"num_nodes": times * job.cluster.num_nodes}))
+        assert after is not None
+        assert after <= before * _NEAR
+
+
 @pytest.mark.parametrize("name", SOFTWARE)
 @pytest.mark.parametrize(
     "device", ["h100", *(pytest.param(each, marks=pytest.mark.slow) for each in ("b200", "gb200"))]

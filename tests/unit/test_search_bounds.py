@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from benchmarks.published_rows import ROWS
 from moe.plan import Degrees, Search
 from moe.plan.candidate import Candidate
-from moe.plan.cost.memory import MemoryModel, Placed
+from moe.plan.cost.held import Placed
+from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import ProfileName, profile_of
 from moe.plan.search.choices import Choices
 from moe.plan.search.ranking import Ranker

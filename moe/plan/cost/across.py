@@ -9,9 +9,10 @@ from typing import NamedTuple
 from moe.plan.candidate import Candidate
 from moe.plan.cluster.pools import Between
 from moe.plan.cost.dealing import Dealer, OfUnits
-from moe.plan.cost.memory import MemoryModel, Placed, Run, placed_of
+from moe.plan.cost.held import Placed, Run, placed_of
+from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.stages import Stage
-from moe.plan.cost.time import Hops, TimeModel
+from moe.plan.cost.time import End, Hops, TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate, TimeEstimate
 
@@ -23,10 +24,24 @@ class AcrossMemory:
         self._models, self._dealer = models, dealer
         self._state = [model.stage_state for model in models]
         self._beside = [cache(model.stage_beside) for model in models]
+        self._fits = cache(self._can_be_dealt)
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether units can be dealt so that each stage fits its devices."""
-        return self._dealer.can_be_dealt(partial(self._stage_fits, placed_of(candidate), Run.of(candidate)))
+        return self._fits(placed_of(candidate), Run.of(candidate))
+
+    def _can_be_dealt(self, placed: Placed, run: Run) -> bool:
+        if not self._has_room(placed, run):
+            return False
+        return self._dealer.can_be_dealt(partial(self._stage_fits, placed, run))
+
+    def _has_room(self, placed: Placed, run: Run) -> bool:
+        """Whether all stages together have room for all units, as the last stage has them: no stage has fewer
+        micro-batches in flight, and parts take no less than the whole."""
+        whole, pools = self._dealer.whole, self._dealer.stages_of_pool
+        room = sum(number * self._models[pool].usable_bytes for pool, number in pools.items())
+        model = self._models[self._dealer.pools[-1]]
+        return model.stage_state(whole, placed) + model.stage_beside(whole, run) <= room
 
     def stage_fits(self, candidate: Candidate) -> "partial[bool]":
         """The question whether a stage fits the devices of its pool."""
@@ -66,7 +81,8 @@ class AcrossTime:
     each pool in turn.
 
     The slowest stage decides, as it does on one pool: the bubble is as long as so many of its micro-batches as there
-    are other stages. Stages have one run of units.
+    are other stages. Its pace is that of all, so that the longest of their ends comes behind. Stages have one run of
+    units.
     """
 
     def __init__(
@@ -92,13 +108,22 @@ class AcrossTime:
         """Seconds of a step."""
         dealt = self.dealt(candidate)
         of, one_s = dealt.slowest, dealt.micro_batch_s[dealt.slowest]
-        return self._model(of).step_on(candidate, dealt.stages[of], one_s, self._hops(candidate))
+        return self._model(of).step_on(candidate, one_s, self._hops(candidate), self._end(candidate, dealt))
 
     def of(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
         dealt = self.dealt(candidate)
         of, one_s = dealt.slowest, dealt.micro_batch_s[dealt.slowest]
-        return self._model(of).of_step_on(candidate, dealt.stages[of], one_s, self._hops(candidate))
+        hops, end = self._hops(candidate), self._end(candidate, dealt)
+        return self._model(of).of_step_on(candidate, dealt.stages[of], one_s, hops, end)
+
+    def _end(self, candidate: Candidate, dealt: Dealt) -> End:
+        """The longest end of any stage's step."""
+        ends = (
+            self._model(stage.index).end_of(candidate, stage, one_s)
+            for stage, one_s in zip(dealt.stages, dealt.micro_batch_s, strict=True)
+        )
+        return max(ends, key=lambda end: end.total_s)
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
         """The least that a micro-batch could take on the slowest stage."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from itertools import combinations, pairwise
 from math import inf
+from operator import and_, mul
 
 from moe.plan.cost.stages import Stage
 from moe.plan.cost.units import Unit
@@ -26,6 +27,9 @@ class Dealer:
         """A stage has its own copy of a table that two units share."""
         self.kinds = tuple(dict.fromkeys(self.units))
         """Kinds of units, in order."""
+        self.kind_numbers = [self.kinds.index(unit) for unit in self.units]
+        self.firsts = [self.units.index(kind) for kind in self.kinds]
+        """The first unit of each kind."""
         self.stages_of_pool = Counter(self.pools)
         so_far = [Counter[Unit]()]
         for unit in self.units:
@@ -40,19 +44,29 @@ class Dealer:
         return tuple(after - before for before, after in every)
 
     @cached_property
-    def alike(self) -> list[tuple[int, ...]]:
+    def run_counts(self) -> list[tuple[int, ...]]:
         """Units of each kind that a run may have."""
         every = combinations(range(len(self.units) + 1), 2)
         return list(dict.fromkeys(self.counts(*run) for run in every))
 
     @cached_property
     def runs(self) -> list[list[int]]:
-        """By start and end of a run, its number among those that are `alike`; -1 where it is none."""
+        """By start and end of a run, its number among those that are in `run_counts`; -1 where it is none."""
         numbers, places = (
-            {counts: number for number, counts in enumerate(self.alike)},
+            {counts: number for number, counts in enumerate(self.run_counts)},
             range(len(self.units) + 1),
         )
         return [[numbers.get(self.counts(start, end), -1) for end in places] for start in places]
+
+    @cached_property
+    def whole(self) -> Stage:
+        """The last stage, had it all units."""
+        return self._stage(len(self.pools) - 1, 0, len(self.units))
+
+    @cached_property
+    def single(self) -> list[int]:
+        """The number of the run of one unit of each kind."""
+        return [self.runs[first][first + 1] for first in self.firsts]
 
     def stages(self, ends: Sequence[int]) -> tuple[Stage, ...]:
         """The stages whose runs of units end before these."""
@@ -100,8 +114,8 @@ class Dealer:
         return None if deal.fastest_s == inf else deal.even(deal.fastest_s)
 
     @cached_property
-    def all_live(self) -> list[list[bool]]:
-        """`_Deal.lives` where any stage can have any unit: as long as there is one for each."""
+    def any_can_follow(self) -> list[list[bool]]:
+        """`_Deal._can_follow` where any stage can have any unit: as long as there is one for each."""
         number, stages = len(self.units), len(self.pools)
         return [
             [unit + stages - index <= number for unit in range(number + 1)] for index in range(stages + 1)
@@ -113,10 +127,12 @@ class _Deal:
 
     def __init__(self, dealer: Dealer, of_units: OfUnits | None, fits: Fits | None) -> None:
         self._dealer, self._fits, self._number = dealer, fits, len(dealer.units)
-        self._runs, self._seconds = dealer.runs, {}
+        self._runs, self._least_s = dealer.runs, 0.0
+        self._seconds: dict[int, list[float]] = {}
         if of_units is not None:
+            self._least_s = dealer.least_s(of_units)
             self._seconds = {
-                pool: [dot(counts, of_units[pool]) for counts in dealer.alike]
+                pool: [dot(counts, of_units[pool]) for counts in dealer.run_counts]
                 for pool in dealer.stages_of_pool
             }
 
@@ -124,8 +140,22 @@ class _Deal:
     def fastest_s(self) -> float:
         """Seconds of the slowest stage: as few as can be; infinitely many where no runs fit."""
         limits = sorted({each for of_pool in self._seconds.values() for each in of_pool})
-        first = bisect_left(limits, True, key=lambda limit_s: self.latest(limit_s) is not None)
+        # The least of them is seldom far beyond the bound: it is looked for in longer and longer strides from there.
+        below, stride = bisect_left(limits, self._least_s * (1 - 1e-9)), 1
+        place = below
+        while place < len(limits) and not self._is_enough(limits[place]):
+            below, place, stride = place + 1, place + stride, 2 * stride
+        first = bisect_left(limits, True, lo=below, hi=min(place, len(limits)), key=self._is_enough)
         return limits[first] if first < len(limits) else inf
+
+    @cached_property
+    def _fit_alone(self) -> list[list[bool]]:
+        """Of each stage, whether one unit of each kind fits."""
+        firsts, every = self._dealer.firsts, range(len(self._dealer.pools))
+        return [[self._may_be(index, first, first + 1, inf) for first in firsts] for index in every]
+
+    def _is_enough(self, limit_s: float) -> bool:
+        return self.latest(limit_s) is not None
 
     def latest(self, limit_s: float) -> list[int] | None:
         """Ends of runs that are as long as may be, from the first on; None where they leave units over.
@@ -133,26 +163,28 @@ class _Deal:
         The longer, the better: what follows then has a part of what it had after a shorter run, as long as each stage
         that follows has a unit.
         """
-        lives, ends, start = self._lives(limit_s), [], 0
-        if not lives[0][0]:
+        can_follow, ends, start = self._can_follow(limit_s), [], 0
+        if not can_follow[0][0]:
             return None
         for index in range(len(self._dealer.pools)):
             start = self._longest(index, start, self._number, limit_s)
-            while not lives[index + 1][start]:
+            while not can_follow[index + 1][start]:
                 start -= 1
             ends.append(start)
         return ends if start == self._number else None
 
     def even(self, limit_s: float) -> tuple[int, ...]:
         """Runs within the limit, each as long as an even share of what is left, where the rest allows it."""
-        pools, lives = self._dealer.pools, self._lives(limit_s)
-        earliest, ends, start = self._earliest(lives, limit_s), [], 0
+        pools, can_follow = self._dealer.pools, self._can_follow(limit_s)
+        earliest, ends, start = self._earliest(can_follow, limit_s), [], 0
         for index in range(len(pools) - 1):
             rest, of_pool = self._runs[start][-1], self._seconds[pools[index]]
             each_s = 1 / sum(1 / self._seconds[pool][rest] for pool in pools[index:])
             most = self._longest(index, start, self._number, limit_s)
             every = [
-                end for end in range(max(start + 1, earliest[index + 1]), most + 1) if lives[index + 1][end]
+                end
+                for end in range(max(start + 1, earliest[index + 1]), most + 1)
+                if can_follow[index + 1][end]
             ]
             short = (end for end in reversed(every) if of_pool[self._runs[start][end]] <= each_s)
             ends.append(start := next(short, every[0]))
@@ -172,33 +204,42 @@ class _Deal:
 
         return start + bisect_left(range(start + 1, last + 1), True, key=is_too_much)
 
-    def _lives(self, limit_s: float) -> Sequence[Sequence[bool]]:
+    def _can_follow(self, limit_s: float) -> Sequence[Sequence[bool]]:
         """Of each stage, and of the end, for each unit: whether that stage and all that follow can have one unit at
         least each, from this one on."""
-        dealer, stages = self._dealer, range(len(self._dealer.pools))
-        firsts = [dealer.units.index(kind) for kind in dealer.kinds]
-        if all(self._may_be(index, first, first + 1, limit_s) for index in stages for first in firsts):
-            return dealer.all_live
-        lives = [[True] * (self._number + 1)]
-        for index in reversed(stages):
-            after, here, end = lives[-1], [False] * (self._number + 1), None
+        dealer = self._dealer
+        short = {
+            pool: [limit_s == inf or self._seconds[pool][run] <= limit_s for run in dealer.single]
+            for pool in dealer.stages_of_pool
+        }
+        alone = [
+            [*map(and_, short[pool], fitting)]
+            for pool, fitting in zip(dealer.pools, self._fit_alone, strict=True)
+        ]
+        if all(map(all, alone)):
+            return dealer.any_can_follow
+        can_follow = [[True] * (self._number + 1)]
+        for index in reversed(range(len(dealer.pools))):
+            after, here, end = can_follow[-1], [False] * (self._number + 1), None
             for start in reversed(range(self._number)):
-                end = start + 1 if after[start + 1] else end
-                here[start] = end is not None and self._may_be(index, start, end, limit_s)
-            lives.append(here)
-        return lives[::-1]
+                if after[start + 1]:
+                    end, here[start] = start + 1, alone[index][dealer.kind_numbers[start]]
+                elif end is not None:
+                    here[start] = self._may_be(index, start, end, limit_s)
+            can_follow.append(here)
+        return can_follow[::-1]
 
-    def _earliest(self, lives: Sequence[Sequence[bool]], limit_s: float) -> list[int]:
+    def _earliest(self, can_follow: Sequence[Sequence[bool]], limit_s: float) -> list[int]:
         """The first start of each stage's run from which the rest can be dealt: as it can be from any later one that
         leaves each stage a unit."""
         starts = [self._number]
         for index in reversed(range(len(self._dealer.pools))):
-            after, first = lives[index + 1], starts[-1]
+            after, first = can_follow[index + 1], starts[-1]
             starts.append(
                 next(
                     start
-                    for start, is_alive in enumerate(lives[index])
-                    if is_alive
+                    for start, can_begin in enumerate(can_follow[index])
+                    if can_begin
                     and self._may_be(index, start, after.index(True, max(first, start + 1)), limit_s)
                 )
             )
@@ -207,4 +248,5 @@ class _Deal:
 
 def dot(counts: Sequence[int], seconds: Sequence[float]) -> float:
     """Seconds of so many of each."""
-    return sum(count * each for count, each in zip(counts, seconds, strict=True))
+    total: float = sum(map(mul, counts, seconds))
+    return total

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
+from moe.plan.cost.held import Placed, Run, placed_of
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import State, StateCounter
@@ -56,41 +57,6 @@ class _BytesBeside(NamedTuple):
 
 
 _NOTHING = LayerBytes(0, 0, 0)
-
-
-class Placed(NamedTuple):
-    """Choices of a candidate that the state of a stage depends on."""
-
-    degrees: Degrees
-    sharding: Sharding
-    """`parameters` where nothing is sharded."""
-    recomputed: bool
-    """Whether whole blocks are computed again."""
-
-    @classmethod
-    def of(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "Placed":
-        is_sharded = degrees.fsdp > 1 or degrees.expert_fsdp > 1
-        return cls(degrees, sharding if is_sharded else "parameters", recompute == "full")
-
-
-class Run(NamedTuple):
-    """Choices of a candidate that the memory beside its state depends on."""
-
-    pipeline: int
-    virtual_stages: int
-    split: Split
-    groups: int
-    num_micro_batches: int
-    recompute: Recompute
-    overlap: bool
-
-    @classmethod
-    def of(cls, candidate: Candidate) -> "Run":
-        degrees, options = candidate.degrees, candidate.options
-        return cls(
-            degrees.pipeline, options.virtual_stages, degrees.split, options.micro_batch_groups,
-            options.num_micro_batches, options.recompute, options.overlap,
-        )  # fmt: skip
 
 
 class MemoryModel:
@@ -404,8 +370,3 @@ class MemoryModel:
         elif degrees.data > 1:
             elements = max(elements, of.trained_stored.in_experts)  # one after the other
         return self._state_width * elements + coded
-
-
-def placed_of(candidate: Candidate) -> Placed:
-    """The choices of a candidate that its state depends on."""
-    return Placed.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)

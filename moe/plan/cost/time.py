@@ -35,6 +35,19 @@ class Hops(NamedTuple):
     """From the first stage to the last."""
 
 
+class End(NamedTuple):
+    """Seconds that end a stage's step, once its last micro-batch is through."""
+
+    all_reduce_s: float
+    optimizer_s: float
+    hidden_s: float
+    """Seconds of collectives behind the last backward passes."""
+
+    @property
+    def total_s(self) -> float:
+        return self.all_reduce_s + self.optimizer_s
+
+
 class TimeModel:
     """Predicts the step of candidates of one job on one cluster, run by `software` as `profile` says. `load_skew`: rows
     of the busiest expert over the mean."""
@@ -60,24 +73,29 @@ class TimeModel:
 
     def step_s(self, candidate: Candidate) -> float:
         """Seconds of a step."""
-        return self.step_on(candidate, *self._slowest(candidate), self._hops(candidate))
+        slowest, one_s = self._slowest(candidate)
+        return self.step_on(candidate, one_s, self._hops(candidate), self.end_of(candidate, slowest, one_s))
 
     def of(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
-        return self.of_step_on(candidate, *self._slowest(candidate), self._hops(candidate))
+        slowest, one_s = self._slowest(candidate)
+        end = self.end_of(candidate, slowest, one_s)
+        return self.of_step_on(candidate, slowest, one_s, self._hops(candidate), end)
 
-    def step_on(self, candidate: Candidate, slowest: Stage, one_s: float, hops: Hops) -> float:
+    def step_on(self, candidate: Candidate, one_s: float, hops: Hops, end: End) -> float:
         """Seconds of a step whose slowest stage takes `one_s` of a micro-batch."""
-        return self._sum(candidate, slowest, one_s, hops)[0]
+        return self._sum(candidate, one_s, hops, end)[0]
 
-    def of_step_on(self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops) -> TimeEstimate:
-        """The same by kind."""
+    def of_step_on(
+        self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops, end: End
+    ) -> TimeEstimate:
+        """The same by kind; `stage` is the slowest."""
         kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.of(candidate)
         for unit, count in stage.units:
             seconds = self._unit(unit, micro_batch)
             for name in KINDS:
                 kinds[name] += count * candidate.options.num_micro_batches * getattr(seconds, name)
-        _, at_the_end = self._sum(candidate, stage, one_s, hops)
+        _, at_the_end = self._sum(candidate, one_s, hops, end)
         at_the_end["hidden_s"] += kinds.pop("hidden_s")
         return TimeEstimate(**{name: _rounded(seconds) for name, seconds in (kinds | at_the_end).items()})
 
@@ -166,12 +184,10 @@ class TimeModel:
         assert slowest is not None
         return slowest, most
 
-    def _sum(
-        self, candidate: Candidate, slowest: Stage, one: float, hops: Hops
-    ) -> tuple[float, dict[str, float]]:
-        """(seconds of a step, what comes to those of the slowest stage's units)."""
+    def end_of(self, candidate: Candidate, stage: Stage, one: float) -> End:
+        """The end of the step of a stage that takes `one` second of a micro-batch."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
-        scatter, once, optimizer = self._end_of_step(slowest.units, degrees, candidate.options.sharding)
+        scatter, once, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
         scatters = (
             times if candidate.options.sharding == "gradients" else 1
         )  # sharded, they cannot wait for the last
@@ -182,14 +198,19 @@ class TimeModel:
             backward, share = one * BACKWARD / (1 + BACKWARD), self._software.overlap
             of_the_last = min(share * (scatter + once), backward)
             covered = (behind - 1) * min(share * scatter, backward) + of_the_last
+        return End(scatters * scatter + once - covered, optimizer, covered)
+
+    def _sum(self, candidate: Candidate, one: float, hops: Hops, end: End) -> tuple[float, dict[str, float]]:
+        """(seconds of a step, what comes to those of the slowest stage's units)."""
+        degrees, times = candidate.degrees, candidate.options.num_micro_batches
         found = {
             "bubble_s": one * (degrees.pipeline - 1) / candidate.options.virtual_stages,
             "send_s": self.sends_s(candidate, one * times, hops),
-            "all_reduce_s": scatters * scatter + once - covered,
-            "optimizer_s": optimizer,
+            "all_reduce_s": end.all_reduce_s,
+            "optimizer_s": end.optimizer_s,
         }
         found["data_s"] = max(0.0, self._batch_s(degrees) - one * times - sum(found.values()))
-        return one * times + sum(found.values()), {**found, "hidden_s": covered}
+        return one * times + sum(found.values()), {**found, "hidden_s": end.hidden_s}
 
     def _batch_s(self, degrees: Degrees) -> float:
         """Until a batch is ready."""

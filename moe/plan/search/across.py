@@ -36,7 +36,7 @@ from moe.plan.stored import made_across
 from moe.spec import JobSpec
 
 MOST_POOLS = 3
-"""That one job's stages lie on: of more pools, those of the most arithmetic a second."""
+"""That one job's stages lie on: of more pools of one kind, those of the most arithmetic a second."""
 
 
 class Split(NamedTuple):
@@ -74,7 +74,7 @@ class _Ways(Ways):
 
     @property
     def largest(self) -> list[tuple[Recompute, int]]:
-        """The largest size of each recomputation: what of it may fit is told of a run."""
+        """The largest size of each recomputation; whether it fits is asked of what is fast enough alone."""
         return [(recompute, 0) for recompute in self._choices.recomputes()]
 
     def that_may_fit(self, run: Candidate) -> Iterable[int]:
@@ -107,7 +107,7 @@ class Found:
     step_s: float
 
 
-class _OnSplit:
+class OnSplit:
     """Models of a job on one split, and what ranks its layouts."""
 
     def __init__(
@@ -143,8 +143,12 @@ class _OnSplit:
 
     def times_at_ends(self) -> list[AcrossTime]:
         """The times of steps at both ends of the software's spread."""
-        ends = [search.times_at_ends() for search in self._searches]
-        return [self._priced_by(models) for models in zip(*ends, strict=False)]
+        used = {pool: self._searches[pool].times_at_ends() for pool in self.split.pools}
+        usual = [search.time for search in self._searches]
+        return [
+            self._priced_by([used[pool][end] if pool in used else time for pool, time in enumerate(usual)])
+            for end in range(min(map(len, used.values())))
+        ]
 
 
 class Across:
@@ -160,20 +164,19 @@ class Across:
         self._spec, self._pools, self._searches, self._between = spec, pools, searches, between
         self._num_units = sum(1 for _ in spec.model.blocks())
         self._bounds: dict[tuple[int, frozenset[tuple[int, int]]], float] = {}
+        self.on = cache(self._on)
 
-    def fastest(self, num_workers: int | None, goal: Goal, less_than: float = inf) -> Found | None:
-        """The best by the goal of all splits, where it takes less effort; None where there is none, or the job asks for
-        virtual stages or for what only they have."""
-        wanted, best = self._spec.parallel, None
-        if (wanted.virtual_stages or 1) > 1 or wanted.overlap:
-            return None
+    def fastest(self, num_workers: int | None, goal: Goal | None, less_than: float = inf) -> Found | None:
+        """The best by the goal, or the fastest, of all splits, where it takes less effort; None where there is none."""
+        best = None
         bounds = [
-            (self.effort(split, self._bound_s(split), goal), split) for split in self.splits(num_workers)
+            (self.effort(split, self._bound_s(split), goal), split)
+            for split in self.splits(num_workers, goal)
         ]
         for bound, split in sorted(bounds):
             if bound >= less_than:
                 break
-            on = self._on(split)
+            on = self.on(split)
             found = on.ranker.fastest(on.shapes, less_than / self.effort(split, 1.0, goal))
             if found is not None and (of := self.effort(split, found.step_s, goal)) < less_than:
                 best, less_than = Found(split, found.candidate, found.step_s), of
@@ -183,25 +186,31 @@ class Across:
         """Seconds that a step takes at least, which is the same in any order of the pools."""
         key = (split.stage_workers, frozenset(zip(split.pools, split.stages, strict=True)))
         if (found := self._bounds.get(key)) is None:
-            found = self._bounds[key] = self._on(split).bound_s
+            found = self._bounds[key] = self.on(split).bound_s
         return found
 
-    def effort(self, split: Split, step_s: float, goal: Goal) -> float:
+    def effort(self, split: Split, step_s: float, goal: Goal | None) -> float:
         """What the goal wants little of, as `effort` of one pool."""
-        return effort(goal, split.num_workers, step_s, self._price(split))
+        return effort(goal or "time", split.num_workers, step_s, self.price(split))
 
-    def splits(self, num_workers: int | None) -> Iterator[Split]:
-        """Splits over so many workers, or the most of the job's range that there are stages for."""
-        resources = self._spec.resources
+    def splits(self, num_workers: int | None, goal: Goal | None = None) -> Iterator[Split]:
+        """Splits over so many workers, or the most of the job's range that there are stages for; with a goal, over
+        fewer too. None where the job asks for virtual stages, or for what only they have."""
+        resources, wanted = self._spec.resources, self._spec.parallel
+        if (wanted.virtual_stages or 1) > 1 or wanted.overlap:
+            return
         least, most = resources.min_num_workers, resources.max_num_workers
         if num_workers is not None:
             least = most = num_workers
-        largest = sorted(range(len(self._pools)), key=self._flops_per_s, reverse=True)[:MOST_POOLS]
-        for number in range(2, len(largest) + 1):
-            for pools in combinations(sorted(largest, key=self._memory_bytes), number):
-                if self._wanted_by(pools):
-                    yield from self._splits_of(pools, least, most)
-                    yield from self._splits_of(pools[::-1], least, most)
+        by_kind: dict[str, list[int]] = {}
+        for pool in sorted(range(len(self._pools)), key=self._flops_per_s, reverse=True):
+            by_kind.setdefault(self._pools[pool].cluster.traits.kind, []).append(pool)
+        for of_kind in by_kind.values():  # one program runs on all of them
+            largest = sorted(of_kind[:MOST_POOLS], key=self._memory_bytes)
+            for number in range(2, len(largest) + 1):
+                for pools in combinations(largest, number):
+                    yield from self._splits_of(pools, least, most, goal)
+                    yield from self._splits_of(pools[::-1], least, most, goal)
 
     def _memory_bytes(self, pool: int) -> int:
         return self._pools[pool].cluster.memory_bytes
@@ -210,41 +219,34 @@ class Across:
         cluster = self._pools[pool].cluster
         return cluster.num_devices * cluster.traits.kernels.products[self._spec.train.dtype].flops_per_s
 
-    def _wanted_by(self, pools: Sequence[int]) -> bool:
-        """Whether one program runs on all of them."""
-        return len({self._pools[pool].cluster.traits.kind for pool in pools}) == 1
-
-    def _splits_of(self, pools: tuple[int, ...], least: int, most: int) -> Iterator[Split]:
+    def _splits_of(self, pools: tuple[int, ...], least: int, most: int, goal: Goal | None) -> Iterator[Split]:
         clusters = [self._pools[pool].cluster for pool in pools]
         for stage_workers in self._sizes(clusters, least, most):
             rooms = [cluster.num_devices // stage_workers for cluster in clusters]
-            number = min(sum(rooms), self._num_units, most // stage_workers)
-            asked = self._spec.parallel.pipeline
-            if asked is not None and asked <= number:
-                number = asked
-            if asked in (None, number) and number * stage_workers >= least and number >= len(pools):
-                for stages in sorted(set(_filled(rooms, number))):
-                    yield Split(pools, stages, stage_workers)
+            limit = min(sum(rooms), self._num_units, most // stage_workers)
+            if (asked := self._spec.parallel.pipeline) is not None:
+                numbers = [asked] if asked <= limit else []
+            else:
+                numbers = [limit] if goal is None else steps(limit)
+            for number in numbers:
+                if number * stage_workers >= least and number >= len(pools):
+                    for stages in sorted(set(_filled(rooms, number))):
+                        yield Split(pools, stages, stage_workers)
 
     def _sizes(self, clusters: Sequence[Cluster], least: int, most: int) -> list[int]:
         """Workers that a stage may have: a divisor of each pool's nodes, or whole nodes of each."""
         nodes = [cluster.devices_per_node for cluster in clusters]
         limit, whole = min(cluster.num_devices for cluster in clusters), lcm(*nodes)
         every = set(divisors(gcd(*nodes), limit))
-        if limit >= whole:
-            every |= {whole * each for each in steps(limit // whole)}
+        every |= {whole << power for power in range((limit // whole).bit_length())}
         if least == most:  # stages of any number of whole nodes that come out even
             every |= {each for each in divisors(most, limit) if each % whole == 0}
             every = {each for each in every if most % each == 0}
         return sorted(every)
 
-    def price(self, found: Found) -> float | None:
-        """Price of one device an hour, on the mean of all stages; None where a pool's is not known."""
-        return self._price(found.split)
-
     def plan(self, found: Found, top: int) -> Plan:
         """The plan of what was found, with the next best layouts on the same split, and its reasons."""
-        on = self._on(found.split)
+        on = self.on(found.split)
         ranking = on.ranker.rank(on.shapes, top)
         chosen, ends = on.ranker.under_both(ranking, on.shapes, on.times_at_ends())
         plan = self._plan_of(on, chosen.candidate)
@@ -252,10 +254,15 @@ class Across:
         return plan.model_copy(
             update={
                 "reasons": (
+                    f"{number_of(plan.num_workers, 'worker')}: {number_of(len(plan.stages), 'stage')} of "
+                    f"{found.split.stage_workers}",
                     *self._of_stages(plan),
                     *reasons_for(self._spec, on.cluster, plan, ranking.num_shapes),
                     *chosen.reasons,
-                    *priced_by(self._searches[0].software, [end.step_s(chosen.candidate) for end in ends]),
+                    *priced_by(
+                        self._searches[found.split.pools[0]].software,
+                        [end.step_s(chosen.candidate) for end in ends],
+                    ),
                     *(
                         line
                         for pool in found.split.pools
@@ -270,10 +277,10 @@ class Across:
             }
         )
 
-    def _on(self, split: Split) -> _OnSplit:
-        return _OnSplit(self._spec, self._pools, self._searches, self._between, split)
+    def _on(self, split: Split) -> OnSplit:
+        return OnSplit(self._spec, self._pools, self._searches, self._between, split)
 
-    def _plan_of(self, on: _OnSplit, candidate: Candidate) -> Plan:
+    def _plan_of(self, on: OnSplit, candidate: Candidate) -> Plan:
         dealt, split = on.time.dealt(candidate), on.split
         clusters = [self._pools[pool].cluster for pool in split.pools]
         memory = [on.memory.of_stage(stage, candidate) for stage in dealt.stages]
@@ -299,13 +306,14 @@ class Across:
                 "not_yet": (*alone.not_yet, "stages on several pools"),
                 "made_for": made_across(self._spec, clusters, self._between),
                 "money": money_of(
-                    self._price(split), num_workers=split.num_workers, step_s=predicted.step_s,
+                    self.price(split), num_workers=split.num_workers, step_s=predicted.step_s,
                     tokens_per_step=alone.tokens_per_step, num_steps=alone.num_steps,
                 ),
             }
         )  # fmt: skip
 
-    def _price(self, split: Split) -> float | None:
+    def price(self, split: Split) -> float | None:
+        """Price of one device an hour, on the mean of all stages; None where a pool's is not known."""
         prices = [self._pools[pool].cluster.price_per_hour for pool in split.of_stages]
         known = [price for price in prices if price is not None]
         return sum(known) / len(known) if len(known) == len(prices) else None

@@ -128,11 +128,11 @@ def of_fused(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator
     if not software.is_fused or ranks == 1:
         return
     if (kernel := cluster.exchange) is None:
-        yield f"{software.name} has a fused exchange, never measured on a {cluster.device}: priced as a plain one"
+        yield f"{software.name} has a fused exchange, never measured on {cluster.device}: priced as a plain one"
     elif nodes > kernel.most_nodes:
         over = "one node" if kernel.most_nodes == 1 else f"up to {kernel.most_nodes} nodes"
         yield (
-            f"its fused exchange over {nodes} nodes is extrapolated: on a {cluster.device} it was measured over {over}"
+            f"its fused exchange over {nodes} nodes is extrapolated: on {cluster.device} it was measured over {over}"
         )
 
 

@@ -104,8 +104,8 @@ def _on_pool(pool: Pool, search: Search, best: Best, how: How) -> _Offer:
 def _across(
     spec: JobSpec, pools: Pools, num_workers: int | None, how: How
 ) -> Callable[[float], _Offer | None] | None:
-    """What looks for stages on several pools that take less effort; None where none are joined, or where the layout is
-    to be run, which no pipeline is yet."""
+    """What looks for stages on several pools that take less effort; None where none are joined, where the layout is to
+    be run, which no pipeline is yet, or where there are no such stages to look at."""
     if pools.between is None or how.to_run:
         return None
     usable, searches = [], []
@@ -113,15 +113,15 @@ def _across(
         with suppress(SpecError):  # which is told of the pool alone
             searches.append(how.search(spec, pool.cluster))
             usable.append(pool)
-    across, goal = Across(spec, usable, searches, pools.between), how.goal or "time"
+    across = Across(spec, usable, searches, pools.between)
 
     def best(less_than: float) -> _Offer | None:
-        if (found := across.fastest(num_workers, goal, less_than)) is None:
+        if (found := across.fastest(num_workers, how.goal, less_than)) is None:
             return None
         plan = across.plan(found, how.top)
-        return _Offer(f"pools {' and '.join(plan.pools)}", plan, across.price(found), lambda: plan)
+        return _Offer(f"pools {' and '.join(plan.pools)}", plan, across.price(found.split), lambda: plan)
 
-    return best
+    return best if any(True for _ in across.splits(num_workers, how.goal)) else None
 
 
 def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Cluster]:

@@ -7,7 +7,8 @@ from functools import cache, cached_property, partial
 from operator import add
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
-from moe.plan.cost.memory import MemoryModel, Placed
+from moe.plan.cost.held import Placed
+from moe.plan.cost.memory import MemoryModel
 from moe.plan.degrees import Degrees
 from moe.plan.search.choices import Choices
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.memory import MemoryModel, Placed
+from moe.plan.cost.held import Placed
+from moe.plan.cost.memory import MemoryModel
 from moe.plan.degrees import Degrees, Split
 from moe.plan.executable import not_yet
 from moe.plan.search.choices import Choices

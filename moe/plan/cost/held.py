@@ -1,0 +1,46 @@
+"""Choices of a candidate that what a stage holds depends on: its state, and what is beside it."""
+
+from typing import NamedTuple
+
+from moe.plan.candidate import Candidate, Recompute, Sharding
+from moe.plan.degrees import Degrees, Split
+
+
+class Placed(NamedTuple):
+    """Choices of a candidate that the state of a stage depends on."""
+
+    degrees: Degrees
+    sharding: Sharding
+    """`parameters` where nothing is sharded."""
+    recomputed: bool
+    """Whether whole blocks are computed again."""
+
+    @classmethod
+    def of(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "Placed":
+        is_sharded = degrees.fsdp > 1 or degrees.expert_fsdp > 1
+        return cls(degrees, sharding if is_sharded else "parameters", recompute == "full")
+
+
+class Run(NamedTuple):
+    """Choices of a candidate that the memory beside its state depends on."""
+
+    pipeline: int
+    virtual_stages: int
+    split: Split
+    groups: int
+    num_micro_batches: int
+    recompute: Recompute
+    overlap: bool
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> "Run":
+        degrees, options = candidate.degrees, candidate.options
+        return cls(
+            degrees.pipeline, options.virtual_stages, degrees.split, options.micro_batch_groups,
+            options.num_micro_batches, options.recompute, options.overlap,
+        )  # fmt: skip
+
+
+def placed_of(candidate: Candidate) -> Placed:
+    """The choices of a candidate that its state depends on."""
+    return Placed.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)
