@@ -59,7 +59,7 @@ class Pools(Spec):
 
     pools: tuple[Pool, ...] = Field(max_length=MAX_POOLS)
     between: Between | None = None
-    """What joins any two pools. Left out, no job lies on several."""
+    """The links that join any two pools. Left out, no job lies on several."""
 
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class AcrossMemory:
 
     def __init__(self, models: Sequence[MemoryModel], dealer: Dealer) -> None:
         self._models, self._dealer = models, dealer
-        self._state = [model.stage_state for model in models]
+        self._usable_bytes = sum(models[pool].usable_bytes for pool in dealer.pools)
         self._beside = [cache(model.stage_beside) for model in models]
         self._fits = cache(self._can_be_dealt)
 
@@ -38,10 +38,8 @@ class AcrossMemory:
     def _has_room(self, placed: Placed, run: Run) -> bool:
         """Whether all stages together have room for all units, as the last stage has them: no stage has fewer
         micro-batches in flight, and parts take no less than the whole."""
-        whole, pools = self._dealer.whole, self._dealer.stages_of_pool
-        room = sum(number * self._models[pool].usable_bytes for pool, number in pools.items())
-        model = self._models[self._dealer.pools[-1]]
-        return model.stage_state(whole, placed) + model.stage_beside(whole, run) <= room
+        whole, model = self._dealer.whole, self._models[self._dealer.pools[-1]]
+        return model.stage_state(whole, placed) + model.stage_beside(whole, run) <= self._usable_bytes
 
     def stage_fits(self, candidate: Candidate) -> "partial[bool]":
         """The question whether a stage fits the devices of its pool."""
@@ -50,9 +48,8 @@ class AcrossMemory:
     def may_hold(self, shape: Degrees) -> bool:
         """Whether all devices of a rank's place in the stages together have room for what it has of the state at
         least."""
-        room = sum(self._models[pool].usable_bytes for pool in self._dealer.pools)
         least = self._models[self._dealer.pools[0]].bound_of_state(replace(shape, pipeline=1))
-        return least <= room
+        return least <= self._usable_bytes
 
     def of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of a stage."""
@@ -60,8 +57,8 @@ class AcrossMemory:
 
     def _stage_fits(self, placed: Placed, run: Run, stage: Stage) -> bool:
         pool = self._dealer.pools[stage.index]
-        needed = self._beside[pool](stage, run) + self._state[pool](stage, placed)
-        return needed <= self._models[pool].usable_bytes
+        model = self._models[pool]
+        return self._beside[pool](stage, run) + model.stage_state(stage, placed) <= model.usable_bytes
 
 
 class Dealt(NamedTuple):

@@ -150,7 +150,7 @@ class _Deal:
 
     @cached_property
     def _fit_alone(self) -> list[list[bool]]:
-        """Of each stage, whether one unit of each kind fits."""
+        """Whether one unit of each kind fits, by stage."""
         firsts, every = self._dealer.firsts, range(len(self._dealer.pools))
         return [[self._may_be(index, first, first + 1, inf) for first in firsts] for index in every]
 
@@ -205,8 +205,8 @@ class _Deal:
         return start + bisect_left(range(start + 1, last + 1), True, key=is_too_much)
 
     def _can_follow(self, limit_s: float) -> Sequence[Sequence[bool]]:
-        """Of each stage, and of the end, for each unit: whether that stage and all that follow can have one unit at
-        least each, from this one on."""
+        """Whether a stage and all that follow can have one unit at least each from a unit on, by stage, with one more
+        for the end, and by unit."""
         dealer = self._dealer
         short = {
             pool: [limit_s == inf or self._seconds[pool][run] <= limit_s for run in dealer.single]

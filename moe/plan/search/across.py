@@ -1,6 +1,5 @@
 """The best plan of a job whose pipeline stages lie on several pools."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -87,7 +86,7 @@ class _Ways(Ways):
         return every if any(True for _ in self.that_fit(smallest, every)) else every[:0]
 
     def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Those of the placements in which units can be dealt so that all stages fit."""
+        """Numbers of these placements in which units can be dealt so that all stages fit."""
         for number in numbers:
             degrees, sharding = self.placed[number]
             if self._memory.fits(Candidate(degrees, replace(run.options, sharding=sharding))):
@@ -190,7 +189,7 @@ class Across:
         return found
 
     def effort(self, split: Split, step_s: float, goal: Goal | None) -> float:
-        """What the goal wants little of, as `effort` of one pool."""
+        """Amount that the goal wants little of, as `effort` of one pool."""
         return effort(goal or "time", split.num_workers, step_s, self.price(split))
 
     def splits(self, num_workers: int | None, goal: Goal | None = None) -> Iterator[Split]:
@@ -326,8 +325,7 @@ class Across:
         for name, stages in numbered.items():
             (first, _), (last, _) = stages[0], stages[-1]
             which = f"stage {first}" if first == last else f"stages {first} to {last}"
-            of = Counter(stage.units for _, stage in stages)
-            each = " or ".join(map(str, sorted(of)))
+            each = " or ".join(map(str, sorted({stage.units for _, stage in stages})))
             slowest_s = max(stage.micro_batch_s for _, stage in stages)
             yield (
                 f"{which} on pool {name}, {number_of(plan.degrees.stage_workers, 'worker')} each: {each} of "

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from math import inf
 
 from moe.plan.cluster.cluster import Cluster
@@ -82,15 +83,19 @@ def _saying_no_choice(best: Best, goal: Goal | None) -> Best:
 def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) -> Plan:
     is_only = len(pools.pools) == 1
 
+    @cache
+    def search_of(name: str) -> Search:
+        return how.search(spec, pools.cluster(name))
+
     def best(pool: Pool) -> _Offer:
         _check_room(spec, pool.cluster, num_workers)
-        search = how.search(spec, pool.cluster)
+        search = search_of(pool.name)
         found = best_on(search, num_workers, how.goal, how.top, to_run=how.to_run)
         return _on_pool(pool, search, _saying_no_choice(found, how.goal) if is_only else found, how)
 
     goal = how.goal or "time"
     _check_prices(pools, goal)
-    across = _across(spec, pools, num_workers, how)
+    across = _across(spec, pools, num_workers, how, search_of)
     return _best_of(pools, best, how, lambda offer: offer.order(goal), _KINDS[goal], across)
 
 
@@ -102,7 +107,7 @@ def _on_pool(pool: Pool, search: Search, best: Best, how: How) -> _Offer:
 
 
 def _across(
-    spec: JobSpec, pools: Pools, num_workers: int | None, how: How
+    spec: JobSpec, pools: Pools, num_workers: int | None, how: How, search_of: Callable[[str], Search]
 ) -> Callable[[float], _Offer | None] | None:
     """What looks for stages on several pools that take less effort; None where none are joined, where the layout is to
     be run, which no pipeline is yet, or where there are no such stages to look at."""
@@ -111,7 +116,7 @@ def _across(
     usable, searches = [], []
     for pool in pools.pools:
         with suppress(SpecError):  # which is told of the pool alone
-            searches.append(how.search(spec, pool.cluster))
+            searches.append(search_of(pool.name))
             usable.append(pool)
     across = Across(spec, usable, searches, pools.between)
 

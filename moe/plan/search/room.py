@@ -49,7 +49,7 @@ class Ways(ABC):
 
     @abstractmethod
     def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Those of the placements in which a run does fit."""
+        """Numbers of these placements in which a run does fit."""
 
     @abstractmethod
     def fits(self, candidate: Candidate) -> bool:
@@ -90,7 +90,7 @@ class Room(Ways):
                 yield number
 
     def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Those of the placements in which a run does fit."""
+        """Numbers of these placements in which a run does fit."""
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:
             degrees, sharding = self.placed[number]
