@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from benchmarks import published_cut_down, software_profiles
 from benchmarks.published_rows import ROWS, Row
 from moe.plan import Cluster, Degrees, Plan, Search
 from moe.plan.candidate import Candidate, Options
+from moe.plan.compare import compare
+from moe.plan.search.explain import kind_of_time
 from moe.spec import JobSpec
 
 NEWEST = ("zoo", "25.09", "26.04")
@@ -111,10 +114,23 @@ class Choice:
         ranking = search.ranking(row.num_devices, 5)
         return [search.plan_of(each.candidate) for each in ranking.fitting[:5]]
 
+    @cached_property
+    def published(self) -> Plan:
+        """Of the published layouts, the one that is predicted fastest."""
+        return min((row.plan() for row in self.rows), key=lambda plan: plan.predicted.step_s)
+
     @property
     def gain(self) -> float:
-        """By how much its best is predicted faster than the fastest of the published layouts is."""
-        return min(row.plan().predicted.step_s for row in self.rows) / self.best[0].predicted.step_s - 1
+        """By how much its best is predicted faster than that."""
+        return self.published.predicted.step_s / self.best[0].predicted.step_s - 1
+
+    @property
+    def most_of_it(self) -> str:
+        """The kind of time of which its best has most less, in seconds of a step."""
+        kind, term = min(
+            compare(self.published, self.best[0]).time.items(), key=lambda each: each[1].difference
+        )
+        return f"{kind_of_time(kind)}, {term.first:.1f} to {term.second:.1f} s"
 
     @property
     def places(self) -> list[int]:
@@ -125,18 +141,72 @@ class Choice:
 
 
 def choices(rows: Sequence[Row]) -> list[Choice]:
+    """One for all rows that differ by layout alone."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        key = (row.model, row.device, row.num_devices, row.dtype, row.software, row.global_batch)
-        alike.setdefault(key, []).append(row)
+        alike.setdefault((*row.trained, row.software, row.global_batch), []).append(row)
     return [Choice(of) for of in alike.values()]
+
+
+TOLD_APART = 0.05
+"""By how much runs must differ in speed for their order to count."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two published runs of one model on the same GPUs, in other layouts, with other options or by other software."""
+
+    slower: Row
+    faster: Row
+
+    @property
+    def published(self) -> float:
+        """How many times as fast the faster one is, by tokens."""
+        return self.faster.tokens_per_s / self.slower.tokens_per_s
+
+    @property
+    def predicted(self) -> float:
+        return self.faster.plan().tokens_per_s / self.slower.plan().tokens_per_s
+
+    @property
+    def name(self) -> str:
+        return f"{self.slower.name} {self.slower.how}, {self.faster.name} {self.faster.how}"
+
+
+def pairs(rows: Sequence[Row]) -> list[Pair]:
+    """Whose speeds are told apart."""
+    found = [
+        Pair(*sorted(two, key=lambda row: row.tokens_per_s))
+        for two in combinations(rows, 2)
+        if two[0].trained == two[1].trained and two[0].run_as != two[1].run_as
+    ]
+    return [pair for pair in found if pair.published > 1 + TOLD_APART]
+
+
+def table_of_pairs(rows: Sequence[Row]) -> list[str]:
+    """Pairs in the wrong order, and how many there are."""
+    every = pairs(rows)
+    wrong = [pair for pair in every if pair.predicted <= 1]
+    return [
+        f"Of {len(every)} pairs of published runs of one model on the same GPUs, in other layouts, with other options "
+        f"or by other software, that differ by more than {TOLD_APART:.0%} in speed, {len(every) - len(wrong)} are "
+        "predicted in the order that was published. The others:",
+        "",
+        "| slower | faster | published, times as fast | predicted |",
+        "|---|---|---|---|",
+        *(
+            f"| {pair.slower.name}, {pair.slower.how} | {pair.faster.name}, {pair.faster.how} | "
+            f"{pair.published:.2f} | {pair.predicted:.2f} |"
+            for pair in wrong
+        ),
+    ]
 
 
 def table_of_choices(rows: Sequence[Row]) -> list[str]:
     lines = [
-        "| Model | the planner's five (TP·EP·PP) | the first of them | published | faster by | place of a published "
-        "layout |",
-        "|---|---|---|---|---|---|",
+        "| Model | the planner's five (TP·EP·PP) | the first of them | published | faster by | most of it | place of a "
+        "published layout |",
+        "|---|---|---|---|---|---|---|",
     ]
     for choice in choices(rows):
         first, row = choice.best[0], choice.rows[0]
@@ -147,6 +217,7 @@ def table_of_choices(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"| {row.model}, {row.num_devices:,} {row.device} | {', '.join(map(mesh_of_plan, choice.best))} | {how}: "
             f"{first.flops_per_s_per_device / 1e12:.0f} TFLOP/s | {', '.join(meshes)} | {choice.gain:.0%} | "
+            f"{choice.most_of_it} | "
             f"{', '.join(map(str, choice.places)) or '–'} |"
         )
         print(lines[-1], file=sys.stderr)
@@ -174,6 +245,7 @@ def main() -> None:
     sparse = [row for row in ROWS if row.is_sparse and row.release in NEWEST]
     page = [head.rstrip(), "", "<!-- tables -->", "", "## Software", "", *profiles.table(), "",
             "## Published runs", "", *table_of_runs(profiles), "",
+            "## Order of published runs", "", *table_of_pairs(ROWS), "",
             "## What the planner would choose", "", *table_of_choices(sparse), "",
             "## Smaller models on 8 B200: memory of a device, milliseconds of a step", "",
             *published_cut_down.table(), "",

@@ -49,6 +49,16 @@ class Row:
         return " ".join(parts)
 
     @property
+    def trained(self) -> tuple[object, ...]:
+        """What was trained on which GPUs: runs that share it differ by how they were run alone."""
+        return self.model, self.device, self.num_devices, self.dtype, self.sequence_tokens
+
+    @property
+    def run_as(self) -> tuple[object, ...]:
+        """Layout, options and software."""
+        return self.degrees, self.micro_batch, self.software, self.parallel
+
+    @property
     def measured_step_s(self) -> float:
         return self.global_batch * self.sequence_tokens / self.tokens_per_s / self.num_devices
 

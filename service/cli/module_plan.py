@@ -1,7 +1,6 @@
 """`plan --module`: the plan of a user's module, made in a process beside this one, in the present folder."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -10,36 +9,27 @@ from moe.plan import Cluster
 from moe.spec import Problem, SpecError
 from moe.spec.files import read_plain
 from moe.spec.module import CODE_REMEDY, is_code
+from service.cli.job_plan import Written
 from service.cli.whole_file import write_whole
 from service.planner.limited import Limits, ask
 from service.planner.request import ModuleRequest
 
 
-@dataclass(frozen=True)
-class ModuleOptions:
-    """What was asked for beside the module."""
-
-    hints: Path | None = None
-    save: Path | None = None
-    draw: Path | None = None
-    as_json: bool = False
-
-
-def plan_module(build: str, sample: str, cluster: Cluster, options: ModuleOptions) -> None:
+def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, written: Written) -> None:
     """Plan it, write the files that were asked for, and print the plan. Raises SpecError, OSError."""
     for path, code in (("--module", build), ("--sample", sample)):
         if not is_code(code):
             raise SpecError(Problem(path, code, "must be module:function", CODE_REMEDY))
     asked = ModuleRequest(
-        build=build, sample=sample, cluster=cluster, hints=_hints(options.hints), picture=options.draw is not None
+        build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=written.draw is not None
     )  # fmt: skip
     answer = ask(asked, Limits(), shows_output=True)
     text = json.dumps(answer.plan, indent=1, sort_keys=True)
-    if options.save is not None:
-        write_whole(options.save, text + "\n")
-    if options.draw is not None:
-        write_whole(options.draw, answer.picture)
-    typer.echo(text if options.as_json else answer.explained)
+    if written.save is not None:
+        write_whole(written.save, text + "\n")
+    if written.draw is not None:
+        write_whole(written.draw, answer.picture)
+    typer.echo(text if written.as_json else answer.explained)
 
 
 def _hints(path: Path | None) -> dict[str, object]:

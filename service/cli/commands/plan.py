@@ -1,19 +1,31 @@
 """`plan` and `schema`: how a job would be laid out, and what a job file may say. Nothing is run."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli.cluster_options import ClusterOptions
+from service.cli.failures import Misuse
 from service.cli.options import AsJson, Url
 
 if TYPE_CHECKING:
     from moe.plan import Cluster, PlanRequest, Pools
     from moe.plan.named import Name
+    from service.cli.job_plan import Written
+
+_OF_CLUSTERS = {field.name for field in fields(ClusterOptions)}
+_FORM = {"save", "draw", "as_json"}
+_OF_MODULES = {"module", "sample", "hints", *_OF_CLUSTERS, *_FORM}
+_OF_DIFF = {"of", "as_json"}
+_OF_JOBS = {"of", "url", *_FORM}
+_NOT_OF_GRIDS = {"fit", "against", "explain_against", "sensitive", "save", "draw"}
 
 
 def plan(
+    context: typer.Context,
     of: Annotated[
         list[str] | None,
         typer.Argument(
@@ -117,47 +129,17 @@ def plan(
     plans that --save or --json wrote: what differs. With --module the plan of a module of your own, which is imported
     from here: --module mypackage.model:build --sample mypackage.model:sample.
     """
-    from moe.interchange.expand import expand_request
-    from moe.plan import Pools, plan_request
-    from moe.plan.cluster.cluster import of_several_kinds
-    from moe.plan.goal import GOALS
-    from moe.plan.software import SOFTWARE
-    from moe.plan.stored import load
-    from moe.spec import SpecError
-    from service.cli.failures import Misuse
-    from service.cli.job_file import plain_job
-    from service.cli.job_plan import Written, depends, explain, fitted, give, of_job, planned
+    from service.cli.job_plan import Written, give, of_job
 
-    imagined, words = (num_nodes, devices_per_node, device), of or []
+    words, written = of or [], Written(save, draw, as_json)
+    told = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price)
+    given = {name for name, value in context.params.items() if value not in (None, False, [], ())}
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
-    here = (
-        *imagined,
-        cluster,
-        memory,
-        price,
-        num_workers,
-        goal,
-        software,
-        top,
-        what_if,
-        against,
-        explain_against,
-    )
     if module is not None:
-        others = (num_workers, goal, software, top, what_if, against, explain_against, url)
-        if words or fit or sensitive or any(each is not None for each in others):
+        if given - _OF_MODULES:
             raise Misuse("--module goes with --sample, a cluster, --hints, --save, --draw and --json alone")
-        if sample is None:
-            raise Misuse("--module needs --sample, the function that gives one batch")
-        found_cluster = _cluster_of(cluster, imagined, memory, price)
-        if found_cluster is None:
-            raise Misuse("--module needs the facts of a cluster; add --cluster, or --num-nodes and --device")
-        if isinstance(found_cluster, Pools):
-            raise SpecError(of_several_kinds())
-        from service.cli.module_plan import ModuleOptions, plan_module
-
-        plan_module(module, sample, found_cluster, ModuleOptions(hints, save, draw, as_json))
+        _give_module(module, sample, hints, told, written)
         return
     if sample is not None or hints is not None:
         raise Misuse("--sample and --hints belong to --module")
@@ -166,64 +148,121 @@ def plan(
             raise Misuse(
                 "diff compares two kept plans; write plan diff PLAN PLAN (a job file of that name is ./diff)"
             )
-        if fit or sensitive or any(each is not None for each in (*here, save, draw, url)):
+        if given - _OF_DIFF:
             raise Misuse("diff goes with --json alone")
         _diff(Path(words[1]), Path(words[2]), as_json)
         return
-    if not words:
-        raise Misuse("give FILE, the id of a job, diff and two plans, or --module")
-    if len(words) > 1:
-        raise Misuse(
-            f"give one FILE or one job, not {len(words)}; two kept plans are compared by plan diff PLAN PLAN"
-        )
-    file, written = Path(words[0]), Written(save, draw, as_json)
+    file = _one_of(words)
     if _is_job(file):
-        if fit or sensitive or any(each is not None for each in here):
+        if given - _OF_JOBS:
             raise Misuse(
                 f"{file} is planned already: a job's id goes with --save, --draw, --url and --json alone"
             )
         give(*of_job(file, url), written)
         return
-    if what_if is not None and (
-        fit or sensitive or any(each is not None for each in (against, explain_against, save, draw))
-    ):
+    if what_if is not None and given & _NOT_OF_GRIDS:
         raise Misuse(
             "--what-if makes a table of plans; leave --fit, --against, --explain-against, --sensitivity, --save and "
             "--draw out"
         )
     if sensitive and explain_against is not None:
         raise Misuse("--sensitivity and --explain-against each print a table; ask for one at a time")
+    asked = _request(file, num_workers, top, goal, software)
+    for_cluster = told.read() or asked.cluster
+    if what_if is not None:
+        _show_grid(asked, _known(for_cluster, "--what-if and --fit"), what_if, as_json)
+        return
+    _give(asked, for_cluster, url, Questions(fit, against, explain_against, sensitive), written)
+
+
+def _one_of(words: Sequence[str]) -> Path:
+    if not words:
+        raise Misuse("give FILE, the id of a job, diff and two plans, or --module")
+    if len(words) > 1:
+        raise Misuse(
+            f"give one FILE or one job, not {len(words)}; two kept plans are compared by plan diff PLAN PLAN"
+        )
+    return Path(words[0])
+
+
+def _request(
+    file: Path, num_workers: int | None, top: int | None, goal: str | None, software: str | None
+) -> "PlanRequest":
+    """What the file asks for, with options in the place of its own. Raises Misuse, SpecError, OSError."""
+    from moe.interchange.expand import expand_request
+    from moe.plan import plan_request
+    from moe.plan.goal import GOALS
+    from moe.plan.software import SOFTWARE
+    from service.cli.job_file import plain_job
+
     asked = plan_request(expand_request(plain_job(file), None))
     updates = {
         "num_workers": num_workers, "top": top, "goal": _named("--goal", goal, GOALS),
         "software": _named("--software", software, SOFTWARE),
     }  # fmt: skip
-    asked = asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
-    given = _cluster_of(cluster, imagined, memory, price) or asked.cluster
+    return asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
 
-    if what_if is not None or fit:
-        if given is None:
-            raise Misuse(
-                "--what-if and --fit need the facts of a cluster; add --cluster, or --num-nodes and --device"
-            )
-        if what_if is not None:
-            _show_grid(asked, given, what_if, as_json)
-            return
-        asked, given, (found, where) = fitted(asked, given)
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked of a plan beside itself."""
+
+    fit: bool
+    against: Path | None
+    explain_against: str | None
+    sensitive: bool
+
+
+def _give(
+    asked: "PlanRequest",
+    cluster: "Cluster | Pools | None",
+    url: str | None,
+    questions: Questions,
+    written: "Written",
+) -> None:
+    """Makes a plan, here or by the control plane where nothing tells of a cluster, and answers. Raises Misuse,
+    SpecError, ClientError, OSError."""
+    from moe.plan.stored import load
+    from service.cli.job_plan import depends, explain, fitted, give, planned
+
+    if questions.fit:
+        asked, cluster, made = fitted(asked, _known(cluster, "--what-if and --fit"))
     else:
-        found, where = planned(asked, given, url)
-    if against is not None:
-        load(against, found)
-    if explain_against is not None:
-        explain(explain_against, asked, given, url, (found, where), written)
-    elif sensitive:
-        if given is None:
-            raise Misuse(
-                "--sensitivity needs the facts of a cluster; add --cluster, or --num-nodes and --device"
-            )
-        depends(asked, given, (found, where), written)
+        made = planned(asked, cluster, url)
+    if questions.against is not None:
+        load(questions.against, made[0])
+    if questions.explain_against is not None:
+        explain(questions.explain_against, asked, cluster, url, made, written)
+    elif questions.sensitive:
+        depends(asked, _known(cluster, "--sensitivity"), made, written)
     else:
-        give(found, where, written)
+        give(*made, written)
+
+
+def _known(cluster: "Cluster | Pools | None", options: str) -> "Cluster | Pools":
+    """The cluster. Raises Misuse where nothing tells of it."""
+    if cluster is None:
+        need = "need" if " and " in options else "needs"
+        raise Misuse(f"{options} {need} the facts of a cluster; add --cluster, or --num-nodes and --device")
+    return cluster
+
+
+def _give_module(
+    module: str, sample: str | None, hints: Path | None, told: ClusterOptions, written: "Written"
+) -> None:
+    """Raises Misuse, SpecError, OSError."""
+    from moe.plan import Pools
+    from moe.plan.cluster.cluster import of_several_kinds
+    from moe.spec import SpecError
+
+    if sample is None:
+        raise Misuse("--module needs --sample, the function that gives one batch")
+    cluster = _known(told.read(), "--module")
+    if isinstance(cluster, Pools):
+        raise SpecError(of_several_kinds())
+    from service.cli.module_plan import plan_module
+
+    plan_module(module, sample, cluster, hints, written)
 
 
 def _show_grid(asked: "PlanRequest", given: "Cluster | Pools", what_if: str, as_json: bool) -> None:
@@ -272,85 +311,8 @@ def _named(option: str, text: str | None, names: "Collection[Name]") -> "Name | 
     """The name that an option gives. Raises Misuse."""
     from moe.plan.named import one_of
     from moe.spec import SpecError
-    from service.cli.failures import Misuse
 
     try:
         return one_of(option, text, names)
     except SpecError as error:
         raise Misuse(str(error.problems[0])) from None
-
-
-def _cluster_of(
-    file: Path | None,
-    imagined: tuple[int | None, int | None, str | None],
-    memory: str | None,
-    price: str | None,
-) -> "Cluster | Pools | None":
-    """The cluster that options tell of; None where they tell of none."""
-    from service.cli.failures import Misuse
-
-    is_imagined = any(each is not None for each in imagined)
-    if file is not None:
-        if is_imagined or memory is not None or price is not None:
-            raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
-        from moe.plan import read_cluster
-
-        return read_cluster(file)
-    for option, given in (("--memory", memory), ("--price", price)):
-        if given is not None and not is_imagined:
-            raise Misuse(f"{option} belongs to an imagined cluster; add --num-nodes and --device")
-    return _imagined(*imagined, memory, price) if is_imagined else None
-
-
-def _imagined(
-    num_nodes: int | None,
-    devices_per_node: int | None,
-    device: str | None,
-    memory: str | None,
-    price: str | None,
-) -> "Cluster":
-    from moe.plan import DEVICES, Cluster
-    from service.cli.failures import Misuse
-
-    type = device or "cpu"
-    if type not in DEVICES:
-        raise Misuse(
-            f"--device (={type!r}) must be a device type known here; use one of {', '.join(DEVICES)}"
-        )
-    memory_bytes = _num_bytes(memory) if memory else DEVICES[type].memory_bytes
-    return Cluster(
-        num_nodes=num_nodes or 1,
-        devices_per_node=devices_per_node or 1,
-        device=type,
-        memory_bytes=memory_bytes,
-        price_per_hour=None if price is None else _amount(price),
-    )
-
-
-def _amount(text: str) -> float:
-    """`2.50`. Raises Misuse for anything but an amount above nothing."""
-    from math import inf
-
-    from service.cli.failures import Misuse
-
-    try:
-        amount = float(text)
-    except ValueError:
-        amount = 0.0
-    if not 0 < amount < inf:
-        raise Misuse(f"--price (={text!r}) must be an amount of money above 0; write it as 2.50")
-    return amount
-
-
-def _num_bytes(text: str) -> int:
-    """`80GB`, `141 GiB`, `512MiB`, `1000000`. Raises Misuse for anything else."""
-    import re
-
-    from service.cli.failures import Misuse
-
-    units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-             "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in units or float(match[1]) <= 0:
-        raise Misuse(f"--memory (={text!r}) must be an amount of memory; write it as 80GB or 80GiB")
-    return int(float(match[1]) * units[match[2].upper()])

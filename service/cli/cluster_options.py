@@ -1,0 +1,77 @@
+"""The cluster that a plan's options tell of: read from a file, or imagined."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from service.cli.failures import Misuse
+
+if TYPE_CHECKING:
+    from moe.plan import Cluster, Pools
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """As they were written. None where they were left out."""
+
+    cluster: Path | None
+    num_nodes: int | None
+    devices_per_node: int | None
+    device: str | None
+    memory: str | None
+    price: str | None
+
+    def read(self) -> "Cluster | Pools | None":
+        """None where nothing tells of a cluster. Raises Misuse, SpecError, OSError."""
+        is_imagined = any(each is not None for each in (self.num_nodes, self.devices_per_node, self.device))
+        if self.cluster is not None:
+            if is_imagined or self.memory is not None or self.price is not None:
+                raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
+            from moe.plan import read_cluster
+
+            return read_cluster(self.cluster)
+        for option, given in (("--memory", self.memory), ("--price", self.price)):
+            if given is not None and not is_imagined:
+                raise Misuse(f"{option} belongs to an imagined cluster; add --num-nodes and --device")
+        return self._imagined() if is_imagined else None
+
+    def _imagined(self) -> "Cluster":
+        from moe.plan import DEVICES, Cluster
+
+        type = self.device or "cpu"
+        if type not in DEVICES:
+            raise Misuse(
+                f"--device (={type!r}) must be a device type known here; use one of {', '.join(DEVICES)}"
+            )
+        return Cluster(
+            num_nodes=self.num_nodes or 1,
+            devices_per_node=self.devices_per_node or 1,
+            device=type,
+            memory_bytes=_num_bytes(self.memory) if self.memory else DEVICES[type].memory_bytes,
+            price_per_hour=None if self.price is None else _amount(self.price),
+        )
+
+
+def _amount(text: str) -> float:
+    """`2.50`. Raises Misuse for anything but an amount above nothing."""
+    from math import inf
+
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = 0.0
+    if not 0 < amount < inf:
+        raise Misuse(f"--price (={text!r}) must be an amount of money above 0; write it as 2.50")
+    return amount
+
+
+def _num_bytes(text: str) -> int:
+    """`80GB`, `141 GiB`, `512MiB`, `1000000`. Raises Misuse for anything else."""
+    import re
+
+    units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+             "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in units or float(match[1]) <= 0:
+        raise Misuse(f"--memory (={text!r}) must be an amount of memory; write it as 80GB or 80GiB")
+    return int(float(match[1]) * units[match[2].upper()])
