@@ -45,6 +45,7 @@ def keep(connection: socket.socket, streams: Sequence[int]) -> None:
 
 
 def become(request: dict, streams: Sequence[int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup runs the tests
     if request["session"]:
         os.setsid()
     for target, descriptor in enumerate(streams):

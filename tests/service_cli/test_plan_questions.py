@@ -243,3 +243,5 @@ def test_a_plan_says_what_it_depends_on_and_what_it_is_priced_by(tmp_path: Path)
     assert (wrong.returncode, "--software (='theirs') must be one of ours-eager" in wrong.stderr) == (2, True)
     both = shardyard("plan", file, *on, "--sensitivity", "--explain-against=tensor=2")
     assert (both.returncode, "ask for one at a time" in both.stderr) == (2, True)
+    nowhere = shardyard("plan", file, "--sensitivity", url="http://127.0.0.1:1")  # nobody is asked first
+    assert (nowhere.returncode, "--sensitivity needs the facts of a cluster" in nowhere.stderr) == (2, True)

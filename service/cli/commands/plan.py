@@ -228,7 +228,7 @@ def _give(
     if questions.fit:
         asked, cluster, made = fitted(asked, _known(cluster, "--what-if and --fit"))
     else:
-        made = planned(asked, cluster, url)
+        made = planned(asked, _known(cluster, "--sensitivity") if questions.sensitive else cluster, url)
     if questions.against is not None:
         load(questions.against, made[0])
     if questions.explain_against is not None:
