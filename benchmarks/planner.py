@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import results
+from moe.plan import DEVICES as KNOWN
 from moe.plan import Cluster, Pools, plan_anywhere, plan_job
 from moe.plan.cluster.pools import Between, Pool
 from moe.spec import JobSpec, SpecError
@@ -63,7 +64,8 @@ def search(name: str) -> dict[str, Any]:
     spec = _job(job.model, job.data, job.batch_tokens, job.devices)
     began, worked = time.perf_counter(), time.process_time()
     try:
-        plan_anywhere(spec, job.cluster)
+        plan = plan_anywhere(spec, job.cluster)
+        assert len(plan.pools) == len(job.kinds) or len(job.kinds) == 1, "stages on one pool alone"
     except SpecError:
         if "refused" not in name:
             raise
@@ -106,8 +108,8 @@ def _job(
 
 def _nodes(devices: int, kind: str = "h100", memory_gib: int | None = None) -> Cluster:
     """Nodes of eight, with the kind's own memory where none is given."""
-    facts = {"num_nodes": devices // 8, "devices_per_node": 8, "device": kind}
-    return Cluster.model_validate(facts | ({} if memory_gib is None else {"memory_bytes": memory_gib << 30}))
+    memory_bytes = KNOWN[kind].memory_bytes if memory_gib is None else memory_gib << 30
+    return Cluster(num_nodes=devices // 8, devices_per_node=8, device=kind, memory_bytes=memory_bytes)
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ class Row:
 
     @property
     def trained(self) -> tuple[object, ...]:
-        """What was trained on which GPUs: runs that share it differ by how they were run alone."""
+        """What was trained on which GPUs, in batches of whatever size."""
         return self.model, self.device, self.num_devices, self.dtype, self.sequence_tokens
 
     @property

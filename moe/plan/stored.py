@@ -81,13 +81,17 @@ def _is_name_of_a_kind(field: FieldInfo) -> bool:
 def load(path: str | Path, now: Plan | None = None) -> Plan:
     """The plan in a JSON file. Raises SpecError where it is none, or was made for something else than `now`, with what
     differs; OSError where it cannot be read."""
-    name = Path(path).name
+    name, text = Path(path).name, Path(path).read_bytes()
     try:
-        plan = Plan.model_validate_json(Path(path).read_bytes())
+        plan = Plan.model_validate_json(text)
     except ValidationError as error:
         if any(each["type"] == "json_invalid" for each in error.errors()):
             raise SpecError(
                 Problem(name, None, "is no plan", "name a file that `shardyard plan --save` or --json wrote")
+            ) from None
+        if isinstance(written := json.loads(text), dict) and {"stored", "considered"} < written.keys():
+            raise SpecError(
+                Problem(name, None, "is the plan of a module alone", "name that of a job, which --save wrote")
             ) from None
         raise SpecError([replace(each, path=f"{name}: {each.path}") for each in problems_of(error)]) from None
     if now is not None and (found := differences(plan, now)):

@@ -38,7 +38,7 @@ class ClusterOptions:
     def _imagined(self) -> "Cluster":
         from moe.plan import DEVICES, Cluster
 
-        type = self.device or "cpu"
+        type = "cpu" if self.device is None else self.device
         if type not in DEVICES:
             raise Misuse(
                 f"--device (={type!r}) must be a device type known here; use one of {', '.join(DEVICES)}"
@@ -47,7 +47,7 @@ class ClusterOptions:
             num_nodes=self.num_nodes or 1,
             devices_per_node=self.devices_per_node or 1,
             device=type,
-            memory_bytes=_num_bytes(self.memory) if self.memory else DEVICES[type].memory_bytes,
+            memory_bytes=DEVICES[type].memory_bytes if self.memory is None else _num_bytes(self.memory),
             price_per_hour=None if self.price is None else _amount(self.price),
         )
 
@@ -68,10 +68,14 @@ def _amount(text: str) -> float:
 def _num_bytes(text: str) -> int:
     """`80GB`, `141 GiB`, `512MiB`, `1000000`. Raises Misuse for anything else."""
     import re
+    from decimal import Decimal
 
     units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
              "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in units or float(match[1]) <= 0:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    num_bytes = 0
+    if match is not None and match[2].upper() in units:
+        num_bytes = int(Decimal(match[1]) * units[match[2].upper()])
+    if num_bytes < 1:
         raise Misuse(f"--memory (={text!r}) must be an amount of memory; write it as 80GB or 80GiB")
-    return int(float(match[1]) * units[match[2].upper()])
+    return num_bytes

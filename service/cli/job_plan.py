@@ -162,21 +162,20 @@ def _text(plan: Plan) -> str:
 
 
 def explain(
-    text: str,
+    layout: Layout,
     asked: PlanRequest,
     given: Cluster | Pools | None,
     url: str | None,
     chosen: tuple[Plan, str],
     written: Written,
 ) -> None:
-    """Prints why the chosen plan, and not the layout that `text` asks for or the plan in the file that it names. Raises
-    SpecError where that layout does not fit, or has no degrees; OSError, ClientError."""
+    """Prints why the chosen plan, and not the `layout`. Raises SpecError where that does not fit; OSError,
+    ClientError."""
     plan, where = chosen
     if plan.module is not None:
         raise Misuse(
             "--explain-against compares layouts of this library's models; a module's job has one layout alone"
         )
-    layout = _layout(text)
     asked = asked.model_copy(update={"goal": None})  # which chose the workers that both have
     given = None if given is None else _pool_of(plan, given)
     try:
@@ -190,7 +189,8 @@ def explain(
         console().print(explained_view(plan, other, where, given))
 
 
-def _layout(text: str) -> Layout:
+def read_layout(text: str) -> Layout:
+    """The layout that `text` asks for, or that of the plan in the file that it names. Raises SpecError, OSError."""
     if os.path.isfile(text):  # a layout may be longer than a file's name, which `Path` raises for
         return layout_to_ask(load(text))
     if "=" not in text:

@@ -191,6 +191,53 @@ def test_a_job_file_may_be_named_diff(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--sensitivity"], "--sensitivity needs the facts of a cluster; add --cluster"),
+        (["--fit"], "--fit needs the facts of a cluster"),
+        (["--what-if=experts=8"], "--what-if needs the facts of a cluster"),
+        (["--explain-against=nonsense"], "is neither a layout nor a file that is there"),
+        (["--explain-against=colour=2"], "is no field of parallel"),
+        (["--against=missing.json"], "missing.json: No such file or directory"),
+        (["--what-if=experts=8", "--fit"], "--what-if makes a table of plans; leave --fit"),
+        (["--fit", "--num-workers=2"], "--fit chooses the number of workers"),
+        (["--num-workers=99999999999999999999"], "'--num-workers': Input should be less than or equal to 1000000"),
+        (["--save=plan.svg", "--draw=plan.svg"], "--save plan.svg and --draw write a file each"),
+        (["--devices-per-node=2", "--device="], "--device (='') must be a device type known here"),
+        (["--devices-per-node=2", "--memory="], "--memory (='') must be an amount of memory"),
+        (["--devices-per-node=2", "--memory=0.0000001B"], "must be an amount of memory; write it as 80GB"),
+        (["--devices-per-node=2", "--memory=٣GB"], "must be an amount of memory"),
+        (["--devices-per-node=2", f"--memory={400 * '9'}GB"], "memory_bytes"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_question_is_told_before_anybody_is_asked(
+    options: list[str], words: str
+) -> None:
+    done = shardyard("plan", EXAMPLE, *options, url=NOWHERE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_a_modules_plan_is_none_to_compare(tmp_path: Path) -> None:
+    of_module, of_job = tmp_path / "module.json", tmp_path / "job.json"
+    code = "tests.service.users_module"
+    kept = shardyard(
+        "plan",
+        f"--module={code}:build",
+        f"--sample={code}:sample",
+        "--devices-per-node=2",
+        f"--save={of_module}",
+    )
+    assert kept.returncode == 0, kept.stderr
+    assert shardyard("plan", EXAMPLE, *ON, f"--save={of_job}", url=NOWHERE).returncode == 0
+    done = shardyard("plan", "diff", of_job, of_module)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "shardyard: module.json is the plan of a module alone; name that of a job, which --save wrote\n"
+    )
+
+
 # With a control plane: last, so that it runs no longer than they do.
 
 
@@ -243,5 +290,3 @@ def test_a_plan_says_what_it_depends_on_and_what_it_is_priced_by(tmp_path: Path)
     assert (wrong.returncode, "--software (='theirs') must be one of ours-eager" in wrong.stderr) == (2, True)
     both = shardyard("plan", file, *on, "--sensitivity", "--explain-against=tensor=2")
     assert (both.returncode, "ask for one at a time" in both.stderr) == (2, True)
-    nowhere = shardyard("plan", file, "--sensitivity", url="http://127.0.0.1:1")  # nobody is asked first
-    assert (nowhere.returncode, "--sensitivity needs the facts of a cluster" in nowhere.stderr) == (2, True)

@@ -12,6 +12,7 @@ from benchmarks.software_profiles import Run
 from moe.plan.cost.state import state_of
 from moe.plan.executable import not_yet
 from moe.plan.search.shape import TIES
+from moe.plan.search.spread import NEAR
 from moe.plan.software import SOFTWARE
 
 
@@ -45,7 +46,14 @@ def test_memory_and_time_of_smaller_models_are_predicted_as_they_were_measured(r
         assert row.predicted_ms(times) == pytest.approx(ms, rel=0.15)
 
 
-@pytest.mark.parametrize("pair", pairs(ROWS), ids=lambda pair: pair.name)
+PAIRS_OF_RUNS = pairs(ROWS)
+
+
+def test_runs_that_are_told_apart_are_many() -> None:
+    assert len(PAIRS_OF_RUNS) == 24
+
+
+@pytest.mark.parametrize("pair", PAIRS_OF_RUNS, ids=lambda pair: pair.name)
 def test_runs_of_one_model_are_predicted_in_their_order(pair: Pair) -> None:
     """But beside the one that is predicted a third too slow: DeepSeek-V3 over 8 stages of B200, whose exchanges hide
     behind arithmetic."""
@@ -54,14 +62,22 @@ def test_runs_of_one_model_are_predicted_in_their_order(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [{}, {"sharding": "optimizer"}], ids=["free", "none gathers parameters"])
 @pytest.mark.parametrize("choice", choices(ROWS), ids=lambda choice: choice.rows[0].name)
-def test_no_published_layout_is_predicted_faster_than_what_is_chosen(
-    choice: Choice, asked: dict[str, str]
-) -> None:
-    """Layouts that gather parameters are no part of the second search."""
-    rows = [row for row in choice.rows if not asked or row.parallel.get("sharding") != "parameters"]
-    assert (1 + Choice(rows, asked).gain) * TIES >= 1
+def test_what_is_chosen_is_faster_than_what_was_published_but_not_twice_as_fast(choice: Choice) -> None:
+    """But Qwen3-30B on 8 B200 with micro-batches of one sequence, which the host's launches hold up: the next release,
+    with graphs and micro-batches of 4, is 2.8 times as fast."""
+    held_up = choice.rows[0].name == "qwen3-30b-a3b, 8 b200, 1·8·1·1" and choice.rows[0].micro_batch == 1
+    assert 1 / TIES <= 1 + choice.gain < (2.8 if held_up else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.name} {row.how}")
+def test_a_published_layout_with_one_field_left_free_is_no_slower(row: Row) -> None:
+    """Each field in turn; as it is, within the 2% that a choice under both ends may cost."""
+    assert 1 / TIES <= 1 + Choice([row], row.asked).gain <= NEAR
+    for left_free in row.asked:
+        asked = {name: value for name, value in row.asked.items() if name != left_free}
+        assert (1 + Choice([row], asked).gain) * TIES >= 1, left_free
 
 
 def ratio(first: PaperRow, second: PaperRow) -> tuple[float, float]:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from moe.plan.named import Name
     from service.cli.job_plan import Written
 
-_OF_CLUSTERS = {field.name for field in fields(ClusterOptions)}
+_CLUSTER = {field.name for field in fields(ClusterOptions)}
 _FORM = {"save", "draw", "as_json"}
-_OF_MODULES = {"module", "sample", "hints", *_OF_CLUSTERS, *_FORM}
-_OF_DIFF = {"of", "as_json"}
-_OF_JOBS = {"of", "url", *_FORM}
-_NOT_OF_GRIDS = {"fit", "against", "explain_against", "sensitive", "save", "draw"}
+_WITH_MODULE = {"module", "sample", "hints", *_CLUSTER, *_FORM}
+_WITH_DIFF = {"of", "as_json"}
+_WITH_JOB = {"of", "url", *_FORM}
+_WITH_GRID = {"of", "url", "what_if", "num_workers", "goal", "software", "top", "as_json", *_CLUSTER}
 
 
 def plan(
@@ -79,7 +79,8 @@ def plan(
         typer.Option(metavar="AMOUNT", help="What one device costs an hour, in any currency."),
     ] = None,
     num_workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Workers, instead of what the file says.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=1_000_000, help="Workers, instead of what the file says."),
     ] = None,
     goal: Annotated[
         str | None,
@@ -131,15 +132,16 @@ def plan(
     """
     from service.cli.job_plan import Written, give, of_job
 
-    words, written = of or [], Written(save, draw, as_json)
-    told = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price)
-    given = {name for name, value in context.params.items() if value not in (None, False, [], ())}
+    words, written, given = of or [], Written(save, draw, as_json), _given(context)
+    clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price)
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
+    if draw is not None and draw == save:
+        raise Misuse(f"--save {save} and --draw write a file each; name another for one of them")
     if module is not None:
-        if given - _OF_MODULES:
+        if given - _WITH_MODULE:
             raise Misuse("--module goes with --sample, a cluster, --hints, --save, --draw and --json alone")
-        _give_module(module, sample, hints, told, written)
+        _answer_module(module, sample, hints, clusters, written)
         return
     if sample is not None or hints is not None:
         raise Misuse("--sample and --hints belong to --module")
@@ -148,31 +150,39 @@ def plan(
             raise Misuse(
                 "diff compares two kept plans; write plan diff PLAN PLAN (a job file of that name is ./diff)"
             )
-        if given - _OF_DIFF:
+        if given - _WITH_DIFF:
             raise Misuse("diff goes with --json alone")
         _diff(Path(words[1]), Path(words[2]), as_json)
         return
     file = _one_of(words)
     if _is_job(file):
-        if given - _OF_JOBS:
+        if given - _WITH_JOB:
             raise Misuse(
                 f"{file} is planned already: a job's id goes with --save, --draw, --url and --json alone"
             )
         give(*of_job(file, url), written)
         return
-    if what_if is not None and given & _NOT_OF_GRIDS:
+    if what_if is not None and given - _WITH_GRID:
         raise Misuse(
             "--what-if makes a table of plans; leave --fit, --against, --explain-against, --sensitivity, --save and "
             "--draw out"
         )
     if sensitive and explain_against is not None:
         raise Misuse("--sensitivity and --explain-against each print a table; ask for one at a time")
-    asked = _request(file, num_workers, top, goal, software)
-    for_cluster = told.read() or asked.cluster
+    if fit and num_workers is not None:
+        raise Misuse("--fit chooses the number of workers; leave --num-workers out")
+    request = _request(file, num_workers, top, goal, software)
+    on = clusters.read() or request.cluster
     if what_if is not None:
-        _show_grid(asked, _known(for_cluster, "--what-if and --fit"), what_if, as_json)
+        _show_grid(request, _known(on, "--what-if"), what_if, as_json)
         return
-    _give(asked, for_cluster, url, Questions(fit, against, explain_against, sensitive), written)
+    _answer(request, on, url, Questions(fit, against, explain_against, sensitive), written)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Names of the parameters that the command line has."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _one_of(words: Sequence[str]) -> Path:
@@ -213,42 +223,47 @@ class Questions:
     sensitive: bool
 
 
-def _give(
-    asked: "PlanRequest",
-    cluster: "Cluster | Pools | None",
+def _answer(
+    request: "PlanRequest",
+    on: "Cluster | Pools | None",
     url: str | None,
     questions: Questions,
     written: "Written",
 ) -> None:
-    """Makes a plan, here or by the control plane where nothing tells of a cluster, and answers. Raises Misuse,
-    SpecError, ClientError, OSError."""
+    """Makes a plan, by the control plane where nothing tells of a cluster, and answers what is asked of it. Raises
+    Misuse, SpecError, ClientError, OSError."""
     from moe.plan.stored import load
-    from service.cli.job_plan import depends, explain, fitted, give, planned
+    from service.cli.job_plan import depends, explain, fitted, give, planned, read_layout
 
-    if questions.fit:
-        asked, cluster, made = fitted(asked, _known(cluster, "--what-if and --fit"))
-    else:
-        made = planned(asked, _known(cluster, "--sensitivity") if questions.sensitive else cluster, url)
+    # What is wrong with a question is told before a search, or a control plane, takes its time.
+    layout = None if questions.explain_against is None else read_layout(questions.explain_against)
     if questions.against is not None:
-        load(questions.against, made[0])
-    if questions.explain_against is not None:
-        explain(questions.explain_against, asked, cluster, url, made, written)
-    elif questions.sensitive:
-        depends(asked, _known(cluster, "--sensitivity"), made, written)
+        load(questions.against)
+    if questions.sensitive and not questions.fit:
+        on = _known(on, "--sensitivity")
+    if questions.fit:
+        request, on, plan_and_where = fitted(request, _known(on, "--fit"))
     else:
-        give(*made, written)
+        plan_and_where = planned(request, on, url)
+    if questions.against is not None:
+        load(questions.against, plan_and_where[0])
+    if layout is not None:
+        explain(layout, request, on, url, plan_and_where, written)
+    elif questions.sensitive:
+        depends(request, _known(on, "--sensitivity"), plan_and_where, written)
+    else:
+        give(*plan_and_where, written)
 
 
-def _known(cluster: "Cluster | Pools | None", options: str) -> "Cluster | Pools":
+def _known(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":
     """The cluster. Raises Misuse where nothing tells of it."""
     if cluster is None:
-        need = "need" if " and " in options else "needs"
-        raise Misuse(f"{options} {need} the facts of a cluster; add --cluster, or --num-nodes and --device")
+        raise Misuse(f"{option} needs the facts of a cluster; add --cluster, or --num-nodes and --device")
     return cluster
 
 
-def _give_module(
-    module: str, sample: str | None, hints: Path | None, told: ClusterOptions, written: "Written"
+def _answer_module(
+    module: str, sample: str | None, hints: Path | None, clusters: ClusterOptions, written: "Written"
 ) -> None:
     """Raises Misuse, SpecError, OSError."""
     from moe.plan import Pools
@@ -257,7 +272,7 @@ def _give_module(
 
     if sample is None:
         raise Misuse("--module needs --sample, the function that gives one batch")
-    cluster = _known(told.read(), "--module")
+    cluster = _known(clusters.read(), "--module")
     if isinstance(cluster, Pools):
         raise SpecError(of_several_kinds())
     from service.cli.module_plan import plan_module

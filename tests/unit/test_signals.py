@@ -1,0 +1,31 @@
+"""Signals while work can be broken off."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from service.signals import Interrupted, interruptions
+
+
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """Leaves what handles SIGHUP as it was."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_an_exception(number: signal.Signals, hang_up: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with pytest.raises(Interrupted), interruptions():
+        signal.raise_signal(number)
+
+
+def test_where_nohup_began_the_process_it_outlives_its_terminal(hang_up: None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interruptions():
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
