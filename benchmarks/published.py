@@ -143,8 +143,8 @@ class Choice:
 
 
 def choices(rows: Sequence[Row], **asked: str) -> list[Choice]:
-    """One for each model, cluster, software and batch. Where parameters are not to be gathered, rows that gather them
-    are left out."""
+    """Choices, one for each model, cluster, software and batch. Where parameters are not to be gathered, rows that
+    gather them are left out."""
     alike: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if asked.get("sharding") != "optimizer" or not row.plan().candidate.gathers:
@@ -175,7 +175,7 @@ class Pair:
 
 
 def pairs(rows: Sequence[Row]) -> list[Pair]:
-    """Those that differ in speed by more than `LEAST_DIFFERENCE`."""
+    """Pairs that differ in speed by more than `LEAST_DIFFERENCE`."""
     found = [
         Pair(*sorted(two, key=lambda row: row.tokens_per_s))
         for two in combinations(rows, 2)
@@ -185,13 +185,16 @@ def pairs(rows: Sequence[Row]) -> list[Pair]:
 
 
 def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
-    """How many are in order, also with their model on their device left out of the fit, and those that are not."""
+    """Pairs that are not in order, and how many are, also with their model on their device left out of the fit."""
     rows = [run.row for run in profiles.runs]
-    log_errors = dict(zip(map(id, rows), profiles.by_family.errors, strict=True))
+    found = zip(rows, profiles.by_family.errors, strict=True)
+    log_errors = {(row.name, row.how): error for row, error in found}
     every = pairs(rows)
     wrong = [pair for pair in every if pair.predicted <= 1]
     left_out = [
-        pair.times_as_fast * exp(log_errors[id(pair.slower)] - log_errors[id(pair.faster)]) for pair in every
+        pair.times_as_fast
+        * exp(log_errors[pair.slower.name, pair.slower.how] - log_errors[pair.faster.name, pair.faster.how])
+        for pair in every
     ]
     return [
         f"Of {len(every)} pairs of published runs of one model on the same GPUs, in other layouts, with other options "
@@ -211,7 +214,7 @@ def table_of_pairs(profiles: software_profiles.Profiles) -> list[str]:
 
 
 def gains(rows: Sequence[Row]) -> str:
-    """What the planner's own are predicted to gain, of all cases."""
+    """Predicted gains of the planner's own layouts, in a sentence."""
     told = []
     for asked in ({}, {"sharding": "optimizer"}):
         of = [choice.gain for choice in choices(rows, **asked)]

@@ -50,7 +50,7 @@ class Row:
 
     @property
     def trained(self) -> tuple[object, ...]:
-        """What was trained on which GPUs, in batches of whatever size."""
+        """Model, GPUs, dtype and length of sequences."""
         return self.model, self.device, self.num_devices, self.dtype, self.sequence_tokens
 
     @property

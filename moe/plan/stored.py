@@ -78,12 +78,11 @@ def _is_name_of_a_kind(field: FieldInfo) -> bool:
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
-def load(path: str | Path, now: Plan | None = None) -> Plan:
-    """The plan in a JSON file. Raises SpecError where it is none, or was made for something else than `now`, with what
-    differs; OSError where it cannot be read."""
+def load(path: str | Path) -> Plan:
+    """The plan in a JSON file. Raises SpecError where it is none, OSError where it cannot be read."""
     name, text = Path(path).name, Path(path).read_bytes()
     try:
-        plan = Plan.model_validate_json(text)
+        return Plan.model_validate_json(text)
     except ValidationError as error:
         if any(each["type"] == "json_invalid" for each in error.errors()):
             raise SpecError(
@@ -94,10 +93,13 @@ def load(path: str | Path, now: Plan | None = None) -> Plan:
                 Problem(name, None, "is the plan of a module alone", "name that of a job, which --save wrote")
             ) from None
         raise SpecError([replace(each, path=f"{name}: {each.path}") for each in problems_of(error)]) from None
-    if now is not None and (found := differences(plan, now)):
+
+
+def require_same(kept: Plan, now: Plan, name: str) -> None:
+    """Raises SpecError where the kept plan, of the file of this name, was made for something else than `now`."""
+    if found := differences(kept, now):
         others = " and another ".join(found)
         raise SpecError(Problem(name, None, f"was made for another {others}", "plan anew, and keep that"))
-    return plan
 
 
 def differences(plan: Plan, now: Plan) -> list[str]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """As they were written. None where they were left out."""
+    """Options as they were written; None where they were left out."""
 
     cluster: Path | None
     num_nodes: int | None
@@ -22,7 +22,7 @@ class ClusterOptions:
     price: str | None
 
     def read(self) -> "Cluster | Pools | None":
-        """None where nothing tells of a cluster. Raises Misuse, SpecError, OSError."""
+        """The cluster that they tell of; None where they tell of none. Raises Misuse, SpecError, OSError."""
         is_imagined = any(each is not None for each in (self.num_nodes, self.devices_per_node, self.device))
         if self.cluster is not None:
             if is_imagined or self.memory is not None or self.price is not None:

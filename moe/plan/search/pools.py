@@ -109,8 +109,8 @@ def _on_pool(pool: Pool, search: Search, best: Best, how: How) -> _Offer:
 def _across(
     spec: JobSpec, pools: Pools, num_workers: int | None, how: How, search_of: Callable[[str], Search]
 ) -> Callable[[float], _Offer | None] | None:
-    """What looks for stages on several pools that take less effort; None where none are joined, where the layout is to
-    be run, which no pipeline is yet, or where there are no such stages to look at."""
+    """Search for stages on several pools that take less effort; None where none are joined, where the layout is to be
+    run, which no pipeline is yet, or where there are no such stages to look at."""
     if pools.between is None or how.to_run:
         return None
     usable, searches = [], []

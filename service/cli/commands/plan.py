@@ -186,6 +186,7 @@ def _given(context: typer.Context) -> set[str]:
 
 
 def _one_of(words: Sequence[str]) -> Path:
+    """The file, or what stands for one. Raises Misuse for none or several."""
     if not words:
         raise Misuse("give FILE, the id of a job, diff and two plans, or --module")
     if len(words) > 1:
@@ -198,7 +199,7 @@ def _one_of(words: Sequence[str]) -> Path:
 def _request(
     file: Path, num_workers: int | None, top: int | None, goal: str | None, software: str | None
 ) -> "PlanRequest":
-    """What the file asks for, with options in the place of its own. Raises Misuse, SpecError, OSError."""
+    """The file's request, with options in the place of what it says. Raises Misuse, SpecError, OSError."""
     from moe.interchange.expand import expand_request
     from moe.plan import plan_request
     from moe.plan.goal import GOALS
@@ -215,7 +216,7 @@ def _request(
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked of a plan beside itself."""
+    """Questions about a plan."""
 
     fit: bool
     against: Path | None
@@ -232,21 +233,20 @@ def _answer(
 ) -> None:
     """Makes a plan, by the control plane where nothing tells of a cluster, and answers what is asked of it. Raises
     Misuse, SpecError, ClientError, OSError."""
-    from moe.plan.stored import load
+    from moe.plan.stored import load, require_same
     from service.cli.job_plan import depends, explain, fitted, give, planned, read_layout
 
     # What is wrong with a question is told before a search, or a control plane, takes its time.
     layout = None if questions.explain_against is None else read_layout(questions.explain_against)
-    if questions.against is not None:
-        load(questions.against)
+    kept = None if questions.against is None else load(questions.against)
     if questions.sensitive and not questions.fit:
         on = _known(on, "--sensitivity")
     if questions.fit:
         request, on, plan_and_where = fitted(request, _known(on, "--fit"))
     else:
         plan_and_where = planned(request, on, url)
-    if questions.against is not None:
-        load(questions.against, plan_and_where[0])
+    if questions.against is not None and kept is not None:
+        require_same(kept, plan_and_where[0], questions.against.name)
     if layout is not None:
         explain(layout, request, on, url, plan_and_where, written)
     elif questions.sensitive:
@@ -265,7 +265,7 @@ def _known(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":
 def _answer_module(
     module: str, sample: str | None, hints: Path | None, clusters: ClusterOptions, written: "Written"
 ) -> None:
-    """Raises Misuse, SpecError, OSError."""
+    """Plans a module of the user's, and prints that. Raises Misuse, SpecError, OSError."""
     from moe.plan import Pools
     from moe.plan.cluster.cluster import of_several_kinds
     from moe.spec import SpecError
