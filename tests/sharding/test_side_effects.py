@@ -286,6 +286,54 @@ def test_tensors_of_a_file_that_is_imported_in_forward_are_not_fake_afterwards(l
     sharding.plan(module, BATCH, cores(4), mesh=MESH)
 
 
+class Running:
+    """An object of a user's own, with an attribute from the start."""
+
+    def __init__(self, h: Tensor | None = None) -> None:
+        self.h = h
+
+    def update(self, h: Tensor) -> None:
+        self.h = h
+
+
+def constructs(module: Plain, h: Tensor) -> Tensor:
+    running = Running(h)
+    running.update(h + 1)
+    return running.h
+
+
+def constructs_empty(module: Plain, h: Tensor) -> Tensor:
+    running = Running()
+    running.update(h + 1)
+    return running.h
+
+
+@pytest.mark.parametrize("between", [constructs, constructs_empty])
+def test_what_is_set_on_an_object_that_forward_constructs_is_no_effect(between: Any) -> None:
+    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+
+
+def test_what_is_set_on_an_object_that_was_there_before_is_refused() -> None:
+    def between(module: Plain, h: Tensor) -> Tensor:
+        RUNNING.update(h)  # an object of before
+        return h
+
+    assert "(='Running.h') is changed in forward" in refused(Plain(between))
+    assert RUNNING.h is None
+
+
+def test_an_object_that_is_initialised_again_is_refused() -> None:
+    def between(module: Plain, h: Tensor) -> Tensor:
+        RUNNING.__init__(h)  # type: ignore[misc]
+        return h
+
+    assert "(='Running.h') is changed in forward" in refused(Plain(between))
+    assert RUNNING.h is None
+
+
+RUNNING = Running()
+
+
 CALLED: list[int] = []
 
 

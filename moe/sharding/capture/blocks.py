@@ -66,6 +66,8 @@ class Calls:
     """Of modules, by their ids."""
     called: list[nn.Module] = field(default_factory=list)
     """The module of each call."""
+    mutating: set[Hashable] = field(default_factory=set)
+    """Keys of calls that change an argument in place; such modules are captured where they stand, not as operators."""
 
     def number(self, key: Hashable) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
@@ -157,6 +159,19 @@ def _like(value: Any) -> Any:
     return made.requires_grad_(value.requires_grad)
 
 
+def _versions(leaves: list[Any]) -> list[int]:
+    """Counts of in-place changes of the tensors among the leaves."""
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _fresh(value: Any) -> Any:
+    """A tensor like a block's result, which the caller may change in place as it may the result itself."""
+    if not isinstance(value, Tensor):
+        return value
+    tensor = torch.empty_like(value, requires_grad=value.requires_grad)
+    return tensor.clone() if value.requires_grad else tensor
+
+
 @contextmanager
 def observed(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
     """Runs within find how repeated blocks are called: each way is run once, then what it gave is given again."""
@@ -164,20 +179,17 @@ def observed(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
     def run(module: nn.Module, given: Any, kind: int) -> Any:
         leaves, tree = pytree.tree_flatten(given)
         key = _key(kind, leaves, tree)
-        if key is None:
+        if key is None or key in calls.mutating:
             return type(module).forward(module, *given[0], **given[1])
         if key not in calls.by_key:
-            arguments = [_like(each) for each in leaves]
-            calls.by_key[key] = Call(module, tree, arguments)
+            arguments, versions = [_like(leaf) for leaf in leaves], _versions(leaves)
+            returned = type(module).forward(module, *given[0], **given[1])
+            if _versions(leaves) != versions:
+                calls.mutating.add(key)
+                return returned
+            calls.by_key[key] = Call(module, tree, arguments, returned)
             calls.number(key)
-            calls.by_key[key].returned = type(module).forward(module, *given[0], **given[1])
-
-        def again(each: Any) -> Any:
-            if not isinstance(each, Tensor):
-                return each
-            return torch.empty_like(each, requires_grad=each.requires_grad)
-
-        return pytree.tree_map(again, calls.by_key[key].returned)
+        return pytree.tree_map(_fresh, calls.by_key[key].returned)
 
     with _standing_in(kinds, run):
         yield

@@ -55,6 +55,8 @@ class Effects:
         self._codes: dict[CodeType, None] = {}
         """The user's functions that ran."""
         self._seen: set[tuple[CodeType, int]] = set()
+        self._constructed: set[int] = set()
+        """Ids of objects that forward constructs; what is set on them is gone with them."""
         self._library: set[CodeType] = set()
         self._caches: list[Any] | None = None
         self._cached: list[Any] = []
@@ -138,6 +140,8 @@ class Effects:
     def _called(self, frame: FrameType, event: str, argument: Any) -> None:
         """Asked by Python of every function that is called."""
         code = frame.f_code
+        if code.co_name == "__init__":
+            self._note_constructed(frame)
         if code in self._library:
             return
         if is_library(code.co_filename):
@@ -157,8 +161,16 @@ class Effects:
         look = Look()
         self._held.append(look)
         for place in self._reached_from(frame, first):
-            if place.key not in self._reached:
+            if place.key not in self._reached and place.of not in self._constructed:
                 self._reached[place.key] = place, state(place, look)
+
+    def _note_constructed(self, frame: FrameType) -> None:
+        """Note the object that is initialised; one with attributes already was there before."""
+        code = frame.f_code
+        value = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if getattr(value, "__dict__", None) == {} and not isinstance(value, nn.Module):
+            self._constructed.add(id(value))
+            self._held.append(value)
 
     def _seeded(self, frame: FrameType) -> None:
         self._problems[Problem(
