@@ -61,9 +61,18 @@ class Tokenizer:
         bos_id: int = BOS,
         eos_id: int = EOS,
         special_ids: Iterable[int] = (PAD, BOS, EOS, UNK),
+        prefix_ids: Sequence[int] | None = None,
+        start_id: int | None = None,
     ) -> None:
+        """`bos_id` and `eos_id` begin and end a document in training.
+
+        `prefix_ids`: what the tokenizer itself puts before a text (`bos_id` by default). `start_id`: the token that
+        stands before a text that has nothing before it, as a model needs one token at least (`bos_id` by default).
+        """
         self._bpe, self._form = bpe, form
         self.bos_id, self.eos_id = bos_id, eos_id
+        self.prefix_ids = (bos_id,) if prefix_ids is None else tuple(prefix_ids)
+        self.start_id = bos_id if start_id is None else start_id
         self._special_ids = frozenset(special_ids)
 
     @classmethod
@@ -93,10 +102,13 @@ class Tokenizer:
         return cls(_read(text), form)
 
     @classmethod
-    def of_model(cls, text: str, *, bos_id: int | None, eos_id: int) -> "Tokenizer":
+    def of_model(
+        cls, text: str, *, bos_id: int | None, eos_id: int, start_token: str | None = None
+    ) -> "Tokenizer":
         """The tokenizer of documents that a model came with, from its `tokenizer.json`; without `bos_id` its EOS also
-        begins a document. Raises ValueError for what cannot be read, and what the library does for a pattern that
-        never ends: it is tried in a process of its own before (moe.data.sequences).
+        begins a document. `start_token`: BOS, or without one EOS, as `tokenizer_config.json` names it. Raises
+        ValueError for what cannot be read, and what the library does for a pattern that never ends: it is tried in a
+        process of its own before (moe.data.sequences).
 
         Its special tokens, written out in a text, are text, as far as the library allows: those that its own model
         spells, without having been told that they are special, it still finds.
@@ -108,7 +120,13 @@ class Tokenizer:
         special_ids = {id for id, token in bpe.get_added_tokens_decoder().items() if token.special}
         bos_id = eos_id if bos_id is None else bos_id
         return cls(
-            bpe, TextForm.DOCUMENTS, bos_id=bos_id, eos_id=eos_id, special_ids=special_ids | {bos_id, eos_id}
+            bpe,
+            TextForm.DOCUMENTS,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            special_ids=special_ids | {bos_id, eos_id},
+            prefix_ids=_prefix_ids(bpe),
+            start_id=None if start_token is None else bpe.token_to_id(start_token),
         )
 
     def to_json(self) -> str:
@@ -127,6 +145,13 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a text, normalised as the training text was; no BOS, no EOS."""
         return self.encode_batch([text])[0]
+
+    def prompt(self, text: str) -> list[int]:
+        """The ids of a text for a model to go on from, as the tokenizer itself begins one; never empty."""
+        return self.prompts([text])[0]
+
+    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[*self.prefix_ids, *ids] or [self.start_id] for ids in self.encode_batch(texts)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return list(self.encode_each(texts))
@@ -169,6 +194,15 @@ def _read(text: str) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises this and nothing narrower
         raise ValueError(f"a tokenizer.json cannot be read: {error}") from None
+
+
+def _prefix_ids(bpe: tokenizers.Tokenizer) -> list[int]:
+    """Ids that a tokenizer's post-processor puts before a text."""
+    for probe in ("a", "0", "."):
+        encoding = bpe.encode(probe, add_special_tokens=True)
+        if 0 in encoding.special_tokens_mask:
+            return list(encoding.ids[: encoding.special_tokens_mask.index(0)])
+    return []
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -112,8 +112,7 @@ def test_accuracy_is_that_of_plain_log_likelihoods(made: Made, tmp_path: Path, s
             gap = row["question"][len(context) :] + " "
             pair = (context, gap + choice)
             before, whole = (made.tokenizer(each).input_ids for each in (context, "".join(pair)))
-            tokens = [made.begins, *whole]
-            of_theirs.append(log_probability(theirs, tokens, 1 + len(before)))
+            of_theirs.append(log_probability(theirs, whole, len(before)))
             ([likelihood], _) = made.generator.scorer().log_likelihoods([(row["question"], " " + choice)])
             found.append(likelihood.nats)
             alone.append(log_probability(theirs, [made.begins, *made.tokenizer(" " + choice).input_ids], 1))
@@ -176,7 +175,7 @@ def test_answers_are_what_the_model_generates(made: Made, tmp_path: Path) -> Non
     """By one prompt at a time, cut to what leaves room for the answer, ended before the first of `until`."""
     path, rows = written(tmp_path, of_kind("answers")), documents(Random(0))
     for at, row in enumerate(rows):
-        prompt = [made.begins, *made.tokenizer(row["question"]).input_ids][-(MAX_TOKENS - 6) :]
+        prompt = made.tokenizer(row["question"]).input_ids[-(MAX_TOKENS - 6) :]
         tokens = generate(made.trained.model, [prompt], GenerationSpec(max_tokens=6), made.generator._ends)[0]
         answer = re.split("\n| x", made.tokenizer.decode(tokens, skip_special_tokens=True))[0]
         row["answer"] = answer if at % 3 else f"not {answer}"
@@ -198,8 +197,8 @@ def test_contexts_that_lost_their_beginning_are_counted(made: Made, tmp_path: Pa
     path = written(tmp_path, of_kind("last words"), of_kind("answers"))
     expected = 0
     for row in documents(Random(0)):
-        read = [made.begins, *made.tokenizer(f"{row['question']} {row['answer']}").input_ids][:-1]
-        prompt = [made.begins, *made.tokenizer(row["question"]).input_ids]
+        read = made.tokenizer(f"{row['question']} {row['answer']}").input_ids[:-1]
+        prompt = made.tokenizer(row["question"]).input_ids
         expected += (len(read) > MAX_TOKENS) + (len(prompt) > MAX_TOKENS - 6)
     assert expected > 0
     assert evaluate(made.generator, read_tasks(path)).num_cut == expected

@@ -5,11 +5,13 @@ process."""
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from string import ascii_letters, digits, punctuation
 from typing import TYPE_CHECKING
 
 from moe.data.limited import Ended, answer_of, take_limits
+from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, start_token
 from moe.spec import Problem, SpecError
 
 if TYPE_CHECKING:
@@ -102,7 +104,13 @@ def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":
         ids = json.loads(read(IDS))
     except FileNotFoundError:
         return Tokenizer.from_json(text, TextForm.DOCUMENTS)
-    return Tokenizer.of_model(text, bos_id=ids["bos_id"], eos_id=ids["eos_id"])
+    beside = dict[str, bytes]()
+    for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
+        with suppress(FileNotFoundError):
+            beside[name] = read(name)
+    return Tokenizer.of_model(
+        text, bos_id=ids["bos_id"], eos_id=ids["eos_id"], start_token=start_token(beside)
+    )
 
 
 def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:

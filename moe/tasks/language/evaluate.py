@@ -259,7 +259,7 @@ def _prompt(tokenizer: Tokenizer, store: SequenceStore, index: int) -> list[int]
     if store.has_spans:
         return [int(id) for id in store.beginning(index)[-_MAX_CONVERSATION_TOKENS:]]
     text = store.text(index).decode("utf-8", "replace")
-    return [tokenizer.bos_id, *tokenizer.encode(_beginning(text))[:_PROMPT_TOKENS]]
+    return tokenizer.prompt(_beginning(text))[:_PROMPT_TOKENS]
 
 
 def _beginning(text: str) -> str:

@@ -87,7 +87,7 @@ class LanguageGenerator(Generator):
         if room < 1:
             rule = f"must be below {self.max_tokens:,}, the tokens of the texts that the model was trained on"
             raise SpecError(Problem("max_tokens", spec.max_tokens, rule, "lower it"))
-        encoded = [[self._tokenizer.bos_id, *ids] for ids in self._tokenizer.encode_batch(texts)]
+        encoded = self._tokenizer.prompts(texts)
         num_cut = sum(len(prompt) > room for prompt in encoded)
         return self._generated([prompt[-room:] for prompt in encoded], spec), num_cut
 
@@ -136,16 +136,18 @@ class LanguageGenerator(Generator):
             raise SpecError(Problem("chat", True, rule, remedy)) from None
 
     def _encoded(self, text: str, *, chat: bool) -> list[int]:
-        """The tokens of a text, as a document begins; in a chat, of what a user says, as the template writes it."""
+        """The tokens of a text, as its tokenizer begins one; in a chat, of what a user says, as the template writes
+        it."""
         if chat:
             (written,) = self._tokenizer.encode_written([self._template().asked(text)])
             ids = written.ids
         else:
-            ids = [self._tokenizer.bos_id, *self._tokenizer.encode(text)]
+            ids = self._tokenizer.prompt(text)
         if len(ids) > self.max_tokens:
+            num_written = 0 if chat else len(self._tokenizer.prefix_ids)
             rule = (
-                f"has {len(ids) - 1:,} tokens, and must have at most {self.max_tokens - 1:,}, as many as the texts "
-                "that the model was trained on"
+                f"has {len(ids) - num_written:,} tokens, and must have at most {self.max_tokens - num_written:,}, as "
+                "many as the texts that the model was trained on"
             )
             raise SpecError(Problem("prompt", None, rule, "leave out its beginning"))
         return ids

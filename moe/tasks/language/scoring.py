@@ -9,8 +9,8 @@ from moe.tasks.language.model import LanguageModel
 
 
 class TextScorer:
-    """Log-likelihoods of texts. A text begins as a document does, and is read as text: special tokens that are written
-    in it are letters."""
+    """Log-likelihoods of texts, as lm-evaluation-harness asks a model of transformers for them: a text begins with what
+    its tokenizer puts there. It is read as text: special tokens that are written in it are letters."""
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> None:
         """`max_tokens`: of the texts that the model was trained on."""
@@ -34,10 +34,11 @@ class TextScorer:
 
     def rolling(self, texts: Sequence[str]) -> list[float]:
         """Log-likelihood of each whole text, in nats: the sum over its tokens, each given those before it, as many as
-        the model was trained on."""
-        begin = self._tokenizer.bos_id
+        the model was trained on. As the harness has it, a BOS that the tokenizer puts before the text is one of its
+        tokens, and stands behind another."""
+        prefix, start = self._tokenizer.prefix_ids, self._tokenizer.start_id
         encoded = self._tokenizer.encode_batch(texts)
-        pairs = [list(rolling_pairs(tokens, begin, self._max_tokens)) for tokens in encoded]
+        pairs = [list(rolling_pairs([*prefix, *tokens], start, self._max_tokens)) for tokens in encoded]
         found = iter(
             log_likelihoods(self._model, [pair for each in pairs for pair in each], self._max_tokens)
         )
@@ -47,8 +48,10 @@ class TextScorer:
         """Tokens of both. White space between them goes with the continuation, to which tokens mostly join it; what of
         the whole text's tokens goes beyond the number of the context's is the continuation, as lm-evaluation-harness
         has it."""
+        is_alone = not context
         stripped = context.rstrip()
         continuation, context = context[len(stripped) :] + continuation, stripped
         before, whole = self._tokenizer.encode_batch([context, context + continuation])
         after = whole[len(before) :] or self._tokenizer.encode(continuation)
-        return [self._tokenizer.bos_id, *before], after
+        prefix = () if is_alone else self._tokenizer.prefix_ids
+        return [*prefix, *before] or [self._tokenizer.start_id], after

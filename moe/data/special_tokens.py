@@ -1,0 +1,38 @@
+"""Special tokens by their roles, as the files beside a `tokenizer.json` name them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
+
+
+def start_token(files: Mapping[str, bytes]) -> str | None:
+    """The token that stands before a text that has nothing before it: BOS, or EOS where a tokenizer has no BOS, as
+    lm-evaluation-harness has it. None where the files name neither."""
+    named = named_tokens(files)
+    return named.get("bos_token") or named.get("eos_token")
+
+
+def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Tokens by role (`bos_token`, `eos_token`, ...). As in transformers, `special_tokens_map.json` has the last word
+    where `tokenizer_config.json` has no `added_tokens_decoder`, and none where it has."""
+    config = _object(files.get(TOKENIZER_CONFIG))
+    if "added_tokens_decoder" not in config:
+        config = {**config, **_object(files.get(SPECIAL_TOKENS_MAP))}
+    contents = {role: content_of(token) for role, token in config.items() if role.endswith("_token")}
+    return {role: content for role, content in contents.items() if content is not None}
+
+
+def content_of(token: Any) -> str | None:
+    """Text of a token that is written as a string, or as an object with its `content`."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) else None
+
+
+def _object(content: bytes | None) -> dict[str, Any]:
+    try:
+        value = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
