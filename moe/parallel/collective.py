@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from moe.activity import doing
+
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Both under the names that they have from torch 2.13 on."""
@@ -19,7 +21,11 @@ class CollectiveError(RuntimeError):
 def collective(name: str) -> Iterator[None]:
     """Names what is done within: "all-to-all of rows, MoE layer 3", for one. Raises CollectiveError."""
     try:
-        yield
+        if torch.compiler.is_compiling():
+            yield
+        else:
+            with doing("collective", name):
+                yield
     except (CollectiveError, torch.OutOfMemoryError):
         raise
     except RuntimeError as error:  # all that torch's backends raise

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from moe.activity import doing
 from moe.parallel import Layout, together, values_changed
 from moe.plan import Plan
 from moe.records import JsonRecord, StepRecord
@@ -74,7 +75,8 @@ def train(
     require_same_data(data)
     require_all_groups(task.spec, plan, layout)
     spec, folder = task.spec, Folder.of_job(storage)
-    state = TrainState.build(task, layout)
+    with doing("loading", "building of the model"):
+        state = TrainState.build(task, layout)
     checkpointer = Checkpointer(
         folder.below(markers.FOLDER),
         layout,
@@ -88,16 +90,21 @@ def train(
     if layout.rank == 0:
         _warn_of_the_router(spec, recorder)
         _tell_what_is_trained(spec, recorder)
-    done = _resume(state, data, checkpointer, recorder, roots)
-    layers = state.moe_layers.here.values()
-    expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
+    with doing("loading", "loading of weights"):
+        done = _resume(state, data, checkpointer, recorder, roots)
+        if layout.rank == 0:
+            recorder.resumed(done, checkpointer.last_committed)
+    with doing("loading", "measuring of the experts' arithmetic"):
+        layers = state.moe_layers.here.values()
+        expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
     batches = BatchesAhead(task.batches(data, plan, layout))
     try:
         while done < spec.train.num_steps:
             began = time.perf_counter()
-            batch = batches.take(done)
-            signals = Signals(control.requested() if layout.rank == 0 else None, *checkpointer.vote())
-            result = take_step(state, batch, signals)
+            with doing("step", f"step {done + 1}"):
+                batch = batches.take(done)
+                signals = Signals(control.requested() if layout.rank == 0 else None, *checkpointer.vote())
+                result = take_step(state, batch, signals)
             if not result.record.is_finite:
                 where = first_fault(state, batch)
                 checkpointer.finish()
@@ -105,11 +112,13 @@ def train(
             done += 1
             record = _timed(result.record, time.perf_counter() - began, batches.waited_s)
             if _is_due(done, spec.train.evaluation.every_steps):
-                record = replace(record, held_out=task.held_out_losses(state.model, layout, data))
+                with doing("evaluation", f"evaluation after step {done}"):
+                    record = replace(record, held_out=task.held_out_losses(state.model, layout, data))
             if layout.rank == 0:
                 recorder.metric(record)
 
-            checkpointer.advance(result.signals.num_saved, result.signals.num_save_failed)
+            with doing("checkpoint"):
+                checkpointer.advance(result.signals.num_saved, result.signals.num_save_failed)
             if result.signals.request is not None:
                 checkpointer.save(done, run_state(spec, data, done))
                 return Outcome(_ENDINGS[result.signals.request], done, None)
@@ -119,7 +128,8 @@ def train(
     finally:
         batches.close()
 
-    report = task.evaluate(state.model, layout, data)
+    with doing("evaluation", "evaluation of the finished model"):
+        report = task.evaluate(state.model, layout, data)
     if layout.rank == 0:
         folder.write(REPORT, json.dumps(report.to_plain(), indent=1, ensure_ascii=False).encode())
     return Outcome("succeeded", done, report)

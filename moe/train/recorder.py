@@ -16,6 +16,11 @@ class Recorder(ABC):
         """Take the record of one finished step."""
 
     @abstractmethod
+    def resumed(self, step: int, checkpoint: str | None) -> None:
+        """Take the news that training goes on after `step` steps, from a checkpoint that is loaded; from the start
+        where there is none."""
+
+    @abstractmethod
     def checkpoint(self, record: CheckpointRecord) -> None:
         """Take the news that a checkpoint is committed."""
 
@@ -40,6 +45,10 @@ class MemoryRecorder(Recorder):
         self.checkpoints: list[CheckpointRecord] = []
         self.failed_checkpoints: list[dict[str, Any]] = []
         self.logs: list[dict[str, Any]] = []
+        self.resumed_at: tuple[int, str | None] | None = None
+
+    def resumed(self, step: int, checkpoint: str | None) -> None:
+        self.resumed_at = (step, checkpoint)
 
     def metric(self, record: StepRecord) -> None:
         self.metrics.append(record)

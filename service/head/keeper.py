@@ -18,6 +18,7 @@ import structlog
 
 from service.head.local_head import LocalHead
 from service.head.ray_start import LocalHeadError
+from service.wire.trouble import Trouble
 
 LOOK_INTERVAL_S = 1.0
 MAX_TRIES = 6
@@ -68,6 +69,7 @@ class HeadKeeper:
         self._tries: list[float] = []
         self._died_at: datetime | None = None
         self._trouble: str | None = None
+        self._runs_nothing = False
         self._given_up = False
         self._over = threading.Event()
         self._abort: list[int] = []
@@ -83,9 +85,10 @@ class HeadKeeper:
         self._abort.append(signal.SIGTERM)
         self._thread.join()
 
-    def trouble(self) -> str | None:
+    def trouble(self) -> Trouble | None:
         """Trouble with the head, since when, and what is done about it or has to be; None while it runs."""
-        return self._trouble
+        words = self._trouble
+        return None if words is None else Trouble(words, self._runs_nothing)
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_INTERVAL_S):
@@ -101,9 +104,10 @@ class HeadKeeper:
         except LocalHeadError:
             if self._trouble != STOPPED:
                 log.warning("the Ray head was stopped, and is left so")
-            self._trouble = STOPPED
+            self._trouble, self._runs_nothing = STOPPED, True
             return
         dead = self._dead()
+        self._runs_nothing = dead == "head"
         if dead is None:
             if self._trouble is not None:
                 log.info("the Ray head runs again", dashboard=self.head.dashboard_url)

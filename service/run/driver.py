@@ -17,22 +17,24 @@ from typing import Any
 
 from moe.spec import SpecError
 from moe.train.environment import KEEP_FREED_MEMORY
+from service.run.group_watch import GroupWatch
+from service.run.heartbeat_server import HeartbeatServer
 from service.run.placement import why_unplaced
 from service.run.recorder import CapturedOutput, SpoolRecorder
 from service.run.spool import spool_folder
-from service.run.watchdog import Watchdog
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
 
 COLLECTIVE_TIMEOUT_S = 1800
-"""Of the default process group. Ranks wait in it while one still prepares data; what is stuck between two
-steps, the watchdog notices sooner."""
+"""Of the default process group. Ranks wait in it while one still prepares data; what is stuck, the watch over their
+heartbeats notices sooner."""
 PATIENCE_TERMINATED_S = 1.0
 """Ray kills a driver 3 s after it asked it to end."""
 WATCH_INTERVAL_S = 0.25
 LOOKS_WITHOUT_GROUP = 2
 """After so many, why workers have not begun is told."""
 LOOK_INTERVAL_S = 10.0
+HEARTBEATS_INTERVAL_S = 1.0
 
 RAY_ENVIRONMENT = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -85,6 +87,7 @@ class Driver:
         self._result: Result | None = None
         """Of an attempt that ends before its run does; None when it is terminated."""
         self._over = threading.Event()
+        self._group_watch: GroupWatch | None = None
 
     def run(self) -> int:
         """The process's exit status: 0 for a run that ended as it should, also when paused or cancelled."""
@@ -96,7 +99,7 @@ class Driver:
                 result = self._result
             except Exception as error:
                 _log.exception("attempt %d failed", self._launch.attempt)
-                result = Result(outcome="failed", step=self._last_step(), message=_in_words(error))
+                result = Result(outcome="failed", step=self._last_step(), message=self._why_failed(error))
             self._over.set()
             if result is not None:
                 self._folder.write_result(result)
@@ -120,7 +123,11 @@ class Driver:
             runtime_env={"env_vars": workers_environment(self._launch.gpus_per_worker)},
         )  # fmt: skip
         signal.signal(signal.SIGTERM, self._on_terminated)  # ray.init has set its own
-        trainer = self._trainer()
+        from service.run.process_group import node_address
+
+        heartbeats = HeartbeatServer(node_address())
+        self._group_watch = GroupWatch(heartbeats)
+        trainer = self._trainer(heartbeats)
         self._recorder.phase("imports", _seconds_since_start())
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         # Only now: before, it would take turns with the imports, and the workers would start later for it.
@@ -129,9 +136,10 @@ class Driver:
             answer = trainer.fit()
         finally:
             self._over.set()
+            heartbeats.close()
         return Result.model_validate(answer.return_value)
 
-    def _trainer(self) -> Any:
+    def _trainer(self, heartbeats: HeartbeatServer) -> Any:
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
         from service.run.notices import GroupNotices
@@ -147,7 +155,7 @@ class Driver:
             train_worker,
             train_loop_config={"launch": self._launch_path, "fit_at": time.time()},
             # Always gloo: it carries what is no tensor of a GPU; Layout makes NCCL groups where they belong.
-            backend_config=GlooConfig(COLLECTIVE_TIMEOUT_S),
+            backend_config=GlooConfig(COLLECTIVE_TIMEOUT_S, heartbeats.address),
             scaling_config=ScalingConfig(
                 num_workers=launch.plan.num_workers,
                 use_gpu=launch.gpus_per_worker > 0,
@@ -184,9 +192,8 @@ class Driver:
 
     def _watch(self) -> None:
         """Tells of dead groups, obeys requests that no group is there to obey, and notices a stuck run."""
-        launch = self._launch
-        watchdog = Watchdog(launch.storage, launch.attempt, launch.spec)
         look_at = time.monotonic() + LOOK_INTERVAL_S
+        heartbeats_at = 0.0
         logged = ""
         while not self._over.wait(WATCH_INTERVAL_S):
             try:
@@ -195,12 +202,10 @@ class Driver:
                     self._obey()
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + LOOK_INTERVAL_S
-                    runs = self._group_runs()
-                    self._tell_of_waiting(runs)
-                    # What obeys a request takes the time of a checkpoint; the controller has a deadline for it.
-                    judged = runs and not self._recorder.control.requested()
-                    if (why := watchdog.stalled(judged)) is not None:
-                        self._end(Result(outcome="failed", step=self._last_step(), message=why))
+                    self._tell_of_waiting(self._group_runs())
+                if self._group_watch is not None and time.monotonic() >= heartbeats_at:
+                    heartbeats_at = time.monotonic() + HEARTBEATS_INTERVAL_S
+                    self._group_watch.look()
             except Exception as error:  # whatever it is, a run that nobody watches would be worse
                 if (said := repr(error)) != logged:  # not four times a second
                     _log.exception("the run cannot be watched just now; trying again")
@@ -215,8 +220,9 @@ class Driver:
             return
         # Counted by what has begun: a group may also die before it has.
         self._num_dead_groups = len(self._folder.groups())
-        for reason in new:
+        for told in new:
             self._num_notices += 1
+            reason = (self._group_watch and self._group_watch.take_reason()) or told
             if self._num_notices <= self._launch.max_failures:
                 _log.warning("worker group died (%d of %d allowed): %s", self._num_notices,
                              self._launch.max_failures, reason)  # fmt: skip
@@ -244,6 +250,10 @@ class Driver:
             reason = f"its gang of {workers} of {each} each has a place, and is slow to start"
         _log.warning("%s", reason)
         self._recorder.record("waiting", {"reason": reason})
+
+    def _why_failed(self, error: Exception) -> str:
+        """Reason why the run failed: of workers that this driver has ended, why it has."""
+        return (self._group_watch and self._group_watch.take_reason()) or _in_words(error)
 
     def _group_runs(self) -> bool:
         """Whether a worker group has begun and is not known to have died."""

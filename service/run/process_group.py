@@ -17,14 +17,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.train.backend import Backend, BackendConfig
 
 from moe.interface import LOOPBACK, listen_on
+from service.run.heartbeat import HeartbeatAddress, begin_heartbeat
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+FIRST_HEARTBEAT_TIMEOUT_S = 60.0
+"""For each worker process to begin its heartbeat, which is the first thing that it is asked for."""
 LEAVE_TIMEOUT_S = 5.0
 """A group whose collective is stuck does not take part in its own end."""
 
@@ -88,6 +91,12 @@ def _tcp_store(
     )
 
 
+def _begin(heartbeats: HeartbeatAddress, rank: int) -> str:
+    """Begin this worker's heartbeat; answers with the address of its node."""
+    begin_heartbeat(heartbeats, rank, ray.get_runtime_context().get_node_id())
+    return node_address()
+
+
 class _Gloo(Backend):
     """Ray Train's hooks at the start and the end of a worker group."""
 
@@ -96,7 +105,15 @@ class _Gloo(Backend):
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         assert isinstance(backend_config, GlooConfig)
         timeout_s = backend_config.timeout_s
-        addresses = meeting_addresses(worker_group.execute(node_address))
+        # Before anything else, so that a worker that freezes while it imports torch is noticed, too.
+        nodes = ray.get(
+            [
+                worker_group.execute_single_async(rank, _begin, backend_config.heartbeats, rank)
+                for rank in range(len(worker_group))
+            ],
+            timeout=FIRST_HEARTBEAT_TIMEOUT_S,
+        )
+        addresses = meeting_addresses(nodes)
         port = worker_group.execute_single(0, open_store, addresses[0], timeout_s)
         ray.get(
             [
@@ -110,13 +127,17 @@ class _Gloo(Backend):
             ray.get(worker_group.execute_async(leave), timeout=LEAVE_TIMEOUT_S)
         except GetTimeoutError:
             _log.warning("the workers' process group did not end within %g s", LEAVE_TIMEOUT_S)
+        except RayError as error:  # of a worker that died, which is told of elsewhere
+            _log.info("the workers' process group did not end in order: %s", type(error).__name__)
 
 
 @dataclass
 class GlooConfig(BackendConfig):
-    """A process group of gloo, made as this module says, whose collectives end after `timeout_s` seconds."""
+    """A process group of gloo, made as this module says, whose collectives end after `timeout_s` seconds; its workers
+    send their heartbeats to `heartbeats`."""
 
     timeout_s: float
+    heartbeats: HeartbeatAddress
 
     @property
     def backend_cls(self) -> type[_Gloo]:

@@ -76,6 +76,8 @@ class SpoolRecorder(Recorder):
         self._sealer.start()
         self._storage, self._is_last = storage, group == "driver"
         self._closed = False
+        self.of_group: dict[str, int] = {}
+        """What a record says of the worker group that it is about: `group` and `num_workers`."""
 
     def record(self, kind: RecordKind, data: dict[str, Any]) -> None:
         """Keeps a record, if this process speaks for its group; NaN and infinity become null."""
@@ -107,6 +109,9 @@ class SpoolRecorder(Recorder):
 
     def metric(self, record: StepRecord) -> None:
         self.record("metric", record.to_plain())
+
+    def resumed(self, step: int, checkpoint: str | None) -> None:
+        self.record("resumed", {"step": step, "checkpoint": checkpoint, **self.of_group})
 
     def checkpoint(self, record: CheckpointRecord) -> None:
         self.record("checkpoint", record.to_plain())

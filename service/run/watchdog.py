@@ -1,85 +1,92 @@
-"""Notices a run that lives and gets nowhere: a stuck collective looks healthy to everything else."""
+"""Judgement of a worker group by its heartbeats: who is frozen, who waits for whom, and whether all are stuck.
 
-import json
-import time
+Pure: from what the ranks said last to what is to be done. A rank that does not beat is looked at from outside. One
+that beats and does nothing, while others wait for it, is named, and its stacks are asked for; it is ended only when
+nobody in its group has worked for longer than any honest wait. A slow rank works, and is left alone for as long as it
+does.
+"""
 
-from moe.records import StepRecord
-from moe.spec import JobSpec
-from moe.storage.folder import Folder
-from service.wire.segments import SegmentFolder, WriterFolder
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-PATIENCE_S = 300.0
-SLOWEST_STEPS = 20
-"""A step may take this many times as long as the last one, if that is more than the patience."""
+MAX_SHOWN = 8
+"""Ranks that a reason names."""
+_PATIENT = ("checkpoint", "loading")
+_UNWATCHED = ("start", "preparation")
+"""In these a rank may wait for a process of another job, which prepares the same corpus."""
 
 
-class Watchdog:
-    """Reads what rank 0 has sealed on storage: the one sign of progress that a frozen process cannot give."""
+@dataclass(frozen=True)
+class Limits:
+    """Seconds after which something is done."""
 
-    def __init__(self, storage: str, attempt: int, spec: JobSpec, patience_s: float = PATIENCE_S) -> None:
-        self._metrics = SegmentFolder(Folder.of_job(storage), "metrics")
-        self._attempt, self._spec, self._patience_s = attempt, spec, patience_s
-        self._seen: tuple[WriterFolder, int] | None = None
-        self._since = time.monotonic()
-        self._last: StepRecord | None = None
-        self._suspected = False
+    silent_s: float = 20.0
+    """A rank that has not beaten for so long is looked at."""
+    idle_s: float = 20.0
+    """A rank that has done nothing for so long, while others wait for it, is named."""
+    stuck_s: float = 300.0
+    """A group in which nobody has done anything for so long is stuck."""
+    slowest_steps: int = 20
+    """It has this many times as long as its last step took, if that is more."""
+    storage_s: float = 1800.0
+    """It has so long while a rank reads or writes a checkpoint: storage may take its time, and neither CPU time nor
+    files tell of what is on its way to it."""
 
-    def stalled(self, group_runs: bool) -> str | None:
-        """Reason why the run counts as stuck, or None. Raises OSError when storage cannot be read or written.
 
-        Only between a group's first step and the last, and not where a checkpoint or an evaluation is due: data,
-        models, checkpoints and evaluations take what they take. Storage that takes nothing is no sign of a stuck
-        run, and what waited for it has until the next look to come.
-        """
-        now = time.monotonic()
-        if not group_runs:
-            self._since, self._last, self._suspected = now, None, False
-            return None
-        self._look(now)
-        if self._last is None or self._takes_what_it_takes(self._last.step):
-            return None
-        patience_s = max(self._patience_s, SLOWEST_STEPS * (self._last.step_s or 0.0))
-        if now - self._since <= patience_s:
-            self._suspected = False
-            return None
-        try:
-            self._metrics.probe()
-        except OSError:
-            self._since, self._suspected = now, False
-            raise
-        if not self._suspected:
-            self._suspected = True
-            return None
-        return f"no step after step {self._last.step} for {now - self._since:.0f} s: the workers are stuck"
+@dataclass(frozen=True)
+class RankFacts:
+    """What a rank said last, and how long ago."""
 
-    def _takes_what_it_takes(self, step: int) -> bool:
-        """Whether something else than a step comes before the metrics of the step after this one."""
-        train = self._spec.train
-        evaluates = train.evaluation.every_steps
-        return (
-            step >= train.num_steps
-            or step % self._spec.checkpoint.every_steps == 0
-            or (evaluates is not None and (step + 1) % evaluates == 0)
-        )
+    rank: int
+    phase: str
+    doing: str
+    in_collective: bool
+    silent_s: float
+    idle_s: float
+    step_s: float = 0.0
 
-    def _look(self, now: float) -> None:
-        writers = [
-            writer
-            for writer in self._metrics.writers()
-            if writer.attempt == self._attempt and writer.group >= 0
-        ]
-        if not writers:
-            return
-        newest = writers[-1]
-        known = self._seen[1] + 1 if self._seen and self._seen[0] == newest else 0
-        if self._seen is None or self._seen[0] != newest:
-            self._last = None
-        segments = self._metrics.segments(newest, known)
-        if not segments:
-            return
-        self._seen, self._since = (newest, segments[-1].number), now
-        for segment in segments:
-            for line in self._metrics.lines(segment):
-                record = json.loads(line)
-                if record["kind"] == "metric":
-                    self._last = StepRecord.read(record["data"])
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.doing})"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is to be done about a group; all empty where it gets on."""
+
+    silent: tuple[int, ...] = ()
+    """Ranks to be looked at: no heartbeat for `Limits.silent_s`."""
+    idle: tuple[int, ...] = ()
+    """Ranks whose stacks are to be asked for: they beat, and do nothing."""
+    stuck: tuple[int, ...] = ()
+    """Ranks to be ended: the group gets nowhere because of them."""
+    reason: str = ""
+    """Why, for `stuck`."""
+
+
+def judge(ranks: Sequence[RankFacts], limits: Limits) -> Judgement:
+    """Judge a group by its ranks, all of those whose processes are there."""
+    silent = [rank for rank in ranks if rank.silent_s >= limits.silent_s]
+    watched = [rank for rank in ranks if rank not in silent and rank.phase not in _UNWATCHED]
+    outside = [rank for rank in watched if not rank.in_collective]
+    if outside or all(rank.idle_s >= limits.idle_s for rank in watched):
+        idle = [rank for rank in outside or watched if rank.idle_s >= limits.idle_s]
+    else:
+        idle = []  # all wait in collectives, and what they wait for goes on
+    numbers = tuple(rank.rank for rank in silent), tuple(rank.rank for rank in idle)
+    return Judgement(*numbers, *_stuck(ranks, limits))
+
+
+def _stuck(ranks: Sequence[RankFacts], limits: Limits) -> tuple[tuple[int, ...], str]:
+    """(ranks to be ended, why) of a group in which nobody has done anything for too long."""
+    still_s = min((max(rank.idle_s, rank.silent_s) for rank in ranks), default=0.0)
+    if still_s < _patience_s(ranks, limits) or any(rank.phase in _UNWATCHED for rank in ranks):
+        return (), ""
+    to_blame = [rank for rank in ranks if not rank.in_collective] or list(ranks)
+    shown = ", ".join(map(str, to_blame[:MAX_SHOWN])) + (" and others" if len(to_blame) > MAX_SHOWN else "")
+    return tuple(rank.rank for rank in to_blame), f"no rank has done anything for {still_s:.0f} s; {shown}"
+
+
+def _patience_s(ranks: Sequence[RankFacts], limits: Limits) -> float:
+    slowest_s = limits.slowest_steps * max((rank.step_s for rank in ranks), default=0.0)
+    storage_s = limits.storage_s if any(rank.phase in _PATIENT for rank in ranks) else 0.0
+    return max(limits.stuck_s, slowest_s, storage_s)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe.activity import doing
 from moe.plan import Plan
 from moe.records import CheckpointRecord, StepRecord
 from moe.spec import SpecError
@@ -19,6 +20,7 @@ from moe.tasks.task import PreparedData, Task
 from moe.train.checkpoint import marker
 from moe.train.recorder import Level, Recorder
 from service.run.device import device_fault, device_of
+from service.run.heartbeat import Heartbeat, heartbeat_of_process
 from service.run.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecorder
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result
@@ -47,8 +49,10 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
 
     context = ray.train.get_context()
     rank = context.get_world_rank()
+    heartbeat = heartbeat_of_process()
     folder, launch = AttemptFolder.opened(config["launch"])
-    group, resumed_step = together.from_first(lambda: _begin_group(folder, launch))
+    with doing("start", "start of the worker group"):
+        group, resumed_step = together.from_first(lambda: _begin_group(folder, launch))
     recorder = SpoolRecorder(
         job_id=launch.job_id,
         attempt=launch.attempt,
@@ -60,6 +64,8 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
         sweeps=context.get_local_rank() == 0,
     )
     patience_s = PATIENCE_AFTER_ERROR_S
+    if heartbeat is not None:
+        heartbeat.follow(recorder.line)
     try:
         with CapturedOutput(recorder):
             kind = launch.spec.resources.trains_on(launch.gpus_per_worker)
@@ -73,13 +79,16 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
                 {"rank": rank, "node": context.get_node_rank(), "host": socket.gethostname(),
                  "pid": os.getpid(), "device": str(device)}
             )  # fmt: skip
-            recorder.record("started", {"group": group, "resumed_step": resumed_step, "workers": workers})
+            recorder.record("started", {"group": group, "workers": workers})
+            recorder.of_group = {"group": group, "num_workers": len(workers)}
             if group == launch.group_start:  # later ones began when the one before had died
                 recorder.phase("worker_group", began - config["fit_at"])
             recorder.line("info", f"worker group {group}: this is {workers[rank]}")
-            result = _run(launch, folder, group, resumed_step, device, recorder)
+            result = _run(launch, folder, group, resumed_step, device, recorder, heartbeat)
         patience_s = CLOSE_PATIENCE_S
     finally:
+        if heartbeat is not None:
+            heartbeat.unfollow()
         recorder.close(patience_s)
     return result.model_dump(mode="json")
 
@@ -91,6 +100,7 @@ def _run(
     resumed_step: int,
     device: "torch.device",
     recorder: SpoolRecorder,
+    heartbeat: Heartbeat | None = None,
 ) -> Result:
     from moe.parallel import Layout
     from moe.tasks.build import build_task
@@ -101,15 +111,18 @@ def _run(
     try:
         began = time.perf_counter()
         task = build_task(launch.spec, launch.allowed_code)
-        data = task.prepare(
-            launch.cache,
-            roots=launch.data_roots,
-            report=lambda message: recorder.log("info", message),
-            kept=lambda: kept_tokenizers(launch.storage),
-        )
+        with doing("preparation", "preparation of data"):
+            data = task.prepare(
+                launch.cache,
+                roots=launch.data_roots,
+                report=lambda message: recorder.log("info", message),
+                kept=lambda: kept_tokenizers(launch.storage),
+            )
         recorder.phase("data", time.perf_counter() - began)
-        plan = _plan(launch, folder, task, data, device, recorder)
-        layout = Layout.build(plan, device)
+        with doing("trials", "trials of plans"):
+            plan = _plan(launch, folder, task, data, device, recorder)
+        with doing("loading", "start of the process groups"):
+            layout = Layout.build(plan, device)
         outcome = train(
             task,
             plan,
@@ -119,7 +132,7 @@ def _run(
             cache=Path(launch.cache),
             attempt=launch.attempt,
             group=group,
-            recorder=_FirstStepTimed(recorder),
+            recorder=_FirstStepTimed(recorder, heartbeat),
             control=recorder.control,
             roots=launch.data_roots,
         )
@@ -168,10 +181,10 @@ def _plain(plan: Plan | None) -> dict[str, Any] | None:
 
 
 class _FirstStepTimed(Recorder):
-    """Passes everything on, and records how long the model and the first step took."""
+    """Passes everything on, records how long the model and the first step took, and tells the heartbeat of steps."""
 
-    def __init__(self, recorder: SpoolRecorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: SpoolRecorder, heartbeat: Heartbeat | None) -> None:
+        self._recorder, self._heartbeat = recorder, heartbeat
         self._began: float | None = time.perf_counter()
 
     def metric(self, record: StepRecord) -> None:
@@ -180,7 +193,12 @@ class _FirstStepTimed(Recorder):
             self._recorder.phase("model", until_now - step_s)
             self._recorder.phase("first_step", step_s)
             self._began = None
+        if self._heartbeat is not None:
+            self._heartbeat.step_s = record.step_s or 0.0
         self._recorder.metric(record)
+
+    def resumed(self, step: int, checkpoint: str | None) -> None:
+        self._recorder.resumed(step, checkpoint)
 
     def checkpoint(self, record: CheckpointRecord) -> None:
         self._recorder.checkpoint(record)
@@ -196,7 +214,7 @@ class _FirstStepTimed(Recorder):
 
 
 def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
-    """(number of this worker group, step of the newest committed checkpoint)."""
+    """(number of this worker group, step of the newest committed checkpoint, which may turn out to be damaged)."""
     group = folder.begin_group(launch.group_start)
     newest = marker.committed(Folder.of_job(launch.storage).below(marker.FOLDER))
     place = marker.order(newest[0]) if newest else None

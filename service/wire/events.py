@@ -13,7 +13,16 @@ MAX_BATCH_BYTES = 4_000_000
 
 EventKind = Literal["state", "plan", "metric", "checkpoint", "log"]
 RecordKind = Literal[
-    "metric", "checkpoint", "checkpoint_failed", "log", "started", "waiting", "recovering", "phase", "plan"
+    "metric",
+    "checkpoint",
+    "checkpoint_failed",
+    "log",
+    "started",
+    "resumed",
+    "waiting",
+    "recovering",
+    "phase",
+    "plan",
 ]
 Request = Literal["pause", "cancel"]
 Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
@@ -56,7 +65,8 @@ class Record(_Wire):
     checkpoint  a CheckpointRecord
     checkpoint_failed  {"step": int, "reason": str}: given up; the next one is a new chance
     log         {"level": str, "message": str, ...}
-    started     {"group": int, "resumed_step": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
+    started     {"group": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
+    resumed     {"group": int, "num_workers": int, "step": int, "checkpoint": str | None}: what was loaded
     waiting     {"reason": str}: the driver's workers have not been given a place for a while
     recovering  {"reason": str}: the driver lost its worker group and makes another
     phase       {"name": "imports" | "worker_group" | "data" | "trials" | "model" | "first_step", "seconds": float}

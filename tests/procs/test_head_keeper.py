@@ -98,8 +98,9 @@ def test_a_dead_dashboard_is_started_alone(tmp_path: Path, core: subprocess.Pope
     keeper.look()
     trouble = keeper.trouble()
     assert trouble is not None
-    assert trouble.startswith("the dashboard of its Ray head died at 20")
-    assert trouble.endswith("and is started again (try 1 of 6); what trains goes on")
+    assert trouble.words.startswith("the dashboard of its Ray head died at 20")
+    assert trouble.words.endswith("and is started again (try 1 of 6); what trains goes on")
+    assert not trouble.runs_nothing
     keeper.look()
     assert keeper.trouble() is None
     assert core.poll() is None
@@ -122,7 +123,10 @@ def test_what_dies_each_time_is_given_up_and_that_is_said_once(
             keeper.look()
     trouble = keeper.trouble()
     assert trouble is not None
-    assert "was started again 6 times in vain: end 'shardyard up', mend what its log says of Ray" in trouble
+    assert (
+        "was started again 6 times in vain: end 'shardyard up', mend what its log says of Ray"
+        in trouble.words
+    )
     events = [line["event"] for line in logged]
     assert events[0] == "a part of the Ray head died"
     assert events[1:-1] == ["starting it again", "the Ray head did not come up"] * MAX_TRIES

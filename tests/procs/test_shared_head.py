@@ -19,6 +19,7 @@ from service.head import ray_start
 from service.head.keeper import HeadKeeper
 from service.head.local_head import LocalHead
 from service.head.processes import Process
+from service.wire.trouble import Trouble
 from tests.processes import await_that, sleeping, with_environment
 from tests.procs.stand_in_ray import STAND_IN
 
@@ -95,8 +96,9 @@ def test_a_head_that_somebody_stops_is_not_started_again(state_dir: Path) -> Non
     assert LocalHead.stop_recorded(state_dir)
     for _ in range(3):
         keeper.look()
-    assert keeper.trouble() == (
-        "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again"
+    assert keeper.trouble() == Trouble(
+        "its Ray head was stopped, as 'shardyard down' does: end 'shardyard up', and start it again",
+        runs_nothing=True,
     )
     assert started(state_dir) == []
     other = LocalHead.start(state_dir, num_cpus=1)  # of another `up`, at another address

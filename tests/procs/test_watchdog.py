@@ -1,116 +1,70 @@
-"""A run that lives and gets nowhere is noticed, and one that only takes its time is not."""
+"""Who of a worker group is frozen, who is waited for, and when a group is stuck: judged by what ranks say."""
 
-import json
-import tracemalloc
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from moe.spec import JobSpec
-from service.run.spool import Seals, Spool
-from service.run.watchdog import Watchdog
+from service.run.watchdog import Judgement, Limits, RankFacts, judge
+
+LIMITS = Limits()
+AT_WORK = RankFacts(0, "step", "step 7", in_collective=False, silent_s=1.0, idle_s=0.0, step_s=2.0)
+WAITING = RankFacts(1, "step", "all-reduce of gradients", in_collective=True, silent_s=1.0, idle_s=500.0)
 
 
-class Run:
-    """Rank 0 of one group, as its sealed records show it."""
-
-    def __init__(self, tmp_path: Path, group: int) -> None:
-        self._spool = Spool(tmp_path / f"node-{group}", "jsonl")
-        self._seals = Seals(str(tmp_path / "storage"), "metrics", f"a1.g{group}")
-
-    def says(self, kind: str, **data: object) -> None:
-        line = json.dumps({"seq": self._spool.num_lines, "kind": kind, "data": data}).encode() + b"\n"
-        self._spool.append(lambda _seq: line)
-        self._spool.roll()
-        for segment in self._spool.complete():
-            self._seals.seal(segment)
-
-
-def _spec(num_steps: int, **changes: Any) -> JobSpec:
-    train = {"num_steps": num_steps, "batch_tokens": 1024, **changes.pop("train", {})}
-    return JobSpec.parse(
-        {"name": "small", "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"},
-         "train": train, **changes}
-    )  # fmt: skip
-
-
-def test_only_silence_between_the_first_step_and_the_last_counts(tmp_path: Path) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10), patience_s=0)
-    run = Run(tmp_path, 0)
-    assert watchdog.stalled(group_runs=True) is None
-    run.says("started", group=0)
-    assert watchdog.stalled(group_runs=True) is None  # it prepares data, or builds the model
-    run.says("metric", step=1, step_s=0.0)
-    watchdog.stalled(group_runs=True)
-    assert watchdog.stalled(group_runs=True) is None  # what storage did not take before may be on its way
-    stuck = watchdog.stalled(group_runs=True)
-    assert stuck is not None
-    assert "no step after step 1" in stuck
-    run.says("metric", step=10, step_s=0.0)
-    for _ in range(3):
-        assert watchdog.stalled(group_runs=True) is None  # it evaluates
-
-
-def test_a_segment_of_tiny_lines_takes_no_more_room_than_it_has_bytes(tmp_path: Path) -> None:
-    folder = tmp_path / "storage/metrics/a1.g0"
-    folder.mkdir(parents=True)
-    line = b'{"kind":""}\n'
-    (folder / "segment-00000000.jsonl").write_bytes(line * ((1 << 20) // len(line)))
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10))
-    tracemalloc.start()
-    try:
-        assert watchdog.stalled(group_runs=True) is None
-        assert tracemalloc.get_traced_memory()[1] < 3 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_slow_step_has_its_time(tmp_path: Path) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10), patience_s=0)
-    Run(tmp_path, 0).says("metric", step=1, step_s=60.0)
-    for _ in range(3):
-        assert watchdog.stalled(group_runs=True) is None
+def test_a_slow_rank_that_works_is_left_alone_however_long_others_wait_for_it() -> None:
+    assert judge([AT_WORK, WAITING, replace(WAITING, rank=2, idle_s=86_400.0)], LIMITS) == Judgement()
 
 
 @pytest.mark.parametrize(
-    "due",
-    [{"checkpoint": {"every_steps": 4}}, {"train": {"evaluation": {"every_steps": 5}}}],
-    ids=["checkpoint", "evaluation"],
+    "phase", ["start", "preparation", "trials", "loading", "step", "checkpoint", "evaluation"]
 )
-def test_checkpoints_and_evaluations_take_what_they_take(tmp_path: Path, due: dict[str, Any]) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10, **due), patience_s=0)
-    run = Run(tmp_path, 0)
-    run.says("metric", step=4, step_s=0.0)  # a checkpoint may be waited for; step 5 ends with an evaluation
-    for _ in range(3):
-        assert watchdog.stalled(group_runs=True) is None
-    run.says("metric", step=5, step_s=0.0)
-    watchdog.stalled(group_runs=True)
-    watchdog.stalled(group_runs=True)
-    assert watchdog.stalled(group_runs=True) is not None
+@pytest.mark.parametrize("in_collective", [False, True])
+def test_a_rank_that_does_not_beat_is_looked_at_in_every_phase(phase: str, in_collective: bool) -> None:
+    frozen = replace(AT_WORK, rank=3, phase=phase, in_collective=in_collective, silent_s=20.0)
+    assert judge([AT_WORK, frozen], LIMITS).silent == (3,)
+    assert judge([AT_WORK, replace(frozen, silent_s=19.9)], LIMITS).silent == ()
 
 
-def test_storage_that_takes_nothing_is_no_sign_of_a_stuck_run(tmp_path: Path) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10), patience_s=0)
-    run = Run(tmp_path, 0)
-    run.says("metric", step=1, step_s=0.0)
-    watchdog.stalled(group_runs=True)
-    metrics = tmp_path / "storage/metrics"
-    (metrics / ".probe").mkdir()  # nothing can be written under that name
-    for _ in range(3):
-        with pytest.raises(OSError, match="probe"):
-            watchdog.stalled(group_runs=True)
-    (metrics / ".probe").rmdir()
-    assert watchdog.stalled(group_runs=True) is None
-    assert watchdog.stalled(group_runs=True) is not None
-    assert [path.name for path in metrics.iterdir()] == ["a1.g0"]
+def test_a_rank_that_beats_and_does_nothing_while_others_wait_is_named_and_not_ended() -> None:
+    hanging = replace(AT_WORK, rank=2, idle_s=25.0)
+    assert judge([WAITING, hanging], LIMITS) == Judgement(idle=(2,))
+    assert judge([AT_WORK, WAITING, hanging], LIMITS) == Judgement(idle=(2,))
+    assert judge([WAITING, replace(hanging, idle_s=19.0)], LIMITS) == Judgement()
 
 
-def test_a_group_that_is_made_anew_starts_afresh(tmp_path: Path) -> None:
-    watchdog = Watchdog(str(tmp_path / "storage"), 1, _spec(num_steps=10), patience_s=0)
-    Run(tmp_path, 0).says("metric", step=4, step_s=0.0)
-    watchdog.stalled(group_runs=True)
-    assert watchdog.stalled(group_runs=False) is None
-    Run(tmp_path, 1).says("started", group=1)
-    for _ in range(3):
-        assert watchdog.stalled(group_runs=True) is None
+def test_a_group_in_which_nobody_does_anything_is_stuck_by_those_who_came_to_no_collective() -> None:
+    hanging = replace(AT_WORK, rank=2, idle_s=301.0)
+    assert judge([WAITING, hanging], LIMITS).stuck == (2,)
+    assert judge([replace(WAITING, idle_s=299.0), hanging], LIMITS).stuck == ()
+    assert "rank 2 (step 7)" in judge([WAITING, hanging], LIMITS).reason
+
+
+def test_ranks_that_all_wait_in_collectives_are_all_named_and_all_ended() -> None:
+    other = replace(WAITING, rank=2, doing="all-to-all of rows", idle_s=400.0)
+    assert judge([WAITING, other], LIMITS) == Judgement(
+        idle=(1, 2),
+        stuck=(1, 2),
+        reason="no rank has done anything for 400 s; rank 1 (all-reduce of gradients), rank 2 (all-to-all of rows)",
+    )
+
+
+def test_a_group_has_the_time_of_twenty_steps() -> None:
+    hanging = replace(AT_WORK, rank=2, idle_s=1000.0, step_s=60.0)
+    assert judge([hanging], LIMITS).stuck == ()
+    assert judge([replace(hanging, idle_s=1200.0)], LIMITS).stuck == (2,)
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "loading"])
+def test_storage_may_take_its_time(phase: str) -> None:
+    waiting = replace(AT_WORK, phase=phase, idle_s=1799.0)
+    assert judge([waiting], LIMITS).stuck == ()
+    assert judge([replace(waiting, idle_s=1800.0)], LIMITS).stuck == (0,)
+
+
+def test_a_rank_that_prepares_may_wait_for_another_job_that_prepares_the_same() -> None:
+    preparing = replace(AT_WORK, phase="preparation", idle_s=1e6)
+    assert judge([preparing, replace(WAITING, phase="start", idle_s=1e6)], LIMITS) == Judgement()
+
+
+def test_no_ranks_are_no_trouble() -> None:
+    assert judge([], LIMITS) == Judgement()

@@ -56,7 +56,7 @@ def test_paused_and_then_killed_in_each_of_its_parts_a_run_goes_on_where_it_was(
     groups = _started(events)
     places = [(group.attempt, group.data["group"]) for group in groups]
     assert places == [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2)]
-    resumed = [group.data["resumed_step"] for group in groups]
+    resumed = [event.data["step"] for event in events if event.data.get("record") == "resumed"]
     assert resumed[:2] == [0, paused_at]
     assert all(step >= least for step, least in zip(resumed[2:], (20, 30, 40), strict=True))
     changes = entered(events)

@@ -89,7 +89,7 @@ def main(path: Path) -> None:
     workers = [
         {"rank": rank, "node": "local", "device": "cpu"} for rank in range(launch["plan"]["num_workers"])
     ]
-    sender.add("started", group=0, resumed_step=first_step, workers=workers)
+    sender.add("started", group=0, workers=workers)
     outcome = "failed" if labels.get("fail") else "succeeded"
     step = first_step
     for step in range(first_step + 1, launch["spec"]["train"]["num_steps"] + 1):

@@ -179,7 +179,7 @@ def paused_in_a_step(services: Services, cluster: Forgetful, job_id: str, *, beg
     job = stepped(services, job_id)
     if job.launch == "submitted" and job.group_phase is None:
         if begins:
-            tell(services, cluster, job, "started", {"group": 0, "resumed_step": 0, "workers": []})
+            tell(services, cluster, job, "started", {"group": 0, "workers": []})
         # Who had begun has died since: that counts all the same.
         tell(services, cluster, job, "waiting", {"reason": "waits for a place"}, "driver")
     return job.state == "paused"

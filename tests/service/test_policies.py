@@ -71,6 +71,11 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("the cluster is away for long", {"observation": None, "unreachable": "away"}, NoteUnreachable),
     ("the cluster is away, as it says", {"observation": None, "unreachable": "away", "reason": "away",
                                          "unreachable_since": 1.0}, Wait),
+    ("the cluster is dead", {"observation": None, "unreachable": "its GCS died", "runs_nothing": True}, Move),
+    ("the cluster is dead, and it recovers", {"observation": None, "unreachable": "its GCS died",
+                                              "runs_nothing": True, "state": State.RECOVERING}, NoteUnreachable),
+    ("nothing is heard of it", {"heard_at": 985.0}, Explain),
+    ("it was heard of a moment ago", {"heard_at": 995.0}, Wait),
     ("the cluster is away between two attempts", {"launch": None, "observation": None, "unreachable": "away",
                                                   "state": State.RECOVERING}, NoteUnreachable),
     ("cancelled between two attempts, the cluster is away", {
@@ -236,6 +241,8 @@ all_facts = st.builds(
     reason=st.text(max_size=10),
     unreachable=st.sampled_from(["", "the cluster is away"]),
     unreachable_since=st.none() | times,
+    heard_at=st.none() | times,
+    runs_nothing=st.booleans(),
     saving_trouble=st.sampled_from(["", "the disk is full"]),
 )
 

@@ -139,18 +139,19 @@ def test_checkpoints_that_fail_are_in_the_jobs_reason_until_one_is_committed(run
 def test_what_the_run_says_of_itself_moves_its_job(run: Run) -> None:
     started = {"kind": "started", "time": "2026-01-31T11:00:00Z", "data": {"group": 0, "workers": [{}, {}]}}
     recovering = {"kind": "recovering", "time": "2026-01-31T11:00:05Z", "data": {"reason": "worker 1 died"}}
-    again = {"kind": "started", "time": "2026-01-31T11:00:09Z",
-             "data": {"group": 1, "resumed_step": 7, "workers": [{}, {}]}}  # fmt: skip
+    again = {"kind": "started", "time": "2026-01-31T11:00:09Z", "data": {"group": 1, "workers": [{}, {}]}}
+    loaded = {"kind": "resumed", "time": "2026-01-31T11:00:10Z",
+              "data": {"group": 1, "num_workers": 2, "step": 7, "checkpoint": "step-7"}}  # fmt: skip
     run.send(0, started)
-    assert (
-        run.plane.await_state(run.id, "running")["reason"]
-        == "worker group 0 runs on 2 workers, from the start"
-    )
+    assert run.plane.await_state(run.id, "running")["reason"] == "worker group 0 runs on 2 workers"
     run.send(0, recovering, writer="driver")
     assert "worker 1 died" in run.plane.await_state(run.id, "recovering")["reason"]
     run.send(0, again, writer="group-1")
-    assert (
-        run.plane.await_state(run.id, "running")["reason"] == "worker group 1 runs on 2 workers, from step 7"
+    assert run.plane.await_state(run.id, "running")["reason"] == "worker group 1 runs on 2 workers"
+    run.send(1, loaded, writer="group-1")
+    await_that(
+        lambda: run.plane.job(run.id)["reason"] == "worker group 1 runs on 2 workers, from step 7",
+        lambda: str(run.plane.job(run.id)),
     )
     assert run.plane.job(run.id)["failures"] == 1
     # The driver's word was delayed: what it tells of is over.

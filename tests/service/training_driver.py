@@ -27,6 +27,9 @@ class _Reports(Recorder):
     def __init__(self, launch: Launch, sender: Sender) -> None:
         self._launch, self._sender = launch, sender
 
+    def resumed(self, step: int, checkpoint: str | None) -> None:
+        self._sender.add("resumed", group=0, num_workers=1, step=step, checkpoint=checkpoint)
+
     def metric(self, record: StepRecord) -> None:
         if self._launch.spec.labels.get("die_at") == str(record.step) and self._launch.attempt == 1:
             self._sender.close()
@@ -59,7 +62,7 @@ def main(path: Path) -> None:
     folder = AttemptFolder(launch.storage, launch.attempt)
     torch.set_num_threads(1)
     sender = Sender(launch.model_dump(mode="json"))
-    sender.add("started", group=0, resumed_step=0, workers=[{"rank": 0, "node": "local", "device": "cpu"}])
+    sender.add("started", group=0, workers=[{"rank": 0, "node": "local", "device": "cpu"}])
     try:
         task = build_task(launch.spec, launch.allowed_code)
         data = task.prepare(launch.cache, roots=launch.data_roots)

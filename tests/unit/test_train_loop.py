@@ -154,6 +154,16 @@ def test_with_none_whole_a_run_begins_anew_and_says_so(data, cache, tmp_path):
     assert "no whole checkpoint: the run begins anew at step 0" in [log["message"] for log in recorder.logs]
 
 
+def test_the_step_that_is_told_is_that_of_the_checkpoint_that_was_loaded(data, cache, tmp_path):
+    spec = job(data, checkpoint={"every_steps": 2})
+    _, first = run(spec, tmp_path, cache, control=RequestAfter("pause", 3))
+    assert first.resumed_at == (0, None)
+    for file in (tmp_path / "checkpoints/step-00000003.a1.g0").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:-1])
+    _, second = run(spec, tmp_path, cache, group=1, control=RequestAfter("pause", 1))
+    assert second.resumed_at == (2, "step-00000002.a1.g0")
+
+
 @pytest.mark.parametrize("harm", ["none there", "a damaged one"])
 def test_a_run_that_starts_from_a_checkpoint_never_begins_anew(data, cache, tmp_path, harm):
     if harm == "a damaged one":

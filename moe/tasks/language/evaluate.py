@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moe.activity import doing
 from moe.clock import Clock
 from moe.data.sequences import (
     PreparedSequences,
@@ -112,9 +113,10 @@ class _Measuring:
     ) -> list[float]:
         context = SequenceContext(training=False, rows_per_group=1)
         sums = [0.0, 0.0, 0.0]
-        for rows in _rows(store, self.layout, max_sequences):
-            batch = SequencesBatch.of(store.rows(rows), context, self.layout)
-            sums = [total + float(each) for total, each in zip_longest(sums, of(batch), fillvalue=0.0)]
+        for number, rows in enumerate(_rows(store, self.layout, max_sequences)):
+            with doing("evaluation", f"loss of evaluation batch {number}"):
+                batch = SequencesBatch.of(store.rows(rows), context, self.layout)
+                sums = [total + float(each) for total, each in zip_longest(sums, of(batch), fillvalue=0.0)]
         return list(together.summed(*sums))
 
     def _of_tokens(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:

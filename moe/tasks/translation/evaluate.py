@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moe.activity import doing
 from moe.clock import Clock
 from moe.data.pairs import Prepared, TokenStore, evaluation_batches
 from moe.data.tokenizer import PAD
@@ -117,8 +118,9 @@ def _losses(
 ) -> _Losses:
     """Losses of the model, and of the unigram model where given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
-    for _, batch in _shares(store, layout, max_pairs):
-        nll = loss_of(model, batch, smoothing=0.0).nll
+    for number, (_, batch) in enumerate(_shares(store, layout, max_pairs)):
+        with doing("evaluation", f"loss of evaluation batch {number}"):
+            nll = loss_of(model, batch, smoothing=0.0).nll
         target_out = model.share(batch.target_out)
         labels = target_out[target_out != PAD].cpu().numpy()
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
@@ -140,8 +142,9 @@ def _translate(
 ) -> tuple[NDArray[np.int64], list[str]]:
     """(rows of the store, their translations): this rank's, greedily decoded with all ranks in lockstep."""
     rows, hypotheses = [np.zeros(0, np.int64)], []
-    for rows_here, batch in _shares(store, layout, max_pairs):
-        decoded = greedy_decode(model, batch.source, max_tokens, layout.in_step)
+    for number, (rows_here, batch) in enumerate(_shares(store, layout, max_pairs)):
+        with doing("evaluation", f"translation of evaluation batch {number}"):
+            decoded = greedy_decode(model, batch.source, max_tokens, layout.in_step)
         if layout.index("tensor"):
             continue  # the first of those that share the tokens speaks for them
         rows.append(rows_here)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from moe.activity import doing
 from moe.parallel import Layout, together
 from moe.records import CheckpointRecord
 from moe.storage.folder import Folder
@@ -130,10 +131,11 @@ class Checkpointer:
             )
             self._finish()
         began = time.perf_counter()
-        if self._writer is None:
-            self._writer = ShardWriter(self._tensors)
         name = markers.name_of(step, self._attempt, self._group)
-        self._writer.stage()
+        with doing("checkpoint", f"copying of checkpoint {name}"):
+            if self._writer is None:
+                self._writer = ShardWriter(self._tensors)
+            self._writer.stage()
         stall_s = time.perf_counter() - began
         writing = Background(lambda: self._write(name, run_state), f"write-{name}")
         self._saving = _Saving(step, name, stall_s, time.perf_counter(), writing)
@@ -200,12 +202,17 @@ class Checkpointer:
     def _finish(self) -> None:
         """Go through the phases of the present save, waiting for the slowest rank in each."""
         while self._saving is not None:
-            self._saving.current.wait()
-            num_done, num_failed = together.summed(*self.vote())
-            self.advance(int(num_done), int(num_failed))
+            with doing("checkpoint", f"waiting for checkpoint {self._saving.marker_name} to be written"):
+                self._saving.current.wait()
+                num_done, num_failed = together.summed(*self.vote())
+                self.advance(int(num_done), int(num_failed))
 
     def _write(self, name: str, run_state: bytes) -> Written:
         """This rank's files; on rank 0 also those that say what the run is."""
+        with doing("checkpoint", f"checkpoint {name}"):
+            return self._write_files(name, run_state)
+
+    def _write_files(self, name: str, run_state: bytes) -> Written:
         assert self._writer is not None
         if self._layout.rank == 0:
             self._passed_over.discard(name)

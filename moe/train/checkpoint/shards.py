@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
+from moe.activity import doing
 from moe.parallel import together
 from moe.spec import Problem, SpecError
 from moe.storage import beneath
@@ -184,7 +185,8 @@ class _SealingFileSystem(FileSystem):
         if name.endswith(".tmp"):  # the metadata, which torch renames when it is whole
             yield self._drafts.setdefault(name, io.BytesIO())
             return
-        with self._folder.create(name) as stream:
+        file = doing("checkpoint", f"checkpoint file {self._folder.url_of(name)}")
+        with file, self._folder.create(name) as stream:
             sealing = SealingStream(stream)
             yield sealing
         self.seals[name] = FileSeal(size_bytes=sealing.size_bytes, sha256=sealing.sha256)
@@ -250,7 +252,10 @@ class _ReadFileSystem(FileSystem):
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         assert mode == "rb", "it is a reader's"
-        with self._folder.open(path) as stream:
+        with (
+            doing("loading", f"checkpoint file {self._folder.url_of(path)}"),
+            self._folder.open(path) as stream,
+        ):
             yield stream
 
 

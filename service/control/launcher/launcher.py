@@ -15,7 +15,12 @@ from service.wire.launch import Launch
 
 
 class LauncherUnavailable(Exception):
-    """The cluster cannot be reached now; its jobs may be well."""
+    """The cluster cannot be reached now; its jobs may be well, unless it `runs_nothing`."""
+
+    def __init__(self, message: str, runs_nothing: bool = False) -> None:
+        super().__init__(message)
+        self.runs_nothing = runs_nothing
+        """Whether what jobs run on is known to be dead."""
 
 
 class LaunchRefused(Exception):

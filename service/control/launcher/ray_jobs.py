@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +23,13 @@ from service.control.launcher.launcher import (
 )
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import CALIBRATION_MARK, Launch
+from service.wire.trouble import Trouble
 
 ANSWER_TIMEOUT_S = 20.0
 CALIBRATION_TIMEOUT_S, LOOK_INTERVAL_S = 300.0, 0.5
+TROUBLE_INTERVAL_S = 0.25
+MAX_REQUESTS = 8
+"""At once: the controller's, and those of clients who ask for plans."""
 MAX_NODES = MAX_ACTORS = 10_000
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _MIB = 1024**2
@@ -47,10 +52,11 @@ class RayJobsLauncher(Launcher):
         dashboard_url: str,
         driver_python: str,
         token_path: Path | None = None,
-        trouble: Callable[[], str | None] = lambda: None,
+        trouble: Callable[[], Trouble | None] = lambda: None,
     ) -> None:
-        """`trouble`: why the cluster need not be asked now, in words, known by whoever tends it."""
+        """`trouble`: why the cluster need not be asked now, known by whoever tends it."""
         self._trouble = trouble
+        self._requests = ThreadPoolExecutor(MAX_REQUESTS, "ray-jobs")
         self._url = dashboard_url.rstrip("/")
         self._token_path = token_path
         self._driver_python = driver_python
@@ -144,6 +150,7 @@ class RayJobsLauncher(Launcher):
 
     def close(self) -> None:
         self._client.close()
+        self._requests.shutdown(wait=False)
 
     def _has_workers(self, ray_job_id: str) -> bool:
         """Whether workers of an ended driver still hold their part of the gang.
@@ -177,15 +184,22 @@ class RayJobsLauncher(Launcher):
     def _request(self, method: str, path: str, **given: Any) -> httpx.Response:
         # A cluster that was started anew has another token in the same file.
         headers = {}
-        if (why := self._trouble()) is not None:
-            raise LauncherUnavailable(why)
         try:
             if self._token_path is not None:
                 headers["Authorization"] = f"Bearer {self._token_path.read_text().strip()}"
-            return self._client.request(method, path, headers=headers, **given)
+            self._refuse_trouble()
+            answer = self._requests.submit(self._client.request, method, path, headers=headers, **given)
+            while not wait((answer,), TROUBLE_INTERVAL_S).done:
+                self._refuse_trouble()  # a dashboard whose cluster died answers nothing for a long time
+            return answer.result()
         except (httpx.HTTPError, OSError) as error:
             why = str(error) or type(error).__name__
             raise LauncherUnavailable(f"Ray at {self._url} cannot be reached: {why}") from error
+
+    def _refuse_trouble(self) -> None:
+        """Raises LauncherUnavailable while whoever tends the cluster knows that it need not be asked."""
+        if (trouble := self._trouble()) is not None:
+            raise LauncherUnavailable(trouble.words, trouble.runs_nothing)
 
     def _unavailable(self, response: httpx.Response) -> LauncherUnavailable:
         if response.status_code in (401, 403):

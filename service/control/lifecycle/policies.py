@@ -6,6 +6,7 @@ itself; force comes only after its deadline.
 """
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Literal
 
 from service.control.launcher.launcher import Observation
@@ -20,6 +21,8 @@ MAX_SETBACKS = 5
 """A job whose cluster is lost so often without progress, after its workers began, may be what brings it down."""
 MAX_LOST_STARTS = 20
 """Likewise before they began: more, since it may only have waited there."""
+SILENCE_S = 10.0
+"""A run beats once a second; one that has not for so long says so beside its reason, and what it says may be old."""
 STOP_RETRY_INTERVAL_S = 10.0
 """A stop that changed nothing is repeated no sooner than this."""
 
@@ -72,6 +75,10 @@ class JobFacts:
     """Reason why the job is in its state, as it now shows."""
     unreachable: str = ""
     """Since when the cluster cannot be reached, and why, in words; nothing while it answers."""
+    heard_at: float | None = None
+    """When its run last sent anything to this control plane."""
+    runs_nothing: bool = False
+    """Whether what the cluster's jobs run on is known to be dead."""
     unreachable_since: float | None = None
     """Since when the job shows that."""
     saving_trouble: str = ""
@@ -197,6 +204,8 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.launch is None and job.request is not None:
         return _between_attempts(job)
     if job.unreachable and seen is None:
+        if job.runs_nothing and job.state == State.RUNNING:
+            return Move(State.RECOVERING, job.unreachable)
         return NoteUnreachable(job.unreachable) if job.unreachable != job.reason else Wait()
     if job.unreachable_since is not None and not job.unreachable and (seen is not None or job.launch is None):
         return NoteReachable(_reason_when_reached(job))
@@ -228,6 +237,9 @@ def _reason_when_reached(job: JobFacts) -> str:
 def _running_reason(job: JobFacts) -> str:
     """Reason why a job runs, and what is wrong while it does."""
     runs = job.group_reason or "its workers started"
+    if job.heard_at is not None and job.now - job.heard_at >= SILENCE_S:
+        since = f"{datetime.fromtimestamp(job.heard_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        runs += f"; nothing has been heard of it since {since}"
     return f"{runs}; {job.saving_trouble}" if job.saving_trouble else runs
 
 

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 
 import structlog
 
+from service.control.launcher.launcher import LauncherUnavailable
+
 REPORT_AFTER_S = 3.0
 """A cluster that is slow for a moment is no news to its jobs."""
 REPORT_INTERVAL_S = 10.0
@@ -30,6 +32,8 @@ class Reach:
         self._logged = False
         self.answers = True
         """Whether it has answered all that this step has asked so far."""
+        self.runs_nothing = False
+        """Whether what jobs run on is known to be dead."""
 
     @property
     def since(self) -> float | None:
@@ -42,6 +46,7 @@ class Reach:
     def failed(self, error: Exception) -> None:
         """Takes the news that it did not answer."""
         self.answers = False
+        self.runs_nothing = isinstance(error, LauncherUnavailable) and error.runs_nothing
         now = self._clock()
         if self._since is None:
             self._since = now
@@ -57,13 +62,16 @@ class Reach:
             return
         if self._logged:
             log.info("the cluster answers again", after_s=round(self._clock() - self._since, 1))
-        self._since, self._why, self._logged = None, "", False
+        self._since, self._why, self._logged, self.runs_nothing = None, "", False, False
 
     def words(self, reported_since: float | None = None) -> str:
         """Since when it is out of reach, and why; nothing while it answers, or has not been silent for long.
 
         `reported_since`: since when that was told before, perhaps by a control plane that is gone."""
-        if self._since is None or (reported_since is None and self._clock() - self._since < REPORT_AFTER_S):
+        if self._since is None:
+            return ""
+        is_news = reported_since is not None or self._clock() - self._since >= REPORT_AFTER_S
+        if not is_news and not self.runs_nothing:
             return ""
         return unreachable(reported_since or self._since, self._why)
 

@@ -1,6 +1,7 @@
 """Takes in what runs say: each record once, in order, from the newest attempt and group only."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ from service.control.store.events import EventRow, NewEvent, append_events, furt
 from service.control.store.jobs import JobRow, get_job, set_columns
 from service.wire.events import Record, RecordAnswer, RecordBatch
 
-_PHASES = {"started": "running", "waiting": "waiting", "recovering": "recovering"}
+_PHASES = {"started": "running", "resumed": "running", "waiting": "waiting", "recovering": "recovering"}
 """Phase of a worker group, by the record that tells of it."""
 _LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "error"}
 """Of what is told as a log line; the others are information."""
@@ -34,6 +35,17 @@ class Ingest:
         self._database, self._hub, self._mint = database, hub, mint
         self._on_phase = on_phase
         """Called when a worker group started or died, so that the controller looks at once."""
+        self._began_at = time.time()
+        self._heard_at: dict[str, float] = {}
+
+    def heard_at(self, job_id: str) -> float:
+        """Time at which a run last sent anything, were it only a heartbeat; since when this process listens, where it
+        has not."""
+        return self._heard_at.get(job_id, self._began_at)
+
+    def forget_all_but(self, job_ids: Collection[str]) -> None:
+        """Forget when other jobs were heard of."""
+        self._heard_at = {job_id: at for job_id, at in self._heard_at.items() if job_id in job_ids}
 
     def admit(self, job_id: str, token: str) -> None:
         """Returns if the token is that of the job's newest attempt. Raises NotFound, Forbidden (stop sending).
@@ -65,6 +77,7 @@ class Ingest:
         if not batch.records:
             with self._database.read() as tx:
                 job = self._admitted(tx, job_id, token, batch)
+                self._heard_at[job_id] = time.time()
                 expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
             if job.launch is None:
                 return _end_yourself(batch)
@@ -72,6 +85,7 @@ class Ingest:
             return RecordAnswer(next_seq=expected, request=_request(job))
         with self._database.write() as tx:
             job = self._admitted(tx, job_id, token, batch)
+            self._heard_at[job_id] = time.time()
             if job.launch is None:
                 return _end_yourself(batch)
             expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
@@ -258,10 +272,10 @@ def _words(record: Record) -> str:
     match record.kind:
         case "started":
             workers = data.get("workers")
-            count = len(workers) if isinstance(workers, list) else 0
-            shown = f"{count} worker{'' if count == 1 else 's'}" if count else "its workers"
-            where = f"from step {data.get('resumed_step')}" if data.get("resumed_step") else "from the start"
-            return f"worker group {data.get('group', 0)} runs on {shown}, {where}"
+            return _group_runs(data, len(workers) if isinstance(workers, list) else 0)
+        case "resumed":
+            where = f"from step {data.get('step')}" if data.get("step") else "from the start"
+            return f"{_group_runs(data, data.get('num_workers'))}, {where}"
         case "waiting":
             return str(data.get("reason", "its workers wait for a place"))
         case "recovering":
@@ -270,3 +284,8 @@ def _words(record: Record) -> str:
             return f"the checkpoint of step {data.get('step')} failed: {data.get('reason', 'no reason was given')}"
         case _:
             return f"{data.get('name', 'a phase')} took {data.get('seconds', '?')} s"
+
+
+def _group_runs(data: dict[str, Any], num_workers: Any) -> str:
+    workers = f"{num_workers} worker{'' if num_workers == 1 else 's'}" if num_workers else "its workers"
+    return f"worker group {data.get('group', 0)} runs on {workers}"

@@ -1,0 +1,50 @@
+"""Use of the accelerator that this process trains on, as its driver counts it."""
+
+import sys
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class DeviceUse(BaseModel):
+    """Use of one GPU."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    utilization: float | None = None
+    """Share of the last moments in which anything ran on it, 0 to 1; None where the driver does not say."""
+    memory_bytes: int = 0
+    """In use, by this process and others."""
+    memory_total_bytes: int = 0
+
+
+def device_use() -> DeviceUse | None:
+    """Use of this process's current GPU; None where it trains on a CPU, or has not begun to use its GPU."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
+        return None
+    try:
+        free, total = cuda.mem_get_info()
+        return DeviceUse(utilization=_utilization(cuda), memory_bytes=total - free, memory_total_bytes=total)
+    except Exception:  # counting must not end a heartbeat, whatever a GPU's driver says
+        return None
+
+
+def _utilization(cuda: Any) -> float | None:
+    try:
+        nvml, handle = _handle(str(cuda.get_device_properties(cuda.current_device()).uuid))
+        return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    except Exception:
+        return None
+
+
+@cache
+def _handle(uuid: str) -> tuple[Any, Any]:
+    """(NVML, its handle of the GPU). Ray carries NVML's bindings; torch wants a package for them."""
+    from ray._private.thirdparty import pynvml
+
+    pynvml.nvmlInit()  # type: ignore[no-untyped-call]
+    name = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(name)

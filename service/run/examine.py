@@ -1,0 +1,135 @@
+"""Look at a worker process from outside, on its own node: whether it is stopped, what it takes, its stack.
+
+A process that does not beat cannot speak for itself. It is ended only where it is certain that it does nothing of its
+own: one that is stopped, or one whose group the watchdog has given up.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+BETWEEN_LOOKS_S = 1.0
+STACK_TIMEOUT_S = 10.0
+REMOTE_TIMEOUT_S = 20.0
+MAX_STACK_CHARS = 20_000
+_FREEZERS = ("__refrigerator", "do_freezer_trap")
+"""Kernel functions in which a process of a frozen control group waits."""
+
+Ending = Literal["never", "if_stopped", "always"]
+
+
+class Look(BaseModel):
+    """State of a process, as two looks a second apart saw it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    state: str
+    """"stopped", "frozen", "gone", or as the system calls it: "running", "sleeping", "disk-sleep"."""
+    cpu_share: float = 0.0
+    """CPU seconds a second between the looks."""
+    stack: str = ""
+    ended: bool = False
+    """Whether it was ended for it."""
+
+    def __str__(self) -> str:
+        match self.state:
+            case "stopped":
+                return "is stopped by a signal (SIGSTOP)"
+            case "frozen":
+                return "is frozen with its control group"
+            case "gone":
+                return "is gone"
+            case _:
+                return f"is {self.state} and takes {self.cpu_share:.0%} of a core"
+
+
+def examine(pid: int, created_at: float, ending: Ending) -> Look:
+    """Look at a process of this machine, and end it where `ending` says so."""
+    try:
+        process = psutil.Process(pid)
+        if abs(process.create_time() - created_at) > 1.0:
+            return Look(state="gone")
+        before, cpu_before = _state(process), _cpu_s(process)
+        began = time.monotonic()
+        time.sleep(BETWEEN_LOOKS_S)  # not a wait for an outcome: what it takes is measured over this time
+        state = _state(process)
+        cpu_share = (_cpu_s(process) - cpu_before) / (time.monotonic() - began)
+        is_stopped = state == before and state in ("stopped", "frozen")
+        stack = _stack(pid)
+        ended = ending == "always" or (ending == "if_stopped" and is_stopped)
+        if ended:
+            process.kill()
+        return Look(state=state, cpu_share=cpu_share, stack=stack, ended=ended)
+    except psutil.NoSuchProcess:
+        return Look(state="gone")
+
+
+def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[Look]:
+    """Look at processes (pid, time of creation) of a node of this driver's Ray cluster. Raises whatever Ray does where
+    the node does not answer in time."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if node == ray.get_runtime_context().get_node_id():
+        return [examine(pid, created_at, ending) for pid, created_at in processes]
+    there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
+    remote: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_examine_plain)
+    references = [remote.remote(pid, created_at, ending) for pid, created_at in processes]
+    return [Look.model_validate(plain) for plain in ray.get(references, timeout=REMOTE_TIMEOUT_S)]
+
+
+def let_itself_be_looked_at() -> None:
+    """Let processes of the same user read this one's stack, also where the system allows that to parents alone."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    set_ptracer, anyone = 0x59616D61, -1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_ptracer, ctypes.c_ulong(anyone), 0, 0, 0)
+
+
+def _examine_plain(pid: int, created_at: float, ending: Ending) -> dict[str, Any]:
+    return examine(pid, created_at, ending).model_dump()
+
+
+def _state(process: psutil.Process) -> str:
+    if process.status() == psutil.STATUS_STOPPED:
+        return "stopped"
+    with suppress(OSError):
+        if Path(f"/proc/{process.pid}/wchan").read_text().strip() in _FREEZERS:
+            return "frozen"
+    status = process.status()
+    return "gone" if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else status
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _stack(pid: int) -> str:
+    """The Python stacks of a process's threads; why there are none, where they cannot be read."""
+    program = shutil.which(
+        "py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
+    if program is None:
+        return "(its stack cannot be read: py-spy is not installed)"
+    try:
+        dump = subprocess.run(
+            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            capture_output=True, text=True, timeout=STACK_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"(its stack cannot be read: {error})"
+    text = dump.stdout if dump.returncode == 0 else f"(its stack cannot be read: {dump.stderr.strip()})"
+    return text[:MAX_STACK_CHARS]

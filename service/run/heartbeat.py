@@ -1,0 +1,218 @@
+"""Heartbeat of a worker: every two seconds it tells the driver what its training thread does and whether it gets on.
+
+A thread of its own sends it, so that a rank that waits in a collective, or computes for an hour, beats on; a process
+that is stopped does not. The driver's answer may ask for the stacks of all threads, which then stand in this rank's
+log. Nothing here makes training wait, and nothing that fails here ends it.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from moe.activity import activities, num_begun
+from service.run.device_use import DeviceUse, device_use
+from service.run.examine import let_itself_be_looked_at
+
+BEAT_INTERVAL_S = 2.0
+ANSWER_TIMEOUT_S = 10.0
+WORK_WINDOW_S = 10.0
+"""Over which it is measured whether the process works."""
+WORKING_CPU_SHARE = 0.05
+"""CPU seconds a second of a process that works. Threads that only wait, send and seal take less."""
+WORKING_BYTES_PER_S = 100e3
+"""Read and written by a process that works."""
+
+
+@dataclass(frozen=True)
+class HeartbeatAddress:
+    """Where the driver listens, and the secret that it asks for."""
+
+    host: str
+    port: int
+    secret: str = field(repr=False)
+
+
+class Beat(BaseModel):
+    """One heartbeat of a rank."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    phase: str = "start"
+    """`moe.activity.Phase` of the outermost activity of the training thread."""
+    doing: str = "start"
+    """The innermost, in words."""
+    in_collective: bool = False
+    for_s: float = 0.0
+    """Seconds in the innermost activity."""
+    idle_s: float = 0.0
+    """Seconds since this process last worked or began an activity: CPU time, files and devices count as work."""
+    step_s: float = 0.0
+    """Seconds of the last step."""
+    device: DeviceUse | None = None
+
+
+class Introduction(BaseModel):
+    """The first line of a connection: whose heartbeats come over it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    secret: str
+    rank: int
+    pid: int
+    created_at: float
+    """When the process was created, by its own system: with the pid it names one process for good."""
+    node: str
+    """Ray's id of the node."""
+    host: str
+
+
+class Heartbeat:
+    """The heartbeat of this process, from `start` until `stop`."""
+
+    def __init__(self, address: HeartbeatAddress, rank: int, node: str) -> None:
+        self._address = address
+        self._introduction = Introduction(
+            secret=address.secret, rank=rank, pid=os.getpid(), created_at=psutil.Process().create_time(),
+            node=node, host=socket.gethostname(),
+        )  # fmt: skip
+        self._training_thread: int | None = None
+        self._log: Callable[[str, str], None] | None = None
+        self._meter = WorkMeter()
+        self.step_s = 0.0
+        """Seconds of the last step; the training loop's recorder sets it."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def follow(self, log: Callable[[str, str], None]) -> None:
+        """From now on the calling thread is the one that trains; `log` takes the level and text of log lines."""
+        self._training_thread, self._log = threading.get_ident(), log
+
+    def unfollow(self) -> None:
+        """The calling thread trains no more, and its log takes nothing more."""
+        self._training_thread = self._log = None
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def beat(self) -> Beat:
+        """The heartbeat of this moment."""
+        begun = activities(self._training_thread) if self._training_thread is not None else ()
+        idle_s, device = self._meter.idle_s(), device_use()
+        if not begun:
+            return Beat(idle_s=idle_s, device=device)
+        innermost = begun[-1]
+        return Beat(
+            phase=begun[0].phase, doing=str(innermost), in_collective=innermost.phase == "collective",
+            for_s=time.monotonic() - innermost.began_at, idle_s=idle_s, step_s=self.step_s, device=device,
+        )  # fmt: skip
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            # Whatever it is: without heartbeats the driver looks at this process, and finds it well.
+            with suppress(Exception):
+                self._beat_until_broken()
+            self._over.wait(BEAT_INTERVAL_S)
+
+    def _beat_until_broken(self) -> None:
+        with socket.create_connection(
+            (self._address.host, self._address.port), ANSWER_TIMEOUT_S
+        ) as connection:
+            connection.settimeout(ANSWER_TIMEOUT_S)
+            answers = connection.makefile("rb")
+            connection.sendall(self._introduction.model_dump_json().encode() + b"\n")
+            while not self._over.is_set():
+                connection.sendall(self.beat().model_dump_json(exclude_none=True).encode() + b"\n")
+                answer = answers.readline(1000)
+                if not answer:
+                    return
+                if json.loads(answer).get("stacks"):
+                    self._log_stacks()
+                self._over.wait(BEAT_INTERVAL_S)
+
+    def _log_stacks(self) -> None:
+        if self._log is not None:
+            self._log("warning", f"stacks of this process, rank {self._introduction.rank}:\n{stacks()}")
+
+
+class WorkMeter:
+    """Tells how long this process has been idle: whether it waits, or computes, reads and writes."""
+
+    def __init__(self) -> None:
+        self._window = self._counts()
+        self._num_begun = num_begun()
+        self._worked_at = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Seconds since work was last seen; call it every few seconds."""
+        now, begun = time.monotonic(), num_begun()
+        if begun != self._num_begun or device_is_busy():
+            self._num_begun, self._worked_at = begun, now
+        if now - self._window[0] >= WORK_WINDOW_S:
+            (before, cpu_before, bytes_before), self._window = self._window, self._counts()
+            seconds = self._window[0] - before
+            works = (
+                self._window[1] - cpu_before >= WORKING_CPU_SHARE * seconds
+                or self._window[2] - bytes_before >= WORKING_BYTES_PER_S * seconds
+            )
+            if works:
+                self._worked_at = now
+        return now - self._worked_at
+
+    @staticmethod
+    def _counts() -> tuple[float, float, float]:
+        """(time, CPU seconds, bytes read and written) of this process and those that it started."""
+        own = psutil.Process()
+        cpu_s, num_bytes = 0.0, 0.0
+        for process in (own, *own.children(recursive=True)):
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                cpu_s += times.user + times.system
+                io_counters = getattr(process, "io_counters", None)  # not on every system
+                if io_counters is not None:
+                    counters = io_counters()
+                    num_bytes += getattr(counters, "read_chars", 0) + getattr(counters, "write_chars", 0)
+        return time.monotonic(), cpu_s, num_bytes
+
+
+def device_is_busy() -> bool:
+    """Whether this process's GPU computes."""
+    use = device_use()
+    return use is not None and bool(use.utilization)
+
+
+def stacks() -> str:
+    """Stacks of all threads of this process, as text."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        parts.append(f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}")
+    return "\n".join(parts)
+
+
+_of_this_process: list[Heartbeat] = []
+
+
+def begin_heartbeat(address: HeartbeatAddress, rank: int, node: str) -> None:
+    """Start the heartbeat of this worker process."""
+    let_itself_be_looked_at()
+    heartbeat = Heartbeat(address, rank, node)
+    _of_this_process[:] = [heartbeat]
+    heartbeat.start()
+
+
+def heartbeat_of_process() -> Heartbeat | None:
+    """The heartbeat that `begin_heartbeat` started; None in a process without one."""
+    return _of_this_process[0] if _of_this_process else None

@@ -1,0 +1,120 @@
+"""The driver's side of heartbeats: it listens, and knows what each rank said last and when."""
+
+import asyncio
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from service.run.heartbeat import Beat, HeartbeatAddress, Introduction
+
+MAX_LINE_BYTES = 1 << 16
+TICK_S = 1.0
+PAUSE_S = 5.0
+"""A loop that was away for longer was itself stopped: no rank is to be blamed for the silence."""
+
+
+@dataclass
+class RankState:
+    """What is known of one worker process whose connection is open."""
+
+    introduction: Introduction
+    beat: Beat
+    heard_at: float
+    wants_stacks: bool = field(default=False)
+
+    @property
+    def rank(self) -> int:
+        return self.introduction.rank
+
+    def silent_s(self, now: float) -> float:
+        return now - self.heard_at
+
+
+class HeartbeatServer:
+    """Takes heartbeats in a thread of its own, until `close`."""
+
+    def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ranks: dict[int, RankState] = {}
+        """By the number of their connection: one that closes is of a process that ended."""
+        self._num_connections = 0
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._serve, host, 0, limit=MAX_LINE_BYTES)
+        )
+        port = int(self._server.sockets[0].getsockname()[1])
+        self.address = HeartbeatAddress(host, port, secrets.token_hex(16))
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._pauses = self._loop.create_task(self._notice_pauses())
+        self._thread = threading.Thread(target=self._loop.run_forever, name="heartbeats", daemon=True)
+        self._thread.start()
+
+    def ranks(self) -> list[RankState]:
+        """The processes that are connected, by rank."""
+        with self._lock:
+            return sorted(self._ranks.values(), key=lambda state: state.rank)
+
+    def close(self) -> None:
+        """End the thread, and all connections."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+        # Each ends by itself once its connection is closed; one that is cancelled would be told of as an error.
+        while self._writers:
+            await asyncio.sleep(0)
+        self._pauses.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._num_connections += 1
+        number = self._num_connections
+        self._writers.add(writer)
+        try:
+            introduction = Introduction.model_validate_json(await reader.readline())
+            if not secrets.compare_digest(introduction.secret, self.address.secret):
+                return
+            while line := await reader.readline():
+                beat = Beat.model_validate_json(line)
+                with self._lock:
+                    state = self._ranks.get(number) or self._new_state(number, introduction, beat)
+                    state.beat, state.heard_at = beat, self._clock()
+                    answer, state.wants_stacks = {"stacks": state.wants_stacks}, False
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValidationError, ValueError):
+            pass  # a process that died, or no worker of ours: its next connection begins anew
+        finally:
+            with self._lock:
+                self._ranks.pop(number, None)
+            writer.close()
+            self._writers.discard(writer)
+
+    def _new_state(self, number: int, introduction: Introduction, beat: Beat) -> RankState:
+        """The state of a process that has connected, in place of what an older connection of its said."""
+        self._ranks = {
+            each: state for each, state in self._ranks.items() if state.introduction != introduction
+        }
+        self._ranks[number] = RankState(introduction, beat, self._clock())
+        return self._ranks[number]
+
+    async def _notice_pauses(self) -> None:
+        before = self._clock()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._clock()
+            if (away_s := now - before) > PAUSE_S:
+                with self._lock:
+                    for state in self._ranks.values():
+                        state.heard_at += away_s
+            before = now

@@ -1,0 +1,150 @@
+"""Heartbeats of real worker processes: one that is stopped is found and ended, one that works or waits is not."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from service.run.examine import Ending, Look, examine
+from service.run.group_watch import GroupWatch
+from service.run.heartbeat_server import HeartbeatServer
+from service.run.watchdog import Limits
+from tests.processes import DEADLINE_S, await_that
+
+LIMITS = Limits(silent_s=4.0, idle_s=4.0, stuck_s=12.0, storage_s=12.0)
+"""Twice the time between two heartbeats, so that a busy machine is not taken for a frozen one for long."""
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def server() -> Iterator[HeartbeatServer]:
+    server = HeartbeatServer("127.0.0.1")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start(server: HeartbeatServer) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(rank: int, phase: str, how: str) -> subprocess.Popen[str]:
+        address = server.address
+        command = [
+            sys.executable,
+            "-m",
+            "tests.procs.beating",
+            address.host,
+            str(address.port),
+            address.secret,
+        ]
+        process = subprocess.Popen([*command, str(rank), phase, how], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        await_that(lambda: rank in {state.rank for state in server.ranks() if state.beat.phase == phase})
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[Look]:
+    return [examine(pid, created_at, ending) for pid, created_at in processes]
+
+
+@pytest.mark.parametrize(
+    "phase", ["preparation", "loading", "step", "collective", "checkpoint", "evaluation"]
+)
+def test_a_stopped_rank_is_named_with_its_stack_and_ended_whatever_it_does(
+    phase: str, server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest, frozen = start(0, "collective", "waits"), start(1, phase, "waits")
+    watch = GroupWatch(server, here, LIMITS)
+    frozen.send_signal(signal.SIGSTOP)
+    with caplog.at_level(logging.WARNING):
+        await_that(lambda: (watch.look(), frozen.poll() is not None)[1])
+    assert frozen.returncode == -signal.SIGKILL
+    assert honest.poll() is None
+    reason = watch.take_reason()
+    assert reason.startswith("rank 1 was ended: no heartbeat for ")
+    assert f"last in {phase} of a test" in reason
+    assert "is stopped by a signal (SIGSTOP)" in reason
+    assert watch.take_reason() == ""
+    assert "wait_for_nobody" in caplog.text
+    await_that(lambda: [state.rank for state in server.ranks()] == [0])
+
+
+def test_a_rank_that_works_is_left_alone_while_others_wait_for_it(
+    server: HeartbeatServer, start: Start
+) -> None:
+    slow, waiting = start(0, "step", "computes"), start(1, "collective", "waits")
+    watch = GroupWatch(server, here, LIMITS)
+    await_that(lambda: max(_idle_s(server, 1), 0.0) > LIMITS.stuck_s)
+    watch.look()
+    assert (slow.poll(), waiting.poll(), watch.take_reason()) == (None, None, "")
+
+
+def test_a_rank_that_waits_while_others_wait_for_it_says_where_and_is_ended_in_the_end(
+    server: HeartbeatServer, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting, hanging = start(0, "collective", "waits"), start(1, "step", "waits")
+    watch = GroupWatch(server, here, LIMITS)
+    with caplog.at_level(logging.WARNING):
+        await_that(lambda: (watch.look(), hanging.poll() is not None)[1])
+    assert waiting.poll() is None
+    assert caplog.text.count("while 1 other ranks wait in collectives") == 1
+    assert "rank 1 (step of a test)" in watch.take_reason()
+    assert hanging.stdout is not None
+    said = hanging.stdout.read()
+    assert "stacks of this process, rank 1" in said
+    assert "in wait_for_nobody" in said
+
+
+def test_a_process_that_is_resumed_before_anybody_looks_is_left_alone(
+    server: HeartbeatServer, start: Start
+) -> None:
+    process = start(0, "step", "computes")
+    process.send_signal(signal.SIGSTOP)
+    await_that(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+    look = examine(process.pid, psutil.Process(process.pid).create_time(), "never")
+    assert (look.state, look.ended) == ("stopped", False)
+    process.send_signal(signal.SIGCONT)
+    look = examine(process.pid, psutil.Process(process.pid).create_time(), "if_stopped")
+    assert look.ended is False
+    assert look.cpu_share > 0.05
+    assert "compute" in look.stack
+
+
+def test_another_process_with_the_same_number_is_not_touched() -> None:
+    created_at = psutil.Process().create_time()
+    assert examine(os.getpid(), created_at - 60.0, "always") == Look(state="gone")
+
+
+def test_nobody_is_heard_who_does_not_know_the_secret(server: HeartbeatServer) -> None:
+    address = server.address
+    stranger = b'{"secret": "", "rank": 0, "pid": 1, "created_at": 0, "node": "", "host": ""}\n{}\n'
+    for sent in (stranger, b"\xff\xfe\n", b"[1]\n", b"x" * (1 << 17)):
+        with socket.create_connection((address.host, address.port), DEADLINE_S) as connection:
+            connection.settimeout(DEADLINE_S)
+            answer = b""
+            with suppress(OSError):  # it may be hung up on before it has said all
+                connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+                answer = connection.recv(100)
+            assert answer == b""
+    assert server.ranks() == []
+
+
+def _idle_s(server: HeartbeatServer, rank: int) -> float:
+    return next(state.beat.idle_s for state in server.ranks() if state.rank == rank)

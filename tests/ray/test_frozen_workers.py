@@ -1,0 +1,71 @@
+"""Workers stopped (SIGSTOP) while they prepare, train and evaluate: each is named, and the job goes on."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from service.head.local_head import LocalHead
+from service.wire.events import Event
+from tests.processes import DEADLINE_S, await_that
+from tests.ray.control_plane import (
+    NUM_STEPS,
+    ControlPlane,
+    FinishedJob,
+    await_checkpoint,
+    job_spec,
+    losses,
+    worker_group,
+)
+
+NOTICED_S = 45.0
+"""Twenty of them it may be silent; the rest is for a busy machine."""
+
+
+@pytest.mark.slow
+def test_a_worker_stopped_before_it_begins_in_a_step_and_in_the_evaluation_costs_a_group_each(
+    head: LocalHead, plane: ControlPlane, undisturbed: FinishedJob
+) -> None:
+    stopped_at = {}
+    job = plane.client.submit(job_spec(retry={"max_failures": 5}))
+    await_that(lambda: any(_worker_processes(head)))
+    stopped_at[0] = _stop(next(_worker_processes(head)).pid)  # it imports torch, or is about to
+
+    group = worker_group(job)
+    await_checkpoint(job, 20)
+    stopped_at[1] = _stop(group[1]["pid"])
+    group = worker_group(job, 1)
+    await_that(lambda: job.refresh().step == NUM_STEPS)
+    stopped_at[2] = _stop(group[0]["pid"])
+
+    assert job.wait(DEADLINE_S).state == "succeeded", job.data
+    assert losses(job) == losses(undisturbed.job)
+    told = [event for event in job.events() if event.data.get("record") == "recovering"]
+    for event, rank, number in zip(told, (1, 0), (1, 2), strict=True):
+        assert f"rank {rank} was ended: no heartbeat for " in event.data["reason"]
+        assert "is stopped by a signal (SIGSTOP)" in event.data["reason"]
+        assert _seconds_after(event, stopped_at[number]) < NOTICED_S
+    log = "\n".join(line.text for line in job.logs())
+    assert log.count("its stack:") == 3
+    assert "train_worker" in log  # a frame of it
+
+
+def _stop(pid: int) -> float:
+    os.kill(pid, signal.SIGSTOP)
+    return time.time()
+
+
+def _worker_processes(head: LocalHead) -> Iterator[psutil.Process]:
+    """Ray Train's workers on the head."""
+    for node in head.nodes:
+        for process in node.processes:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                if any("RayTrainWorker" in part for part in child.cmdline()):
+                    yield child
+
+
+def _seconds_after(event: Event, moment: float) -> float:
+    return event.time.timestamp() - moment
