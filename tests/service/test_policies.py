@@ -13,6 +13,7 @@ from service.control.lifecycle.policies import (
     MAX_SETBACKS,
     AskResize,
     Deadlines,
+    Decision,
     End,
     Explain,
     JobFacts,
@@ -294,9 +295,10 @@ def test_only_an_attempt_whose_workers_began_counts_as_a_setback(facts: JobFacts
 def test_silence_changes_nothing(facts: JobFacts) -> None:
     if facts.launch is not None:
         told = facts.unreachable if facts.unreachable != facts.reason else ""
-        assert decide(replace(facts, observation=None), DEADLINES) == (
-            NoteUnreachable(told) if told else Wait()
-        )
+        expected: Decision = NoteUnreachable(told) if told else Wait()
+        if facts.unreachable and facts.runs_nothing and facts.state == State.RUNNING:
+            expected = Move(State.RECOVERING, facts.unreachable)
+        assert decide(replace(facts, observation=None), DEADLINES) == expected
 
 
 @many
