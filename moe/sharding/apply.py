@@ -1,19 +1,22 @@
 """A plan applied to a module: its parts materialised, its program made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import DeviceMesh
 
 from moe.parallel import together
 from moe.sharding.applied.applied import Applied
 from moe.sharding.applied.materialise import Init, Materialiser, tensors_of
 from moe.sharding.applied.other_mode import of_other_mode, without_values
 from moe.sharding.applied.ready import Ready, program_of, ready_of
+from moe.sharding.arguments import arguments_of_sample, signature_of
 from moe.sharding.capture.capture import capture, device_of
 from moe.sharding.exchange.mesh import Mesh, OneDevice, ShardingMesh
+from moe.sharding.hints.torch_forms import axes_of_mesh, is_ascending
 from moe.sharding.placement import WHOLE
 from moe.sharding.sample import of_description
 from moe.sharding.saved.load import Checkpoint
@@ -24,9 +27,9 @@ from moe.spec import Problem, SpecError
 def apply(
     model: nn.Module,
     plan: ShardingPlan,
-    mesh: Mesh | None = None,
+    mesh: Mesh | DeviceMesh | None = None,
     *,
-    sample: Sequence[Any] | None = None,
+    sample: Sequence[Any] | Mapping[str, Any] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     replicate: Sequence[str] = (),
     seed: int = 0,
@@ -44,8 +47,10 @@ def apply(
     `sample` is the batch, where the plan could not keep it, `loss` the one that it was planned with. Raises SpecError
     where the module's graph is not the plan's, for another number of ranks, and for what has no values.
     """
-    mesh = mesh or _mesh_of(plan)
-    batch = tuple(sample) if sample is not None else of_description(plan.sample)
+    if not isinstance(mesh, Mesh):
+        mesh = _mesh_of(plan, mesh)
+    _check_loss(plan, loss)
+    batch = of_description(plan.sample) if sample is None else arguments_of_sample(model, sample)
     captured = capture(model, batch, loss, device_of(plan.cluster))
     if captured.digest != plan.digest:
         rule = (
@@ -71,7 +76,7 @@ def apply(
 
     mesh.draws.seed = seed
     device = device_of(plan.cluster)
-    applied = Applied(mesh, shapes, placements, ready, device)
+    applied = Applied(mesh, shapes, placements, ready, device, signature_of(model))
     stored = None if checkpoint is None else Checkpoint.at(checkpoint)
     is_given = (lambda names, is_persistent: False) if stored is None else stored.gives
     Materialiser(applied, device, seed, init, is_given).fill(model)
@@ -82,11 +87,30 @@ def apply(
     return applied.train(is_training)
 
 
-def _mesh_of(plan: ShardingPlan) -> Mesh:
+def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> None:
+    """Raises SpecError where a loss is missing that the plan was made with, and for one that it was made without."""
+    if plan.loss is not None and loss is None:
+        raise SpecError(Problem("loss", None, f"is missing, and the plan was made with one ({plan.loss})",
+                                "give sharding.apply the same loss="))  # fmt: skip
+    if plan.loss is None and loss is not None:
+        name = getattr(loss, "__qualname__", type(loss).__name__)
+        raise SpecError(Problem("loss", name, "is given, and the plan was made without one",
+                                "leave it out, or plan again with loss=..."))  # fmt: skip
+
+
+def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
+    """The mesh that a plan is for, over the ranks in their order, or over torch's own mesh. Raises SpecError where it
+    has other sizes than the plan's."""
     ranks = together.world_size()
     if ranks != plan.num_devices:
         raise SpecError(Problem("plan.mesh", plan.mesh, f"must have as many ranks as there are processes (={ranks})",
                                 "plan again for the processes there are"))  # fmt: skip
+    if mesh is not None and tuple(mesh.shape) != plan.degrees:
+        raise SpecError(Problem("mesh", axes_of_mesh(mesh), f"must have the sizes of the plan's mesh (={plan.mesh})",
+                                "give the mesh that the plan was made for, or plan again with mesh=mesh"))  # fmt: skip
+    if mesh is not None and not is_ascending(mesh):
+        raise SpecError(Problem("mesh", mesh.mesh.tolist(), "has ranks that do not ascend along an axis, and torch's "
+                                "process groups have them in ascending order", "order the ranks of each axis"))  # fmt: skip
     if not dist.is_initialized() or ranks == 1:
         return OneDevice((1,) * len(plan.mesh), (0,) * len(plan.mesh))
-    return ShardingMesh.over(plan.degrees)
+    return ShardingMesh.over(plan.degrees) if mesh is None else ShardingMesh.over_device_mesh(mesh)

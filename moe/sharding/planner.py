@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.distributed import DeviceMesh
+from torch.distributed.tensor import Placement
 
 from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.applied.accumulated import steps_of
+from moe.sharding.arguments import arguments_of_sample
 from moe.sharding.capture.capture import Captured
 from moe.sharding.hints.annotate import PLACED
 from moe.sharding.hints.hints import Hint
+from moe.sharding.hints.torch_forms import axes_of_mesh, hints_of_torch
 from moe.sharding.operands import is_operator, operands, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
@@ -37,12 +41,12 @@ OPTIMIZER_SLOTS = 2
 
 def plan(
     model: nn.Module,
-    sample: Sequence[Any],
+    sample: Sequence[Any] | Mapping[str, Any],
     cluster: Cluster | str | Path | None = None,
-    hints: Mapping[str, Hint] | None = None,
+    hints: Mapping[str, Hint | Placement | Sequence[Placement]] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     *,
-    mesh: Mapping[str, int] | None = None,
+    mesh: Mapping[str, int] | DeviceMesh | None = None,
     replicate: Sequence[str] = (),
     optimizer_slots: int = OPTIMIZER_SLOTS,
     search: bool = True,
@@ -50,7 +54,10 @@ def plan(
     recompute: bool | None = None,
 ) -> ShardingPlan:
     """The cheapest plan that is found for `model(*sample)` on a cluster, with hints by name for parameters, buffers,
-    `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells).
+    `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells). A mapping as the sample is
+    `model(**sample)`, whose inputs have names (`inputs.labels`), or `model(sample)` where forward has no such names.
+
+    DTensor's own placements will do as hints: `Shard(0)`, or a list with one for each axis of `mesh`.
 
     A scalar output is the loss; else `loss` of what the module returns is. `mesh` fixes the axes and their sizes.
     Without `search`, tensors lie as propagation from the hints alone has them, as GShard's do. Operators named in
@@ -64,9 +71,10 @@ def plan(
 
     def ask() -> Any:
         try:
+            axes = axes_of_mesh(mesh)
             asked = Asked(
-                model=model, sample=sample, cluster=asked_cluster(cluster), hints={} if hints is None else hints,
-                loss=loss, mesh=mesh, replicate=replicate, optimizer_slots=optimizer_slots, search=search,
+                model=model, sample=arguments_of_sample(model, sample), cluster=asked_cluster(cluster),
+                hints=hints_of_torch({} if hints is None else hints, axes), loss=loss, mesh=axes, replicate=replicate, optimizer_slots=optimizer_slots, search=search,
                 micro_batches=micro_batches, recompute=recompute,
             )  # fmt: skip
             return {"plan": _planned(asked).to_json()}
@@ -115,6 +123,7 @@ def _planned(asked: Asked) -> ShardingPlan:
         conflicts=tuple(conflicts_in_words(best.followed.conflicts if best.followed else (), axes)),
         micro_batches=best.count,
         recompute=best.again,
+        loss=None if asked.loss is None else getattr(asked.loss, "__qualname__", type(asked.loss).__name__),
     )
 
 

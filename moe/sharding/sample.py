@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moe.sharding.arguments import Keywords
 from moe.spec import Problem, SpecError
 
 
@@ -19,7 +20,13 @@ def _described(value: Any) -> Any:
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return {"items": [_described(each) for each in value], "is_list": isinstance(value, list)}
-    return {"value": value} if _is_plain(value) else {"type": type(value).__name__}
+    if isinstance(value, Keywords):
+        return {"keywords": {name: _described(entry) for name, entry in value.items()}}
+    if _is_plain(value):
+        return {"value": value}
+    if type(value) is dict and all(type(name) is str for name in value):
+        return {"dict": {name: _described(entry) for name, entry in value.items()}}
+    return {"type": type(value).__name__}
 
 
 def _is_plain(value: Any) -> bool:
@@ -43,6 +50,10 @@ def _of(given: Any) -> Any:
         case {"items": items, "is_list": is_list}:
             made = [_of(each) for each in items]
             return made if is_list else tuple(made)
+        case {"keywords": entries}:
+            return Keywords({name: _of(entry) for name, entry in entries.items()})
+        case {"dict": entries}:
+            return {name: _of(entry) for name, entry in entries.items()}
         case {"value": value}:
             return value
         case {"type": kind}:

@@ -49,6 +49,9 @@ class ShardingPlan:
     recompute: bool = False
     """Whether blocks are computed again in the backward pass, so that what is inside them is not kept until then."""
 
+    loss: str | None = None
+    """Name of the function that makes the loss of what the module returns; None where the module returns its loss."""
+
     @property
     def num_devices(self) -> int:
         return math.prod(self.mesh.values())

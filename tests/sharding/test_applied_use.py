@@ -259,9 +259,7 @@ def test_an_applied_module_is_not_planned_again():
         sharding.apply(applied, plan)
 
 
-@pytest.mark.parametrize(
-    "options", [{1: 2.0, "t": (1, 2)}, {"t": (1, 2)}, {1: 2.0, "t": [1, 2]}], ids=["both", "tuple", "key"]
-)
+@pytest.mark.parametrize("options", [{1: 2.0, "t": (1, 2)}, {1: 2.0, "t": [1, 2]}], ids=["both", "key"])
 def test_a_sample_that_a_plan_cannot_keep(options: dict[Any, Any]):
     class Optional(nn.Module):
         def __init__(self) -> None:
@@ -281,11 +279,6 @@ def test_a_sample_that_a_plan_cannot_keep(options: dict[Any, Any]):
         sharding.apply(module, plan)
     applied = sharding.apply(module, plan, sample=(X, options))
     assert applied(X, options).item() == module(X, options).item()
-
-
-def test_a_call_by_name():
-    with pytest.raises(TypeError, match=r"not by name \(x\); call applied\(\*batch\)"):
-        applied_to(Normed(), X)(x=X)
 
 
 def test_a_call_after_close():

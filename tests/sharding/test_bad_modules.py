@@ -288,7 +288,7 @@ ODD: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "an empty batch": (Plain, (torch.randn(0, 6),), "inputs.0 (=[0, 6]) has no elements; give a sample with some"),
     "a sparse batch": (Plain, (torch.eye(6).to_sparse(),), "inputs.0 (='torch.sparse_coo') must be a dense tensor"),
     "a tensor by itself": (Plain, BATCH[0], "sample (='Tensor') must be a tuple or list of the module's arguments"),
-    "names": (Plain, {"x": BATCH[0]}, "sample (='dict') must be a tuple or list of the module's arguments, in order"),
+    "a number": (Plain, 3, "sample (='int') must be a tuple or list of the module's arguments, in order, or a dict"),
     "an object": (Returns, BATCH, "(='Answer') is returned, and is neither a tensor nor plain"),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from inspect import Signature
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 from moe.sharding.applied.accumulated import check_once
 from moe.sharding.applied.batch import checked
 from moe.sharding.applied.ready import Ready
+from moe.sharding.arguments import canonical
 from moe.sharding.capture.capture import TENSOR
 from moe.sharding.exchange.draws import Draws
 from moe.sharding.exchange.exchange import unpadded
@@ -105,8 +107,10 @@ class Applied(_Stays):
         placements: dict[str, Placements],
         ready: Callable[[bool], Ready],
         device: torch.device,
+        takes: Signature | None = None,
     ) -> None:
         super().__init__()
+        self._takes = takes
         self.mesh, self._shapes, self._placements, self._device = mesh, shapes, placements, device
         self._make, self._ready = ready, dict[bool, Ready]()
         self._compile: dict[str, Any] | None = None
@@ -173,12 +177,8 @@ class Applied(_Stays):
             )
 
     def forward(self, *batch: Any, **named: Any) -> Any:
-        if named:
-            raise TypeError(
-                f"an applied module takes its batch in order, as the plan's sample has it, and not by name "
-                f"({', '.join(named)}); call applied(*batch)"
-            )
         self._check_use()
+        batch = canonical(self._takes, batch, named)
         ready = self._for_mode()
         inputs = checked(batch, ready.batch, ready.batch_tree)
         program = ready.running

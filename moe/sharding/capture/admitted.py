@@ -29,7 +29,7 @@ def admit(module: nn.Module, sample: Any) -> None:
             )
         )
     if not isinstance(sample, tuple | list):
-        rule = "must be a tuple or list of the module's arguments, in order"
+        rule = "must be a tuple or list of the module's arguments, in order, or a dict of them by name"
         raise SpecError(Problem("sample", type(sample).__name__, rule, "give (x,) for model(x)"))
     if problems := [*_of_modules(module), *_of_tensors(module), *_of_sample(sample)]:
         raise SpecError(problems)

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
+from moe.sharding.arguments import register_data_classes
 from moe.sharding.capture.siblings import renumbered, sign_of_value
 from moe.sharding.lines import beginning
 
@@ -187,6 +188,7 @@ def observed(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
             if _versions(leaves) != versions:
                 calls.mutating.add(key)
                 return returned
+            register_data_classes(returned)
             calls.by_key[key] = Call(module, tree, arguments, returned)
             calls.number(key)
         return pytree.tree_map(_fresh, calls.by_key[key].returned)

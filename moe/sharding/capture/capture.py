@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding import torch_private
+from moe.sharding.arguments import call, names_of_inputs, register_data_classes, signature_of
 from moe.sharding.capture import blocks
 from moe.sharding.capture.admitted import admit
 from moe.sharding.capture.decomposed import decompositions
@@ -58,7 +59,8 @@ class Captured:
     gradients: dict[str, fx.Node]
     """By parameter; those that do not reach an output are not there."""
     first_names: dict[str, str]
-    """The name that the graph has of a parameter, the first of several, by each of its names."""
+    """The name that the graph has of a parameter, the first of several, by each of its names, and of an input by the
+    name of forward's argument."""
     parts: dict[str, ManualPart]
     """Manual parts, by name."""
     digest: str
@@ -124,7 +126,7 @@ def capture(
     loss: Callable[[Any], Tensor] | None = None,
     device: torch.device | str = "cpu",
 ) -> Captured:
-    """The joint graph of `module(*sample)`, then of `loss` of what that gives.
+    """The joint graph of `module(*sample)`, then of `loss` of what that gives. The sample may end in `Keywords`.
 
     The module may lie on the meta device and is as it was afterwards; of tensors in `sample` only shape and dtype
     count. Raises SpecError, naming the user's line, for what cannot be captured and for side effects that would be
@@ -170,7 +172,8 @@ def capture(
             raise
         except Exception as error:
             raise cannot(module, error, lambda: wrapped(*arguments)) from error
-    return _read(module, traced, wrapped, calls, parts)
+    names = names_of_inputs(signature_of(module), sample)
+    return _read(module, traced, wrapped, calls, parts, names)
 
 
 def _check_changes(wrapped: "_Traced", arguments: tuple[Any, ...], traced: fx.GraphModule) -> None:
@@ -234,9 +237,10 @@ class _Traced(nn.Module):
     def forward(self, *arguments: Any) -> Any:
         given = (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers())
         with _marked(self, self.module):
-            returned = self.module(*arguments)
+            returned = call(self.module, arguments)
             if self.loss is not None:
                 returned = self.loss(returned)
+            register_data_classes(returned)
             flat, self.tree = pytree.tree_flatten(returned)
             results = blocks.apart(flat, given)  # before buffers that were set anew are written
         self.mark(None)
@@ -251,6 +255,7 @@ def _read(
     wrapped: _Traced,
     calls: blocks.Calls,
     parts: dict[str, ManualPart],
+    names_of_inputs: dict[str, str],
 ) -> Captured:
     """Results and leaves of a joint graph by the module's own names; writes the graph out and simplifies it."""
     graph, first = traced.graph, _first_names(module)
@@ -270,7 +275,7 @@ def _read(
         wrapped.tree,
         {name: next(simplified) for name in updates},
         {name: next(simplified) for name in gradients},
-        first_names=first,
+        first_names=first | names_of_inputs,
         parts=parts,
         digest=_digest(graph),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import DeviceMesh
 
 from moe.parallel.collective import all_gather_single, collective, reduce_scatter_single
 from moe.sharding.exchange.draws import Draws
@@ -120,6 +121,18 @@ class ShardingMesh(Mesh):
     groups: tuple[dist.ProcessGroup | None, ...]
     """The ranks that differ from this one along each axis alone; None where there are no others."""
     draws: Draws = field(default_factory=Draws)
+    owns_groups: bool = True
+    """Whether `close` destroys the process groups."""
+
+    @classmethod
+    def over_device_mesh(cls, mesh: DeviceMesh) -> "ShardingMesh":
+        """The place of this rank on torch's own mesh, whose process groups it uses. Raises ValueError for a rank that
+        is not on the mesh."""
+        indices = mesh.get_coordinate()
+        if indices is None:
+            raise ValueError(f"rank {dist.get_rank()} is not on the mesh {mesh}")
+        groups = (mesh.get_group(axis) if size > 1 else None for axis, size in enumerate(mesh.shape))
+        return cls(tuple(mesh.shape), tuple(indices), tuple(groups), owns_groups=False)
 
     @classmethod
     def over(cls, degrees: Sequence[int]) -> "ShardingMesh":
@@ -142,7 +155,7 @@ class ShardingMesh(Mesh):
 
     def close(self) -> None:
         """Let go of its process groups. All ranks call it."""
-        for group in self.groups:
+        for group in self.groups if self.owns_groups else ():
             if group is not None:
                 dist.destroy_process_group(group)
 

@@ -1,0 +1,66 @@
+"""Torch's own forms of placements and meshes, taken where ours are: DTensor's `Shard` and `Replicate`, and `DeviceMesh`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.distributed import DeviceMesh
+from torch.distributed.tensor import Placement
+from torch.distributed.tensor import Replicate as TorchReplicate
+from torch.distributed.tensor import Shard as TorchShard
+
+from moe.sharding.hints.hints import Replicate, Shard, Split
+from moe.spec import Problem, SpecError
+
+
+def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
+    """A hint of ours for one of DTensor's placements, or for a sequence of them, one a mesh axis in the order of
+    `axes`; anything else comes back as it is. A placement by itself is of all devices, as `Split(dim)` is. Raises
+    SpecError for partial sums, and for a sequence without a mesh to name its axes."""
+    if isinstance(hint, Placement):
+        return _split(path, hint) or Replicate()
+    if not isinstance(hint, list | tuple) or not hint or not all(isinstance(one, Placement) for one in hint):
+        return hint
+    if axes is None or len(axes) != len(hint):
+        axes_there = "no mesh was given" if axes is None else f"the mesh has {len(axes)}"
+        raise SpecError(
+            Problem(path, str(hint), f"has a placement for each of {len(hint)} mesh axes, and {axes_there}",
+                    'give plan(..., mesh=...) with as many axes, or sharding.Shard({"data": 0})')
+        )  # fmt: skip
+    splits = {axis: _split(path, placement) for axis, placement in zip(axes, hint, strict=True)}
+    return Shard({axis: split.dim for axis, split in splits.items() if split is not None})
+
+
+def _split(path: str, placement: Placement) -> Split | None:
+    """None for a replica."""
+    if type(placement) is TorchShard:
+        return Split(placement.dim)
+    if isinstance(placement, TorchReplicate):
+        return None
+    raise SpecError(
+        Problem(
+            path, str(placement), "is no placement of a whole tensor's parts", "use Shard(dim) or Replicate()"
+        )
+    )
+
+
+def axes_of_mesh(mesh: Any) -> Any:
+    """Sizes of mesh axes by name, for a DeviceMesh; anything else comes back as it is. Axes without a name are
+    `axis0`, `axis1`."""
+    if not isinstance(mesh, DeviceMesh):
+        return mesh
+    names = mesh.mesh_dim_names or tuple(f"axis{number}" for number in range(mesh.ndim))
+    return dict(zip(names, tuple(mesh.shape), strict=True))
+
+
+def is_ascending(mesh: DeviceMesh) -> bool:
+    """Whether ranks ascend along each axis of a mesh, as they do in its process groups."""
+    ranks = mesh.mesh
+    return all(bool((ranks.diff(dim=axis) > 0).all()) for axis in range(ranks.ndim))
+
+
+def hints_of_torch(hints: Any, axes: Any) -> Any:
+    """Hints by name, with ours for those of DTensor's."""
+    if not isinstance(hints, Mapping):
+        return hints
+    names = tuple(axes) if isinstance(axes, Mapping) else None
+    return {name: hint_of_torch(f"hints[{name!r}]", hint, names) for name, hint in hints.items()}
