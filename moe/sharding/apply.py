@@ -109,8 +109,8 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
         raise SpecError(Problem("mesh", axes_of_mesh(mesh), f"must have the sizes of the plan's mesh (={plan.mesh})",
                                 "give the mesh that the plan was made for, or plan again with mesh=mesh"))  # fmt: skip
     if mesh is not None and not is_ascending(mesh):
-        raise SpecError(Problem("mesh", mesh.mesh.tolist(), "has ranks that do not ascend along an axis, and torch's "
-                                "process groups have them in ascending order", "order the ranks of each axis"))  # fmt: skip
+        rule = "has ranks that do not ascend along an axis, as they do in torch's process groups"
+        raise SpecError(Problem("mesh", mesh.mesh.tolist(), rule, "order the ranks of each axis"))
     if not dist.is_initialized() or ranks == 1:
         return OneDevice((1,) * len(plan.mesh), (0,) * len(plan.mesh))
     return ShardingMesh.over(plan.degrees) if mesh is None else ShardingMesh.over_device_mesh(mesh)

@@ -74,8 +74,9 @@ def plan(
             axes = axes_of_mesh(mesh)
             asked = Asked(
                 model=model, sample=arguments_of_sample(model, sample), cluster=asked_cluster(cluster),
-                hints=hints_of_torch({} if hints is None else hints, axes), loss=loss, mesh=axes, replicate=replicate, optimizer_slots=optimizer_slots, search=search,
-                micro_batches=micro_batches, recompute=recompute,
+                hints=hints_of_torch({} if hints is None else hints, axes), loss=loss, mesh=axes,
+                replicate=replicate, optimizer_slots=optimizer_slots, search=search, micro_batches=micro_batches,
+                recompute=recompute,
             )  # fmt: skip
             return {"plan": _planned(asked).to_json()}
         except SpecError as error:

@@ -1,4 +1,4 @@
-"""Torch's own forms of placements and meshes, taken where ours are: DTensor's `Shard` and `Replicate`, and `DeviceMesh`."""
+"""Torch's own forms of placements and meshes, taken where ours are: DTensor's `Shard` and `Replicate`, `DeviceMesh`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
