@@ -87,7 +87,9 @@ def save_checkpoint_as_folder(
     origin = _origin(stored, spec.model, roots)
     if spec.model.adapter is not None:
         if not merge:
-            save_adapter(spec.model, source, target, origin=origin)
+            save_adapter(
+                spec.model, source, target, origin=origin, files=_tokenizer(stored), facts=_facts(spec, step)
+            )
             return
         if spec.model.keeps_frozen:
             base_digest(spec.model, roots, files_of(stored))

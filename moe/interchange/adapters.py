@@ -1,7 +1,7 @@
 """Adapters in PEFT's format, in and out: `adapter_config.json`, and `adapter_model.safetensors`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from moe.interchange.adapter_config import CONFIG, WEIGHTS, adapter_config
 from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.adapter_parts import Half, halves, their_tensors
+from moe.interchange.card import adapter_card
 from moe.interchange.catalog import family_in
 from moe.interchange.config import written
 from moe.interchange.copying import fill_ours
@@ -18,7 +19,7 @@ from moe.interchange.family import Family
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.load import agree, each_told
 from moe.interchange.origin import Origin
-from moe.interchange.save import Made, write_folder
+from moe.interchange.save import CARD, Made, beside_weights, write_folder
 from moe.interchange.sources import Source
 from moe.interchange.stored import NAMES, Stored
 from moe.parallel import Layout, extent, local_parameters
@@ -34,10 +35,13 @@ def save_adapter(
     *,
     origin: Origin | None = None,
     dtype: torch.dtype = torch.float32,
+    files: Mapping[str, bytes] | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> None:
     """Write a model's adapter as PEFT has it, into a new folder, a path or an fsspec URL: all of it, or nothing.
-    `origin` is the folder that the model began with. Where the source is collective all ranks call it. Raises
-    SpecError on all of them."""
+    `origin` is the folder that the model began with; its tokenizer and `files`, further small ones by path, lie beside
+    the adapter, and a card with the `facts`. Where the source is collective all ranks call it. Raises SpecError on all
+    of them."""
     family = _family(spec, origin)
     every = halves(spec, family)
     made: dict[str, list[Half]] = {}
@@ -52,7 +56,11 @@ def save_adapter(
     assert spec.adapter is not None
     places, base = (each.place for each in every), None if origin is None else origin.url
     told = adapter_config(spec.adapter, places, their_tensors(spec, family), base)
-    small = {CONFIG: (json.dumps(told, indent=2) + "\n").encode()}
+    small = {
+        **beside_weights(origin, files or {}),
+        CONFIG: (json.dumps(told, indent=2) + "\n").encode(),
+        CARD: adapter_card(spec, facts or {}, origin, family, told).encode(),
+    }
     write_folder([(WEIGHTS, tensors)], small, source, target)
 
 

@@ -2,21 +2,22 @@
 
 from collections.abc import Mapping
 
+from moe.interchange.family import Family
 from moe.interchange.origin import Origin
+from moe.interchange.releases import adapter_readers, readers
 from moe.spec import LanguageModelSpec
 
 
-def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin | None) -> str:
-    """`README.md`: what the model is, and what is said of its training."""
-    began = "random weights" if origin is None else f"the weights of `{origin.url.rpartition('/')[2]}`"
+def model_card(
+    spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin | None, family: Family
+) -> str:
+    """`README.md` of a model: what it is, what is said of its training, and what reads it."""
     lines = [
-        "---", "library_name: transformers", "pipeline_tag: text-generation", "---", "",
-        f"# {facts.get('name', 'A language model')}", "",
-        "Trained with Shardyard.", "",
-        f"- Began with: {began}",
+        *_head("transformers", facts.get("name", "A language model")),
+        f"- Began with: {_beginning(origin)}",
         f"- Parameters: {spec.num_parameters():,}, of which a token uses {spec.num_active_parameters():,}",
         f"- Layers: {spec.num_layers}, of width {spec.model_dim}",
-    ]  # fmt: skip
+    ]
     if spec.moe is not None:
         lines.append(f"- Experts: {spec.moe.num_experts} in each of {len(spec.moe_layers)} layers, "
                      f"{spec.moe.experts_per_token} for each token")  # fmt: skip
@@ -24,5 +25,46 @@ def model_card(spec: LanguageModelSpec, facts: Mapping[str, str], origin: Origin
         lines.append(
             f"- Not trained, and unchanged: {len(origin.untrained)} tensors of heads that predict further tokens"
         )
-    lines += [f"- {key}: {value}" for key, value in facts.items() if key != "name"]
-    return "\n".join(lines) + "\n"
+    return _text([*lines, f"- Read by: {readers(spec, family)}"], facts)
+
+
+def adapter_card(
+    spec: LanguageModelSpec,
+    facts: Mapping[str, str],
+    origin: Origin | None,
+    family: Family,
+    config: Mapping[str, object],
+) -> str:
+    """`README.md` of an adapter with this `adapter_config.json`."""
+    assert spec.adapter is not None
+    targets = [str(name) for key in ("target_modules", "target_parameters") for name in _list(config[key])]
+    parameters = bool(config["target_parameters"])
+    lines = [
+        *_head("peft", facts.get("name", "An adapter of a language model"), "lora"),
+        f"- Lies beside: {_beginning(origin)}",
+        f"- Rank: {spec.adapter.rank}, scale {spec.adapter.scale:g}, on {', '.join(targets)}",
+        f"- Read by: {adapter_readers(spec, family, parameters)}",
+    ]
+    return _text(lines, facts)
+
+
+def _head(library: str, name: str, *tags: str) -> list[str]:
+    of_hub = [
+        f"library_name: {library}",
+        "pipeline_tag: text-generation",
+        *(f"tags: [{tag}]" for tag in tags),
+    ]
+    return ["---", *of_hub, "---", "", f"# {name}", "", "Trained with Shardyard.", ""]
+
+
+def _beginning(origin: Origin | None) -> str:
+    return "random weights" if origin is None else f"the weights of `{origin.url.rpartition('/')[2]}`"
+
+
+def _list(names: object) -> list[object]:
+    return list(names) if isinstance(names, list) else []
+
+
+def _text(lines: list[str], facts: Mapping[str, str]) -> str:
+    told = [f"- {key}: {value}" for key, value in facts.items() if key != "name"]
+    return "\n".join([*lines, *told]) + "\n"

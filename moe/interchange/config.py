@@ -218,7 +218,7 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
     for field in family.fields:
         config |= field.write(_resolved(spec))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    return {**config, "hidden_act": "silu", **family.written, **tokens, "dtype": dtype}
+    return _for_any_release({**config, "hidden_act": "silu", **family.written, **tokens}, spec, family, dtype)
 
 
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
@@ -243,11 +243,9 @@ def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) ->
     config["model_type"] = BY_TYPE[config["model_type"]].model_types[
         0
     ]  # which transformers knows without code
-    keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
-    config |= dict.fromkeys(keys, dtype)
-    if not list(differences(spec, config)):
-        return config
     family = BY_TYPE[config["model_type"]]
+    if not list(differences(spec, config)):
+        return _for_any_release(config, spec, family, dtype)
     aliases = {key: alias for alias, key in family.aliases.items() if alias in config}
     for field in family.fields:
         new = field.write(_resolved(spec))
@@ -262,4 +260,16 @@ def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) ->
     if unlike := list(differences(spec, config)):
         rule = f"is no longer one that {config['model_type']} can say: {'; '.join(unlike)}"
         raise SpecError(Problem("model", None, rule, "leave out what was written beside `from`"))
-    return config
+    return _for_any_release(config, spec, family, dtype)
+
+
+def _for_any_release(
+    config: Mapping[str, Any], spec: LanguageModelSpec, family: Family, dtype: str
+) -> dict[str, Any]:
+    """A config that transformers 4 and 5 and vLLM read alike: keys under the names that all of them know, positions in
+    both forms, and what those that read a key take for something else where it is missing."""
+    found = dict(family.fixed)
+    found |= {family.aliases.get(key, key): value for key, value in config.items()}
+    for field in family.fields:
+        found |= field.older(spec, config)
+    return {**found, "dtype": dtype, "torch_dtype": dtype}

@@ -37,6 +37,10 @@ class Field(ABC):
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         """Keys that say what a spec does. What they cannot say is found by reading them again."""
 
+    def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys that transformers 4 and vLLM need beside those of a `config` that says what the spec does."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -123,6 +127,8 @@ class Family:
     """Pattern of names of tensors that are carried through without being trained (multi-token prediction)."""
     written: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a config that is made anew, beside those of the fields."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that are so of every model of the family, and that vLLM takes for something else where they are missing."""
 
     def rows(self, name: str) -> list[list[Row]]:
         """The lines of a parameter, as it is called in the tables, in each layout."""

@@ -1,5 +1,6 @@
 """The parts that families' configs are made of: keys that say one field, and keys that say several together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -284,6 +285,14 @@ class Windows(Field):
         if self.by == "types":
             found["layer_types"] = [FULL if each is None else SLIDING for each in windows]
         return found
+
+    def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Switch off what no layer uses: transformers 4 does not read `layer_types` of Qwen2-MoE, and windows every
+        layer."""
+        is_used = any(spec.window_of(layer) is not None for layer in range(spec.num_layers))
+        if is_used or not config.get("use_sliding_window"):
+            return {}
+        return {"use_sliding_window": False, "sliding_window": None}
 
 
 @dataclass(frozen=True)

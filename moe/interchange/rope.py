@@ -1,6 +1,7 @@
 """Rotary positions as their configs write them: `rope_parameters` (transformers 5), or `rope_theta` and
 `rope_scaling`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -159,7 +160,28 @@ class Rope(Field):
             keys["rope_interleave"] = rope.pairing == "interleaved"
         longest = _longest(rope)
         keys |= {"rope_parameters": parameters, "max_position_embeddings": longest}
+        return keys | self._older_keys(spec, parameters)
+
+    def _older_keys(self, spec: LanguageModelSpec, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Keys in which transformers 4 and vLLM read what `parameters` say. `rope_scaling` is null, not left out, where
+        nothing is scaled: GPT-OSS has a default of its own."""
+        outside = {"rope_theta", "partial_rotary_factor"}
+        scaling = {key: each for key, each in parameters.items() if key not in outside}
+        keys = {key: parameters[key] for key in sorted(outside) if key in parameters}
+        keys["rope_scaling"] = None if parameters["rope_type"] == "default" else scaling
+        if self.dim_key is not None:
+            keys[self.dim_key] = spec.attention.rope.rotated_dim(spec.attention.head_dim)
         return keys
+
+    def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+        said = self.write(spec)["rope_parameters"]
+        as_it_is = config.get("rope_parameters") if not config.get("rope_scaling") else None
+        always = {"rope_type", "rope_theta", "partial_rotary_factor", ORIGINAL}
+        parameters = {**as_it_is, **{key: said[key] for key in always & said.keys()}} if as_it_is else said
+        keys = self._older_keys(spec, parameters)
+        if config.get("rope_scaling") and config.get(ORIGINAL) is None:  # which transformers 4 does not read
+            del keys["rope_scaling"]
+        return {key: each for key, each in keys.items() if key == "rope_scaling" or config.get(key) is None}
 
 
 def _longest(rope: RopeSpec) -> int:

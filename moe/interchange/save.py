@@ -42,6 +42,7 @@ BLOCK_ELEMENTS = 1 << 23
 """Of what is converted at a time."""
 _BLOCKS_UNDER_WAY = 2
 """Converted, and not yet written."""
+CARD = "README.md"
 _NAMED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
@@ -299,12 +300,20 @@ def _small_files(
     facts: Mapping[str, str],
     spec: LanguageModelSpec,
 ) -> dict[str, bytes]:
-    found = dict(files) if origin is None else {**exported(origin.files, origin.url), **files}
+    found = beside_weights(origin, files)
     if origin is None and learned_tokens.is_learned(files):
-        config, found = {**config, **learned_tokens.ids()}, {**found, **learned_tokens.described(files)}
+        config = {**config, **learned_tokens.ids()}
     found[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
-    found["README.md"] = model_card(spec, facts, origin).encode()
+    family = BY_TYPE[str(config["model_type"])]
+    found[CARD] = model_card(spec, facts, origin, family).encode()
     return found
+
+
+def beside_weights(origin: Origin | None, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Small files that a model and an adapter of it have alike: the tokenizer and what is carried through."""
+    if origin is not None:
+        return {**exported(origin.files, origin.url), **files}
+    return {**files, **(learned_tokens.described(files) if learned_tokens.is_learned(files) else {})}
 
 
 def _taken(target: str | Path) -> Iterator[Problem]:

@@ -146,6 +146,18 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
 
     for merge, name in ((False, "adapter"), (True, "merged")):
         save_checkpoint_as_folder(str(checkpoint), tmp_path / name, merge=merge)
+    of_adapter, of_merged = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("adapter", "merged"))
+    assert of_adapter("the").input_ids == of_merged("the").input_ids == [RANKS[b"the"]]
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    for line in (
+        "library_name: peft",
+        "- Lies beside: the weights of `hub`",
+        "- Steps: 4 of 4",
+        "- Read by: PEFT ",
+    ):
+        assert line in card
+    assert str(tmp_path) not in card
+    assert "- Read by: transformers 5 and 4 " in (tmp_path / "merged" / "README.md").read_text()
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():

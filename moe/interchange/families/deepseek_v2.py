@@ -2,7 +2,16 @@
 
 from moe.interchange.families.decoder import DECODER, DENSE, FUSED, LATENT, STACK, experts, router, shared
 from moe.interchange.family import Family
-from moe.interchange.fields import ExpertGroups, FirstDense, Key, Optional, SharedExperts, Switch, always
+from moe.interchange.fields import (
+    ExpertGroups,
+    FirstDense,
+    Key,
+    Optional,
+    SharedExperts,
+    Switch,
+    Told,
+    always,
+)
 from moe.interchange.rope import Rope
 
 LATENT_KEYS = (
@@ -13,11 +22,11 @@ LATENT_KEYS = (
     Key("qk_rope_head_dim", "attention.rope_dim"),
     Key("v_head_dim", "attention.value_dim"),
     Switch("attention_bias", ("attention.bias",)),
+    Told("num_key_value_heads", "attention.num_heads", int),
     always(attention__kind="latent"),
 )
 LATENT_UNUSED = frozenset(
     {
-        "num_key_value_heads",
         "head_dim",
         "qk_head_dim",
         "aux_loss_alpha",
@@ -68,4 +77,5 @@ DEEPSEEK_V2 = Family(
         *shared("mlp.shared_experts"),
     ),
     fused=FUSED,
+    fixed={"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1},
 )  # fmt: skip

@@ -63,4 +63,5 @@ DEEPSEEK_V3 = Family(
     fused=FUSED,
     untrained="model.layers.{beyond}.",
     written={"num_nextn_predict_layers": 0},
+    fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
 )  # fmt: skip

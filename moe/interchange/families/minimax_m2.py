@@ -53,4 +53,8 @@ MINIMAX_M2 = Family(
     ),
     fused=(*router("mlp.gate.weight"), *selection_bias("mlp.e_score_correction_bias"), *FUSED),
     untrained="model.layers.{beyond}.",
+    fixed={
+        "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True,
+        "shared_intermediate_size": 0,
+    },
 )  # fmt: skip

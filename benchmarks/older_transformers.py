@@ -1,0 +1,202 @@
+"""Exports of every family, read by transformers 4: its logits beside ours, in float64, for each kind of positions.
+
+What transformers 5 and our readers agree on may still mean something else to transformers 4, which vLLM's releases
+rest on, too. It is installed apart, without what it depends on, and put first on the path of a process of its own:
+
+    pip install --no-deps --target DIR 'transformers==4.57.*' 'huggingface_hub<1.0' 'tokenizers<0.23'
+    python -m benchmarks.older_transformers DIR
+
+Models are small and random: each family's configurations of the tests with each kind of positions, exported anew and
+beside the folder that transformers 5 wrote them in, and an adapter on attention of each. `apart` is the largest
+difference in units of the largest logit. What `moe.interchange.releases` says that transformers 4 computes otherwise
+stands in rows of its own, with the reason.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOKENS = 40
+CLOSE = 1e-8
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 16},
+    "yarn": {**YARN, "truncate": False},
+    "yarn, mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
+}  # fmt: skip
+LATENT = ("deepseek_v2", "deepseek_v3")
+UNLIKE: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"swiglu_limit": 0.5},
+    "qwen2_moe": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
+}
+"""Configurations that are known to mean something else there."""
+
+
+def cases() -> list[tuple[str, str, dict[str, Any]]]:
+    """(family, what is special, its config)."""
+    from tests.language.families import FAMILIES
+
+    found = []
+    for family in sorted(FAMILIES.keys() - {"minimax_m2"}):
+        for number, (kind, rope) in enumerate(KINDS.items()):
+            if (kind == "yarn, mscale") != (family in LATENT and kind.startswith("yarn")):
+                continue
+            config = FAMILIES[family](Random(f"older {family} {number}"))
+            partial = {key: config["rope_parameters"][key] for key in ("partial_rotary_factor",)
+                       if key in config["rope_parameters"]}  # fmt: skip
+            config |= {"rope_parameters": {**rope, **partial, "rope_theta": 3e4}}
+            if kind == "dynamic" and family in LATENT:
+                config["qk_rope_head_dim"] = 8
+            if family in UNLIKE:
+                config |= {key: 7.0 if key == "swiglu_limit" else False for key in list(UNLIKE[family])[:1]}
+            found.append((family, kind, config))
+            if kind == "default" and family in UNLIKE:
+                found.append((family, str(UNLIKE[family]), {**config, **UNLIKE[family]}))
+    return found
+
+
+def write(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Both exports of a random model and an adapter of it, with our logits; what the card would say of it."""
+    from moe.interchange import load_weights
+    from moe.interchange.adapters import save_adapter
+    from moe.interchange.expand import expand_model
+    from moe.interchange.families import BY_TYPE
+    from moe.interchange.origin import Origin
+    from moe.interchange.releases import unlike_older
+    from moe.interchange.save import save_folder
+    from moe.interchange.sources import ModelSource
+    from moe.spec import LanguageModelSpec, model_spec
+    from moe.tasks.language import build_model
+    from tests.language.families import their_model
+
+    theirs = their_model(config)
+    for name, each in theirs.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            each.abs_()  # transformers 4 chooses out of groups that are none of a token's where a score is below zero
+    theirs.save_pretrained(folder / "theirs", save_original_format=True)
+    random, logits = Random(0), {}
+    for adapted in (False, True):
+        given = expand_model({"from": str(folder / "theirs")}, None)
+        if adapted:
+            given["adapter"] = {"rank": 2, "targets": ["*.attention.*"]}
+        spec = model_spec(given)
+        assert isinstance(spec, LanguageModelSpec)
+        ours = build_model(spec, dtype=torch.float64)
+        load_weights(str(folder / "theirs"), ours, spec)
+        origin = Origin.of_folder(str(folder / "theirs"), spec)
+        if not adapted:
+            save_folder(spec, ModelSource(ours), folder / "anew", dtype=torch.float64)
+            save_folder(spec, ModelSource(ours), folder / "carried", origin=origin)
+            tokens = torch.tensor(
+                [[random.randrange(spec.vocab_size) for _ in range(TOKENS)] for _ in range(2)]
+            )
+        else:
+            _fill_adapter(ours)
+            save_adapter(spec, ModelSource(ours), folder / "adapter", origin=origin, dtype=torch.float64)
+        with torch.no_grad():
+            logits["adapter" if adapted else "model"] = ours.eval()(tokens)
+    torch.save({"tokens": tokens, **logits}, folder / "ours.pt")
+    plain = spec.model_copy(update={"adapter": None})
+    return {"reasons": list(unlike_older(plain, BY_TYPE[family]))}
+
+
+def _fill_adapter(model: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if name.endswith("_lora_b"):
+                each.copy_(0.3 * torch.randn(each.shape, generator=generator, dtype=each.dtype))
+
+
+def read(root: Path) -> None:
+    """What the transformers of this process makes of each folder, as JSON."""
+    import peft
+    import transformers
+    from safetensors.torch import load_file
+
+    from tests.language.families import as_double
+
+    transformers.logging.set_verbosity_error()
+    rows = {}
+    for folder in sorted(root.iterdir()):
+        known = torch.load(folder / "ours.pt")
+        for form in ("anew", "carried", "adapter"):
+            base = folder / ("carried" if form == "adapter" else form)
+            config = transformers.AutoConfig.from_pretrained(base)
+            with as_double():
+                model = transformers.AutoModelForCausalLM.from_config(
+                    config, attn_implementation="eager"
+                ).double()
+            weights: dict[str, Tensor] = {}
+            for path in base.glob("*.safetensors"):
+                weights |= load_file(path)
+            told = model.load_state_dict(weights, strict=False)
+            model.tie_weights()
+            tied = ["lm_head.weight"] if config.tie_word_embeddings else []
+            assert told.missing_keys in ([], tied), told
+            assert not told.unexpected_keys, told
+            if form == "adapter":
+                model = peft.PeftModel.from_pretrained(model, folder / "adapter").double()
+            with as_double(), torch.no_grad():
+                found = model.eval()(input_ids=known["tokens"], use_cache=False).logits
+            ours = known["adapter" if form == "adapter" else "model"]
+            rows[f"{folder.name}/{form}"] = float((found - ours).abs().max() / ours.abs().max().clamp(min=1))
+    print(json.dumps({"transformers": transformers.__version__, "peft": peft.__version__, "apart": rows}))
+
+
+def main() -> int:
+    if sys.argv[1] == "--read":
+        read(Path(sys.argv[2]))
+        return 0
+    from benchmarks import results
+
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, (family, kind, config) in enumerate(cases()):
+            folder = Path(temporary) / f"{number:03}"
+            folder.mkdir()
+            rows.append({"family": family, "case": kind, **write(folder, family, config)})
+        path = os.pathsep.join([sys.argv[1], *filter(None, [os.environ.get("PYTHONPATH")])])
+        told = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.older_transformers", "--read", temporary],
+            env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+    found = json.loads(told.stdout.splitlines()[-1])
+    for number, row in enumerate(rows):
+        row["apart"] = {
+            form: found["apart"][f"{number:03}/{form}"] for form in ("anew", "carried", "adapter")
+        }
+    figures = {key: found[key] for key in ("transformers", "peft")} | {"tokens": TOKENS, "rows": rows}
+    unexpected = 0
+    for row in rows:
+        worst = max(row["apart"].values())
+        as_said = (worst > CLOSE) == bool(row["reasons"])
+        unexpected += not as_said
+        print(f"{row['family']:18} {row['case']:44} {worst:9.1e}  {'; '.join(row['reasons'])}"
+              f"{'' if as_said else '   NOT AS SAID'}")  # fmt: skip
+    print(
+        f"transformers {found['transformers']}, PEFT {found['peft']}; {results.write('older_transformers', figures)}"
+    )
+    return 1 if unexpected else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Releases of transformers that read an export, and what the older of them compute otherwise. No torch."""
+
+from collections.abc import Iterator
+
+from moe.interchange.family import Family
+from moe.spec import LanguageModelSpec
+
+CURRENT, OLDER = "5.24.0", "4.57.6"
+"""Releases that every family's exports were held against (`python -m benchmarks older_transformers`)."""
+PEFT = "0.21.2"
+"""The release that adapters were held against."""
+_UNKNOWN_TO_OLDER = ("minimax_m2",)
+_SWIGLU = (1.702, 7.0)
+"""Alpha and limit that transformers 4 has in its code of GPT-OSS."""
+
+
+def readers(spec: LanguageModelSpec, family: Family) -> str:
+    """The releases that read a model's export, for its card."""
+    reasons = list(unlike_older(spec, family))
+    if not reasons:
+        return (
+            f"transformers 5 and 4 (compared with {CURRENT} and {OLDER}), and vLLM, which reads the same keys"
+        )
+    return f"transformers 5 (compared with {CURRENT}); not transformers 4: {'; '.join(reasons)}"
+
+
+def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -> str:
+    """The releases that read an adapter, for its card: `parameters` is whether it names parameters, fused experts among
+    them, which PEFT has known since 0.17, and not modules alone."""
+    reasons = list(unlike_older(spec, family))
+    if parameters:
+        reasons.append("its experts lie in other tensors than those that this adapter lies beside")
+    peft = f"PEFT {'from 0.17 on ' if parameters else ''}(compared with {PEFT})"
+    if not reasons:
+        return f"{peft} on transformers 5 and 4 (compared with {CURRENT} and {OLDER})"
+    return f"{peft} on transformers 5 (compared with {CURRENT}); not on transformers 4: {'; '.join(reasons)}"
+
+
+def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
+    """Reasons why transformers 4 does not compute what this model does."""
+    name = family.model_types[0]
+    if name in _UNKNOWN_TO_OLDER:
+        yield f"it has no {name}"
+    if name == "qwen2_moe" and any(spec.window_of(layer) for layer in range(spec.num_layers)):
+        yield "it takes the window of some layers for that of all"
+    if name == "deepseek_v2" and spec.attention.rope.sharpening != 1:
+        yield "it leaves out YaRN's factor of the scores (mscale_all_dim)"
+    if name == "gpt_oss" and spec.moe is not None:
+        given = spec.moe.activation_alpha, spec.moe.activation_limit
+        if given != _SWIGLU:
+            yield f"it has a SwiGLU of alpha {_SWIGLU[0]} and limit {_SWIGLU[1]}, whatever config.json says"

@@ -1,0 +1,182 @@
+"""Exports as transformers 4 and vLLM read them, which do not know what transformers 5 writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from moe.interchange.config import written
+from moe.interchange.families import BY_TYPE
+from moe.interchange.releases import CURRENT, OLDER, PEFT, adapter_readers, readers, unlike_older
+from moe.spec import LanguageModelSpec
+from moe.spec.language import RopeSpec
+from tests.interchange import tiny
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+}
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 3.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 32},
+    YARN,
+    {**YARN, "truncate": False, "attention_factor": 1.5},
+    {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5},
+]  # fmt: skip
+EXPERTS = {
+    "mixtral": "num_local_experts", "qwen2_moe": "num_experts", "qwen3_moe": "num_experts", "olmoe": "num_experts",
+    "deepseek_v2": "n_routed_experts", "deepseek_v3": "n_routed_experts", "gpt_oss": "num_local_experts",
+    "glm4_moe": "n_routed_experts", "minimax_m2": "num_local_experts", "granitemoe": "num_local_experts",
+    "granitemoeshared": "num_local_experts", "qwen3_next": "num_experts",
+}  # fmt: skip
+"""Name of the number of experts in each family's class of transformers 4.57."""
+
+
+def rope_of_older(config: dict[str, Any]) -> dict[str, Any]:
+    """Positions that transformers 4.57 computes by a config, as its `modeling_rope_utils` reads it."""
+    scaling = config["rope_scaling"]
+    found = {"base": config["rope_theta"], "fraction": config.get("partial_rotary_factor", 1.0)}
+    kind = "default" if scaling is None else scaling["rope_type"]
+    if kind == "default":
+        return {**found, "kind": kind}
+    longest = config["max_position_embeddings"]
+    original = longest if kind == "dynamic" else scaling.get("original_max_position_embeddings") or longest
+    told = {key: scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
+    told |= {"truncate": scaling.get("truncate", True)} if kind == "yarn" else {}
+    return {**found, "kind": kind, "factor": scaling["factor"], **told,
+            "original": None if kind == "linear" else original}  # fmt: skip
+
+
+def rope_of_ours(rope: RopeSpec) -> dict[str, Any]:
+    found = {"base": rope.base, "fraction": rope.fraction}
+    if rope.scaling is None:
+        return {**found, "kind": "default"}
+    said = rope.scaling.model_dump()
+    told = {key: said.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
+    told |= {"truncate": said["truncate"]} if rope.scaling.kind == "yarn" else {}
+    return {**found, "kind": rope.scaling.kind, "factor": said["factor"], **told,
+            "original": said.get("original_tokens")}  # fmt: skip
+
+
+def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """A config as transformers 5 writes it, with `rope_parameters` alone."""
+    wide = {"head_dim": 16} if family == "qwen3_next" else {}
+    found = tiny.config_of_family(family, rope_parameters={**rope, "rope_theta": 3e4}, **wide)
+    assert "rope_theta" not in found
+    return found
+
+
+@pytest.mark.parametrize(
+    "rope", ROPES, ids=lambda rope: "-".join([rope["rope_type"], *map(str, list(rope)[5:])])
+)
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope: dict[str, Any]):
+    config = config_of(family, rope)
+    spec = tiny.spec_of(config)
+    for exported in (written(spec, None, "bfloat16"), written(spec, config, "bfloat16")):
+        assert exported["rope_parameters"]["rope_theta"] == exported["rope_theta"] == 3e4
+        assert rope_of_older(exported) == rope_of_ours(spec.attention.rope)
+        assert tiny.spec_of(exported).attention.rope == spec.attention.rope
+        assert exported["dtype"] == exported["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("family", sorted(tiny.CONFIGS))
+def test_transformers_5_reads_an_export_as_the_folder_it_came_from(family: str, tmp_path: Path):
+
+    for number, rope in enumerate(ROPES):
+        config = config_of(family, rope)
+        spec = tiny.spec_of(config)
+        exported = written(spec, config, "float32")
+        for name, content in (("before", {**config, "dtype": "float32"}), ("after", exported)):
+            (tmp_path / f"{name}{number}").mkdir()
+            (tmp_path / f"{name}{number}" / "config.json").write_text(json.dumps(content))
+        before, after = (
+            AutoConfig.from_pretrained(tmp_path / f"{name}{number}").to_dict() for name in ("before", "after")
+        )
+        ignored = {"_name_or_path", "use_sliding_window", "sliding_window"}
+        told = {key: value for key, value in before.items() if key not in ignored}
+        assert told == {key: after[key] for key in told}, rope
+
+
+@pytest.mark.parametrize("family", sorted(EXPERTS))
+def test_experts_are_counted_under_the_name_that_every_release_knows(family: str):
+    config = tiny.config_of_family(family)
+    spec = tiny.spec_of(config)
+    aliases = BY_TYPE[family].aliases
+    for exported in (written(spec, None, "bfloat16"), written(spec, config, "bfloat16")):
+        if exported["model_type"] == family:
+            assert exported[EXPERTS[family]] == 4
+            assert not exported.keys() & aliases.keys()
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("deepseek_v3", {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_key_value_heads": 4}),
+        ("deepseek_v2", {"scoring_func": "softmax", "topk_method": "group_limited_greedy", "norm_topk_prob": False}),
+        ("minimax_m2", {"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": 4}),
+    ],
+)  # fmt: skip
+def test_what_vllm_takes_for_something_else_where_it_is_missing_is_written(
+    family: str, expected: dict[str, Any]
+):
+    """transformers 5 leaves out `scoring_func`, of which vLLM then makes softmax, and `topk_method`, without which it
+    has no selection bias."""
+    config = tiny.config_of_family(family)
+    spec = tiny.spec_of(config)
+    for exported in (written(spec, None, "bfloat16"), written(spec, config, "bfloat16")):
+        assert {key: exported[key] for key in expected} == expected
+
+
+def test_a_window_that_no_layer_uses_is_switched_off():
+    """transformers 4 does not read Qwen2-MoE's `layer_types`, and would window every layer."""
+    config = tiny.config_of_family("qwen2_moe", max_window_layers=0)
+    spec = tiny.spec_of(config)
+    assert config["use_sliding_window"]
+    assert spec.attention.window is None
+    exported = written(spec, config, "bfloat16")
+    assert (exported["use_sliding_window"], exported["sliding_window"]) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("minimax_m2", {}, "minimax_m2"),
+        ("gpt_oss", {"swiglu_limit": 0.5}, "limit"),
+        ("qwen2_moe", {}, "window"),
+        ("deepseek_v2", {"rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.5}}, "YaRN"),
+    ],
+)  # fmt: skip
+def test_the_card_says_what_transformers_4_computes_otherwise(
+    family: str, changes: dict[str, Any], reason: str
+):
+    spec = tiny.spec_of(tiny.config_of_family(family, **changes))
+    assert [reason in each for each in unlike_older(spec, BY_TYPE[family])] == [True]
+    assert "not transformers 4" in readers(spec, BY_TYPE[family])
+
+
+def test_the_card_says_that_transformers_4_reads_all_else():
+    for family in sorted(tiny.CONFIGS.keys() - {"minimax_m2", "qwen2_moe"}):
+        spec = tiny.spec_of(tiny.config_of_family(family))
+        assert isinstance(spec, LanguageModelSpec)
+        assert "not" not in readers(spec, BY_TYPE[family])
+        assert "not on transformers 4" not in adapter_readers(spec, BY_TYPE[family], parameters=False)
+        assert "not on transformers 4" in adapter_readers(spec, BY_TYPE[family], parameters=True)
+
+
+def test_the_releases_on_the_card_are_those_that_were_compared():
+    record = json.loads(Path("benchmarks/results/older_transformers.json").read_text())
+    figures = record["figures"]
+    assert (record["versions"]["transformers"], figures["transformers"]) == (CURRENT, OLDER)
+    assert figures["peft"] == PEFT
+    assert {row["family"] for row in figures["rows"]} == tiny.CONFIGS.keys() - {"minimax_m2"}
+    for row in figures["rows"]:
+        assert (max(row["apart"].values()) > 1e-8) == bool(row["reasons"]), row
