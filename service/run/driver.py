@@ -21,7 +21,6 @@ from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.placement import why_unplaced
 from service.run.recorder import CapturedOutput, SpoolRecorder
-from service.run.spool import spool_folder
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
 
@@ -78,7 +77,6 @@ class Driver:
             speaks=True,
             sweeps=True,
         )
-        self._notices = spool_folder(self._launch.job_id) / f"notices-a{self._launch.attempt}"
         self._num_notices = 0  # read so far
         self._num_dead_groups = 0
         self._looks_without_group = 0
@@ -105,7 +103,6 @@ class Driver:
                 self._folder.write_result(result)
                 _log.info("attempt %d: %s at step %d %s", self._launch.attempt, result.outcome, result.step,
                           result.message)  # fmt: skip
-        self._notices.unlink(missing_ok=True)
         if result is None:
             self._recorder.close(PATIENCE_TERMINATED_S)
             return 128 + signal.SIGTERM
@@ -168,7 +165,7 @@ class Driver:
                 storage_path=f"{self._folder.url}/ray",
                 failure_config=FailureConfig(max_failures=launch.max_failures),
                 checkpoint_config=CheckpointConfig(num_to_keep=None),
-                callbacks=[GroupNotices(str(self._notices))],  # type: ignore[list-item]  # declared as Tune's
+                callbacks=[GroupNotices(launch.submission_id)],  # type: ignore[list-item]  # declared as Tune's
             ),
         )
 
@@ -216,7 +213,7 @@ class Driver:
     def _tell_of_dead_groups(self) -> None:
         from service.run.notices import read_notices
 
-        if not (new := read_notices(self._notices)[self._num_notices :]):
+        if not (new := read_notices(self._launch.submission_id)[self._num_notices :]):
             return
         # Counted by what has begun: a group may also die before it has.
         self._num_dead_groups = len(self._folder.groups())

@@ -1,32 +1,28 @@
-"""Notices of Ray Train's controller to the driver: a worker group died, and why.
+"""Notices of Ray Train's controller to the driver, whose process it runs in: a worker group died, and why.
 
-The callback travels to the workers with the run's settings, so that it holds no more than a path; a line in a local
-file cannot fail on the network, nor take the controller down.
+The callback travels to the workers with the run's settings, so that it holds no more than a key.
 """
 
-import json
+from collections import defaultdict
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from ray.train import UserCallback
 
 MAX_REASON = 500
+_reasons: defaultdict[str, list[str]] = defaultdict(list)
+"""Reasons of deaths by the submission id of the attempt, in order."""
 
 
 class GroupNotices(UserCallback):
-    """Notes each death of a worker group in a file. Never raises: an error here would end the run."""
+    """Notes each death of a worker group. Never raises: an error here would end the run."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, submission_id: str) -> None:
+        self._submission_id = submission_id
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         with suppress(Exception):
-            line = json.dumps({"reason": reason(worker_exceptions)})
-            # A worker that ends clears away folders that it finds empty.
-            Path(self._path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(self._path, "a") as file:
-                file.write(line + "\n")
+            _reasons[self._submission_id].append(reason(worker_exceptions))
 
 
 def reason(errors: dict[int, Exception]) -> str:
@@ -40,13 +36,9 @@ def reason(errors: dict[int, Exception]) -> str:
     return f"rank {rank} failed: {words}"[:MAX_REASON]
 
 
-def read_notices(path: Path) -> list[str]:
+def read_notices(submission_id: str) -> list[str]:
     """The reasons of all deaths so far, in order."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    return [str(json.loads(line)["reason"]) for line in lines]
+    return list(_reasons[submission_id])
 
 
 def _in_words(error: Exception) -> str | None:

@@ -1,9 +1,10 @@
 """One writer's undelivered records, read back from the node's disk: memory holds one batch at most."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from service.run.spool import LocalSegment, local_segments
+from service.run.spool import LocalSegment, Spool, local_segments
 from service.wire.events import MAX_BATCH_BYTES, MAX_BATCH_RECORDS
 
 BATCH_BYTES = MAX_BATCH_BYTES // 4
@@ -12,9 +13,10 @@ BATCH_BYTES = MAX_BATCH_BYTES // 4
 class Outbox:
     """Records that a writer has spooled, from the first that is not known to have arrived."""
 
-    def __init__(self, folder: Path, writer: str) -> None:
+    def __init__(self, spool: Spool | Path, writer: str) -> None:
+        """`spool`: of this process, or the folder of a writer that is dead."""
         self.writer = writer
-        self._folder = folder
+        self._spool = spool
         self.next_seq = 0
         """Every record below has arrived."""
         self._place = (0, 0)
@@ -23,13 +25,20 @@ class Outbox:
         """The control plane wants no more of this writer; storage keeps what is left."""
 
     def batch(self) -> list[bytes]:
-        """The next records as JSON, each with its sequence number; empty when there is nothing more now."""
+        """The next records as JSON, each with its sequence number; empty when there is nothing more now.
+
+        Where records before them were removed from this node, the writer counts as refused, as in `seek`.
+        """
         number, byte = self._place
-        for segment in local_segments(self._folder):
+        for segment in self._segments():
             offset = byte if segment.number == number else 0
             if segment.number >= number and (data := segment.whole_lines(offset, BATCH_BYTES)):
                 self._place = (segment.number, offset)
-                return data.splitlines()[:MAX_BATCH_RECORDS]
+                lines = data.splitlines()[:MAX_BATCH_RECORDS]
+                if json.loads(lines[0])["seq"] > self.next_seq:
+                    self.refused = True
+                    return []
+                return lines
         return []
 
     def delivered(self, lines: list[bytes], next_seq: int) -> None:
@@ -48,7 +57,7 @@ class Outbox:
         counts as refused, and storage, which has all of it, is where the control plane finds it.
         """
         self.next_seq = next_seq
-        for segment in local_segments(self._folder):
+        for segment in self._segments():
             lines = segment.whole_lines().splitlines()
             if not lines:
                 continue
@@ -62,6 +71,9 @@ class Outbox:
                 return
             # All of it has arrived; whatever comes next is in a later segment.
             self._place = (segment.number, sum(len(line) + 1 for line in lines))
+
+    def _segments(self) -> Sequence[LocalSegment]:
+        return self._spool.segments() if isinstance(self._spool, Spool) else local_segments(self._spool)
 
     def has_left(self, segment: LocalSegment) -> bool:
         """Whether everything in a complete segment has arrived, or will never be asked for."""

@@ -17,8 +17,9 @@ from moe.train.recorder import Level, Recorder
 from service.run.outbox import Outbox
 from service.run.sealer import REMOTE_SEAL_INTERVAL_S, SEAL_INTERVAL_S, Sealed, Sealer
 from service.run.sender import Sender
-from service.run.spool import Seals, Spool, spool_folder, tidy, writer_folders
+from service.run.spool import Seals, Spool, tidy, writer_folders
 from service.wire.events import RECORD_VERSION, RecordKind, rfc3339
+from service.wire.node_folder import spool_folder
 
 CLOSE_PATIENCE_S = 10.0
 """Longest that the end of a process may wait for storage, and for a control plane that answers slowly."""
@@ -48,8 +49,9 @@ class SpoolRecorder(Recorder):
         """`name`: `driver`, or `g3.rank-0`. `sweeps`: takes care of what dead processes left on this node."""
         group = name.partition(".")[0]
         self._folder = spool_folder(job_id)
+        top = self._folder.parents[1]
         log_writer, metric_writer = f"a{attempt}.{name}", f"a{attempt}.{group}"
-        self._lines = Spool(self._folder / "logs" / log_writer, "log")
+        self._lines = Spool(self._folder / "logs" / log_writer, "log", top)
         sealed = [Sealed(self._lines.folder, Seals(storage, "logs", log_writer), self._lines)]
         self._records: Spool | None = None
         self._sender: Sender | None = None
@@ -63,9 +65,9 @@ class SpoolRecorder(Recorder):
                     outboxes.append(outbox)
                 sealed.append(Sealed(folder, Seals(storage, kind, folder.name), None, outbox))
         if speaks:
-            self._records = Spool(self._folder / "metrics" / metric_writer, "jsonl")
+            self._records = Spool(self._folder / "metrics" / metric_writer, "jsonl", top)
             writer = "driver" if group == "driver" else f"group-{group.removeprefix('g')}"
-            own = Outbox(self._records.folder, writer)
+            own = Outbox(self._records, writer)
             outboxes.append(own)
             sealed.append(Sealed(self._records.folder, Seals(storage, "metrics", metric_writer),
                                  self._records, own))  # fmt: skip

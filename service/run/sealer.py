@@ -1,6 +1,7 @@
 """Copies what a node has spooled to the job's storage every few seconds, in the background."""
 
 import logging
+import math
 import shutil
 import threading
 import time
@@ -30,8 +31,14 @@ class Sealed:
     outbox: Outbox | None = None
     """The other reader of the segments; they stay until both are done with them."""
 
-    def complete(self) -> list[LocalSegment]:
+    def complete(self) -> Sequence[LocalSegment]:
         return self.spool.complete() if self.spool else local_segments(self.folder)
+
+    def remove(self, segment: LocalSegment) -> None:
+        if self.spool:
+            self.spool.remove(segment)
+        else:
+            segment.remove()
 
 
 class Sealer:
@@ -41,6 +48,7 @@ class Sealer:
         self._writers, self._interval_s = list(writers), interval_s
         self._ending = threading.Event()
         self._failing = False
+        self._fault_logged = ""
         self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
 
     def start(self) -> None:
@@ -67,11 +75,12 @@ class Sealer:
         try:
             for writer in self._writers:
                 if writer.spool:
-                    writer.spool.roll(age_s)
+                    # While storage hangs, segments grow and do not multiply: each holds a file open.
+                    writer.spool.roll(math.inf if self._failing and age_s else age_s)
                 for segment in writer.complete():
                     writer.seals.seal(segment)
                     if writer.outbox is None or writer.outbox.has_left(segment):
-                        segment.path.unlink(missing_ok=True)
+                        writer.remove(segment)
                 if writer.spool is None and not local_segments(writer.folder):
                     shutil.rmtree(writer.folder, ignore_errors=True)
         except OSError as error:
@@ -80,4 +89,15 @@ class Sealer:
             self._failing = True
             return False
         self._failing = False
+        self._log_faults()
         return True
+
+    def _log_faults(self) -> None:
+        """Log once that lines wait in memory, and why."""
+        faults = [writer.spool.fault for writer in self._writers if writer.spool]
+        fault = next((str(fault) for fault in faults if fault is not None), "")
+        if fault and fault != self._fault_logged:
+            _log.warning(
+                "the node's disk takes no records (%s): they wait in memory until they are sealed", fault
+            )
+        self._fault_logged = fault

@@ -1,74 +1,202 @@
 """Records on the node's own disk first: an append that outlives the process, sealed on storage in pieces.
 
-A writer has a folder of numbered segments. Lines are appended to the newest; the others are complete. A
-complete segment is sealed by copying it to the job's storage, and removed here once nobody needs it. Every
-line lies in the operating system's hands when `append` returns, so that killing the process loses none.
+A writer has a folder of numbered segments. Lines are appended to the newest; the others are complete. A complete
+segment is sealed by copying it to the job's storage, and removed here once nobody needs it. Every line lies in the
+operating system's hands when `append` returns, so that killing the process loses none.
+
+The folder may be removed, renamed, closed or full at any moment. The process that writes holds each file open until it
+is sealed, and so reads it under whatever name, or none; lines that no file takes wait in memory.
 """
 
+import errno
 import os
 import re
-import stat
-import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from moe.storage.folder import Folder
+from service.wire.node_folder import make_private
 
 SEGMENT_MOST_BYTES = 1_000_000
+MEMORY_MOST_BYTES = 32_000_000
+"""Lines of one writer that wait in memory where no file takes them."""
+MAX_HELD_FILES = 64
+"""Unsealed segments that a writer holds open, so that removing their files loses nothing."""
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:jsonl|log)(\.sealed)?")
 
 
-def spool_folder(job_id: str) -> Path:
-    """The folder on this node for what one job's processes write, readable by this user only.
+class LocalSegment(ABC):
+    """A numbered piece of what a writer wrote on this node."""
 
-    Raises PermissionError if somebody else made it first.
-    """
-    base = Path(tempfile.gettempdir()) / f"shardyard-spool-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    found = base.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{base} must be a folder that only user {os.getuid()} can read; remove it")
-    folder = base / job_id
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    def __init__(self, number: int, sealed: bool) -> None:
+        self.number, self.sealed = number, sealed
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As it is called on storage."""
+
+    @abstractmethod
+    def read(self, start: int = 0, max_bytes: int | None = None) -> bytes:
+        """Bytes from `start` on; none where it is gone. Raises OSError where it cannot be read."""
+
+    @abstractmethod
+    def note_sealed(self, seals: "Seals") -> None:
+        """Note that storage has all of it."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove it from this node."""
+
+    def whole_lines(self, start: int = 0, max_bytes: int | None = None) -> bytes:
+        """Bytes from `start` on, without a last line that was cut short."""
+        data = self.read(start, max_bytes)
+        while max_bytes is not None and b"\n" not in data and len(data) == max_bytes:
+            max_bytes *= 2  # a line that is longer than was asked for
+            data = self.read(start, max_bytes)
+        return data[: data.rfind(b"\n") + 1]
+
+
+class SegmentFile(LocalSegment):
+    """A segment by its path alone: of a process that is dead."""
+
+    def __init__(self, path: Path, number: int, sealed: bool) -> None:
+        super().__init__(number, sealed)
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return self.path.name.removesuffix(".sealed")
+
+    def read(self, start: int = 0, max_bytes: int | None = None) -> bytes:
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if max_bytes is None else max_bytes)
+        return b""
+
+    def note_sealed(self, seals: "Seals") -> None:
+        sealed = self.path.with_name(f"{self.name}.sealed")
+        with suppress(FileNotFoundError):
+            self.path.rename(sealed)
+        self.path, self.sealed = sealed, True
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+class _OwnSegment(LocalSegment):
+    """A segment that this process writes: in a file that it holds open, or in memory where no file takes it."""
+
+    def __init__(self, number: int, path: Path, file: int | None) -> None:
+        super().__init__(number, sealed=False)
+        self._path, self._file = path, file
+        self._memory = None if file is not None else bytearray()
+        self._seals: Seals | None = None
+        self._lock = threading.Lock()  # between reading a descriptor and closing it
+        self.num_bytes = 0
+        self.opened_at = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        return self._path.name.removesuffix(".sealed")
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self._memory is not None
+
+    def append(self, line: bytes) -> None:
+        """Add a line, all of it or nothing. Raises OSError."""
+        if self._memory is not None:
+            self._memory += line
+        else:
+            assert self._file is not None
+            try:
+                _write_all(self._file, line)
+            except OSError:
+                os.ftruncate(self._file, self.num_bytes)
+                raise
+        self.num_bytes += len(line)
+
+    def read(self, start: int = 0, max_bytes: int | None = None) -> bytes:
+        num_bytes = self.num_bytes - start if max_bytes is None else min(max_bytes, self.num_bytes - start)
+        if num_bytes <= 0:
+            return b""
+        with self._lock:
+            if self._memory is not None:
+                return bytes(self._memory[start : start + num_bytes])
+            if self._file is not None:
+                return os.pread(self._file, num_bytes, start)
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(start)
+            return file.read(num_bytes)
+        # Its file was removed after it was sealed, and what it holds has yet to be delivered.
+        return self._seals.read(self.name)[start : start + num_bytes] if self._seals else b""
+
+    def note_sealed(self, seals: "Seals") -> None:
+        self._seals = seals
+        sealed = self._path.with_name(f"{self.name}.sealed")
+        with suppress(OSError):  # it may have been removed or renamed; storage has it
+            self._path.rename(sealed)
+        self._path, self.sealed = sealed, True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the file, or free the memory of what is sealed."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+            if self.sealed:
+                self._memory = None
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        self.let_go()
 
 
 class Spool:
     """One writer's segments on this node: appended to by threads of one process, read by its sender.
 
-    `suffix` is `jsonl` for records and `log` for lines of text.
+    `suffix` is `jsonl` for records and `log` for lines of text. `top`: the folder below which each folder has to be
+    private; that above `folder` when left out.
     """
 
-    def __init__(self, folder: Path, suffix: str) -> None:
-        self.folder, self._suffix = folder, suffix
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, folder: Path, suffix: str, top: Path | None = None) -> None:
+        self.folder, self._suffix, self._top = folder, suffix, top or folder.parent
+        self.fault: OSError | None = None
+        """Reason why new lines wait in memory; None while a file takes them."""
         self._lock = threading.Lock()
-        last = max((segment.number for segment in self.segments()), default=-1)
-        self._number = last + 1
-        self._file: int | None = None
-        self._bytes = 0
-        self._opened_at = 0.0
+        self._before: list[LocalSegment] = [*local_segments(folder)]  # of an earlier process of this name
+        self._next_number = max((segment.number for segment in self._before), default=-1) + 1
+        self._own: list[_OwnSegment] = []
+        self._newest: _OwnSegment | None = None
         self._next_line = 0
 
     def append(self, render: Callable[[int], bytes]) -> None:
         """Adds the line that `render` makes of its number, counted from 0; it is kept when this returns.
 
-        Raises OSError when the disk takes no more: then it is as if nothing had been added.
+        Raises OSError when neither the disk nor the memory set aside takes more: then it is as if nothing had been
+        added.
         """
         with self._lock:
             line = render(self._next_line)
-            if self._file is None:
-                self._file = self._open()
-                self._opened_at = time.monotonic()
-            try:
-                _write_all(self._file, line)
-            except OSError:
-                os.ftruncate(self._file, self._bytes)
-                raise
-            self._bytes += len(line)
+            if self._newest is None:
+                self._begin_segment()
+            assert self._newest is not None
+            if self._newest.is_in_memory:
+                self._append_in_memory(line)
+            else:
+                try:
+                    self._newest.append(line)
+                except OSError as error:
+                    self.fault = error
+                    self._begin_segment(in_memory=True)
+                    self._append_in_memory(line)
             self._next_line += 1
 
     @property
@@ -79,68 +207,53 @@ class Spool:
     def roll(self, age_s: float = 0.0) -> None:
         """Completes the newest segment if it is at least this old, or large."""
         with self._lock:
-            if self._file is None:
+            newest = self._newest
+            if newest is None:
                 return
-            if time.monotonic() - self._opened_at >= age_s or self._bytes >= SEGMENT_MOST_BYTES:
-                os.close(self._file)
-                self._file, self._bytes = None, 0
-                self._number += 1
+            old = time.monotonic() - newest.opened_at >= age_s
+            if old or newest.num_bytes >= SEGMENT_MOST_BYTES:
+                self._newest = None
 
-    def segments(self) -> list["LocalSegment"]:
-        """Segments that lie here, in order."""
-        return local_segments(self.folder)
+    def segments(self) -> list[LocalSegment]:
+        """Segments that are left, in order."""
+        with self._lock:
+            return [*self._before, *self._own]
 
-    def complete(self) -> list["LocalSegment"]:
+    def complete(self) -> list[LocalSegment]:
         """The segments that nothing is added to any more."""
         with self._lock:
-            writing = self._number
-        return [segment for segment in self.segments() if segment.number < writing]
+            return [segment for segment in (*self._before, *self._own) if segment is not self._newest]
 
-    def _open(self) -> int:
-        path = self.folder / f"segment-{self._number:08d}.{self._suffix}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        try:
-            return os.open(path, flags, 0o600)
-        except FileNotFoundError:  # a process that ended has cleared away what was empty
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(path, flags, 0o600)
+    def remove(self, segment: LocalSegment) -> None:
+        """Remove a complete segment from this node."""
+        segment.remove()
+        with self._lock:
+            self._before = [other for other in self._before if other is not segment]
+            self._own = [other for other in self._own if other is not segment]
 
-
-class LocalSegment:
-    """A segment's file on this node."""
-
-    def __init__(self, path: Path, number: int, sealed: bool) -> None:
-        self.path, self.number, self.sealed = path, number, sealed
-
-    @property
-    def name(self) -> str:
-        """As it is called on storage."""
-        return self.path.name.removesuffix(".sealed")
-
-    def whole_lines(self, start: int = 0, max_bytes: int | None = None) -> bytes:
-        """Bytes from `start` on, without a last line that was cut short."""
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:  # another thread has sealed it meanwhile, or done away with it
+    def _begin_segment(self, *, in_memory: bool = False) -> None:
+        path = self.folder / f"segment-{self._next_number:08d}.{self._suffix}"
+        file = None
+        if not in_memory:
             try:
-                file = self._sealed_path.open("rb")
-            except FileNotFoundError:
-                return b""
-        with file:
-            file.seek(start)
-            data = file.read() if max_bytes is None else file.read(max_bytes)
-            if max_bytes is not None and b"\n" not in data:
-                data += file.readline()  # one line longer than was asked for
-        return data[: data.rfind(b"\n") + 1]
+                make_private(self._top, self.folder)
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+                self.fault = None
+            except OSError as error:
+                self.fault = error
+        self._newest = _OwnSegment(self._next_number, path, file)
+        self._next_number += 1
+        self._own.append(self._newest)
+        unsealed = [segment for segment in self._own if not segment.sealed and not segment.is_in_memory]
+        for segment in unsealed[:-MAX_HELD_FILES]:
+            segment.let_go()
 
-    def mark_sealed(self) -> None:
-        if not self.sealed:
-            self.path.rename(self._sealed_path)
-            self.path, self.sealed = self._sealed_path, True
-
-    @property
-    def _sealed_path(self) -> Path:
-        return self.path.with_name(f"{self.name}.sealed")
+    def _append_in_memory(self, line: bytes) -> None:
+        assert self._newest is not None
+        waiting = sum(segment.num_bytes for segment in self._own if segment.is_in_memory)
+        if waiting + len(line) > MEMORY_MOST_BYTES:
+            raise self.fault or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._newest.append(line)
 
 
 class Seals:
@@ -158,29 +271,25 @@ class Seals:
             return
         if data := segment.whole_lines():
             self._folder.write(segment.name, data)
-        segment.mark_sealed()
+        segment.note_sealed(self)
+
+    def read(self, name: str) -> bytes:
+        """A segment that was sealed. Raises OSError when storage cannot be read."""
+        return self._folder.read(name)
 
 
-def local_segments(folder: Path) -> list[LocalSegment]:
-    """The segments in a writer's folder, in order; none where it is missing."""
-    found = []
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    for name in names:
+def local_segments(folder: Path) -> list[SegmentFile]:
+    """The segments in the folder of a writer that is dead, in order; none where it is missing or cannot be read."""
+    segments: list[SegmentFile] = []
+    for name in _names(folder):
         if match := _SEGMENT.fullmatch(name):
-            found.append(LocalSegment(folder / name, int(match[1]), match[2] is not None))
-    return sorted(found, key=lambda segment: segment.number)
+            segments.append(SegmentFile(folder / name, int(match[1]), match[2] is not None))
+    return sorted(segments, key=lambda segment: segment.number)
 
 
 def writer_folders(job_folder: Path, kind: str) -> Iterator[Path]:
     """Folders of a job's writers of this kind (`metrics`, `logs`) on this node, by name."""
-    try:
-        names = sorted(os.listdir(job_folder / kind))
-    except FileNotFoundError:
-        return
-    yield from (job_folder / kind / name for name in names)
+    yield from (job_folder / kind / name for name in sorted(_names(job_folder / kind)))
 
 
 def tidy(job_folder: Path, keep_sealed: bool = True) -> None:
@@ -189,10 +298,18 @@ def tidy(job_folder: Path, keep_sealed: bool = True) -> None:
         for folder in list(writer_folders(job_folder, kind)):
             for segment in local_segments(folder):
                 if segment.sealed and not keep_sealed:
-                    segment.path.unlink(missing_ok=True)
+                    with suppress(OSError):
+                        segment.remove()
             _remove_if_empty(folder)
         _remove_if_empty(job_folder / kind)
     _remove_if_empty(job_folder)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # removed, closed, or something else than a folder by now
+        return []
 
 
 def _remove_if_empty(folder: Path) -> None:

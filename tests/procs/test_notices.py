@@ -1,6 +1,6 @@
 """Why a worker group died, on its way from Ray Train's controller to the driver."""
 
-from pathlib import Path
+import pickle
 
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
@@ -8,25 +8,25 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, Worker
 from service.run.notices import GroupNotices, read_notices
 
 
-def test_a_lost_process_is_named_before_the_collectives_that_it_broke(tmp_path: Path) -> None:
-    notices = GroupNotices(str(tmp_path / "notices"))
+def test_a_lost_process_is_named_before_the_collectives_that_it_broke() -> None:
+    notices = GroupNotices("job-aaaaaaaaaaaa-a1")
     broken = UserExceptionWithTraceback(RuntimeError("Connection closed by peer\nand more"), "a traceback")
     lost = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError())
     notices.after_exception(None, {0: broken, 1: lost})
     notices.after_exception(None, {0: broken})
-    assert read_notices(tmp_path / "notices") == [
+    assert read_notices("job-aaaaaaaaaaaa-a1") == [
         "rank 1 was lost: its process died",
         "rank 0 failed: RuntimeError: Connection closed by peer",
     ]
 
 
-def test_a_notice_is_written_where_the_folder_was_cleared_away(tmp_path: Path) -> None:
-    path = tmp_path / "cleared" / "notices"
-    GroupNotices(str(path)).after_exception(None, {0: ValueError("x")})
-    assert read_notices(path) == ["rank 0 failed: ValueError: x"]
+def test_notices_of_another_attempt_are_not_read() -> None:
+    pickle.loads(pickle.dumps(GroupNotices("job-bbbbbbbbbbbb-a1"))).after_exception(
+        None, {0: ValueError("x")}
+    )
+    assert read_notices("job-bbbbbbbbbbbb-a2") == []
+    assert read_notices("job-bbbbbbbbbbbb-a1") == ["rank 0 failed: ValueError: x"]
 
 
-def test_a_notice_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    path = tmp_path / "file" / "notices"
-    GroupNotices(str(path)).after_exception(None, {0: ValueError("x")})
+def test_what_cannot_be_put_in_words_is_no_error() -> None:
+    GroupNotices("job-cccccccccccc-a1").after_exception(None, {})

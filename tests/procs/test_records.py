@@ -17,7 +17,8 @@ from moe.storage.folder import Folder
 from service.run.outbox import Outbox
 from service.run.recorder import CapturedOutput
 from service.run.sender import Sender
-from service.run.spool import Spool, local_segments, spool_folder
+from service.run.spool import Spool, local_segments
+from service.wire.node_folder import spool_folder
 from service.wire.segments import SegmentFolder
 from tests.processes import await_that
 from tests.procs.receiver import Receiver
@@ -84,7 +85,7 @@ def test_a_driver_clears_the_node_of_what_storage_has(storage: str) -> None:
 
 def test_a_control_plane_that_knows_less_gets_it_again(receiver: Receiver, tmp_path: Path) -> None:
     spool = Spool(tmp_path / "metrics", "jsonl")
-    sender = Sender(receiver.url, JOB, 1, "secret", [Outbox(spool.folder, "group-0")])
+    sender = Sender(receiver.url, JOB, 1, "secret", [Outbox(spool, "group-0")])
     sender.start()
     for step in range(1, 20):
         spool.append(_metric(step))

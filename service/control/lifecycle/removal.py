@@ -6,7 +6,6 @@ swapped for one meanwhile, only what lies in the job's own folder is removed.
 
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import fsspec
 from moe.storage import beneath
 from moe.train.checkpoint import marker as markers
 from service.control.lifecycle.roots import StorageRoots
+from service.wire.node_folder import spool_bases
 
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -68,11 +68,14 @@ def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
 
 def remove_spool(job_id: str, until: float) -> bool:
     """Removes what killed processes of a job left in this machine's spool, likewise."""
-    base = Path(tempfile.gettempdir()) / f"shardyard-spool-{os.getuid()}"
-    with suppress(FileNotFoundError), _opened(str(base)) as parent:
-        if os.fstat(parent).st_uid != os.getuid():
+    return all(_remove_from_spool(base, job_id, until) for base in spool_bases())
+
+
+def _remove_from_spool(base: Path, job_id: str, until: float) -> bool:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if base.lstat().st_uid != os.getuid():
             return True
-        with _opened_below(parent, job_id) as folder:
+        with _opened(str(base)) as parent, _opened_below(parent, job_id) as folder:
             if not beneath.remove_entries(folder, until):
                 return False
             os.rmdir(job_id, dir_fd=parent)

@@ -1,0 +1,205 @@
+"""The spool's folder, removed, renamed, closed, replaced or full at any moment: no recorded line is lost or doubled."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moe.records import StepRecord
+from moe.storage.folder import Folder
+from service.run.outbox import Outbox
+from service.run.sealer import Sealed, Sealer
+from service.run.spool import Seals, Spool
+from service.wire.node_folder import make_private, spool_bases, spool_folder
+from service.wire.segments import SegmentFolder
+from tests.processes import DEADLINE_S, await_that
+from tests.procs.recording import recorder
+
+JOB = "job-aaaaaaaaaaaa"
+NOBODY = "http://127.0.0.1:9"
+
+
+def _removed(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _renamed(folder: Path) -> None:
+    if os.path.lexists(folder):
+        folder.rename(folder.with_name(f"{folder.name}.{os.urandom(4).hex()}"))
+
+
+def _opened_to_all(folder: Path) -> None:
+    if folder.is_dir():
+        folder.chmod(0o777)
+
+
+def _closed(folder: Path) -> None:
+    if folder.is_dir():
+        folder.chmod(0o000)
+
+
+def _remade_open(folder: Path) -> None:
+    _removed(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+
+
+def _replaced_by_a_file(folder: Path) -> None:
+    _renamed(folder)
+    if folder.parent.is_dir():
+        folder.touch()
+
+
+def _replaced_by_a_link(folder: Path) -> None:
+    _renamed(folder)
+    if folder.parent.is_dir():
+        folder.symlink_to("/nonexistent")
+
+
+def _mended(folder: Path) -> None:
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+
+
+CHANGES = [
+    _removed, _renamed, _opened_to_all, _closed, _remade_open, _replaced_by_a_file, _replaced_by_a_link, _mended,
+]  # fmt: skip
+Change = Callable[[Path], None]
+STEPS = st.one_of(
+    st.just("append"), st.just("append"), st.just("roll"), st.just("seal"), st.just("deliver"),
+    st.tuples(st.sampled_from(CHANGES), st.integers(0, 3)),
+)  # fmt: skip
+
+
+@given(steps=st.lists(STEPS, min_size=5, max_size=60))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_happens_to_the_folders_every_line_is_sealed_and_delivered_once(
+    tmp_path: Path, steps: list[str | tuple[Change, int]]
+) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as run:
+        top, storage = Path(run) / "node", str(Path(run) / "storage" / JOB)
+        folder = top / "base" / JOB / "metrics"
+        spool = Spool(folder, "jsonl", top)
+        seals = Seals(storage, "metrics", "a1.g0")
+        outbox = Outbox(spool, "group-0")
+        sealer = Sealer([Sealed(folder, seals, spool, outbox)])
+        appended, delivered = 0, list[int]()
+
+        def deliver() -> None:
+            while lines := outbox.batch():
+                delivered.extend(json.loads(line)["seq"] for line in lines)
+                outbox.delivered(lines, outbox.next_seq + len(lines))
+
+        for step in steps:
+            match step:
+                case "append":
+                    spool.append(_line)
+                    appended += 1
+                case "roll":
+                    spool.roll()
+                case "seal":
+                    assert sealer._seal(age_s=0.0)
+                case "deliver":
+                    deliver()
+                case (change, depth):
+                    with suppress(OSError):  # one that an earlier change has left no place for
+                        change([folder, *folder.parents][depth])
+        assert sealer._seal(age_s=0.0)
+        deliver()
+        sealed = SegmentFolder(Folder.of_job(storage), "metrics")
+        assert delivered == list(range(appended))
+        assert [record.seq for w in sealed.writers() for record in sealed.records(w)] == list(range(appended))
+
+
+def test_a_spool_that_was_removed_is_made_again_with_its_mode(node: Path, tmp_path: Path) -> None:
+    storage = str(tmp_path / "storage" / JOB)
+    first = recorder(NOBODY, storage, "g0.rank-0")
+    first.metric(StepRecord(1))
+    shutil.rmtree(spool_bases()[0])
+    first.metric(StepRecord(2))
+    await_that(lambda: _steps(storage) == [1, 2])
+    first.metric(StepRecord(3))
+    base = spool_bases()[0]
+    assert [
+        oct(path.stat().st_mode & 0o777) for path in (base, *sorted(base.rglob("*"))) if path.is_dir()
+    ] == ["0o700"] * sum(path.is_dir() for path in (base, *base.rglob("*")))
+    second = recorder(NOBODY, storage, "driver", attempt=2)
+    second.close(patience_s=0.1)
+    first.close(patience_s=0.1)
+    assert _steps(storage) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o000, 0o500])
+def test_a_spool_of_another_mode_gets_its_own(node: Path, mode: int) -> None:
+    base = spool_bases()[0]
+    base.mkdir()
+    base.chmod(mode)
+    assert spool_folder(JOB) == base / JOB
+    assert base.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("change", [_replaced_by_a_file, _replaced_by_a_link])
+def test_where_another_holds_its_name_a_spool_takes_the_next(node: Path, change: Change) -> None:
+    change(spool_bases()[0])
+    assert spool_folder(JOB) == spool_bases()[1] / JOB
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives folders to others")
+def test_a_folder_of_another_user_is_not_taken(node: Path) -> None:
+    base = spool_bases()[0]
+    base.mkdir(mode=0o700)
+    os.chown(base, 12345, -1)
+    assert spool_folder(JOB) == spool_bases()[1] / JOB
+    with pytest.raises(PermissionError):
+        make_private(base.parent, base / JOB)
+
+
+def test_a_full_disk_loses_no_line(tmp_path: Path) -> None:
+    """A bound on the size of files stands for it; storage has none."""
+    storage = str(tmp_path / "storage" / JOB)
+    code = (
+        "import resource, sys, tempfile; tempfile.tempdir = sys.argv[2];"
+        "from tests.procs.test_spool_folder import write_beyond; write_beyond(sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, storage, str(tmp_path)],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert _steps(storage) == list(range(1, 51))
+
+
+def write_beyond(storage: str) -> None:
+    """Record 50 steps where no file may have more than 700 bytes, and seal them where it may."""
+    run = recorder(NOBODY, storage, "g0.rank-0")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
+    for step in range(1, 51):
+        run.metric(StepRecord(step))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    run.close(patience_s=5)
+
+
+def _line(seq: int) -> bytes:
+    record = {"seq": seq, "kind": "metric", "time": "2026-01-01T00:00:00.000000Z", "data": {"step": seq}}
+    return json.dumps(record).encode() + b"\n"
+
+
+def _steps(storage: str) -> list[int]:
+    folder = SegmentFolder(Folder.of_job(storage), "metrics")
+    return [
+        record.data["step"]
+        for writer in folder.writers()
+        if writer.group >= 0
+        for record in folder.records(writer)
+    ]
