@@ -1,15 +1,17 @@
 """The driver's watch over its run outlives what it cannot read."""
 
-import json
 import threading
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from ray.exceptions import RayActorError
 
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
+from service.control.lifecycle.requests import new_job_id
 from service.run.driver import Driver
+from service.run.notices import GroupNotices
 from service.run.placement import what_lacks
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch
@@ -19,25 +21,26 @@ from tests.procs.receiver import Receiver
 pytestmark = pytest.mark.usefixtures("node")
 
 
-def test_a_notice_that_cannot_be_read_does_not_end_the_watch(
+def test_storage_that_cannot_be_read_does_not_end_the_watch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver = Receiver().start()
     driver = Driver(_launch(tmp_path, receiver.url))
-    notices = driver._notices
-    notices.parent.mkdir(parents=True, exist_ok=True)
-    notices.write_text("half a line of js\n")
+    folder = tmp_path / "storage" / "attempts" / "1"
+    folder.rename(folder.with_name("moved"))
+    folder.touch()
+    _lose_group(driver)
     watching = threading.Thread(target=driver._watch)
     watching.start()
     try:
         await_that(lambda: "cannot be watched just now" in caplog.text)
-        notices.write_text(json.dumps({"reason": "rank 1 was lost"}) + "\n")
+        folder.unlink()
+        folder.with_name("moved").rename(folder)
         await_that(lambda: "recovering" in [record["kind"] for record in receiver.records["driver"]])
         assert caplog.text.count("cannot be watched just now") == 1, "said once, not four times a second"
     finally:
         driver._over.set()
         watching.join()
-        notices.unlink()
         driver._recorder.close()
         receiver.stop()
 
@@ -45,14 +48,12 @@ def test_a_notice_that_cannot_be_read_does_not_end_the_watch(
 def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -> None:
     path = _launch(tmp_path, "http://127.0.0.1:9")
     driver, (attempt, _) = Driver(path), AttemptFolder.opened(path)
-    driver._notices.parent.mkdir(parents=True, exist_ok=True)
-    driver._notices.write_text(json.dumps({"reason": "rank 1 was lost"}) + "\n")
+    _lose_group(driver)
     driver._tell_of_dead_groups()
     assert not driver._group_runs()
     attempt.begin_group(0)
     driver._tell_of_dead_groups()
     assert driver._group_runs()
-    driver._notices.unlink()
     driver._recorder.close(patience_s=0.0)
 
 
@@ -84,6 +85,10 @@ def test_what_a_cluster_lacks() -> None:
     assert what_lacks({"CPU": 1, "GPU": 1}, {"CPU": 4.0}, {}) == "the cluster has only 0 GPUs now"
 
 
+def _lose_group(driver: Driver) -> None:
+    GroupNotices(driver._launch.submission_id).after_exception(None, {1: RayActorError()})
+
+
 def _launch(tmp_path: Path, events_url: str) -> str:
     """The path of an attempt's launch."""
     spec = JobSpec.parse(
@@ -92,7 +97,7 @@ def _launch(tmp_path: Path, events_url: str) -> str:
     )  # fmt: skip
     cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=8 << 30)
     launch = Launch(
-        job_id="job-watchwatchwa", attempt=1, spec=spec, plan=plan_job(spec, cluster, 1), gpus_per_worker=0,
+        job_id=new_job_id(), attempt=1, spec=spec, plan=plan_job(spec, cluster, 1), gpus_per_worker=0,
         storage=str(tmp_path / "storage"), cache=str(tmp_path / "cache"), events_url=events_url,
         token=SecretStr("0123456789abcdef"), max_failures=3,
     )  # fmt: skip

@@ -2,8 +2,8 @@
 
 What it does beside comes from the job's labels: `step_ms`, `die_at` (a step of the first attempt; with
 `2-3`, one of each of the first two), `commits` (tells of a checkpoint of each step), `deaf`
-(obeys nothing), `fail` (a result that says so), `hold` (goes on while this file is there), `quiet` (says and
-does nothing but obey), `silent` (speaks to nobody).
+(obeys nothing), `crash` (dies before it can say anything), `fail` (a result that says so), `hold` (goes on while this
+file is there), `quiet` (says and does nothing but obey), `silent` (speaks to nobody).
 """
 
 import json
@@ -83,6 +83,8 @@ class Sender:
 def main(path: Path) -> None:
     launch = json.loads(path.read_text())
     labels = launch["spec"]["labels"]
+    if "crash" in labels:
+        raise PermissionError("the spool must be a folder that only its user can read")
     position = Path(launch["storage"]) / "position"  # in place of a checkpoint
     first_step = int(position.read_text()) if position.exists() else 0
     sender = Sender(launch)

@@ -93,7 +93,10 @@ class LocalLauncher(Launcher):
             return Observation(status="running")
         if (self.folder / f"{submission_id}.stopped").exists():
             return Observation(status="stopped", message="stopped by force")
-        return Observation(status="failed", message="the driver is gone")  # how it ended, its result says
+        output = (self.folder / f"{submission_id}.log").read_text()[-20_000:]
+        return Observation(
+            status="failed", message="the driver is gone", output=output
+        )  # how it ended, its result says
 
     def stop(self, submission_id: str) -> None:
         self._reach()

@@ -73,6 +73,9 @@ class Observation(_Fact):
     status: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]
     """`unknown`: the cluster was reached and knows no such submission."""
     message: str = ""
+    """Reason of its end, in a line."""
+    output: str = ""
+    """Last lines that the driver of a failed submission printed, also before it could keep a log of its own."""
     released: bool = True
     """False while an ended submission still has processes that hold resources."""
 

@@ -1,6 +1,8 @@
 """Drivers as jobs of a long-lived Ray cluster, through its dashboard's REST API: no `ray` in this process."""
 
+import re
 import shlex
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -34,6 +36,12 @@ MAX_NODES = MAX_ACTORS = 10_000
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _MIB = 1024**2
 
+_FAILED = re.compile(
+    r"Job entrypoint command failed with exit code (?P<code>-?\d+)"
+    r"(?:\. No logs available\.|, last available logs[^\n]*:\n(?P<output>.*))",
+    re.DOTALL,
+)
+"""What Ray says of a driver that ended with an error, and the end of the driver's log."""
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
 _STATUS: dict[str, Status] = {
     "PENDING": "pending",
@@ -100,7 +108,8 @@ class RayJobsLauncher(Launcher):
             raise self._unavailable(response)
         job = response.json()
         status = _STATUS.get(job["status"], "pending")
-        observation = Observation(status=status, message=job.get("message") or "")
+        message, output = _told(job.get("message") or "")
+        observation = Observation(status=status, message=message, output=output)
         if observation.ended and job.get("job_id"):
             return observation.model_copy(update={"released": not self._has_workers(job["job_id"])})
         return observation
@@ -230,6 +239,19 @@ def _amount(node: dict[str, Any], resource: str) -> float:
 
 def _job_path(submission_id: str) -> str:
     return f"/api/jobs/{quote(submission_id, safe='')}"
+
+
+def _told(message: str) -> tuple[str, str]:
+    """Ray's reason for the end of a submission in a line, and the driver's last output, which Ray appends to it."""
+    match = _FAILED.match(message)
+    if match is None:
+        return message, ""
+    code, output = int(match["code"]), (match["output"] or "").strip("\n")
+    how = f"exit code {code}"
+    if code < 0:
+        with suppress(ValueError):
+            how = f"killed by {signal.Signals(-code).name}"
+    return (f"{how}: {_last_line(output)}" if output.strip() else f"{how}; it printed nothing"), output
 
 
 def _last_line(text: str) -> str:

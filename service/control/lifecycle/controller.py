@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import structlog
 
+from moe.storage.folder import Folder
 from service.control.errors import ServiceError
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
 from service.control.lifecycle.changes import enter, explain, owe_attempt
@@ -45,6 +46,7 @@ from service.control.lifecycle.roots import StorageRoots
 from service.control.lifecycle.starter import ACTOR, Starter
 from service.control.report.catch_up import catch_up
 from service.control.report.ingest import Ingest
+from service.control.report.last_words import keep_last_words
 from service.control.report.losses import read_losses
 from service.control.report.saves import read_saves
 from service.control.store.clock import now_us
@@ -219,6 +221,8 @@ class Controller:
                 if result is not None or over or is_lost(now, _seconds(job.unseen_since), self._deadlines):
                     # Before the decision: failures that nobody heard of count, and the end comes last.
                     catch_up(self._ingest, job.id, job.attempt, storage)
+                if over and result is None and observation.output:
+                    self._keep_last_words(job, storage, observation.output)
             except OSError as error:
                 log.warning("cannot read a job's storage; tries again", job=job.id, error=str(error))
                 with self._lease.change(job) as (tx, events):
@@ -257,6 +261,12 @@ class Controller:
             unreachable_since=_seconds(job.unreachable_since),
             saving_trouble=read_saves(job.saves).trouble(),
         )
+
+    def _keep_last_words(self, job: JobRow, storage: Folder, output: str) -> None:
+        try:
+            keep_last_words(storage, job.attempt, output)
+        except OSError as error:  # what is decided does not rest on it
+            log.warning("cannot keep a dead driver's output", job=job.id, error=str(error), output=output)
 
     def _carry_out(self, job: JobRow, decision: Decision) -> None:
         match decision:

@@ -1,0 +1,41 @@
+"""Last output of a driver that died before it could keep it, as lines of its job's log."""
+
+from datetime import UTC, datetime
+
+from moe.storage.folder import Folder
+from service.wire.events import rfc3339
+from service.wire.segments import SegmentFolder, WriterFolder
+
+NAME = "segment-99999999.log"
+"""After all that the driver itself sealed; the same however often it is kept."""
+COMPARED_BYTES = 256_000
+"""Read of the end of the driver's own log, to leave out what it has already."""
+
+
+def keep_last_words(storage: Folder, attempt: int, output: str) -> None:
+    """Put what the cluster has of a dead driver's output into the driver's log, without the lines that are there.
+
+    Raises OSError when storage cannot be read or written.
+    """
+    logs = SegmentFolder(storage, "logs")
+    writer = WriterFolder(attempt, -1, 0, f"a{attempt}.driver")
+    segments = logs.segments(writer)
+    if segments and segments[-1].path.endswith(NAME):
+        return
+    own = b""
+    for segment in reversed(segments):
+        if len(own) >= COMPARED_BYTES:
+            break
+        own = logs.read(segment, max(0, segment.num_bytes - COMPARED_BYTES), segment.num_bytes) + own
+    known = {_without_head(line) for line in own.decode(errors="replace").splitlines()}
+    new = [line for line in output.splitlines() if line.strip() and line.rstrip() not in known]
+    if new:
+        now = rfc3339(datetime.now(UTC))
+        text = "".join(f"{now} {'err':<7} {line}\n" for line in new)
+        storage.write(f"logs/{writer.name}/{NAME}", text.encode(errors="replace"))
+
+
+def _without_head(line: str) -> str:
+    """A line of a log as it was printed: without its time and level."""
+    parts = line.split(" ", 1)
+    return parts[1][8:].rstrip() if len(parts) > 1 else line

@@ -1,0 +1,56 @@
+"""What a driver dies of before it can say it: in the job's reason, and in its log."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from moe.storage.folder import Folder
+from service.control.launcher.ray_jobs import _told
+from service.control.report.last_words import NAME, keep_last_words
+from tests.service.control_plane import ControlPlane
+
+HEAD = "Job entrypoint command failed with exit code"
+TAIL = "last available logs (truncated to 20,000 chars):"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "output"),
+    [
+        (f"{HEAD} 1, {TAIL}\nTraceback (most recent call last):\n  File \"x.py\"\nPermissionError: /tmp/x is closed\n",
+         "exit code 1: PermissionError: /tmp/x is closed",
+         "Traceback (most recent call last):\n  File \"x.py\"\nPermissionError: /tmp/x is closed"),
+        (f"{HEAD} 127, {TAIL}\n/bin/sh: 1: python9: not found", "exit code 127: /bin/sh: 1: python9: not found",
+         "/bin/sh: 1: python9: not found"),
+        (f"{HEAD} -9. No logs available.", "killed by SIGKILL; it printed nothing", ""),
+        (f"{HEAD} -11, {TAIL}\n\n", "killed by SIGSEGV; it printed nothing", ""),
+        (f"{HEAD} -99, {TAIL}\nx", "exit code -99: x", "x"),
+        ("Unexpected error occurred: the supervisor died", "Unexpected error occurred: the supervisor died", ""),
+        ("", "", ""),
+    ],
+)  # fmt: skip
+def test_how_ray_says_that_a_driver_died(said: str, reason: str, output: str) -> None:
+    assert _told(said) == (reason, output)
+
+
+def test_a_driver_that_dies_before_it_writes_leaves_its_words_in_the_log(plane: ControlPlane) -> None:
+    job = plane.post(labels={"crash": "yes"}, retry={"max_failures": 1})
+    plane.await_state(job["id"], "failed")
+    log = plane.http.get(f"/v1/jobs/{job['id']}/logs").text
+    assert log.count("PermissionError: the spool must be a folder that only its user can read") == 2
+    assert "a1.driver" in log
+    assert "a2.driver" in log
+
+
+def test_what_its_log_has_already_is_not_kept_twice(tmp_path: Path) -> None:
+    storage = Folder(str(tmp_path))
+    storage.write("logs/a1.driver/segment-00000000.log", b"2026-01-31T12:00:00.123456Z info    one\n")
+    for _ in range(2):
+        keep_last_words(storage, 1, "one\n\nFatal Python error: Aborted\n")
+    assert storage.names("logs/a1.driver") == ["segment-00000000.log", NAME]
+    [line] = storage.read(f"logs/a1.driver/{NAME}").decode().splitlines()
+    assert line.split(" ", 1)[1] == "err     Fatal Python error: Aborted"
+    keep_last_words(storage, 2, "one\n")
+    assert storage.names("logs") == ["a1.driver", "a2.driver"]
+    keep_last_words(storage, 3, "\n")
+    assert not os.path.exists(tmp_path / "logs" / "a3.driver")
