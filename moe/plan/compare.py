@@ -9,6 +9,7 @@ from moe.plan.causes import Causes
 from moe.plan.money import amount_of
 from moe.plan.plan import MadeFor, Plan
 from moe.plan.search.explain import kind_of_time, seconds_of, size_of
+from moe.plan.speed import speed_in_words
 
 T = TypeVar("T")
 Value = bool | int | str | None
@@ -173,10 +174,7 @@ def _headline(first: Plan, second: Plan, names: Names) -> str:
         mine, others = f"{first.tokens_per_s:,.0f} tokens/s", f"{second.tokens_per_s:,.0f}"
     if one == other:
         return f"{names.first} is predicted as fast{a_token} as {names.second}: {mine}"
-    ratio = max(one, other) / min(one, other)
-    than = f"{ratio - 1:.1%} {'faster' if one < other else 'slower'}{a_token}"
-    if ratio >= 2:
-        than = f"{ratio:,.1f} times as {'fast' if one < other else 'slow'}{a_token}"
+    than = f"{speed_in_words(one, other)}{a_token}"
     return f"{names.first} is predicted {than}: {mine}, {names.second} {others}"
 
 

@@ -10,7 +10,7 @@ class MoneyEstimate(Frozen):
     """Predicted price, in the currency that the cluster's `price_per_hour` counts in."""
 
     per_hour: NonNegative
-    """Price of the devices that have workers, whatever they do."""
+    """Price of the devices of all nodes that have workers, whatever they do."""
     per_step: NonNegative
     per_million_tokens: NonNegative
     """Price of positions of a step, padding included, as the plan counts them; of a module, of rows."""
@@ -21,15 +21,15 @@ class MoneyEstimate(Frozen):
 def money_of(
     price_per_hour: float | None,
     *,
-    num_workers: int,
+    billed_devices: int,
     step_s: float,
     tokens_per_step: int,
     num_steps: int | None,
 ) -> MoneyEstimate | None:
-    """The price of workers on a device each, at `price_per_hour` of one device; None where that is not known."""
+    """The price of so many devices, at `price_per_hour` of one; None where that is not known."""
     if price_per_hour is None:
         return None
-    per_hour = price_per_hour * num_workers
+    per_hour = price_per_hour * billed_devices
     per_step = per_hour * step_s / _HOUR_S
     return MoneyEstimate(
         per_hour=_rounded(per_hour),

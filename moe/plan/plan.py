@@ -35,13 +35,23 @@ class MemoryEstimate(Frozen):
     staging: CountOrZero
     """The copy that a checkpoint is written from while training goes on; on a GPU it lies in the host's memory."""
     allowance: CountOrZero = 0
-    """Left to the framework and to fragmentation."""
+    """Left free for the framework and for what its allocator fragments."""
     limit: CountOrZero
     """Memory of the device."""
 
     @property
     def total(self) -> int:
         return sum(self.by_kind().values())
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the job itself takes: without what is left to the framework and to fragmentation."""
+        return self.total - self.allowance
+
+    @property
+    def margin(self) -> int:
+        """Bytes of the device that the job leaves free: the allowance at least, where it fits."""
+        return self.limit - self.needed
 
     def by_kind(self) -> dict[str, int]:
         return {kind: getattr(self, kind) for kind in type(self).model_fields if kind != "limit"}
@@ -158,6 +168,15 @@ class StagePlace(Frozen):
     """Memory of such a device."""
 
 
+class FewestWorkers(Frozen):
+    """The fewest workers of a kind of cluster, with a device each, that hold a job; None where no number does."""
+
+    in_any_layout: Count | None
+    """In layouts that can be planned, whether or not they can be run yet."""
+    to_run: Count | None
+    """In layouts that can be run."""
+
+
 class MadeFor(Frozen):
     """Digests of what a plan was made for."""
 
@@ -189,11 +208,19 @@ class Plan(Spec):
     predicted: TimeEstimate
     tokens_per_step: Count
     flops_per_step: float = 0.0
-    """Of the model, forward and backward, without what is computed again."""
+    """Of the model, forward and backward, as far as it is trained, without what is computed again."""
+    peak_flops_per_s: float | None = None
+    """Dense rate of a device in the job's dtype by its data sheet, of GPUs."""
+    ends_s: tuple[float, float] | None = None
+    """Seconds of a step at the faster and the slower end of what is known of the software; None where it is one."""
+    fewest: FewestWorkers | None = None
+    """Sizes of this kind of cluster that hold the job, where that was asked or the plan cannot be run."""
     num_steps: Count | None = None
     """That the job takes."""
     money: MoneyEstimate | None = None
     """Its price, where the cluster has one."""
+    num_billed_devices: Count | None = None
+    """Devices that are paid for it, those of whole nodes; left out where each has a worker."""
     pool: str | None = None
     """The pool that it lies on, of a cluster of several."""
     stages: tuple[StagePlace, ...] = ()
@@ -238,7 +265,16 @@ class Plan(Spec):
         """Plans of this library's models on one kind of nodes, without a price, are read by clients that know of
         nothing else."""
         written: dict[str, Any] = handler(self)
-        for name in ("module", "money", "pool", "stages"):
+        for name in (
+            "module",
+            "money",
+            "pool",
+            "stages",
+            "peak_flops_per_s",
+            "ends_s",
+            "fewest",
+            "num_billed_devices",
+        ):
             if not getattr(self, name):
                 written.pop(name, None)
         return written
@@ -293,6 +329,11 @@ class Plan(Spec):
         return Candidate(self.degrees, self.options)
 
     @property
+    def billed_devices(self) -> int:
+        """Devices that are paid for it."""
+        return self.num_billed_devices or self.num_workers
+
+    @property
     def pools(self) -> tuple[str, ...]:
         """Pools that it lies on, in the order of its stages; none of a cluster of one kind."""
         if self.stages:
@@ -317,3 +358,11 @@ class Plan(Spec):
     def flops_per_s_per_device(self) -> float:
         """Of the model, each worker: what is published as TFLOP/s a GPU."""
         return self.flops_per_step / self.predicted.step_s / self.num_workers
+
+    @property
+    def utilization(self) -> float | None:
+        """Model FLOPs utilization (MFU): the share of the device's dense peak that the model's operations reach; None
+        where no peak is known."""
+        if not self.peak_flops_per_s or not self.flops_per_step:
+            return None
+        return self.flops_per_s_per_device / self.peak_flops_per_s

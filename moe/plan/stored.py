@@ -16,7 +16,7 @@ from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.problems import problems_of
 
-PLANNER = "7"
+PLANNER = "8"
 """Changes with what the same spec and cluster are planned to."""
 _FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
 """Fields of a job's name, beginning and output, which no plan depends on."""
@@ -49,7 +49,7 @@ def _asked(spec: JobSpec) -> dict[str, Any]:
 
 
 def _facts(cluster: Cluster) -> dict[str, Any]:
-    return cluster.model_dump(mode="json", exclude={"calibration", "price_per_hour"})
+    return cluster.model_dump(mode="json", exclude={"calibration", "price_per_hour", "billing_unit"})
 
 
 def said(value: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from moe.plan import Cluster, Plan, PlanRequest, Pools, plan_anywhere
@@ -21,6 +21,7 @@ from service.cli.view.comparison import explain_json, explained_view
 from service.cli.view.output import console, print_json
 from service.cli.view.plan import plan_view
 from service.cli.view.sensitivity import sensitivity_view
+from service.cli.view.verdict import short_plan_view
 from service.cli.whole_file import write_whole
 
 _OPTION = "--explain-against"
@@ -33,6 +34,8 @@ class Written:
     save: Path | None = None
     draw: Path | None = None
     as_json: bool = False
+    full: bool = False
+    """Whether all that is known of a plan is printed, or a verdict and a short table."""
 
 
 def planned(asked: PlanRequest, given: Cluster | Pools | None, url: str | None) -> tuple[Plan, str]:
@@ -62,7 +65,7 @@ def depends(asked: PlanRequest, given: Cluster | Pools, made: tuple[Plan, str], 
     _write(plan, written)
     if not written.as_json:
         parts = (
-            plan_view(plan, where),
+            _view(plan, where, written),
             "",
             Text("what it depends on", "bold"),
             sensitivity_view(plan, found),
@@ -75,14 +78,15 @@ def depends(asked: PlanRequest, given: Cluster | Pools, made: tuple[Plan, str], 
 
 
 def fitted(asked: PlanRequest, given: Cluster | Pools) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
-    """(the request, for a worker on each device, the smallest cluster of the kind that holds the job, the plan and what
-    it is for); of pools, of the kind of one of them. Raises SpecError where none holds it."""
+    """(the request, for a worker on each device, the smallest cluster of the kind that can run the job, the plan and
+    what it is for); of pools, of the kind of one of them. Raises SpecError where none holds it."""
     if isinstance(given, Pools):
         plan, smallest = fit_pools(asked.spec, given, _how(asked))
         found = plan, f"pool {plan.pool}, {_nodes(smallest)}"
     else:
-        smallest = smallest_cluster(asked.spec, given, asked.profile)
-        found = planned(_on_all_of(asked, smallest), smallest, None)
+        smallest, fewest = smallest_cluster(asked.spec, given, asked.profile)
+        plan, where = planned(_on_all_of(asked, smallest), smallest, None)
+        found = plan.model_copy(update={"fewest": fewest}), where
     return _on_all_of(asked, smallest), smallest, found
 
 
@@ -143,7 +147,12 @@ def give(plan: Plan, where: str, written: Written) -> None:
     if written.as_json:
         print(_text(plan))
     else:
-        console().print(plan_view(plan, where))
+        console().print(_view(plan, where, written))
+
+
+def _view(plan: Plan, where: str, written: Written) -> RenderableType:
+    in_full = written.full or plan.module is not None
+    return plan_view(plan, where) if in_full else short_plan_view(plan, where)
 
 
 def _write(plan: Plan, written: Written) -> None:

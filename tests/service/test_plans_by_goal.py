@@ -25,9 +25,9 @@ def posted(plane: ControlPlane, **body: Any) -> Plan:
 
 def test_of_pools_the_best_by_the_goal_is_taken(plane: ControlPlane) -> None:
     cheapest = posted(plane, cluster={"pools": POOLS}, goal="cost")
-    assert (cheapest.pool, cheapest.num_workers) == ("old", 1)
+    assert (cheapest.pool, cheapest.billed_devices) == ("old", 8)
     assert cheapest.money is not None
-    assert cheapest.money.per_hour == 1.5
+    assert cheapest.money.per_hour == 8 * 1.5
     assert posted(plane, cluster={"pools": POOLS}).pool == "new"
 
 

@@ -15,11 +15,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "translate-100-to-english.yam
 
 
 def test_plans_of_imagined_clusters_need_no_control_plane(tmp_path: Path) -> None:
-    done = shardyard("plan", EXAMPLE, "--devices-per-node=2", url="http://127.0.0.1:1")
+    done = shardyard("plan", EXAMPLE, "--devices-per-node=2", "--full", url="http://127.0.0.1:1")
     assert done.returncode == 0
     assert re.search(r"mesh +expert_data \d x expert \d", done.stdout)
     assert re.search(r"expert degree \d: \d of 8 experts", done.stdout)
     for part in (
+        "verdict",
         "parameters, and what",
         "memory of the fullest",
         "time of a step",
@@ -56,7 +57,7 @@ DEEPSEEK = EXAMPLE.parent / "deepseek-v3-1024-h100.yaml"
 
 @pytest.mark.slow
 def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
-    done = shardyard("plan", DEEPSEEK, url="http://127.0.0.1:1")
+    done = shardyard("plan", DEEPSEEK, "--full", url="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
     assert "on               128 nodes of 8 h100" in done.stdout
     assert re.search(
@@ -64,7 +65,7 @@ def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     )
     request = tmp_path / "peer.yaml"
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: peer\n")
-    peer = shardyard("plan", request, url="http://127.0.0.1:1")
+    peer = shardyard("plan", request, "--full", url="http://127.0.0.1:1")
     assert "as run by        Megatron-Core or torchtitan" in peer.stdout
     assert "not yet: the layout of a peer" in peer.stdout
     request.write_text(f"{DEEPSEEK.read_text()}\nprofile: theirs\n")
@@ -127,14 +128,14 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(POOLS)
     on = ("--cluster", file)
-    done = shardyard("plan", EXAMPLE, *on, "--goal=cost", url="http://127.0.0.1:1", COLUMNS="200")
+    done = shardyard("plan", EXAMPLE, *on, "--goal=cost", "--full", url="http://127.0.0.1:1", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "on               pool old, 2 nodes of 8 a100-80" in done.stdout
-    assert re.search(r"money +3\.00 +an hour, 0\.00\d+ a million tokens, 0\.0\d+ the run", done.stdout)
+    assert re.search(r"money +12\.00 +an hour, 0\.00\d+ a million tokens, 0\.0\d+ the run", done.stdout)
     assert re.search(r"pool new: 2 workers would take .* a million tokens\), [\d.]+% dearer", done.stdout)
     assert "pool single cannot hold it: resources (='2 workers') must be at most the devices" in done.stdout
     fastest = json.loads(shardyard("plan", EXAMPLE, *on, "--json").stdout)
-    assert (fastest["pool"], fastest["money"]["per_hour"]) == ("new", 6.5)
+    assert (fastest["pool"], fastest["money"]["per_hour"]) == ("new", 26)
     kept = tmp_path / "plan.json"
     kept.write_text(json.dumps(fastest))
     assert shardyard("plan", EXAMPLE, *on, "--against", kept).returncode == 0
@@ -146,7 +147,7 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     other = json.loads(shardyard("plan", EXAMPLE, *on, "--explain-against", "expert=1", "--json").stdout)
     assert (other["chosen"]["pool"], other["against"]["device_type"]) == ("new", "h100")
     smallest = json.loads(shardyard("plan", EXAMPLE, *on, "--fit", "--goal=cost", "--json").stdout)
-    assert (smallest["pool"], smallest["num_workers"]) == ("old", 2)
+    assert (smallest["pool"], smallest["num_workers"]) == ("single", 2)  # of "old" all 8 are paid
     file.write_text(POOLS.replace(", price_per_hour: 3}", "}"))
     unpriced = shardyard("plan", EXAMPLE, *on, "--goal=cost")
     assert unpriced.returncode == 2
@@ -170,7 +171,7 @@ def test_stages_lie_on_several_pools_that_are_joined(tmp_path: Path) -> None:
         "profile: peer\n"
     )
     on = ("--cluster", file)
-    done = shardyard("plan", job, *on, f"--save={kept}", url="http://127.0.0.1:1", COLUMNS="200")
+    done = shardyard("plan", job, *on, f"--save={kept}", "--full", url="http://127.0.0.1:1", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "pool old, 4 nodes of 8 a100-80 and pool new, 2 nodes of 8 h100" in done.stdout
     assert re.search(r"48 on a100-80 and h100", done.stdout)
@@ -198,7 +199,7 @@ def test_stages_lie_on_several_pools_that_are_joined(tmp_path: Path) -> None:
 
 def test_prices_and_goals_of_imagined_clusters() -> None:
     on = ("--devices-per-node=2", "--price=0.5")
-    assert re.search(r"money +1\.00 +an hour, ", shardyard("plan", EXAMPLE, *on).stdout)
+    assert re.search(r"money +1\.00 +an hour, ", shardyard("plan", EXAMPLE, *on, "--full").stdout)
     fixed = json.loads(shardyard("plan", EXAMPLE, *on, "--goal=time", "--json").stdout)
     assert fixed["reasons"][1].startswith("goal time had nothing to choose: the job says it")
     for given, told in (

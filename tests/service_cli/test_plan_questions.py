@@ -90,7 +90,7 @@ def test_a_kept_plan_is_what_json_prints_and_what_against_reads(tmp_path: Path) 
     kept = tmp_path / "kept.json"
     kept.write_text("of before")
     done = shardyard("plan", EXAMPLE, *ON, f"--save={kept}", url=NOWHERE)
-    assert (done.returncode, "mesh" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "fits" in done.stdout) == (0, True), done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["kept.json"]
     assert kept.read_text() == shardyard("plan", EXAMPLE, *ON, "--json", url=NOWHERE).stdout
     assert list(json.loads(kept.read_text())) == sorted(json.loads(kept.read_text()))
@@ -136,7 +136,7 @@ def test_two_kept_plans_are_compared(tmp_path: Path) -> None:
 def test_the_best_layouts_are_drawn(tmp_path: Path) -> None:
     picture, again = tmp_path / "plan.svg", tmp_path / "again.svg"
     done = shardyard("plan", EXAMPLE, *ON, f"--draw={picture}", url=NOWHERE)
-    assert (done.returncode, "next best" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "layouts (predicted)" in done.stdout) == (0, True), done.stderr
     words = [each.text for each in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert "2 x cpu: the 5 best layouts" in words
     assert words.count("memory") == words.count("step") == 6  # of five rows and the legend
@@ -160,7 +160,7 @@ def test_what_does_not_go_together_is_told() -> None:
         (
             "job-1",
             "--top=2",
-        ): "job-1 is planned already: a job's id goes with --save, --draw, --url and --json alone",
+        ): "job-1 is planned already: a job's id goes with --full, --save, --draw, --url and --json alone",
         ("job-1", "--explain-against=tensor=2"): "job-1 is planned already",
         (EXAMPLE, *ON, "--what-if=nodes=1,2", "--save=a"): "--what-if makes a table of plans",
         (

@@ -147,7 +147,7 @@ def planned(columns: int, *options: str) -> list[str]:
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_plan_fits_the_terminal(columns: int) -> None:
     """Columns stand beneath one another, sentences go on in the next line, and no word is cut."""
-    lines = planned(columns)
+    lines = planned(columns, "--full")
     assert max(map(cell_len, lines)) <= columns
     text = "\n".join(lines)
     assert "…" not in text
@@ -159,6 +159,24 @@ def test_a_plan_fits_the_terminal(columns: int) -> None:
     counts = [line[:end].split()[-1] for line in rows if line[end - 1 : end].isdigit()]
     assert counts == ["1", "3", "58", "58", "1"]
     assert "what is more comes in more chunks and travels twice" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_plan_in_short_is_a_verdict_and_a_table(columns: int) -> None:
+    """The judgement comes first, in less than a screen of 40 lines, and no word is cut."""
+    lines = planned(columns)
+    assert max(map(cell_len, lines)) <= columns
+    assert "…" not in "".join(lines)
+    assert [line.split()[0] for line in lines[:2]] == ["for", "fits"]
+    assert len(lines) < 40
+    text = " ".join(" ".join(lines).split())
+    for words in (
+        "GiB free for the framework and its allocator",
+        "can be run yes",
+        "MFU",
+        "layouts (predicted)",
+    ):
+        assert words in text, text
 
 
 @pytest.mark.slow

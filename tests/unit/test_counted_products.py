@@ -15,6 +15,7 @@ from moe.layers.nll import smoothed_nll
 from moe.parallel import Coded, Layout
 from moe.plan import Calibration, Cluster, Degrees, Search
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
+from moe.plan.cost.flops import looked_at, model_flops_per_step, pairs_flops
 from moe.plan.cost.units import Part, units
 from moe.plan.degrees import Shards
 from moe.plan.plan import TimeEstimate
@@ -129,6 +130,25 @@ def test_products_of_what_is_not_trained(name: str) -> None:
     assert seen < 0.97 or "high rank" in name
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_operations_of_a_model_are_those_that_are_computed(name: str) -> None:
+    """Without the pairs of attention, and but for what goes through an adapter's first half once more, which is
+    recomputation: no gradient of a frozen matrix counts."""
+    model, freeze = CASES[name]
+    whole = {key: given for key, given in model.items() if key not in ADAPTED}
+    seen = counted(model, freeze) / counted(whole, ())
+
+    def operations(spec: JobSpec) -> float:
+        pairs = sum(
+            spec.train.batch_tokens * pairs_flops(each, looked_at(each, spec.data.padded_tokens))
+            * (1 + 2 * unit.has_backward)
+            for unit in units(spec.model, OURS, spec.train.freeze) for each in unit.attentions
+        )  # fmt: skip
+        return model_flops_per_step(spec) - pairs
+
+    assert operations(job(model, freeze)) / operations(job(whole)) == pytest.approx(seen, rel=0.04)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_products_of_any_adapters_and_any_patterns(seed: int) -> None:
     draw = random.Random(seed)
@@ -181,7 +201,7 @@ def test_ranks_that_split_a_matrix_share_a_half_of_its_adapter(tensor: int, expe
     assert numbers("feed_forward", False) == 3 * m * shared
     assert numbers("feed_forward", True) == 8 * 3 * (m + shared)
     own, adapters = 3 * m * hidden / expert_tensor, 8 * (m + 3 * hidden / expert_tensor + m)
-    assert unit.expert_products(shards).forward == pytest.approx(1 + adapters / own, rel=1e-6)
+    assert unit.products("experts", shards).forward == pytest.approx(1 + adapters / own, rel=1e-6)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)

@@ -49,13 +49,35 @@ def test_without_a_price_nothing_is_said_of_money() -> None:
     assert "price_per_hour" not in h100s().model_dump(mode="json")
     assert plan.made_for == made_for(ranged(1, 16), h100s())
     assert priced.made_for == plan.made_for, "a price changes no layout"
-    assert money_of(None, num_workers=8, step_s=1.0, tokens_per_step=1, num_steps=None) is None
+    assert money_of(None, billed_devices=8, step_s=1.0, tokens_per_step=1, num_steps=None) is None
 
 
 @pytest.mark.parametrize("price", [0, -1, "2", float("nan"), float("inf"), True])
 def test_a_price_is_an_amount_above_nothing(price: object) -> None:
     with pytest.raises(SpecError, match=r"cluster\.price_per_hour .*"):
         cluster_of({**H100S, "price_per_hour": price})
+
+
+def test_nodes_are_paid_whole() -> None:
+    """13 workers on nodes of 8 cost 16 devices, also where a smaller cluster is cut out of them; unless devices are
+    rented singly."""
+    cluster, spec = h100s(price_per_hour=2.5), ranged(1, 32)
+    plan = plan_job(spec, cluster, 13)
+    assert plan.money is not None
+    assert (plan.num_billed_devices, plan.money.per_hour) == (16, 2.5 * 16)
+    assert [cluster.billed(each) for each in (1, 8, 9)] == [8, 8, 16]
+    assert cluster.of(3).billed(3) == cluster.exactly(3).billed(3) == 8
+    assert h100s(billing_unit=1).billed(13) == 13
+    assert plan_job(spec, cluster, 16).num_billed_devices is None
+
+
+def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
+    """Where steps shorten with workers, part of a node is as dear as all of it."""
+    spec = ranged(1, 32, train={"num_steps": 10, "batch_tokens": 2**18})
+    plan = plan_anywhere(spec, h100s(price_per_hour=2.5), how=How("cost"))
+    singly = plan_anywhere(spec, h100s(price_per_hour=2.5, billing_unit=1), how=How("cost"))
+    assert plan.num_workers == plan.billed_devices == 8
+    assert singly.num_workers < 8
 
 
 def test_a_smaller_cluster_has_the_same_price() -> None:
@@ -88,7 +110,7 @@ def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None
     cluster = h100s(num_nodes=1)
 
     def taken(plan: Plan) -> float:
-        return plan.predicted.step_s * (plan.num_workers if goal == "cost" else 1)
+        return plan.predicted.step_s * (cluster.billed(plan.num_workers) if goal == "cost" else 1)
 
     plan = plan_anywhere(spec, cluster, how=How(goal))
     every = [plan_job(spec, cluster, workers) for workers in range(1, 9)]

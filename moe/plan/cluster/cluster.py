@@ -80,6 +80,9 @@ class Cluster(Spec):
     network that is oversubscribed."""
     price_per_hour: Price | None = None
     """Price of one device, in whatever currency the file counts in."""
+    billing_unit: Count | None = None
+    """Devices that are paid together, whether or not all have a worker: those of a node when left out, 1 where devices
+    are rented singly."""
 
     @model_validator(mode="before")
     @classmethod
@@ -96,8 +99,9 @@ class Cluster(Spec):
     def _without_a_price(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A cluster without a price is written as before there were any, and is the same to a digest."""
         written: dict[str, Any] = handler(self)
-        if self.price_per_hour is None:
-            written.pop("price_per_hour", None)
+        for name in ("price_per_hour", "billing_unit"):
+            if getattr(self, name) is None:
+                written.pop(name, None)
         return written
 
     @model_validator(mode="after")
@@ -135,6 +139,11 @@ class Cluster(Spec):
     @property
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
+
+    def billed(self, num_workers: int) -> int:
+        """Devices that are paid for so many workers: whole nodes, or whole billing units."""
+        unit = self.billing_unit or self.devices_per_node
+        return -(-num_workers // unit) * unit
 
     @property
     def traits(self) -> Device:
@@ -219,6 +228,8 @@ class Cluster(Spec):
         update = {
             "num_nodes": nodes,
             "devices_per_node": each,
+            "billing_unit": self.billing_unit
+            or (self.devices_per_node if each < self.devices_per_node else None),
             "links": self._links_of(nodes * each),
             "torus": None,
         }
@@ -231,6 +242,8 @@ class Cluster(Spec):
         update = {
             "num_nodes": num_devices // each,
             "devices_per_node": each,
+            "billing_unit": self.billing_unit
+            or (self.devices_per_node if each < self.devices_per_node else None),
             "links": self._links_of(num_devices),
             "torus": None,
         }

@@ -1,6 +1,7 @@
 """Devices of each type: memory, links, and the constants of their kernels. Every figure has its source beside it."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from moe.plan.cluster.kernels import Collective, FusedAttention, GroupedExperts, Kernels, MatrixProducts
@@ -33,6 +34,8 @@ class Device:
     of GPUs the software says it."""
     decoded_per_s: float = inf
     """Numbers of a frozen base that are decoded a second from 8 or 4 bits, where memory takes them as fast."""
+    peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Dense rates of the data sheet by dtype, which utilisation is a share of; none of CPUs."""
     fixed_shapes: bool = False
     """Whether as many rows travel in every step, so that nobody asks how many will come."""
     torus: bool = False
@@ -76,6 +79,8 @@ def plain_kernels(
 #   72 GPUs in a domain. Latency of a step across nodes: a ring's in NCCL's own tuning model, simple protocol
 #   (src/graph/tuning.cc). To the host: PCIe of generation 4 (A100) or 5, NVLink-C2C of Grace, as large copies reach
 #   them; of its memory an eighth of a two-socket server's, or half of a Grace's, as its data sheets have it.
+# Dense peaks: A100 312 TFLOP/s in bfloat16, H100 SXM and H200 989, HGX B200 and B300 2,250, GB200 and GB300 NVL72
+#   2,500; half of it in TF32, twice as much in fp8 (NVIDIA's data sheets, which count sparse products: half of these).
 # V100 was not measured: 0.85 of the peaks of its data sheet (15.7 TFLOP/s in float32, 0.9 TB/s), 0.7 of its links'
 #   150 GB/s, and 0.6 for attention, as of A100. Its tensor cores multiply float16 alone, which no job trains in.
 # A100-40 has the A100-80's kernels, with 1.555 of 2.039 TB/s.
@@ -84,6 +89,7 @@ def plain_kernels(
 def _nvidia(
     name: str,
     memory_gib: int,
+    peak_tflops: float,
     per_node: int = 8,
     across_gb_per_s: float = 50.0,
     kernels: Kernels | None = None,
@@ -91,11 +97,14 @@ def _nvidia(
     host_gb_per_s: float = 60.0,
 ) -> Device:
     of = kernels or MEASURED[name]
+    peaks = {"bfloat16": 1e12 * peak_tflops, "float32": 0.5e12 * peak_tflops}  # in TF32
+    if "fp8" in of.products:
+        peaks["fp8"] = 2e12 * peak_tflops
     return Device(
         kind="cuda", memory_bytes=memory_gib * _GIB, memory_bytes_per_s=of.products["bfloat16"].bytes_per_s,
         kernels=of, devices_per_node=per_node, across_nodes_bytes_per_s=0.93e9 * across_gb_per_s,
         across_latency_s=1.4e-5, host_link_bytes_per_s=1e9 * host_link_gb_per_s,
-        host_bytes_per_s=1e9 * host_gb_per_s,
+        host_bytes_per_s=1e9 * host_gb_per_s, peak_flops_per_s=peaks,
     )  # fmt: skip
 
 
@@ -131,19 +140,19 @@ DEVICES: dict[str, Device] = {
             {"float32": 13.3e12, "float64": 6.6e12}, 0.77e12, 9.4e12, 105e9, 1e-5, half_rows=32, expert_half_rows=32
         ),
         devices_per_node=8, across_nodes_bytes_per_s=0.93 * 12.5e9, across_latency_s=1.4e-5,
-        host_link_bytes_per_s=12e9, host_bytes_per_s=25e9,
+        host_link_bytes_per_s=12e9, host_bytes_per_s=25e9, peak_flops_per_s={"float32": 15.7e12, "float64": 7.8e12},
     ),
     "a100-40": _nvidia(
-        "a100-40", 40, across_gb_per_s=25, host_link_gb_per_s=25, host_gb_per_s=40,
+        "a100-40", 40, 312, across_gb_per_s=25, host_link_gb_per_s=25, host_gb_per_s=40,
         kernels=_with_memory(MEASURED["a100-80"], 1.555 / 2.039),
     ),
-    "a100-80": _nvidia("a100-80", 80, across_gb_per_s=25, host_link_gb_per_s=25, host_gb_per_s=40),
-    "h100": _nvidia("h100", 80),
-    "h200": _nvidia("h200", 141),
-    "b200": _nvidia("b200", 180),
-    "gb200": _nvidia("gb200", 186, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
-    "b300": _nvidia("b300", 270),
-    "gb300": _nvidia("gb300", 277, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
+    "a100-80": _nvidia("a100-80", 80, 312, across_gb_per_s=25, host_link_gb_per_s=25, host_gb_per_s=40),
+    "h100": _nvidia("h100", 80, 989),
+    "h200": _nvidia("h200", 141, 989),
+    "b200": _nvidia("b200", 180, 2250),
+    "gb200": _nvidia("gb200", 186, 2500, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
+    "b300": _nvidia("b300", 270, 2250),
+    "gb300": _nvidia("gb300", 277, 2500, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
     # One core of the paper's machine, float32 by single passes of its bfloat16 units: 420 TFLOP/s and 900 GB/s a board
     # of 8 cores and a chip of two (Google Cloud's system architecture); links of 656 Gb/s, both ways together (Jouppi
     # et al., CACM 2020), 82% of which are reached. The latency, of a hop on the torus, lies where all-to-all is near
@@ -156,6 +165,6 @@ DEVICES: dict[str, Device] = {
             2048,
         ),
         devices_per_node=8, across_nodes_bytes_per_s=0.82 * 41e9, across_latency_s=1.25e-4, layer_s=5e-4,
-        torus=True, fixed_shapes=True,
+        peak_flops_per_s={"float32": 52.5e12, "bfloat16": 52.5e12}, torus=True, fixed_shapes=True,
     ),
 }  # fmt: skip

@@ -1,32 +1,49 @@
 """Floating-point operations of a model."""
 
-from moe.plan.cost.units import BACKWARD, units
+from moe.plan.cost.units import BACKWARD, Part, Unit, units
 from moe.plan.profile import profile_of
-from moe.spec import JobSpec
+from moe.spec import JobSpec, PreferenceSpec
 from moe.spec.block import AttentionDims
 
 
 def model_flops_per_step(spec: JobSpec) -> float:
-    """Floating-point operations of one step, forward and backward (3 times forward), without recomputation: of
-    projections, experts that tokens choose, attention over the pairs that are looked at, and logits.
+    """Floating-point operations of one step, forward and backward, without recomputation: of projections, experts that
+    tokens choose, attention over the pairs that are looked at, and logits.
 
-    Counted as for whole sequences of one document, and with the gradients of all weights, without adapters: a run of
-    packed documents, or with frozen weights, does fewer."""
+    A matrix that is not trained has no gradient of its own, adapters' products count beside those of their base, and
+    preferences take one forward pass more: what is counted is what has to be computed. Counted as for whole sequences
+    of one document; a run of packed documents does fewer."""
     flops, width = 0.0, spec.model.model_dim
-    for unit in units(spec.model, profile_of()):
+    of_reference = int(isinstance(spec.data, PreferenceSpec))
+    for unit in units(spec.model, profile_of(), spec.train.freeze):
         positions = spec.train.batch_tokens / unit.sides
+
+        def times(part: Part, unit: Unit = unit) -> float:
+            """Forward passes that all products of one part take, where a third of a whole step is 1."""
+            of = unit.products(part)
+            return (of_reference + of.forward + unit.has_backward * of.backward) / _PASSES
+
+        pairs_times = (of_reference + 1 + unit.has_backward * BACKWARD) / _PASSES
+        router_times = (of_reference + 1 + unit.has_backward * (1 + unit.trains_router)) / _PASSES
         per_position = 0.0
         for each in unit.attentions:
-            per_position += 2 * each.projections + pairs_flops(each, looked_at(each, spec.data.padded_tokens))
+            pairs = pairs_times * pairs_flops(each, looked_at(each, spec.data.padded_tokens))
+            per_position += times("others") * 2 * each.projections + pairs
         if unit.feed_forward is not None:
-            per_position += 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
+            products = 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
+            per_position += times("feed_forward") * products
         if (moe := unit.moe) is not None:
-            chosen = moe.experts_per_token * moe.hidden_dim + (moe.shared_hidden_dim or 0)
-            per_position += 2 * width * (moe.num_matrices * chosen + moe.num_experts)
+            of_experts = times("experts") * moe.num_matrices * moe.experts_per_token * moe.hidden_dim
+            shared = times("feed_forward") * moe.num_matrices * (moe.shared_hidden_dim or 0)
+            per_position += 2 * width * (of_experts + shared + router_times * moe.num_experts)
         if unit.vocabulary is not None:
-            per_position += 2 * width * unit.vocabulary
+            per_position += times("others") * 2 * width * unit.vocabulary
         flops += positions * per_position
-    return (1 + BACKWARD) * flops
+    return _PASSES * flops
+
+
+_PASSES = 1 + BACKWARD
+"""Forward passes that a step takes where everything is trained."""
 
 
 def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:

@@ -67,4 +67,5 @@ class Passes(NamedTuple):
 
     def of(self, products: Products) -> float:
         """Matrix products of all of them."""
-        return self.of_reference + self.forward * products.forward + self.backward * products.backward
+        backward = products.backward + products.again
+        return self.of_reference + self.forward * products.forward + self.backward * backward

@@ -257,7 +257,7 @@ class UnitTime:
         tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
         rows = tokens * moe.experts_per_token * expert_tensor * skew
         each = moe.num_experts // expert
-        made = unit.expert_products(Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
+        made = unit.products("experts", Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
         times = passes.of(made)
         times += passes.backward * made.forward * again * (moe.num_matrices - 1) / moe.num_matrices
         chunk = (rows / num_chunks, tokens / num_chunks)

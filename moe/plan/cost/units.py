@@ -45,6 +45,8 @@ class Products(NamedTuple):
 
     forward: float
     backward: float
+    again: float
+    """Forward products that the backward pass makes once more, of halves of adapters that nothing is kept of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +113,12 @@ class Unit:
         return tuple(found.items())
 
     @lru_cache(1024)  # noqa: B019
-    def expert_products(self, shards: Shards) -> Products:
-        """Products of a rank with its experts. A frozen matrix has none for a gradient of its own; an adapter has all
-        of its own, and ranks that split the matrix split only a half of it."""
+    def products(self, part: Part, shards: Shards = Shards()) -> Products:
+        """Products of a rank with the matrices of one part, but for the router's. A frozen matrix has none for a
+        gradient of its own; an adapter has all of its own, and ranks that split the matrix split only a half of it."""
         own = adapters = trained = again = 0
-        for each in self.weights:
-            if _part_of(each) != "experts" or len(each.shape) < 2:
+        for each in (*self.weights, *self.tied):
+            if _part_of(each) != part or len(each.shape) < 2 or each.name.endswith(_ROUTER):
                 continue
             here = each.multiplied(shards)
             if each.name.endswith((A, B)):
@@ -127,15 +129,19 @@ class Unit:
                 own += here
             trained += here if each.trained else 0
         if not own:
-            return Products(1.0, BACKWARD)
+            return Products(1.0, BACKWARD, 0.0)
         forward = 1 + adapters / own
-        return Products(forward, forward + (trained + again) / own)
+        return Products(forward, forward + trained / own, again / own)
 
     def decoded_bytes(self, shards: Shards, width: int) -> int:
         """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
         that is kept as wide as that is multiplied as it is."""
         decoded = (each.decoded(shards) for each in self.coded if each.item_bytes != width)
         return width * max(decoded, default=0)
+
+    @property
+    def trains_router(self) -> bool:
+        return any(each.trained and each.name.endswith(_ROUTER) for each in self.weights)
 
     def trains(self, part: str) -> bool:
         """Whether anything that is called so has a gradient."""

@@ -190,7 +190,7 @@ class Across:
 
     def effort(self, split: Split, step_s: float, goal: Goal | None) -> float:
         """Amount that the goal wants little of, as `effort` of one pool."""
-        return effort(goal or "time", split.num_workers, step_s, self.price(split))
+        return effort(goal or "time", self._billed_devices(split), step_s, self.price(split))
 
     def splits(self, num_workers: int | None, goal: Goal | None = None) -> Iterator[Split]:
         """Splits over so many workers, or the most of the job's range that there are stages for; with a goal, over
@@ -249,19 +249,18 @@ class Across:
         ranking = on.ranker.rank(on.shapes, top)
         chosen, ends = on.ranker.under_both(ranking, on.shapes, on.times_at_ends())
         plan = self._plan_of(on, chosen.candidate)
+        ends_s = sorted(end.step_s(chosen.candidate) for end in ends)
         others = [each.candidate for each in ranking.fitting if each.candidate != chosen.candidate]
         return plan.model_copy(
             update={
+                "ends_s": tuple(float(f"{each:.6g}") for each in ends_s) or None,
                 "reasons": (
                     f"{number_of(plan.num_workers, 'worker')}: {number_of(len(plan.stages), 'stage')} of "
                     f"{found.split.stage_workers}",
                     *self._of_stages(plan),
                     *reasons_for(self._spec, on.cluster, plan, ranking.num_shapes),
                     *chosen.reasons,
-                    *priced_by(
-                        self._searches[found.split.pools[0]].software,
-                        [end.step_s(chosen.candidate) for end in ends],
-                    ),
+                    *priced_by(self._searches[found.split.pools[0]].software, ends_s),
                     *(
                         line
                         for pool in found.split.pools
@@ -294,10 +293,13 @@ class Across:
             )
         ]  # fmt: skip
         predicted, first = on.time.of(candidate), self._searches[split.pools[0]]
+        billed = self._billed_devices(split)
         alone = first.plan_of(candidate)
         return alone.model_copy(
             update={
                 "predicted": predicted,
+                "num_billed_devices": None if billed == split.num_workers else billed,
+                "peak_flops_per_s": self._peak_flops_per_s(split),
                 "memory": max(memory, key=lambda each: each.total / each.limit),
                 "device_type": " and ".join(dict.fromkeys(cluster.device for cluster in clusters)),
                 "stages": tuple(places),
@@ -305,17 +307,37 @@ class Across:
                 "not_yet": (*alone.not_yet, "stages on several pools"),
                 "made_for": made_across(self._spec, clusters, self._between),
                 "money": money_of(
-                    self.price(split), num_workers=split.num_workers, step_s=predicted.step_s,
+                    self.price(split), billed_devices=billed, step_s=predicted.step_s,
                     tokens_per_step=alone.tokens_per_step, num_steps=alone.num_steps,
                 ),
             }
         )  # fmt: skip
 
     def price(self, split: Split) -> float | None:
-        """Price of one device an hour, on the mean of all stages; None where a pool's is not known."""
-        prices = [self._pools[pool].cluster.price_per_hour for pool in split.of_stages]
-        known = [price for price in prices if price is not None]
-        return sum(known) / len(known) if len(known) == len(prices) else None
+        """Price of one device an hour, on the mean of all that are paid; None where a pool's is not known."""
+        total = 0.0
+        for pool, billed in self._billed(split):
+            if (price := self._pools[pool].cluster.price_per_hour) is None:
+                return None
+            total += billed * price
+        return total / self._billed_devices(split)
+
+    def _billed(self, split: Split) -> list[tuple[int, int]]:
+        """(pool, devices of it that are paid for its stages)."""
+        return [
+            (pool, self._pools[pool].cluster.billed(number * split.stage_workers))
+            for pool, number in zip(split.pools, split.stages, strict=True)
+        ]
+
+    def _billed_devices(self, split: Split) -> int:
+        return sum(billed for _, billed in self._billed(split))
+
+    def _peak_flops_per_s(self, split: Split) -> float | None:
+        """Dense rate of a device by its data sheet, on the mean of all stages; None where one is not known."""
+        dtype = self._spec.train.dtype
+        peaks = [self._pools[pool].cluster.traits.peak_flops_per_s.get(dtype) for pool in split.of_stages]
+        known = [peak for peak in peaks if peak is not None]
+        return sum(known) / len(known) if len(known) == len(peaks) else None
 
     def _of_stages(self, plan: Plan) -> Iterator[str]:
         """Lines on the stages of each pool."""

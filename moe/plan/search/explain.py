@@ -12,10 +12,11 @@ from moe.plan.cost.units import Unit, units
 from moe.plan.degrees import Degrees
 from moe.plan.fit import fit_problems
 from moe.plan.placement import Placement
-from moe.plan.plan import BlockShare, MemoryEstimate, Plan, RunnerUp
+from moe.plan.plan import BlockShare, Plan, RunnerUp
 from moe.plan.profile import Profile
 from moe.plan.search.ranking import Ranking
 from moe.plan.software import Software
+from moe.plan.speed import speed_in_words
 from moe.spec import JobSpec, ParallelSpec
 from moe.spec.adapter import B, base_in_words
 from moe.spec.errors import Problem
@@ -63,7 +64,7 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
     reasons += _of_freezing(spec)
     reasons.append(
         f"{number_of(options.micro_batch_groups, 'group')} at a time in "
-        f"{number_of(options.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.total)} predicted of "
+        f"{number_of(options.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.needed)} predicted of "
         f"{size_of(plan.memory.limit)} a device"
     )
     ranks = degrees.data_ranks
@@ -146,11 +147,10 @@ def on_fewer(plan: Plan, fewer: Plan | None) -> Iterator[str]:
     """Line about a plan of fewer workers that is predicted to be the faster one."""
     if fewer is None or fewer.predicted.step_s >= plan.predicted.step_s:
         return
-    less = 1 - fewer.predicted.step_s / plan.predicted.step_s
+    step_s, fewer_s = plan.predicted.step_s, fewer.predicted.step_s
     yield (
-        f"on {number_of(fewer.num_workers, 'worker')} a step is predicted to take {less:.0%} less, "
-        f"{seconds_of(fewer.predicted.step_s)}: here {seconds_of(exchanges_s(plan))} of "
-        f"{seconds_of(plan.predicted.step_s)} pass between workers"
+        f"on {number_of(fewer.num_workers, 'worker')} a step is predicted {speed_in_words(fewer_s, step_s)}, "
+        f"{seconds_of(fewer_s)}: here {seconds_of(exchanges_s(plan))} of {seconds_of(step_s)} pass between workers"
     )
 
 
@@ -223,16 +223,15 @@ def runner_up(plan: Plan, best: Plan) -> RunnerUp:
 def _why_not(plan: Plan, best: Plan) -> str:
     """Difference to the best plan, and the kind of time with most of it; or what keeps this one from being run."""
     mine, theirs = plan.predicted, best.predicted
-    more = mine.step_s / theirs.step_s - 1
+    speed = speed_in_words(mine.step_s, theirs.step_s)
     if plan.not_yet and not best.not_yet:
-        than = "slower" if more > 0 else "faster"
-        return f"predicted {abs(more):.1%} {than}, but cannot be run yet: {', '.join(plan.not_yet)}"
-    if more == 0:
+        return f"predicted {speed}, but cannot be run yet: {', '.join(plan.not_yet)}"
+    if mine.step_s == theirs.step_s:
         return "predicted as fast; it splits more"
     kinds = mine.by_kind()
     most = max(kinds, key=lambda kind: kinds[kind] - theirs.by_kind()[kind])
     added = kinds[most] - theirs.by_kind()[most]
-    return f"predicted {more:.1%} slower: {seconds_of(added)} more of {kind_of_time(most)}"
+    return f"predicted {speed}: {seconds_of(added)} more of {kind_of_time(most)}"
 
 
 def kind_of_time(name: str) -> str:
@@ -347,27 +346,6 @@ def _distance(degrees: Degrees, asked: dict[str, int]) -> int:
     return 10 * (doublings + different) + beside
 
 
-def does_not_fit(needed: MemoryEstimate, least: Candidate, smallest: Cluster | None) -> Problem:
-    """Error where no layout fits: what lacks on the one that takes the least, and what would do."""
-    kinds = {kind: amount for kind, amount in needed.by_kind().items() if kind != "allowance"}
-    largest, usable = max(kinds, key=lambda kind: kinds[kind]), needed.limit - needed.allowance
-    total = sum(kinds.values())
-    would_do = (
-        "no number of workers would do: use devices with more memory, smaller groups or a smaller model"
-    )
-    if smallest is not None:
-        would_do = (
-            f"use {smallest.num_devices:,} workers of this kind, devices with more memory, or a smaller model"
-        )
-    return Problem(
-        "resources",
-        number_of(least.degrees.num_workers, "worker"),
-        f"must hold the model, but a device would need {size_of(total)} of {size_of(usable)} usable, "
-        f"{size_of(total - usable)} too much; {size_of(kinds[largest])} of it is {largest}",
-        would_do,
-    )
-
-
 def number_of(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
@@ -386,4 +364,6 @@ def size_of(num_bytes: int) -> str:
 
 
 def seconds_of(seconds: float) -> str:
+    if seconds >= 1000:
+        return f"{seconds:,.0f} s"
     return f"{seconds * 1000:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"

@@ -15,7 +15,7 @@ from moe.plan.search.across import Across
 from moe.plan.search.explain import number_of
 from moe.plan.search.search import LOAD_SKEW, Search, plan_job
 from moe.plan.search.smallest import MAX_NODES
-from moe.plan.search.workers import Best, best_on, taken
+from moe.plan.search.workers import Best, best_on, effort_in_words, taken
 from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, Problem, SpecError
 
@@ -101,7 +101,8 @@ def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) 
 
 def _on_pool(pool: Pool, search: Search, best: Best, how: How) -> _Offer:
     def whole() -> Plan:
-        return _whole(search, best, how).model_copy(update={"pool": pool.name})
+        fewest = {"fewest": best.plan.fewest} if best.plan.fewest else {}
+        return _whole(search, best, how).model_copy(update={"pool": pool.name, **fewest})
 
     return _Offer(f"pool {pool.name}", best.plan, pool.cluster.price_per_hour, whole)
 
@@ -130,19 +131,22 @@ def _across(
 
 
 def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Cluster]:
-    """(the plan on it, the smallest cluster of a pool's kind that holds the job, with a worker on each device): of
+    """(the plan on it, the smallest cluster of a pool's kind that can run the job, with a worker on each device): of
     pools the one where it is the best by the goal, or where none is said of the fewest devices. Raises SpecError where
     no kind holds it."""
     smallest: dict[str, Cluster] = {}
 
     def best(pool: Pool) -> _Offer:
-        found = how.search(spec, pool.cluster).smallest(to_run=how.to_run)
-        if found is None:
+        fewest = how.search(spec, pool.cluster).fewest()
+        workers = fewest.to_run or (None if how.to_run else fewest.in_any_layout)
+        if workers is None:
             raise SpecError(no_smallest())
-        smallest[pool.name], search = found, how.search(spec, found)
-        workers = found.num_devices
+        smallest[pool.name] = pool.cluster.of(workers)
+        search = how.search(spec, smallest[pool.name])
         plan = search.best_of(workers, search.ranking(workers, how.top, to_run=how.to_run))
-        why = f"{number_of(workers, 'worker')}: the fewest of this kind that hold the job"
+        plan = plan.model_copy(update={"fewest": fewest})
+        verb = "hold" if plan.not_yet else "run"
+        why = f"{number_of(workers, 'worker')}: the fewest of this kind that {verb} the job"
         return _on_pool(pool, search, Best(plan, (why,)), how)
 
     def rank(offer: _Offer) -> tuple[bool, float, int]:
@@ -218,9 +222,7 @@ def _chosen(offer: _Offer, kind: str, fitting: int, every: int, how: How, *, tog
 def _other(offer: _Offer, first: _Offer, goal: Goal) -> str:
     """Line on what the job would take elsewhere."""
     plan, than = offer.plan, first.plan
-    more = offer.order(goal)[1] / first.order(goal)[1] - 1
-    kind = {"time": ("longer", "less time"), "cost": ("dearer", "cheaper")}[goal]
-    compared = f"{abs(more):.1%} {kind[more < 0]}" if more else "as much"
+    compared = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)
     blocked = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
     return (
         f"{offer.where}: {number_of(plan.num_workers, 'worker')} would take {taken(plan, goal)}, "

@@ -12,12 +12,11 @@ from moe.plan.degrees import Degrees
 from moe.plan.executable import cannot_be_run, not_yet
 from moe.plan.money import money_of
 from moe.plan.placement import placements_of
-from moe.plan.plan import Plan
+from moe.plan.plan import FewestWorkers, Plan
 from moe.plan.profile import ProfileName, profile_of
 from moe.plan.search.choices import Choices
 from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
-    does_not_fit,
     exchanges_s,
     no_degrees,
     number_of,
@@ -30,15 +29,18 @@ from moe.plan.search.explain import (  # fmt: skip
     shared_s,
 )
 from moe.plan.search.ranking import LEAST, Ranker, Ranking
+from moe.plan.search.refusal import Lacking, does_not_fit
 from moe.plan.search.smallest import Smallest
 from moe.plan.search.spread import Chosen, End
 from moe.plan.software import Software, SoftwareName, software_of
 from moe.plan.stored import made_for
-from moe.spec import JobSpec
+from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec
 from moe.spec.errors import Problem, SpecError
 
 MAX_SKEW = 4
 """Times the rows that a rank would get of even routing, before they come in more chunks."""
+_ADAPTERS = (AdapterSpec(rank=16, base="bfloat16"), AdapterSpec(rank=16, base="nf4"))
+"""Adapters that are offered in place of training all weights, the plainest first."""
 LOAD_SKEW = 1.2
 """Rows of the busiest expert over the mean, where none were measured: what balanced routers were seen to keep."""
 
@@ -105,13 +107,16 @@ class Search:
         chosen, ends = self._under_both_ends(workers, ranking)
         others = [each for each in ranking.fitting if each.candidate != chosen.candidate][: max(0, top - 1)]
         plan = self.plan_of(chosen.candidate)
+        ends_s = sorted(end.step_s(chosen.candidate) for end in ends)
         return plan.model_copy(
             update={
+                "ends_s": tuple(float(f"{each:.6g}") for each in ends_s) or None,
+                "fewest": self.fewest() if plan.not_yet and self.profile.name == "ours" else None,
                 "reasons": (
                     *(why_workers or why),
                     *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes),
                     *chosen.reasons,
-                    *priced_by(self.software, [end.step_s(chosen.candidate) for end in ends]),
+                    *priced_by(self.software, ends_s),
                     *of_fused(self.software, self.cluster, plan.degrees),
                     *on_fewer(plan, self._on_fewer(plan)),
                 ),
@@ -210,6 +215,7 @@ class Search:
         """The plan that runs a candidate, without reasons."""
         degrees, options, spec, cluster = candidate.degrees, candidate.options, self.spec, self.cluster
         predicted, tokens = self.time.of(candidate), spec.train.batch_tokens
+        billed = cluster.billed(degrees.num_workers)
         return Plan(
             num_workers=degrees.num_workers, degrees=degrees,
             options=replace(options, max_rows=_max_rows(spec, degrees, options.micro_batch_groups)),
@@ -218,8 +224,10 @@ class Search:
             device=cluster.traits.kind,  # type: ignore[arg-type]
             device_type=cluster.device, memory=self.memory.of(candidate), predicted=predicted,
             tokens_per_step=tokens, flops_per_step=model_flops_per_step(spec),
+            peak_flops_per_s=cluster.traits.peak_flops_per_s.get(spec.train.dtype),
             num_steps=spec.train.num_steps,
-            money=money_of(cluster.price_per_hour, num_workers=degrees.num_workers, step_s=predicted.step_s,
+            num_billed_devices=None if billed == degrees.num_workers else billed,
+            money=money_of(cluster.price_per_hour, billed_devices=billed, step_s=predicted.step_s,
                            tokens_per_step=tokens, num_steps=spec.train.num_steps),
             reasons=(), not_yet=not_yet(spec, candidate, self.profile.name),
             blocks=blocks_of(spec, candidate, self.profile), made_for=made_for(spec, cluster),
@@ -256,7 +264,35 @@ class Search:
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
         if least is None:
             raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes), self.profile.name)))
-        raise SpecError(does_not_fit(self.memory.of(least), least, self.smallest(to_run=to_run)))
+        lacking = Lacking(least, self.memory.of(least), not_yet(self.spec, least, self.profile.name))
+        raise SpecError(does_not_fit(lacking, self.fewest(), self._adapter_that_fits(shapes)))
+
+    def fewest(self) -> FewestWorkers:
+        """The fewest workers of this kind of cluster that hold the job, and that can run it."""
+        of = (self.smallest(to_run=to_run) for to_run in (False, True))
+        in_any_layout, to_run = (None if each is None else each.num_devices for each in of)
+        return FewestWorkers(in_any_layout=in_any_layout, to_run=to_run)
+
+    def _adapter_that_fits(self, shapes: Sequence[Degrees]) -> AdapterSpec | None:
+        """The adapter by which as many workers would hold the job in a layout that can be run; None where none is, or
+        the job is not one for adapters."""
+        model, workers = self.spec.model, shapes[0].num_workers
+        if (
+            not isinstance(model, LanguageModelSpec)
+            or model.adapter is not None
+            or self.profile.name != "ours"
+        ):
+            return None
+        for adapter in _ADAPTERS:
+            adapted = self.spec.model_copy(update={"model": model.model_copy(update={"adapter": adapter})})
+            memory = MemoryModel(adapted, self.cluster, self.profile, self._load_skew)
+            choices = Choices(adapted, self.cluster)
+            placeable = [each for each in choices.shapes(workers) if choices.fits_nodes(each)]
+            if Smallest(adapted, self.cluster, memory).fits(
+                choices, placeable, self.cluster.memory_bytes, to_run=True
+            ):
+                return adapter
+        return None
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:
         """The smallest cluster of this kind that holds the job, with a worker on each device; None where none does."""

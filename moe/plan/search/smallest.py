@@ -66,7 +66,11 @@ class Smallest:
     ) -> bool:
         """Whether any candidate takes at most `limit_bytes`."""
         usable_bytes = limit_bytes - self._memory.allowance
-        bounds = ((self._memory.bound_of_state(shape), shape.order, shape) for shape in shapes)
+        bounds = (
+            (self._memory.bound_of_state(shape), shape.order, shape)
+            for shape in shapes
+            if not (to_run and self._not_yet(Candidate(shape)))
+        )
         for _, _, shape in sorted(each for each in bounds if each[0] <= usable_bytes):
             for one in sorted(self._of_shape(choices, shape, to_run=to_run)):
                 if one.bound_bytes > limit_bytes:
@@ -77,6 +81,8 @@ class Smallest:
 
     def _of_shape(self, choices: Choices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
         """Each recomputation and placement."""
+        if to_run and self._not_yet(Candidate(shape)):
+            return
         memory, plain, numbers = self._memory, choices.plain(shape), count()
         placed = [
             (degrees, sharding) for degrees, sharding in choices.placed(shape)
@@ -127,7 +133,8 @@ class Smallest:
         choices = Choices(self._spec, self._cluster.of(workers))
         shapes = (
             shape for shape in choices.shapes(workers)
-            if self._fewest_workers(shape.pipeline, shape.split) <= workers and choices.fits_nodes(shape)
+            if not (to_run and self._not_yet(Candidate(shape)))
+            and self._fewest_workers(shape.pipeline, shape.split) <= workers and choices.fits_nodes(shape)
         )  # fmt: skip
         return self.fits(choices, shapes, self._cluster.memory_bytes, to_run=to_run)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pools, cluster_of
-from moe.plan.plan import Plan
+from moe.plan.plan import FewestWorkers, Plan
 from moe.plan.profile import ProfileName
 from moe.plan.request import PlanRequest
 from moe.plan.search.pools import How, no_smallest, plan_anywhere
@@ -124,9 +124,14 @@ def _value(text: str) -> int | float | str:
     return text
 
 
-def smallest_cluster(spec: JobSpec, cluster: Cluster, profile: ProfileName | None = None) -> Cluster:
-    """The smallest of this kind that holds the job with a worker on each device. Raises SpecError where none does."""
-    found = Search(spec, cluster, profile=profile).smallest()
-    if found is None:
+def smallest_cluster(
+    spec: JobSpec, cluster: Cluster, profile: ProfileName | None = None
+) -> tuple[Cluster, FewestWorkers]:
+    """(the smallest cluster of this kind that can run the job with a worker on each device, or where no layout can be
+    run the smallest that holds it; the fewest workers for either). Raises SpecError where none holds it."""
+    search = Search(spec, cluster, profile=profile)
+    fewest = search.fewest()
+    num_devices = fewest.to_run or fewest.in_any_layout
+    if num_devices is None:
         raise SpecError(no_smallest())
-    return found
+    return cluster.of(num_devices), fewest

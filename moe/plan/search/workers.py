@@ -12,6 +12,7 @@ from moe.plan.search.choices import Choices, steps
 from moe.plan.search.explain import number_of, seconds_of
 from moe.plan.search.ranking import Ranking
 from moe.plan.search.search import Search
+from moe.plan.speed import speed_in_words
 from moe.spec.errors import SpecError
 
 _EACH = 16
@@ -123,7 +124,13 @@ def _bounded(
 ) -> Iterator[_Entry]:
     for workers in numbers:
         try:
-            yield False, effort(goal, workers, search.bound_s(workers)), workers, 0, _Found(workers)
+            yield (
+                False,
+                effort(goal, search.cluster.billed(workers), search.bound_s(workers)),
+                workers,
+                0,
+                _Found(workers),
+            )
         except SpecError as error:
             refused[workers] = error
 
@@ -134,7 +141,7 @@ def _looked_into(search: Search, found: _Found, goal: Goal, top: int, to_run: bo
     if found.ranking is None:
         ranking = search.ranking(workers, top, to_run=to_run)
         fastest = (ranking.runnable or ranking.fitting)[0]
-        of = effort(goal, workers, fastest.step_s)
+        of = effort(goal, search.cluster.billed(workers), fastest.step_s)
         return not ranking.runnable, of, workers, 1, _Found(workers, ranking)
     plan = search.best_of(workers, found.ranking)
     return *order(goal, plan), 2, _Found(workers, found.ranking, plan)
@@ -151,8 +158,9 @@ def _reasons(
         f"{goal} asks; looked at {_runs(numbers)}"
     )
     for other in others:
-        more = effort_of(other, goal) / effort_of(chosen, goal) - 1
-        behind = f"{more:.1%} more" if chosen.not_yet or not other.not_yet else "but cannot be run yet"
+        behind = effort_in_words(effort_of(other, goal), effort_of(chosen, goal), goal)
+        if other.not_yet and not chosen.not_yet:
+            behind = "but cannot be run yet"
         yield f"the next best, {number_of(other.num_workers, 'worker')}, would take {taken(other, goal)}, {behind}"
     if not others:
         yield f"no other number of workers from {least:,} to {most:,} has a layout that fits"
@@ -162,7 +170,15 @@ def _reasons(
 
 def effort_of(plan: Plan, goal: Goal) -> float:
     """Seconds or device-seconds of a step."""
-    return effort(goal, plan.num_workers, plan.predicted.step_s)
+    return effort(goal, plan.billed_devices, plan.predicted.step_s)
+
+
+def effort_in_words(effort: float, than: float, goal: Goal) -> str:
+    """An effort beside another: as a speed where the goal is time, else `12.3% dearer`."""
+    if goal == "time":
+        return speed_in_words(effort, than)
+    more = effort / than - 1
+    return f"{abs(more):.1%} {'dearer' if more > 0 else 'cheaper'}" if more else "as dear"
 
 
 def taken(plan: Plan, goal: Goal) -> str:
@@ -173,7 +189,7 @@ def taken(plan: Plan, goal: Goal) -> str:
         return step + money
     of = effort_of(plan, goal)
     shown = f"{of:,.0f}" if of >= 100 else f"{of:.3g}"
-    return f"{shown} device-seconds ({step} on {plan.num_workers:,}{money})"
+    return f"{shown} device-seconds ({step} on {plan.billed_devices:,}{money})"
 
 
 def _runs(numbers: list[int]) -> str:

@@ -52,7 +52,7 @@ def _in_job(spec: JobSpec, cluster: Cluster, found: sharding.ShardingPlan, rows:
         num_workers=ranks, degrees=Degrees(data=ranks, tensor=ranks), device=device,  # type: ignore[arg-type]
         device_type=cluster.device, memory=estimate, predicted=TimeEstimate(module_s=found.step_s),
         tokens_per_step=rows, num_steps=spec.train.num_steps, reasons=(), made_for=made_for(spec, cluster),
-        money=money_of(cluster.price_per_hour, num_workers=ranks, step_s=found.step_s, tokens_per_step=rows,
-                       num_steps=spec.train.num_steps),
+        money=money_of(cluster.price_per_hour, billed_devices=cluster.billed(ranks), step_s=found.step_s,
+                       tokens_per_step=rows, num_steps=spec.train.num_steps),
         module=ModuleLayout(mesh=found.mesh, plan=found.to_json(), explained=found.explain()),
     )  # fmt: skip

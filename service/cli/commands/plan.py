@@ -20,7 +20,7 @@ _CLUSTER = {field.name for field in fields(ClusterOptions)}
 _FORM = {"save", "draw", "as_json"}
 _WITH_MODULE = {"module", "sample", "hints", *_CLUSTER, *_FORM}
 _WITH_DIFF = {"of", "as_json"}
-_WITH_JOB = {"of", "url", *_FORM}
+_WITH_JOB = {"of", "url", "full", *_FORM}
 _WITH_GRID = {"of", "url", "what_if", "num_workers", "goal", "software", "top", "as_json", *_CLUSTER}
 
 
@@ -119,6 +119,10 @@ def plan(
         bool,
         typer.Option("--sensitivity", help="What changes with slower links and kernels, or less memory."),
     ] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="All that is known: why, where parameters lie, memory and time by kind."),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -132,7 +136,7 @@ def plan(
     """
     from service.cli.job_plan import Written, give, of_job
 
-    words, written, given = of or [], Written(save, draw, as_json), _given(context)
+    words, written, given = of or [], Written(save, draw, as_json, full), _given(context)
     clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price)
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
@@ -158,7 +162,7 @@ def plan(
     if _is_job(file):
         if given - _WITH_JOB:
             raise Misuse(
-                f"{file} is planned already: a job's id goes with --save, --draw, --url and --json alone"
+                f"{file} is planned already: a job's id goes with --full, --save, --draw, --url and --json alone"
             )
         give(*of_job(file, url), written)
         return

@@ -1,6 +1,6 @@
 """A plan on the screen: the mesh, parameters, memory and time predicted, what else there was, and the reasons."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -9,18 +9,20 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Degrees, Plan, Trial
+from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.money import MoneyEstimate, amount_of
 from moe.plan.placement import Placement
 from moe.plan.plan import RunnerUp, StagePlace
 from moe.plan.search.explain import kind_of_time, seconds_of, split_shape
 from moe.plan.search.what_if import Cell
+from moe.plan.verdict import verdict
 from service.cli.view.amounts import num_bytes
 
 BAR_CELLS = 24
 
 
 def plan_view(plan: Plan, where: str) -> RenderableType:
-    """All that a person needs to accept or override a plan."""
+    """All that is known of a plan."""
     if plan.module is not None:
         return Group(
             headline(plan, where),
@@ -29,6 +31,7 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
         )
     return Group(
         headline(plan, where),
+        *section("verdict", _verdict(plan)),
         *section("parameters, and what the fullest device holds of them", _parameters(plan)),
         *(
             section("where parameters lie", _placements(plan.placements, plan.degrees))
@@ -43,6 +46,13 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
         *(section("next best", _runners_up(plan.runners_up)) if plan.runners_up else ()),
         *(section("ruled out", lines(plan.ruled_out)) if plan.ruled_out else ()),
     )
+
+
+def _verdict(plan: Plan) -> Table:
+    grid = labels()
+    for what, judgement in verdict(plan):
+        grid.add_row(what, judgement)
+    return grid
 
 
 def section(title: str, content: RenderableType, is_first: bool = False) -> tuple[RenderableType, ...]:
@@ -62,7 +72,7 @@ def lines(told: Sequence[str]) -> Table:
 def headline(plan: Plan, where: str, of: str = "on") -> Table:
     """Headline of a plan: what it is for, and its mesh; `of` says what `where` is."""
     mesh = " x ".join(f"{axis} {degree:,}" for axis, degree in plan.mesh.items())
-    grid = _grid()
+    grid = labels()
     grid.add_row(of, where)
     grid.add_row("workers", f"{plan.num_workers:,} on {plan.device_type}")
     grid.add_row("mesh", mesh)
@@ -129,7 +139,8 @@ def _stages(stages: Sequence[StagePlace]) -> Table:
     for stage, alike in groupby(numbered, key=itemgetter(1)):
         numbers = [number for number, _ in alike]
         which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} - {numbers[-1]}"
-        memory = f"{num_bytes(stage.memory_bytes)} of {num_bytes(stage.limit_bytes)}"
+        needed = stage.memory_bytes - int(ALLOWANCE * stage.limit_bytes)
+        memory = f"{num_bytes(needed)} of {num_bytes(stage.limit_bytes)}"
         table.add_row(
             which, stage.pool, stage.device_type, str(stage.units), seconds_of(stage.micro_batch_s), memory
         )
@@ -137,18 +148,22 @@ def _stages(stages: Sequence[StagePlace]) -> Table:
 
 
 def _memory(plan: Plan) -> Table:
-    grid = _grid(figures=True)
-    for kind, amount in plan.memory.by_kind().items():
-        share = amount / plan.memory.limit
-        grid.add_row(kind, num_bytes(amount), Text("█" * round(BAR_CELLS * min(1.0, share)), "cyan"))
-    share = plan.memory.total / plan.memory.limit
-    grid.add_row("total", num_bytes(plan.memory.total), f"{share:.0%} of {num_bytes(plan.memory.limit)}")
+    grid, memory = labels(figures=True), plan.memory
+    for kind, amount in memory.by_kind().items():
+        if kind != "allowance":
+            bar = Text("█" * round(BAR_CELLS * min(1.0, amount / memory.limit)), "cyan")
+            grid.add_row(kind, num_bytes(amount), bar)
+    share = memory.needed / memory.limit
+    grid.add_row("total", num_bytes(memory.needed), f"{share:.0%} of {num_bytes(memory.limit)}")
+    grid.add_row(
+        "free", num_bytes(max(0, memory.margin)), "for the framework, and what its allocator fragments"
+    )
     return grid
 
 
 def _time(plan: Plan) -> Table:
     time = plan.predicted
-    grid = _grid(figures=True)
+    grid = labels(figures=True)
     for name, seconds in time.by_kind().items():
         if seconds:
             bar = Text("█" * round(BAR_CELLS * seconds / time.step_s), "cyan")
@@ -157,19 +172,29 @@ def _time(plan: Plan) -> Table:
     rate = f"{plan.tokens_per_s:,.0f} {unit}/s"
     if plan.flops_per_step and plan.device != "cpu":
         rate += f", {plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device"
+    if (utilization := plan.utilization) is not None:
+        rate += f", MFU {utilization:.0%}"
     grid.add_row("total", seconds_of(time.step_s), rate)
     if (measured := plan.measured) is not None:
         told = f"{measured.tokens_per_s:,.0f} {unit}/s, the median of {measured.num_steps} steps"
         grid.add_row("measured", seconds_of(measured.step_s), Text(told, "bold"))
     if time.hidden_s:
         grid.add_row("hidden", seconds_of(time.hidden_s), "of collectives, behind arithmetic")
+    for label, told in run_of(plan):
+        figure, _, rest = told.partition(": ")
+        grid.add_row(label, figure, rest)
+    return grid
+
+
+def run_of(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(label, `figure: what it is of`) of the whole run: its time, and its price where there is one."""
+    unit = "tokens" if plan.module is None else "rows"
     if plan.num_steps and plan.num_steps > 1:
         tokens = plan.num_steps * plan.tokens_per_step
         steps = f"{plan.num_steps:,} steps, {_count(tokens)} {unit}"
-        grid.add_row("the run", _long(plan.num_steps * time.step_s), steps)
+        yield "the run", f"{_long(plan.num_steps * plan.predicted.step_s)}: {steps}"
     if plan.money is not None:
-        grid.add_row("money", amount_of(plan.money.per_hour), f"an hour{_money(plan.money, unit)}")
-    return grid
+        yield "money", f"{amount_of(plan.money.per_hour)}: an hour{_money(plan.money, unit)}"
 
 
 def _money(money: MoneyEstimate, unit: str) -> str:
@@ -194,8 +219,8 @@ def _runners_up(runners_up: Sequence[RunnerUp]) -> Table:
         figures = []
         if other.step_s is not None:
             figures.append(seconds_of(other.step_s))
-        if other.memory_bytes is not None:
-            figures.append(num_bytes(other.memory_bytes))
+        if other.memory is not None:
+            figures.append(num_bytes(other.memory.needed))
         grid.add_row(
             f"{place}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {other.why_not}", "dim"))
         )
@@ -221,12 +246,12 @@ def what_if_view(cells: Sequence[Cell]) -> Table:
         money = "-" if plan.money is None else amount_of(plan.money.per_million_tokens)
         table.add_row(
             *cell.values.values(), *[" and ".join(plan.pools) or "-"] * in_pools, seconds_of(plan.predicted.step_s),
-            f"{plan.tokens_per_s:,.0f}", *[money] * priced, f"{plan.memory.total / plan.memory.limit:.0%}", mesh,
+            f"{plan.tokens_per_s:,.0f}", *[money] * priced, f"{plan.memory.needed / plan.memory.limit:.0%}", mesh,
         )  # fmt: skip
     return table
 
 
-def _grid(figures: bool = False) -> Table:
+def labels(figures: bool = False) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True, min_width=15)
     grid.add_column(justify="right" if figures else "left", no_wrap=figures)
@@ -239,7 +264,8 @@ def _long(seconds: float) -> str:
     """`12 min`, `3.5 h`, `124 days`."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
-            return f"{seconds / length:,.3g} {unit}"
+            number = seconds / length
+            return f"{number:,.0f} {unit}" if number >= 1000 else f"{number:,.3g} {unit}"
     return f"{seconds:,.3g} s"
 
 

@@ -1,0 +1,64 @@
+"""Verdict on a plan: whether the job fits, whether it can be run, how fast it is, and what would be faster."""
+
+from collections.abc import Iterator
+
+from moe.plan.plan import Plan
+from moe.plan.search.explain import number_of, seconds_of, size_of
+from moe.plan.speed import speed_in_words
+
+
+def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(what is judged, the judgement) of a job's plan, the most important first."""
+    yield "fits", _fits(plan)
+    yield "can be run", _can_be_run(plan)
+    yield "speed", _speed(plan)
+    if faster := _faster(plan):
+        yield "faster", faster
+
+
+def _fits(plan: Plan) -> str:
+    memory = plan.memory
+    word = "yes" if memory.margin >= memory.allowance else "no"
+    room = f"{size_of(memory.needed)} of a device's {size_of(memory.limit)}"
+    return f"{word}: {room}; {size_of(max(0, memory.margin))} free for the framework and its allocator"
+
+
+def _can_be_run(plan: Plan) -> str:
+    if not plan.not_yet:
+        told = "yes"
+        if (fewest := plan.fewest) is not None and fewest.in_any_layout != fewest.to_run:
+            told += f"; {_in_any_layout(fewest.in_any_layout)} only in a layout that cannot be run yet"
+        return told
+    told = f"not yet: {', '.join(plan.not_yet)}"
+    if plan.fewest is None:
+        return told
+    if (to_run := plan.fewest.to_run) is None:
+        return f"{told}; no number of workers of this kind has a layout that can be run"
+    return f"{told}; a layout that can be run takes {number_of(to_run, 'worker')} of this kind"
+
+
+def _in_any_layout(num_workers: int | None) -> str:
+    return f"{number_of(num_workers or 0, 'worker')} would hold it"
+
+
+def _speed(plan: Plan) -> str:
+    step = f"{seconds_of(plan.predicted.step_s)} a step"
+    if plan.ends_s is not None:
+        step += f" ({seconds_of(plan.ends_s[0])} to {seconds_of(plan.ends_s[1])})"
+    told = f"{step}, {plan.tokens_per_s:,.0f} tokens/s"
+    if (utilization := plan.utilization) is not None:
+        told += f", MFU {utilization:.0%} ({plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device)"
+    return told
+
+
+def _faster(plan: Plan) -> str:
+    """The fastest layout that cannot be run yet, where it is faster than a plan that can be."""
+    blocked = [other for other in plan.runners_up if other.not_yet and other.step_s is not None]
+    if plan.not_yet or not blocked:
+        return ""
+    best = min(blocked, key=lambda other: other.step_s or 0.0)
+    assert best.step_s is not None
+    if best.step_s >= plan.predicted.step_s:
+        return ""
+    layout = ", ".join(f"{name} {value}" for name, value in best.layout.items())
+    return f"{speed_in_words(best.step_s, plan.predicted.step_s)}, but not yet to be run: {layout}"

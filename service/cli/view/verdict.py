@@ -1,0 +1,83 @@
+"""A plan in short: the verdict, then a line for each of the best layouts."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from moe.plan import Plan
+from moe.plan.search.explain import kind_of_time, layout_of, seconds_of
+from moe.plan.speed import speed_in_words
+from moe.plan.verdict import verdict
+from service.cli.view.amounts import num_bytes
+from service.cli.view.plan import labels, run_of, section
+
+_LARGEST = 4
+"""Kinds of time and of memory that are told one by one."""
+
+
+def short_plan_view(plan: Plan, where: str) -> RenderableType:
+    """What a person reads first: whether the job fits and can be run, how fast, and beside what."""
+    return Group(
+        _verdict(plan, where),
+        *section("layouts (predicted)", _layouts(plan)),
+        Text(""),
+        _where_it_goes(plan),
+        Text(""),
+        Text("--full tells why, where parameters lie, and memory and time by kind", "dim"),
+    )
+
+
+def _verdict(plan: Plan, where: str) -> Table:
+    grid = labels()
+    workers = f"{plan.num_workers:,} worker{'' if plan.num_workers == 1 else 's'}"
+    grid.add_row("for", f"{workers} on {where}")
+    for what, judgement in verdict(plan):
+        style = "yellow" if judgement.startswith(("no", "not yet")) else ""
+        grid.add_row(what, Text(judgement, style))
+    return grid
+
+
+def _layouts(plan: Plan) -> Table:
+    grid, step_s = Table.grid(padding=(0, 1, 0, 0)), plan.predicted.step_s
+    figures = [seconds_of(step_s), num_bytes(plan.memory.needed), *_not_yet(plan.not_yet)]
+    _add(grid, _in_words(layout_of(plan)), figures)
+    for other in plan.runners_up:
+        figures = [] if other.step_s is None else [seconds_of(other.step_s)]
+        figures += [] if other.memory is None else [num_bytes(other.memory.needed)]
+        figures += [] if other.step_s is None else [speed_in_words(other.step_s, step_s)]
+        _add(grid, _in_words(other.layout), [*figures, *_not_yet(other.not_yet)])
+    return grid
+
+
+def _add(grid: Table, layout: str, figures: list[str]) -> None:
+    grid.add_row(f"{len(grid.rows) + 1}.", Text.assemble(layout, "\n", (", ".join(figures), "dim")))
+
+
+def _not_yet(not_yet: tuple[str, ...]) -> list[str]:
+    return [f"not yet to be run: {', '.join(not_yet)}"] if not_yet else []
+
+
+def _in_words(layout: dict[str, bool | int | str]) -> str:
+    return ", ".join(name if value is True else f"{name} {value}" for name, value in layout.items())
+
+
+def _where_it_goes(plan: Plan) -> Table:
+    """Time and memory by their largest kinds, the measured step, and the whole run."""
+    grid, step_s = labels(), plan.predicted.step_s
+    time = {kind_of_time(kind): seconds / step_s for kind, seconds in plan.predicted.by_kind().items()}
+    grid.add_row("time", _largest({kind: f"{share:.0%}" for kind, share in time.items()}, time))
+    memory = {kind: amount for kind, amount in plan.memory.by_kind().items() if kind != "allowance"}
+    grid.add_row("memory", _largest({kind: num_bytes(amount) for kind, amount in memory.items()}, memory))
+    if (measured := plan.measured) is not None:
+        speed = f"{seconds_of(measured.step_s)} a step, {measured.tokens_per_s:,.0f} tokens/s"
+        grid.add_row("measured", Text(f"{speed}, the median of {measured.num_steps} steps", "bold"))
+    for label, told in run_of(plan):
+        grid.add_row(label, told)
+    if plan.software is not None and plan.device != "cpu":
+        grid.add_row("priced by", plan.software)
+    return grid
+
+
+def _largest(told: dict[str, str], amounts: dict[str, float] | dict[str, int]) -> str:
+    order = sorted((kind for kind in amounts if amounts[kind]), key=lambda kind: -amounts[kind])
+    return ", ".join(f"{kind} {told[kind]}" for kind in order[:_LARGEST])

@@ -1,0 +1,148 @@
+"""Verdicts on plans: what fits and what can be run are two numbers, the margin is told, and so is what is computed."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from moe.plan import Cluster, Plan, plan_job
+from moe.plan.cost.flops import model_flops_per_step
+from moe.plan.cost.memory import ALLOWANCE
+from moe.plan.plan import FewestWorkers
+from moe.plan.search.explain import seconds_of
+from moe.plan.search.search import Search
+from moe.plan.search.what_if import smallest_cluster
+from moe.plan.speed import speed_in_words
+from moe.plan.verdict import verdict
+from moe.spec import JobSpec, SpecError
+from tests.unit.test_search_is_complete import Job, jobs
+
+H100S = Cluster(num_nodes=8, devices_per_node=8, device="h100")
+
+
+def language_job(preset: str, workers: int, max_tokens: int = 4096, **changes: Any) -> JobSpec:
+    model = {"preset": preset, "moe": {"group_tokens": max_tokens}, **changes.pop("model", {})}
+    train = {"num_steps": 100, "batch_tokens": 64 * max_tokens, "dtype": "bfloat16", **changes}
+    return JobSpec.parse(
+        {
+            "model": model,
+            "data": {"corpus": "synthetic", "max_tokens": max_tokens},
+            "train": train,
+            "resources": {"num_workers": workers},
+        }
+    )
+
+
+LONG = language_job("qwen3-235b-a22b", 64, 131_072)
+
+
+def told(plan: Plan) -> dict[str, str]:
+    return dict(verdict(plan))
+
+
+def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
+    """Long sequences fit over context ranks, which nothing runs yet; and adapters fit at once."""
+    with pytest.raises(SpecError) as refused:
+        plan_job(LONG, H100S)
+    (problem,) = refused.value.problems
+    assert "in a layout that cannot be run yet: pipeline stages, context ranks" in problem.rule
+    assert problem.remedy.startswith(
+        "use 256 workers of this kind (80 would hold it in a layout that cannot be run yet)"
+    )
+    assert "which 64 workers hold: adapter: {rank: 16, base: bfloat16}" in problem.remedy
+
+
+@pytest.mark.parametrize(("workers", "can_be_run"), [(80, False), (256, True)])
+def test_what_a_refusal_tells_holds_the_job(workers: int, can_be_run: bool) -> None:
+    plan = plan_job(LONG, H100S.of(workers), workers, top=1)
+    assert bool(plan.not_yet) is not can_be_run
+    assert (plan.fewest == FewestWorkers(in_any_layout=80, to_run=256)) is not can_be_run
+    if not can_be_run:
+        assert told(plan)["can be run"].endswith("a layout that can be run takes 256 workers of this kind")
+
+
+def test_adapters_that_a_refusal_offers_fit() -> None:
+    given = {"from": "/models/base", "adapter": {"rank": 16, "base": "bfloat16"}}
+    plan = plan_job(language_job("qwen3-235b-a22b", 64, 131_072, model=given), H100S, top=1)
+    assert not plan.not_yet
+    assert plan.memory.needed <= plan.memory.limit - plan.memory.allowance
+
+
+def test_the_smallest_cluster_can_run_the_job() -> None:
+    """DeepSeek-V3 with its published batch: 168 devices hold it over pipeline stages alone."""
+    spec = language_job("deepseek-v3", 1024, batch_tokens=8192 * 4096)
+    cluster, fewest = smallest_cluster(spec, H100S)
+    assert (fewest.in_any_layout, fewest.to_run) == (168, 192)
+    assert cluster.num_devices == 192
+
+
+def test_what_no_layout_mends_is_held_and_never_run() -> None:
+    fp8 = language_job("qwen3-30b-a3b", 8, dtype="fp8")
+    fewest = Search(fp8, H100S).fewest()
+    assert fewest.in_any_layout is not None
+    assert fewest.to_run is None
+    with pytest.raises(SpecError) as refused:
+        plan_job(language_job("qwen3-235b-a22b", 8, dtype="fp8"), H100S, 8)
+    assert "only in a layout that cannot be run yet" in refused.value.problems[0].remedy
+
+
+def test_a_full_device_has_a_margin() -> None:
+    """Qwen3-30B fills eight H100: what the job needs is told apart from what is left free."""
+    plan = plan_job(language_job("qwen3-30b-a3b", 8, batch_tokens=256 * 4096), H100S, 8)
+    memory = plan.memory
+    assert memory.needed + memory.margin == memory.limit
+    assert memory.margin >= ALLOWANCE * memory.limit - 1
+    assert f"{memory.margin / 2**30:.2f} GiB free for the framework" in told(plan)["fits"]
+    assert any(f"{memory.needed / 2**30:.2f} GiB predicted of 80.00 GiB" in reason for reason in plan.reasons)
+
+
+@settings(max_examples=40, deadline=None)
+@given(jobs())
+def test_every_plan_leaves_what_allocators_fragment(job: Job) -> None:
+    try:
+        plan = plan_job(job.spec, job.cluster, job.workers, profile=job.profile, top=2)
+    except SpecError:
+        return
+    for memory in (plan.memory, *(other.memory for other in plan.runners_up if other.memory is not None)):
+        assert memory.margin >= int(ALLOWANCE * memory.limit)
+    assert told(plan)["fits"].startswith("yes")
+
+
+def test_gradients_that_nobody_computes_do_not_count() -> None:
+    """A frozen base takes two thirds of the products; all pairs of attention and adapters come to that."""
+    base = language_job("qwen3-30b-a3b", 8)
+    given = {"from": "/models/base", "adapter": {"rank": 16, "base": "bfloat16"}}
+    adapted = language_job("qwen3-30b-a3b", 8, model=given)
+    share = model_flops_per_step(adapted) / model_flops_per_step(base)
+    assert 2 / 3 < share < 0.8
+    plan = plan_job(adapted, H100S, 8)
+    assert plan.utilization is not None
+    assert plan.utilization == pytest.approx(
+        model_flops_per_step(adapted) / plan.predicted.step_s / 8 / 989e12, rel=1e-6
+    )
+
+
+def test_the_best_that_cannot_be_run_is_told_by_its_speed() -> None:
+    plan = plan_job(language_job("deepseek-v3", 192, batch_tokens=8192 * 4096), H100S.of(192))
+    faster = [other for other in plan.runners_up if other.not_yet and other.step_s < plan.predicted.step_s]
+    assert told(plan)["faster"].startswith(
+        speed_in_words(min(other.step_s for other in faster), plan.predicted.step_s)
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_s", "than_s", "words"),
+    [
+        (1.0, 1.12, "12.0% faster"),
+        (1.12, 1.0, "10.7% slower"),
+        (1.0, 2.3, "2.3 times as fast"),
+        (5.0, 1.0, "5.0 times as slow"),
+        (1.0, 1.0, "as fast"),
+    ],
+)
+def test_a_percentage_is_one_of_speed(step_s: float, than_s: float, words: str) -> None:
+    assert speed_in_words(step_s, than_s) == words
+
+
+def test_long_steps_are_told_in_whole_seconds() -> None:
+    assert [seconds_of(each) for each in (0.0123, 12.34, 1170.4)] == ["12.3 ms", "12.3 s", "1,170 s"]
