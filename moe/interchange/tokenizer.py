@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from moe.data.special_tokens import SPECIAL_TOKENS_MAP
+from moe.interchange.added_tokens import ADDED_TOKENS, with_added_tokens
 from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
 from moe.spec import Problem, SpecError
 from moe.storage.folder import MAX_READ_BYTES
@@ -40,9 +42,11 @@ NUM_SPECIAL = 256
 def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
     """The `tokenizer.json` of a folder, made of its tiktoken file where it has none. Raises SpecError."""
     folder = HubFolder(url, roots)
-    names = [name for name in (JSON, TIKTOKEN, CONFIG) if folder.has(name)]
+    named = (JSON, TIKTOKEN, CONFIG, ADDED_TOKENS, SPECIAL_TOKENS_MAP)
     files = {
-        name: folder.read(name, MAX_CONFIG_BYTES if name == CONFIG else MAX_READ_BYTES) for name in names
+        name: folder.read(name, MAX_READ_BYTES if name in (JSON, TIKTOKEN) else MAX_CONFIG_BYTES)
+        for name in named
+        if folder.has(name)
     }
     found = exported(files, folder.url)
     if JSON not in found:
@@ -52,8 +56,11 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
 
 
 def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str, bytes]:
-    """A folder's files of its tokenizer, with a `tokenizer.json` that needs no code beside it. Raises SpecError."""
+    """A folder's files of its tokenizer, with a `tokenizer.json` that needs no code beside it, and has the tokens that
+    only other files name. Raises SpecError."""
     found = dict(files)
+    if JSON in files:
+        found[JSON] = with_added_tokens(files[JSON], files, place)
     converts = TIKTOKEN in files and JSON not in files
     if not converts and CONFIG not in files:
         return found
