@@ -124,6 +124,7 @@ class Controller:
 
     def step(self) -> bool:
         """One look at every active job and at the queue; False when nothing was done, or another acts."""
+        self._database.look()  # before anything is done of which nothing might be left
         if not self._lease.take():
             return False
         did = False

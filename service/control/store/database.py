@@ -2,18 +2,20 @@
 
 import fcntl
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 from service.control.errors import ServiceError
+from service.control.store.open_file import OpenFile
 from service.control.store.room import in_words
 
 BUSY_TIMEOUT_MS = 10_000
@@ -35,6 +37,9 @@ class Database:
         self.fault: ServiceError | None = None
         """Reason why the last write failed for want of room or of an answer; None when it did not."""
         self._reading_many: AbstractContextManager[Any] = one_reader
+        self._file: OpenFile | None = None
+        self._anchor: PoolProxiedConnection | None = None
+        self._is_gone = False
 
     def migrate(self) -> None:
         """Brings the tables to this release, a transaction each; waits while another process does."""
@@ -45,9 +50,36 @@ class Database:
         with self._alone(), self._engine.connect() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+        if self.is_sqlite and self.url.database:
+            # Held to the end: SQLite removes its log with the last connection that is closed.
+            if self._anchor is None:
+                self._anchor = self._engine.raw_connection()
+            self._file = OpenFile(self.url.database)
+
+    def look(self) -> None:
+        """Returns if the file at the database's path is the one that is open. Raises Unavailable where it was moved,
+        removed or replaced: what would be committed then, nobody would find."""
+        if self._file is None:
+            return
+        fault = self._file.fault()
+        if fault is not None:
+            if not self._is_gone:
+                self._rescue()
+            self._is_gone, self.fault = True, fault
+            raise fault
+        if self._is_gone:  # moved back
+            self._is_gone, self.fault = False, None
+
+    def _rescue(self) -> None:
+        """Moves what is committed from the log into the database, under whatever name that is by now."""
+        assert self._anchor is not None
+        with suppress(sqlite3.Error), closing(self._anchor.cursor()) as cursor:
+            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
+        """Raises Unavailable as `look` does."""
+        self.look()
         with self._engine.connect() as connection, connection.begin():
             yield connection
 
@@ -59,10 +91,12 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Raises Full or Unavailable where the database can take nothing now."""
+        """Raises Full or Unavailable where the database can take nothing now, or is no more at its path."""
+        self.look()
         try:
             with self._transaction() as connection:
                 yield connection
+                self.look()  # the last moment before it is committed
         except DBAPIError as error:
             refused = in_words(error)
             if refused is None:
@@ -83,6 +117,9 @@ class Database:
                 yield connection
 
     def close(self) -> None:
+        if self._anchor is not None:
+            self._anchor.close()
+            self._anchor = self._file = None
         self._engine.dispose()
 
     @contextmanager
@@ -115,7 +152,7 @@ def _make_private(database: str) -> None:
 
 def _sqlite_engine(url: str) -> Engine:
     # Connections are few, for each has a cache of its own; who finds none free waits for one.
-    engine = create_engine(url, pool_size=8, max_overflow=0, pool_timeout=60)
+    engine = create_engine(url, pool_size=9, max_overflow=0, pool_timeout=60)
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:

@@ -1,0 +1,55 @@
+"""Identity of the files of an open SQLite database: whether what is at the path still is what is open.
+
+SQLite goes on with a file that was moved or removed, and what it then commits is nobody's. A look is a `stat` of each:
+opening one would drop the locks that this process has on it.
+"""
+
+from pathlib import Path
+
+from service.control.errors import Unavailable
+
+Identity = tuple[int, int]
+"""Device and inode."""
+
+
+class OpenFile:
+    """The database at a path, and its write-ahead log once there is one."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError where it is not there."""
+        self._path = Path(path)
+        self._log = Path(f"{path}-wal")
+        self._opened = _identity(self._path)
+        self._opened_log: Identity | None = None
+
+    def fault(self) -> Unavailable | None:
+        """Reason why nothing may be read or written now; None while the files at the path are those that are open."""
+        try:
+            if _identity(self._path) != self._opened:
+                return self._gone(self._path, "was replaced by another file")
+        except OSError as error:
+            return self._gone(self._path, f"is gone ({error.strerror})")
+        try:
+            log = _identity(self._log)
+        except FileNotFoundError:
+            log = None
+        except OSError as error:
+            return self._gone(self._log, f"cannot be looked at ({error.strerror})")
+        if self._opened_log is None:
+            self._opened_log = log
+        elif log != self._opened_log:
+            return self._gone(self._log, "was removed or replaced")
+        return None
+
+    def _gone(self, path: Path, what: str) -> Unavailable:
+        return Unavailable(
+            f"the database file {path} {what} while this service had it open, so nothing is taken in; move it back, or "
+            "restart the service: it opens what is at the path, and where that holds no job, it recovers the jobs from "
+            "their storage",
+            headers={"retry-after": "5"},
+        )
+
+
+def _identity(path: Path) -> Identity:
+    status = path.stat()
+    return status.st_dev, status.st_ino
