@@ -32,8 +32,8 @@ def readyz(request: Request, services: Called) -> dict[str, Any]:
     try:
         with services.database.read() as tx:
             holder = lease_holder(tx, now_us())
-    except Unavailable as fault:
-        raise (fault if request.state.is_user else Unavailable("the store does not answer")) from None
+    except Unavailable as gone:
+        raise (gone if request.state.is_user else Unavailable("the store does not answer")) from None
     except Exception as error:
         raise Unavailable(f"the store does not answer: {type(error).__name__}") from None
     last = services.controller.last_step_at
