@@ -1,5 +1,6 @@
 """A conversation, as chat templates take it, and where the text that one becomes is learned."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ class Conversation:
     """As the template takes them: functions by JSON schema."""
     num_given: int = 0
     """Messages at the beginning that are not learned, whoever says them."""
+    arguments: Mapping[str, Any] | None = None
+    """Arguments of the template that the record sets: `enable_thinking`, for one."""
 
     @property
     def first_answer(self) -> int:
@@ -34,13 +37,31 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Written:
-    """Text of a conversation."""
+    """Text of a conversation, or of it up to one of its answers."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
     """Where the assistant speaks, by characters: begin and end of each stretch, in order."""
     by_marks: bool = False
     """Whether the template says so itself."""
+
+
+NOTES = {
+    "thoughts": "answers whose thoughts the template leaves out",
+    "openings": "openings that are not learned, since the template cannot ask for one",
+    "calls": "conversations whose calls of tools were put into a message each, since the template writes one a message",
+}
+"""Remarks on how conversations were written, by name."""
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """Rows of text that a conversation becomes: one, or one for each answer where a template writes earlier answers
+    otherwise once more messages follow."""
+
+    rows: tuple[Written, ...]
+    notes: tuple[str, ...] = ()
+    """Names of `NOTES`, each as often as it applies."""
 
 
 class Unreadable(Exception):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from moe.data.conversations.conversation import Conversation, Unreadable, Written
+from moe.data.conversations.conversation import Conversation, Rendering, Unreadable, Written
 from moe.data.limited import Ended, answer_of
 from moe.spec import Problem, SpecError
 
@@ -31,10 +31,12 @@ class ChatTemplate:
 
     sources: Mapping[str, str]
     """By name: `default`, and perhaps `tool_use`, for conversations with tools."""
-    variables: Mapping[str, str]
-    """`bos_token` and its kin."""
+    variables: Mapping[str, Any]
+    """`bos_token` and its kin, and arguments of the template."""
     date: str | None = None
     """Today, in ISO's form."""
+    ends: tuple[str, ...] = ()
+    """Texts of the tokens that end a text for the model."""
 
     @classmethod
     def of_files(cls, files: Mapping[str, bytes], date: str | None = None) -> "ChatTemplate":
@@ -60,8 +62,8 @@ class ChatTemplate:
         }
         return cls(sources, variables, date)
 
-    def written(self, conversations: Sequence[Conversation]) -> Iterator[Written | Unreadable]:
-        """Each conversation's text, in order, up to the first that has none, and why that is so; by a process that may
+    def written(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | Unreadable]:
+        """Each conversation's rows, in order, up to the first that has none, and why that is so; by a process that may
         not last long nor take much memory. Raises SpecError for a template that is none."""
         for name, some in groupby(conversations, self._name):
             for each in self._answers(name, list(some)):
@@ -76,21 +78,21 @@ class ChatTemplate:
             raise SpecError(
                 Problem("chat", None, f"cannot be: the model's chat template {found.rule}", found.remedy)
             )
-        return found.text
+        return found.rows[0].text
 
     def _name(self, conversation: Conversation) -> str:
         return _TOOLS if conversation.tools is not None and _TOOLS in self.sources else _DEFAULT
 
     def _answers(
         self, name: str, some: Sequence[Conversation], *, asks: bool = False, deadline: float | None = None
-    ) -> Iterator[Written | Unreadable]:
+    ) -> Iterator[Rendering | Unreadable]:
         """Where the process is ended, each half by another, to tell which conversation it was, until `deadline`."""
         from moe.data.conversations.rendering import described
 
         given = {
             "template": self.sources[name], "variables": self.variables, "date": self.date,
             "conversations": described(some), "seconds_each": SECONDS_EACH,
-            "asks": asks,
+            "asks": asks, "ends": self.ends,
         }  # fmt: skip
         began = time.monotonic()
         deadline = deadline or began + 2 * TIMEOUT_S
@@ -114,9 +116,12 @@ class ChatTemplate:
                 raise SpecError(Problem(f"{PLACE}/chat_template", None, each["rule"], each["remedy"]))
             if "rule" in each:
                 yield Unreadable(each["rule"], each["remedy"])
-            elif "text" in each:
-                spans = tuple((begin, end) for begin, end in each["spans"])
-                yield Written(each["text"], spans, each["by_marks"])
+            elif "rows" in each:
+                yield Rendering(tuple(map(_row, each["rows"])), tuple(each["notes"]))
+
+
+def _row(told: Mapping[str, Any]) -> Written:
+    return Written(told["text"], tuple((begin, end) for begin, end in told["spans"]), told["by_marks"])
 
 
 def _sources(given: Any) -> dict[str, str]:

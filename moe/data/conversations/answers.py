@@ -1,0 +1,173 @@
+"""Text of a conversation up to one of its answers, as the model sees it when it is asked for that answer, and the
+answer itself.
+
+Most templates write the answer behind what they ask with. Where one asks with an opened thought (`<think>`), or with
+more than it writes before an answer, the answer goes on from what it asks with.
+"""
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moe.data.conversations.conversation import ASSISTANT, Conversation, Message, Unreadable
+from moe.data.conversations.jinja_template import JinjaTemplate
+from moe.data.conversations.thoughts import parted, without_thoughts
+
+_OPENED = re.compile(r"<((?:\w+:)?(?:think|thought|reason)\w*)>(\s*)$")
+"""Thought that a prompt ends within."""
+_PROBE: Message = {"role": "user", "content": "x"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, behind all that comes before it."""
+
+    at: int
+    """Number of its message."""
+    text: str
+    """All up to the end of the answer."""
+    begin: int
+    """Where the answer begins, by characters."""
+
+
+class Texts:
+    """Texts of one conversation, each rendered once."""
+
+    def __init__(self, template: JinjaTemplate, conversation: Conversation) -> None:
+        self.conversation, self.messages = conversation, conversation.messages
+        self._template = template
+        self._first = dict[tuple[int, bool], str]()
+
+    def first(self, number: int, *, asks: bool = False) -> str:
+        """Text of the first so many messages. Raises Unreadable."""
+        if (number, asks) not in self._first:
+            self._first[number, asks] = self.of(self.messages[:number], asks=asks)
+        return self._first[number, asks]
+
+    def of(self, messages: Sequence[Message], *, asks: bool = False) -> str:
+        """Text of other messages in the same place. Raises Unreadable."""
+        given = self.conversation
+        return self._template.render(messages, given.tools, given.arguments, asks=asks).text
+
+    def answer(self, at: int) -> Answer:
+        """The answer that is message `at`. Raises Unreadable where the template cannot ask for it, or writes it so
+        that it cannot be told from what asks for it."""
+        answered = self.first(at + 1)
+        if at == 0:
+            return Answer(at, answered, self._begin_of_opening(answered))
+        asked = self.first(at, asks=True)
+        if answered.startswith(asked):
+            return Answer(at, answered, len(asked))
+        text = self._going_on(at, asked)
+        if text is None:
+            rule = (
+                f"writes what asks for an answer otherwise before one (messages[{at}], {_parting(asked, answered)}), "
+                "so that what the assistant says cannot be told by what the text grows by"
+            )
+            raise Unreadable(rule, "put generation marks around it in a template, and name that by data.chat_template")
+        return Answer(at, text, len(asked))
+
+    def follows(self, at: int) -> list[str]:
+        """What the template may write behind the answer that is message `at`: for the message that follows, and for one
+        of whoever has the next word."""
+        message = self.messages[at]
+        next_word: Message = dict(_PROBE)
+        if calls := message.get("tool_calls"):
+            name = calls[0]["function"]["name"]
+            next_word = {"role": "tool", "content": "x", "name": name, "tool_call_id": calls[0].get("id", "")}
+        found = []
+        for follower in (*self.messages[at + 1 : at + 2], next_word):
+            for answer in (message, without_thoughts(message)):
+                messages = [*self.messages[:at], answer]
+                try:
+                    before, after = self.of(messages), self.of([*messages, follower])
+                except Unreadable:
+                    continue
+                if after.startswith(before):
+                    found.append(after[len(before) :])
+                    break
+        return found
+
+    def _going_on(self, at: int, asked: str) -> str | None:
+        """What asks for an answer, with the answer behind it; None where none can be told. The thoughts are left out
+        unless it asks for some."""
+        message, asking, head = self.messages[at], self._asking(), self._head(at)
+        opened = _OPENED.search(asked)
+        if opened is None and head is not None and asking and asked.endswith(asking) and asking in head:
+            # The messages before it are written otherwise once the answer is there.
+            before, answered = head[: head.rindex(asking) + len(asking)], self.first(at + 1)
+            if answered.startswith(before):
+                return asked + answered[len(before) :]
+        plain = self.of([*self.messages[:at], without_thoughts(message)])
+        if opened is None and plain.startswith(asked):
+            return plain
+        said = None if head is None else _behind(head, plain)
+        if head is None or said is None:
+            return None
+        if opened is None:
+            return asked + said if asked.startswith(head) or asked.rstrip() == head.rstrip() else None
+        asked_before, close, space = asked[: opened.start()], f"</{opened[1]}>", opened[2]
+        if not head.startswith(asked_before):
+            return None
+        between, closes, gap = head[len(asked_before) :].partition(close)
+        if between.strip() and not closes:
+            return None
+        thoughts, _ = parted(message)
+        thoughts = thoughts.strip("\n") if space else thoughts
+        return asked + thoughts + space + close + (gap if closes else 2 * space) + said
+
+    def _head(self, at: int) -> str | None:
+        """What the template writes up to where message `at` begins to speak."""
+        sign = f"said-{secrets.token_hex(8)}"
+        head, found, _ = self.of([*self.messages[:at], {"role": ASSISTANT, "content": sign}]).partition(sign)
+        return head if found else None
+
+    def _begin_of_opening(self, text: str) -> int:
+        """Where an answer begins that nobody has asked for: nothing can be rendered before it, since templates look at
+        the first message."""
+        message = self.messages[0]
+        if asks := self._asking():
+            place = text.find(asks)
+            if place >= 0:
+                return place + len(asks)
+        else:  # it grows by all that is written for it
+            twice = self._tried([message, message])
+            length = len(twice) - len(text)
+            if length > 0 and twice == text + text[len(text) - length :]:
+                return len(text) - length
+        content = message["content"]
+        other: dict[str, Any] = {**without_thoughts(message), "content": ("b" if content[:1] == "a" else "a") + content}
+        return _common(text, self._tried([other]))
+
+    def _asking(self) -> str:
+        """What asks for an answer, behind a message of a user."""
+        plain, asked = self._tried([_PROBE]), self._tried([_PROBE], asks=True)
+        return asked[len(plain) :] if plain and asked.startswith(plain) else ""
+
+    def _tried(self, messages: Sequence[Message], *, asks: bool = False) -> str:
+        try:
+            return self.of(messages, asks=asks)
+        except Unreadable:
+            return ""
+
+
+def _behind(head: str, text: str) -> str | None:
+    for each in (head, head.rstrip()):
+        if text.startswith(each):
+            return text[len(each) :]
+    return None
+
+
+def _common(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def _parting(one: str, other: str) -> str:
+    """Where two texts part, in words."""
+    at = _common(one, other)
+    return f"at character {at}: {one[at : at + 20]!r} there, {other[at : at + 20]!r} here"

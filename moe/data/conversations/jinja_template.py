@@ -1,0 +1,100 @@
+"""A chat template compiled in jinja's sandbox, with what transformers gives one: `bos_token` and its kin, `messages`,
+`tools`, `documents`, `add_generation_prompt`, `raise_exception`, `strftime_now`, `tojson` and loop controls."""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from moe.data.conversations.conversation import Message, Unreadable, Written
+from moe.data.conversations.marks import GenerationMarks
+
+MAX_CHARS = 1 << 24
+"""Bound on the text of one conversation."""
+SHORTER = "cut it into several conversations, or correct the template"
+
+
+class _Refused(Exception):
+    """A template's own refusal."""
+
+
+class JinjaTemplate:
+    """A template, and what it is told beside the messages."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any], date: str | None) -> None:
+        """Raises Unreadable for a source that is no template."""
+        self._variables, self._date = dict(variables), date
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationMarks, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = self._strftime
+        self._marks: GenerationMarks = environment.extensions[GenerationMarks.identifier]  # type: ignore[assignment]
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
+            line = getattr(error, "lineno", None)
+            where = f", at line {line}" if line else ""
+            raise Unreadable(f"is no template: {_told(error)}{where}", "correct it") from None
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether the template says itself what the assistant generates."""
+        return self._marks.is_used
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        asks: bool = False,
+    ) -> Written:
+        """Text of messages, with the stretches that are marked; `asks`: with what an answer is to follow. Raises
+        Unreadable."""
+        given = {
+            **self._variables,
+            "documents": None,
+            **(arguments or {}),
+            "messages": list(messages),
+            "tools": None if tools is None else list(tools),
+            "add_generation_prompt": asks,
+        }
+        try:
+            text = self._template.render(given)
+        except _Refused as error:
+            raise Unreadable(f"refuses it: {error}", "correct the record, or leave it out") from None
+        except Unreadable:
+            raise
+        except MemoryError:
+            raise Unreadable("takes more memory than a template may", "correct it") from None
+        except Exception as error:  # whatever an expression of it does
+            raise Unreadable(f"fails: {_told(error)}", "correct the template, or the record") from None
+        if len(text) > MAX_CHARS:
+            raise Unreadable(f"writes more than {MAX_CHARS} characters", SHORTER)
+        return self._marks.found(text) if self.has_marks else Written(text, ())
+
+    def _strftime(self, form: str) -> str:
+        if self._date is None:
+            raise Unreadable("asks for the date, and data.date has none", "write data.date")
+        return datetime.datetime.fromisoformat(self._date).strftime(form)
+
+
+def _to_json(value: Any, indent: int | None = None, separators: Any = None, sort_keys: bool = False,
+             ensure_ascii: bool = False) -> str:  # fmt: skip
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _refuse(message: object) -> NoReturn:
+    raise _Refused(str(message)[:200])
+
+
+def _told(error: BaseException) -> str:
+    said = str(error).strip() or type(error).__name__
+    return said[:200]

@@ -1,0 +1,162 @@
+"""Rows of text that a conversation becomes, and the stretches of them that are learned.
+
+By what the text grows by with each answer, or by the marks of a template that has them. Where a template writes earlier
+answers otherwise once more messages follow (thoughts that it leaves out, an end that it changes), each answer gets a row
+of its own, as the model sees it when it is asked for that answer.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moe.data.conversations.answers import Answer, Texts
+from moe.data.conversations.conversation import Conversation, Message, Rendering, Unreadable, Written
+from moe.data.conversations.jinja_template import JinjaTemplate
+from moe.data.conversations.thoughts import parted, with_thoughts
+from moe.data.conversations.tool_calls import CallForms
+
+
+class RowWriter:
+    """Writes conversations by a template, each answer up to the token that ends it."""
+
+    def __init__(self, template: JinjaTemplate, ends: Sequence[str] = ()) -> None:
+        """`ends`: texts of the tokens that end a text for the model."""
+        self._template = template
+        either = "|".join(re.escape(end) for end in sorted(ends, key=len, reverse=True) if end)
+        self._end = re.compile(rf"\s*(?:{either})") if either else None
+        self._ends = tuple(end for end in ends if end)
+        self._forms: CallForms | None = None
+
+    def rendering(self, conversation: Conversation) -> Rendering:
+        """Rows of a conversation. Raises Unreadable."""
+        prepared = self._prepared(conversation)
+        texts = Texts(self._template, prepared)
+        notes = ["calls"] if len(prepared.messages) > len(conversation.messages) else []
+        if self._template.has_marks:
+            return Rendering((self._by_marks(texts),), tuple(notes))
+        rows, more = self._by_growth(texts)
+        return Rendering(rows, (*notes, *more))
+
+    def asked(self, conversation: Conversation) -> Written:
+        """The text of a conversation that an answer is to follow. Raises Unreadable."""
+        texts = Texts(self._template, self._prepared(conversation))
+        return Written(texts.first(len(texts.messages), asks=True), ())
+
+    def _prepared(self, conversation: Conversation) -> Conversation:
+        """The same conversation, its thoughts and calls as the template reads them."""
+        messages = tuple(with_thoughts(each) for each in conversation.messages)
+        conversation = replace(conversation, messages=messages)
+        if not any(each.get("tool_calls") for each in messages):
+            return conversation
+        if self._forms is None:
+            self._forms = CallForms.of(lambda messages: self._template.render(messages).text)
+        return self._forms.applied(conversation)
+
+    def _by_growth(self, texts: Texts) -> tuple[tuple[Written, ...], list[str]]:
+        whole, notes = texts.first(len(texts.messages)), list[str]()
+        rows: list[list[Answer]] = []
+        refusal: Unreadable | None = None
+        for at, message in enumerate(texts.messages):
+            if not texts.conversation.learns(at, message):
+                continue
+            try:
+                answer = texts.answer(at)
+            except Unreadable as error:
+                if not _is_opening(texts.messages[:at]):
+                    raise
+                refusal = refusal or error
+                notes.append("openings")
+                continue
+            if answer.begin == len(answer.text):
+                continue
+            notes += _left_out(message, answer, at)
+            before = rows[-1][-1].text if rows else None
+            if before is not None and answer.begin >= len(before) and answer.text.startswith(before):
+                rows[-1].append(answer)
+            else:
+                rows.append([answer])
+        if not rows:
+            raise refusal or Unreadable(
+                "writes nothing for the answers of a conversation", "correct the template"
+            )
+        texts_of_rows = [row[-1].text for row in rows]
+        if whole.startswith(texts_of_rows[-1]):
+            texts_of_rows[-1] = whole
+        return tuple(self._row(texts, row, text) for row, text in zip(rows, texts_of_rows, strict=True)), notes
+
+    def _row(self, texts: Texts, answers: Sequence[Answer], text: str) -> Written:
+        spans = []
+        for answer in answers:
+            begin, end = answer.begin, len(answer.text)
+            text, end = self._with_end(texts, answer.at, text, begin, end)
+            spans.append((begin, end))
+        return Written(text, tuple(spans))
+
+    def _with_end(self, texts: Texts, at: int | None, text: str, begin: int, end: int) -> tuple[str, int]:
+        """A text, and the end of a learned stretch of it, with the token behind it where that ends a text for the
+        model. At the end of the text, what would follow answer `at` says which that is."""
+        if self._end is None or text[begin:end].rstrip().endswith(self._ends):
+            return text, end
+        if found := self._end.match(text, end):
+            return text, found.end()
+        if end < len(text) or at is None:
+            return text, end
+        for following in texts.follows(at):
+            if found := self._end.match(following):
+                return text + found[0], end + found.end()
+        return text, end
+
+    def _by_marks(self, texts: Texts) -> Written:
+        conversation = texts.conversation
+        marked = self._marked(conversation, len(conversation.messages))
+        answers = [at for at, each in enumerate(conversation.messages) if each["role"] == "assistant"]
+        learned = [conversation.learns(at, conversation.messages[at]) for at in answers]
+        spans = marked.spans
+        if len(spans) == len(answers):
+            spans = tuple(span for span, is_learned in zip(spans, learned, strict=True) if is_learned)
+        elif not all(learned):
+            spans = self._behind_given(conversation, marked, learned, answers)
+        spans = tuple((begin, end) for begin, end in spans if begin < end)
+        if not spans:
+            raise Unreadable(
+                "marks nothing of a conversation with answers", "put them between generation marks"
+            )
+        text, ended, last = marked.text, [], len(conversation.messages) - 1
+        for begin, end in spans:
+            text, end = self._with_end(texts, last if last in answers else None, text, begin, end)
+            ended.append((begin, end))
+        return Written(text, tuple(ended), by_marks=True)
+
+    def _behind_given(
+        self, conversation: Conversation, marked: Written, learned: Sequence[bool], answers: Sequence[int]
+    ) -> tuple[tuple[int, int], ...]:
+        """Stretches behind the given messages, of a template that does not mark each answer once."""
+        given = self._marked(conversation, conversation.num_given).text
+        is_after = all(learned[place] for place, at in enumerate(answers) if at >= conversation.num_given)
+        if not conversation.num_given or not is_after or not marked.text.startswith(given):
+            rule = f"marks {len(marked.spans)} stretches of {len(answers)} answers, of which some are not to be learned"
+            raise Unreadable(rule, "mark each answer once")
+        return tuple((begin, end) for begin, end in marked.spans if begin >= len(given))
+
+    def _marked(self, conversation: Conversation, number: int) -> Written:
+        return self._template.render(
+            conversation.messages[:number], conversation.tools, conversation.arguments
+        )
+
+
+def _is_opening(before: Sequence[Message]) -> bool:
+    """Whether nobody has said anything yet that could be answered."""
+    return all(each["role"] in ("system", "developer", "assistant") for each in before)
+
+
+def _left_out(message: Message, answer: Answer, at: int) -> list[str]:
+    """Notes on what the row of an answer leaves out of it. Raises Unreadable for a call, without which it would be
+    another answer."""
+    said = answer.text[answer.begin :]
+    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    for name in names:
+        if said.count(name) < names.count(name):
+            rule = f"leaves out a call of the tool {name!r:.60} in an answer (messages[{at}])"
+            raise Unreadable(rule, "leave the record out, or name a template that writes calls by data.chat_template")
+    thoughts, _ = parted(message)
+    return ["thoughts"] if thoughts.strip() and thoughts.strip() not in said else []
