@@ -129,6 +129,11 @@ class Tokenizer:
             start_id=None if start_token is None else bpe.token_to_id(start_token),
         )
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that stand for no text."""
+        return self._special_ids
+
     def to_json(self) -> str:
         """The tokenizer as Hugging Face's `tokenizer.json`."""
         return str(self._bpe.to_str())

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moe.data.conversations.template import CHAT_TEMPLATE, TRAINING_TEMPLATE, has_template, plain
+from moe.data.sequences import CLOSERS
 from moe.export.trained import not_ours, verified
 from moe.interchange.adapters import Merged, save_adapter
 from moe.interchange.catalog import catalog
@@ -21,7 +23,7 @@ from moe.spec import JobSpec, LanguageModelSpec, ModuleModelSpec
 from moe.spec.adapter import is_adapter
 from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
-from moe.tasks.language.pretrained import base_digest
+from moe.tasks.language.pretrained import GENERATION, base_digest
 from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.checkpoint.course import spec_of
 from moe.train.checkpoint.parts import StoredParts
@@ -65,11 +67,13 @@ def save_checkpoint_as_folder(
     target: str | Path,
     *,
     merge: bool = False,
+    chat_template: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     roots: Sequence[str] | None = None,
 ) -> None:
     """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as the hub has such models: of one
-    with adapters these alone, in PEFT's format, or with `merge` all weights with the adapters added.
+    with adapters these alone, in PEFT's format, or with `merge` all weights with the adapters added. With
+    `chat_template` the template that the job's conversations were written by takes the place of its folder's.
 
     Every file is verified against the marker beside the folder before any is used. Raises CheckpointError where the
     checkpoint is not committed or of another kind of model, and SpecError, as `save_folder` does.
@@ -100,7 +104,8 @@ def save_checkpoint_as_folder(
         raise CheckpointError(f"{stored.url} {rule}: its weights are written as they are without")
     save_folder(
         spec.model, source, target, origin=origin,
-        dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), files=_tokenizer(stored), facts=_facts(spec, step),
+        dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), facts=_facts(spec, step),
+        files={**_tokenizer(stored), **_template(stored, origin, chat_template), **_generation(stored, origin)},
         max_tokens=spec.data.max_tokens, max_shard_bytes=max_shard_bytes, roots=roots,
     )  # fmt: skip
 
@@ -118,10 +123,36 @@ def _tokenizer(stored: Folder) -> dict[str, bytes]:
     return {name: stored.read(f"{TOKENIZERS}/{name}")} if name in stored.names(TOKENIZERS) else {}
 
 
+def _template(stored: Folder, origin: Origin | None, is_asked: bool) -> dict[str, bytes]:
+    """The chat template that a job was given: where it is asked for, or the folder of the model has none."""
+    if TRAINING_TEMPLATE not in stored.names(TOKENIZERS):
+        return {}
+    return (
+        {CHAT_TEMPLATE: stored.read(f"{TOKENIZERS}/{TRAINING_TEMPLATE}")}
+        if is_asked or not has_template({} if origin is None else origin.files)
+        else {}
+    )
+
+
+def _generation(stored: Folder, origin: Origin | None) -> dict[str, bytes]:
+    """`generation_config.json` with the tokens that closed answers in training among those that end a text."""
+    if origin is None or CLOSERS not in stored.names(TOKENIZERS):
+        return {}
+    closers = json.loads(stored.read(f"{TOKENIZERS}/{CLOSERS}"))
+    given = plain(origin.files, GENERATION)
+    ends = given.get("eos_token_id", origin.config.get("eos_token_id"))
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if not (further := [id for id in closers if id not in ends]):
+        return {}
+    return {GENERATION: (json.dumps({**given, "eos_token_id": [*ends, *further]}, indent=2) + "\n").encode()}
+
+
 def _facts(spec: JobSpec, step: int) -> dict[str, str]:
     """For whoever gets the model: without where the data lies here."""
     data = spec.data.model_dump(mode="json", exclude_defaults=True)
     for each in (data, *data.get("sources", ())):
         if "paths" in each:
             each["paths"] = [path.rpartition("/")[2] for path in each["paths"]]
+        if "chat_template" in each:
+            each["chat_template"] = each["chat_template"].rpartition("/")[2]
     return {"name": spec.name, "Steps": f"{step:,} of {spec.train.num_steps:,}", "Data": json.dumps(data)}

@@ -1,11 +1,12 @@
 """Conversations that a chat model is tuned on: what assistants said, or which of two answers was preferred."""
 
 import datetime
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, JsonValue
 
-from moe.spec.base import NonNegative
+from moe.spec.base import NonNegative, Text
 from moe.spec.places import MAX_PLACES, Place
 from moe.spec.sequences import SequencesFields
 
@@ -17,7 +18,22 @@ def _day(text: str) -> str:
         raise ValueError("must be a day; write it as 2026-11-26") from None
 
 
+_MAX_ARGUMENTS_CHARS = 10_000
 Day = Annotated[str, AfterValidator(_day)]
+
+
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""Variables of a template that conversations fill in."""
+Argument = Annotated[Text, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _own_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    for name in given:
+        if name in RESERVED:
+            raise ValueError(f"must leave {name!r} to the conversations; leave it out")
+    if len(json.dumps(given)) > _MAX_ARGUMENTS_CHARS:
+        raise ValueError(f"must have at most {_MAX_ARGUMENTS_CHARS:,} characters; shorten them")
+    return given
 
 
 class _ConversationsSpec(SequencesFields):
@@ -35,6 +51,14 @@ class _ConversationsSpec(SequencesFields):
     chooses, so that answers to the same are on one side."""
     date: Day | None = None
     """Today, to templates that ask; the day of submission when left out, which is written here."""
+    chat_template: Place | None = None
+    """fsspec URL of a jinja template that writes the conversations in place of the folder's, under the same roots; what
+    it marks by `{% generation %}` is learned. Exports keep the folder's, where that has one."""
+    template_arguments: Annotated[dict[Argument, JsonValue], AfterValidator(_own_arguments)] = Field(
+        default={}, max_length=32
+    )
+    """Arguments that the template takes beside the messages, as in `{enable_thinking: false}`; a record's
+    `chat_template_kwargs` go before them."""
 
 
 class ChatSpec(_ConversationsSpec):

@@ -77,8 +77,9 @@ class Task(ABC, Generic[Data, MicroBatch]):
         self.spec = spec
 
     @abstractmethod
-    def check_data(self, roots: Sequence[str]) -> None:
-        """Raise SpecError for what is wrong with the data and can be seen at once, before anything is launched.
+    def check_data(self, roots: Sequence[str]) -> Sequence[str]:
+        """Warnings about the data, as far as it can be looked at before anything is launched. Raises SpecError for what
+        is wrong with it.
 
         The user's files must lie under `roots` (folders or fsspec URLs). Loads no torch.
         """

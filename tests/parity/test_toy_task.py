@@ -56,7 +56,8 @@ class Report(JsonRecord):
 
 
 class NextLetter(Task[Any, Rows]):
-    def check_data(self, roots: object) -> None: ...
+    def check_data(self, roots: object) -> tuple[str, ...]:
+        return ()
 
     def prepare(self, cache: object, **_: object) -> Any:
         return DATA

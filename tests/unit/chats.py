@@ -167,13 +167,13 @@ def _deepseek(messages: Sequence[dict[str, Any]], _tools: object) -> Pieces:
     return found
 
 
-# The last answer ends otherwise than earlier ones, and thoughts of earlier turns are left out: only marks can tell.
+# Two stretches of an answer are marked, and what stands between them is not.
 _HARMONY = """{%- for message in messages %}
 {%- if message.role == 'assistant' %}
-{%- if message.thinking and loop.last %}{{ '<|start|>assistant' }}{% generation %}
+{%- if message.thinking %}{{ '<|start|>assistant' }}{% generation %}
 {{- '<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}{% endgeneration %}{% endif %}
 {{- '<|start|>assistant' }}{% generation %}{{ '<|channel|>final<|message|>' + message.content }}
-{{- '<|return|>' if loop.last else '<|end|>' }}{% endgeneration %}
+{{- '<|return|>' }}{% endgeneration %}
 {%- else %}{{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
@@ -181,16 +181,14 @@ _HARMONY = """{%- for message in messages %}
 
 def _harmony(messages: Sequence[dict[str, Any]], _tools: object) -> Pieces:
     found: Pieces = []
-    for at, message in enumerate(messages):
-        is_last = at + 1 == len(messages)
+    for message in messages:
         if message["role"] != "assistant":
             found.append((f"<|start|>{message['role']}<|message|>{message['content']}<|end|>", False))
             continue
-        if is_last and message.get("thinking"):
+        if message.get("thinking"):
             thought = f"<|channel|>analysis<|message|>{message['thinking']}<|end|>"
             found += [("<|start|>assistant", False), (thought, True)]
-        end = "<|return|>" if is_last else "<|end|>"
-        answer = f"<|channel|>final<|message|>{message['content']}{end}"
+        answer = f"<|channel|>final<|message|>{message['content']}<|return|>"
         found += [("<|start|>assistant", False), (answer, True)]
     return found
 

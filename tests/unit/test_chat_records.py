@@ -28,7 +28,10 @@ from tests.unit.chats import ANSWER, OTHER, USER
         ({"messages": [USER, {"role": "assistant", "content": None, "name": None, "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]}]},
          [USER, {"role": "assistant", "content": "", "tool_calls": [
-             {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]}]),
+             {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]}]),
+        ({"messages": [USER, {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}]},
+         [USER, {"role": "assistant", "content": "", "tool_calls": [
+             {"type": "function", "function": {"name": "f", "arguments": "{}"}}]}]),
         ({"conversations": [{"from": "human", "value": "q"},
                             {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
                             {"from": "observation", "value": "2"}, {"from": "gpt", "value": "a"}]},
@@ -39,6 +42,18 @@ from tests.unit.chats import ANSWER, OTHER, USER
 )  # fmt: skip
 def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list[dict[str, Any]]):
     assert list(conversation_of(row).messages) == messages
+
+
+def test_a_record_may_set_arguments_of_the_template_and_functions():
+    row = {"messages": [USER, ANSWER], "chat_template_kwargs": '{"enable_thinking": false}', "images": [],
+           "functions": [{"name": "f"}]}  # fmt: skip
+    found = conversation_of(row)
+    assert found.arguments == {"enable_thinking": False}
+    assert found.tools == ({"type": "function", "function": {"name": "f"}},)
+    chosen, rejected = pair_of(
+        {"prompt": "q", "chosen": "a", "rejected": "b", "chat_template_kwargs": {"x": 1}}
+    )
+    assert chosen.arguments == rejected.arguments == {"x": 1}
 
 
 def called(arguments: object) -> dict[str, Any]:
@@ -75,6 +90,11 @@ def test_a_call_without_arguments_has_none():
         ({"messages": [USER, ANSWER], "tools": "[1,"}, "has 'tools', that is no JSON list"),
         ({"messages": [USER, called("[1]")]}, "with arguments of a tool that are a list"),
         ({"messages": [USER, called(5)]}, "with arguments of a tool that are a number"),
+        ({"messages": [USER, ANSWER], "images": ["a.png"]}, "has images, and text alone is read"),
+        ({"messages": [{**USER, "image": "a.png"}, ANSWER]}, "has messages[0].image, and text alone is read"),
+        ({"messages": [USER, {**ANSWER, "thinking": ["x"]}]}, "has 'messages[1].thinking' that is a list, not text"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": [1]}, "has 'chat_template_kwargs' that is a list"),
+        ({"messages": [USER, ANSWER], "chat_template_kwargs": {"messages": []}}, "with 'messages', which the record"),
     ],
 )  # fmt: skip
 def test_a_record_that_is_no_conversation_is_refused(row: dict[str, Any], rule: str):

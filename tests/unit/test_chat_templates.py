@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
-from moe.data.conversations.conversation import Unreadable, Written
+from moe.data.conversations.conversation import Rendering, Unreadable, Written
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
 from moe.data.limited import Ended, answer_of
@@ -30,11 +31,17 @@ def template_of(source: str, **variables: str) -> ChatTemplate:
     )
 
 
-def written(source: str, *rows: dict[str, Any]) -> list[Written]:
-    found = list(template_of(source).written([conversation_of(row) for row in rows]))
+def rows_of(found: Iterable[Rendering | Unreadable]) -> list[Written]:
+    """The rows of conversations that are all written."""
+    rows = []
     for each in found:
-        assert isinstance(each, Written), each
-    return [each for each in found if isinstance(each, Written)]
+        assert isinstance(each, Rendering), each
+        rows += each.rows
+    return rows
+
+
+def written(source: str, *rows: dict[str, Any]) -> list[Written]:
+    return rows_of(template_of(source).written([conversation_of(row) for row in rows]))
 
 
 def refusal(source: str, row: dict[str, Any]) -> Unreadable:
@@ -117,7 +124,8 @@ def test_an_answer_may_be_left_out_by_its_weight():
         ("{% include '/etc/passwd' %}", "fails: no loader"),
         ("{{ messages[7].content }}", "fails: "),
         ("{{ messages[0].content }}", "writes nothing for the answers"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ messages | length }}", "otherwise where more follow"),
+        ("{{ 'said' if add_generation_prompt }}{% for m in messages %}{{ m.content }}{% endfor %}",
+         "writes what asks for an answer otherwise"),
         ("{% generation %}{% endgeneration %}", "marks nothing"),
         ("{% for m in messages %}{{ m.content * 9000000 }}{% endfor %}", "writes more than 16777216 characters"),
     ],
@@ -193,11 +201,7 @@ def test_conversations_with_tools_are_written_by_their_own_template():
     template = ChatTemplate({"default": plain, "tool_use": tools}, {"bos_token": "<s>"}, DATE.isoformat())
     rows = [ROW, {**ROW, "tools": [chats.WEATHER]}, ROW]
     found = template.written([conversation_of(row) for row in rows])
-    assert ["<|im_start|>" in each.text for each in found if isinstance(each, Written)] == [
-        False,
-        True,
-        False,
-    ]
+    assert ["<|im_start|>" in each.text for each in rows_of(found)] == [False, True, False]
 
 
 def test_only_what_follows_what_both_answer_to_is_learned_of_a_pair():
@@ -207,8 +211,8 @@ def test_only_what_follows_what_both_answer_to_is_learned_of_a_pair():
             {"chosen": [*early, ANSWER], "rejected": [*early, OTHER]},
             {"prompt": early, "chosen": [ANSWER], "rejected": [OTHER]},
         ):
-            found = list(template_of(STRUCTURES[name].source).written(pair_of(row)))
-            said = [[each.text[a:b] for a, b in each.spans] for each in found if isinstance(each, Written)]
+            found = rows_of(template_of(STRUCTURES[name].source).written(pair_of(row)))
+            said = [[each.text[a:b] for a, b in each.spans] for each in found]
             assert said == [["a<|im_end|>\n"], ["b<|im_end|>\n"]], name
 
 
@@ -254,7 +258,7 @@ def test_conversations_of_which_one_ends_the_process_are_told_apart(monkeypatch:
     source = CHATML.source
     rows = [{"prompt": said, "completion": "a"} for said in ("x", "y", "bad", "z")]
     found = list(template_of(source).written([conversation_of(row) for row in rows]))
-    assert [isinstance(each, Written) for each in found] == [True, True, False]
+    assert [isinstance(each, Rendering) for each in found] == [True, True, False]
 
 
 def test_answers_that_are_not_learned_may_be_marked_as_nothing():
@@ -269,11 +273,8 @@ def test_answers_that_are_not_learned_may_be_marked_as_nothing():
     prompt = [USER, call, {"role": "tool", "content": "2"}]
     only_last = source.replace("m.role == 'assistant'", "m.role == 'assistant' and loop.last")
     for each in (source, only_last):
-        found = list(template_of(each).written(pair_of({"prompt": prompt, "chosen": "a", "rejected": "b"})))
-        assert [isinstance(one, Written) and [one.text[a:b] for a, b in one.spans] for one in found] == [
-            ["a"],
-            ["b"],
-        ]
+        found = template_of(each).written(pair_of({"prompt": prompt, "chosen": "a", "rejected": "b"}))
+        assert [[one.text[a:b] for a, b in one.spans] for one in rows_of(found)] == [["a"], ["b"]]
 
 
 def test_a_refusal_pickles():

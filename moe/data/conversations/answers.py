@@ -66,7 +66,9 @@ class Texts:
                 f"writes what asks for an answer otherwise before one (messages[{at}], {_parting(asked, answered)}), "
                 "so that what the assistant says cannot be told by what the text grows by"
             )
-            raise Unreadable(rule, "put generation marks around it in a template, and name that by data.chat_template")
+            raise Unreadable(
+                rule, "put generation marks around it in a template, and name that by data.chat_template"
+            )
         return Answer(at, text, len(asked))
 
     def follows(self, at: int) -> list[str]:
@@ -79,8 +81,9 @@ class Texts:
             next_word = {"role": "tool", "content": "x", "name": name, "tool_call_id": calls[0].get("id", "")}
         found = []
         for follower in (*self.messages[at + 1 : at + 2], next_word):
-            for answer in (message, without_thoughts(message)):
-                messages = [*self.messages[:at], answer]
+            before_it = self.messages[:at]
+            silent = [without_thoughts(each) for each in (*before_it, message)]
+            for messages in ([*before_it, message], [*before_it, silent[-1]], silent):
                 try:
                     before, after = self.of(messages), self.of([*messages, follower])
                 except Unreadable:
@@ -138,8 +141,11 @@ class Texts:
             if length > 0 and twice == text + text[len(text) - length :]:
                 return len(text) - length
         content = message["content"]
-        other: dict[str, Any] = {**without_thoughts(message), "content": ("b" if content[:1] == "a" else "a") + content}
-        return _common(text, self._tried([other]))
+        other: dict[str, Any] = {
+            **without_thoughts(message),
+            "content": ("b" if content[:1] == "a" else "a") + content,
+        }
+        return common_length(text, self._tried([other]))
 
     def _asking(self) -> str:
         """What asks for an answer, behind a message of a user."""
@@ -160,7 +166,7 @@ def _behind(head: str, text: str) -> str | None:
     return None
 
 
-def _common(one: str, other: str) -> int:
+def common_length(one: str, other: str) -> int:
     """Characters that both begin with."""
     return next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
@@ -169,5 +175,5 @@ def _common(one: str, other: str) -> int:
 
 def _parting(one: str, other: str) -> str:
     """Where two texts part, in words."""
-    at = _common(one, other)
+    at = common_length(one, other)
     return f"at character {at}: {one[at : at + 20]!r} there, {other[at : at + 20]!r} here"

@@ -7,6 +7,7 @@
 | `instruction`, `input`, `output` | texts, as Alpaca's are, `system` and `history` beside them |
 | `prompt`, `completion` | texts or messages, as TRL's are |
 
+`chat_template_kwargs` beside any of them are arguments of the template. Pictures and sounds are refused.
 Of a pair, `chosen` and `rejected` stand in the place of the last answer.
 """
 
@@ -15,7 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from moe.data.conversations.conversation import ASSISTANT, ROLES, Conversation, Message, Unreadable
+from moe.data.conversations.thoughts import NAMES as THOUGHTS
 from moe.data.json_lines import kind_of
+from moe.spec.conversations import RESERVED
 
 _CALLS = "function_call"
 _SPEAKERS = {
@@ -25,6 +28,9 @@ _SPEAKERS = {
 """Roles by the names that ShareGPT's records have for them."""
 _KEYS = "messages, conversations, instruction and output, or prompt and completion"
 _PAIR = ("chosen", "rejected")
+ARGUMENTS = "chat_template_kwargs"
+"""Key of the arguments that a record gives the template, as transformers and TRL name them."""
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 _INSTRUCTING = ("system", "developer")
 _BEGINNING = (*_INSTRUCTING, "user")
 """Roles of those who begin a conversation."""
@@ -32,13 +38,14 @@ _BEGINNING = (*_INSTRUCTING, "user")
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
     """The conversation of a record. Raises Unreadable for one that is none, or has nobody's answer."""
+    _refuse_media(row)
     messages = _prompt(row)
     if messages is None:
         raise Unreadable(f"has {_shown(row)}, and none of {_KEYS}", "name them so")
     answer = _answer_key(row)
     if answer is not None:
         messages = [*messages, *_answer(row[answer], answer)]
-    return _checked(Conversation(tuple(messages), _tools(row)))
+    return _checked(Conversation(tuple(messages), _tools(row), arguments=_arguments(row)))
 
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
@@ -47,6 +54,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     for key in _PAIR:
         if _is_missing(row, key):
             raise Unreadable(f"has {_shown(row)}, and no {key!r}", "give both, chosen and rejected")
+    _refuse_media(row)
     prompt = _prompt(row) or []
     ends = [_answer(row[key], key) for key in _PAIR]
     are_whole = [bool(end) and end[0]["role"] in _BEGINNING for end in ends]
@@ -64,9 +72,9 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
         if not num_given:
             raise Unreadable("has a 'chosen' and a 'rejected' that begin with another message each, and no prompt",
                              "put what both answer to before them, or under 'prompt'")  # fmt: skip
-    tools = _tools(row)
+    tools, arguments = _tools(row), _arguments(row)
     chosen, rejected = (
-        _checked(Conversation((*prompt, *end), tools, num_given), key)
+        _checked(Conversation((*prompt, *end), tools, num_given, arguments), key)
         for key, end in zip(_PAIR, ends, strict=True)
     )
     if chosen == rejected:
@@ -170,7 +178,13 @@ def _message(given: Any, place: str) -> Message:
         known = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
         raise Unreadable(f"has {place} of the role {role!r:.60}, which is not known", f"use one of {known}")
     role = _SPEAKERS[role]
+    _refuse_media(fields, f"{place}.")
+    for name in THOUGHTS:
+        if name in fields:
+            _text(fields[name], f"{place}.{name}")
     content = _content(fields.pop("content", None), place)
+    if "function_call" in fields and "tool_calls" not in fields:  # OpenAI's before there were several
+        fields["tool_calls"] = [fields.pop("function_call")]
     if role == _CALLS:
         role, fields["tool_calls"], content = ASSISTANT, _called(content, place), ""
     if fields.get("tool_calls"):
@@ -196,22 +210,21 @@ def _content(given: Any, place: str) -> str | None:
 
 
 def _call(given: Any, place: str) -> dict[str, Any]:
-    """A call of a tool, its arguments an object: where they are text, as OpenAI has them, templates write them twice
-    quoted."""
+    """A call of a tool, its arguments an object or the JSON text of one, as the record has them: a template takes the
+    one or the other (`CallForms`)."""
     if not isinstance(given, Mapping):
         raise Unreadable(f"has {place} with a call of a tool that is {kind_of(given)}", "write an object")
     function = given.get("function", given)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise Unreadable(f"has {place} with a call of a tool that has no name", "name the function")
     arguments = function.get("arguments", {})
+    if isinstance(arguments, str) and not arguments.strip():
+        arguments = {}
+    read = arguments
     if isinstance(arguments, str):
-        arguments = (
-            _object(arguments, f"{place}, arguments of {function['name']!r:.60}") if arguments.strip() else {}
-        )
-    if not isinstance(arguments, Mapping):
-        raise Unreadable(
-            f"has {place} with arguments of a tool that are {kind_of(arguments)}", "write an object"
-        )
+        read = _object(arguments, f"{place}, arguments of {function['name']!r:.60}")
+    if not isinstance(read, Mapping):
+        raise Unreadable(f"has {place} with arguments of a tool that are {kind_of(read)}", "write an object")
     named = {**function, "arguments": arguments}
     kept = {name: value for name, value in given.items() if value is not None}
     return {"type": "function", **kept, "function": named} if "function" in given else {
@@ -234,8 +247,33 @@ def _object(text: str, what: str, kind: str = "object") -> Any:
     return found
 
 
+def _refuse_media(fields: Mapping[str, Any], place: str = "") -> None:
+    """Raise Unreadable for a picture or a sound beside text, without which the text would be another."""
+    for name in MEDIA:
+        if fields.get(name):
+            raise Unreadable(f"has {place}{name!s}, and text alone is read", "leave the record out")
+
+
+def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Arguments of the template that a record sets."""
+    given = row.get(ARGUMENTS)
+    if isinstance(given, str):
+        given = _object(given, repr(ARGUMENTS)) if given.strip() else None
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise Unreadable(f"has {ARGUMENTS!r} that is {kind_of(given)}, not an object", "write an object")
+    for name in given:
+        if name in RESERVED:
+            raise Unreadable(f"has {ARGUMENTS!r} with {name!r}, which the record itself says", "leave it out")
+    return given or None
+
+
 def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if _is_missing(row, "tools"):
+        if row.get("functions"):  # OpenAI's before there were other tools
+            given = _list(row["functions"], "functions")
+            return tuple({"type": "function", "function": function} for function in given)
         return None
     given = row["tools"]
     if isinstance(given, str):

@@ -1,15 +1,15 @@
 """Rows of text that a conversation becomes, and the stretches of them that are learned.
 
-By what the text grows by with each answer, or by the marks of a template that has them. Where a template writes earlier
-answers otherwise once more messages follow (thoughts that it leaves out, an end that it changes), each answer gets a row
-of its own, as the model sees it when it is asked for that answer.
+They are what the text grows by with each answer, or what a template marks. Where a template writes earlier answers
+otherwise once more messages follow (it leaves out thoughts, or changes an end), each answer gets a row of its own, as
+the model sees it when it is asked for that answer.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moe.data.conversations.answers import Answer, Texts
+from moe.data.conversations.answers import Answer, Texts, common_length
 from moe.data.conversations.conversation import Conversation, Message, Rendering, Unreadable, Written
 from moe.data.conversations.jinja_template import JinjaTemplate
 from moe.data.conversations.thoughts import parted, with_thoughts
@@ -33,7 +33,7 @@ class RowWriter:
         texts = Texts(self._template, prepared)
         notes = ["calls"] if len(prepared.messages) > len(conversation.messages) else []
         if self._template.has_marks:
-            return Rendering((self._by_marks(texts),), tuple(notes))
+            return Rendering(self._by_marks_apart(texts) or (self._by_marks(texts),), tuple(notes))
         rows, more = self._by_growth(texts)
         return Rendering(rows, (*notes, *more))
 
@@ -70,11 +70,7 @@ class RowWriter:
             if answer.begin == len(answer.text):
                 continue
             notes += _left_out(message, answer, at)
-            before = rows[-1][-1].text if rows else None
-            if before is not None and answer.begin >= len(before) and answer.text.startswith(before):
-                rows[-1].append(answer)
-            else:
-                rows.append([answer])
+            _add(rows, answer)
         if not rows:
             raise refusal or Unreadable(
                 "writes nothing for the answers of a conversation", "correct the template"
@@ -82,7 +78,9 @@ class RowWriter:
         texts_of_rows = [row[-1].text for row in rows]
         if whole.startswith(texts_of_rows[-1]):
             texts_of_rows[-1] = whole
-        return tuple(self._row(texts, row, text) for row, text in zip(rows, texts_of_rows, strict=True)), notes
+        return tuple(
+            self._row(texts, row, text) for row, text in zip(rows, texts_of_rows, strict=True)
+        ), notes
 
     def _row(self, texts: Texts, answers: Sequence[Answer], text: str) -> Written:
         spans = []
@@ -105,6 +103,34 @@ class RowWriter:
             if found := self._end.match(following):
                 return text + found[0], end + found.end()
         return text, end
+
+    def _by_marks_apart(self, texts: Texts) -> tuple[Written, ...]:
+        """Rows of marked answers, where the template writes an earlier one otherwise once more messages follow; none
+        where one row has all of them."""
+        conversation, whole = texts.conversation, texts.first(len(texts.messages))
+        rows: list[list[Answer]] = []
+        for at, message in enumerate(conversation.messages):
+            if not conversation.learns(at, message):
+                continue
+            try:
+                text, before = texts.first(at + 1), texts.first(at, asks=True) if at else ""
+            except Unreadable:  # the whole of it can be written, as the caller does
+                return ()
+            _add(rows, Answer(at, text, common_length(before, text)))
+        if len(rows) == 1 and whole.startswith(rows[0][-1].text):
+            return ()
+        found = []
+        for row in rows:
+            text, spans = row[-1].text, []
+            for answer in row:
+                marked = self._marked(conversation, answer.at + 1)
+                own = [span for span in marked.spans if span[0] < span[1] and span[1] > answer.begin]
+                for begin, end in own:
+                    text, end = self._with_end(texts, answer.at, text, begin, end)
+                    spans.append((begin, end))
+            if spans:
+                found.append(Written(text, tuple(spans), by_marks=True))
+        return tuple(found)
 
     def _by_marks(self, texts: Texts) -> Written:
         conversation = texts.conversation
@@ -144,6 +170,15 @@ class RowWriter:
         )
 
 
+def _add(rows: list[list[Answer]], answer: Answer) -> None:
+    """Put an answer into the last row, where that has all that comes before it, or into one of its own."""
+    before = rows[-1][-1].text if rows else None
+    if before is not None and answer.begin >= len(before) and answer.text.startswith(before):
+        rows[-1].append(answer)
+    else:
+        rows.append([answer])
+
+
 def _is_opening(before: Sequence[Message]) -> bool:
     """Whether nobody has said anything yet that could be answered."""
     return all(each["role"] in ("system", "developer", "assistant") for each in before)
@@ -157,6 +192,8 @@ def _left_out(message: Message, answer: Answer, at: int) -> list[str]:
     for name in names:
         if said.count(name) < names.count(name):
             rule = f"leaves out a call of the tool {name!r:.60} in an answer (messages[{at}])"
-            raise Unreadable(rule, "leave the record out, or name a template that writes calls by data.chat_template")
+            raise Unreadable(
+                rule, "leave the record out, or name a template that writes calls by data.chat_template"
+            )
     thoughts, _ = parted(message)
     return ["thoughts"] if thoughts.strip() and thoughts.strip() not in said else []

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -11,11 +12,15 @@ from moe.data.conversations.conversation import Conversation, Rendering, Unreada
 from moe.data.limited import Ended, answer_of
 from moe.spec import Problem, SpecError
 
+_TOOL_USE = "additional_chat_templates.tool_use.jinja"
+CHAT_TEMPLATE = "chat_template.jinja"
+TRAINING_TEMPLATE, ARGUMENTS = "chat_template.training.jinja", "chat_template.arguments.json"
+"""Files that a job adds to those of its model's folder: the template that it names, and arguments of the template."""
 TEMPLATE_FILES = (
-    "chat_template.jinja", "chat_template.json", "tokenizer_config.json", "special_tokens_map.json",
-    "additional_chat_templates.tool_use.jinja",
+    TRAINING_TEMPLATE, CHAT_TEMPLATE, "chat_template.json", "tokenizer_config.json", "special_tokens_map.json",
+    _TOOL_USE, ARGUMENTS,
 )  # fmt: skip
-"""Files of a model's folder that say how conversations are written: by the first of three that has a template."""
+"""Files that say how conversations are written: by the first of four that has a template."""
 PLACE = "model.from"
 TIMEOUT_S, MEMORY_BYTES = 120.0, 1 << 30
 """Limits of a process that writes some conversations."""
@@ -37,15 +42,25 @@ class ChatTemplate:
     """Today, in ISO's form."""
     ends: tuple[str, ...] = ()
     """Texts of the tokens that end a text for the model."""
+    place: str = PLACE
+    """Part of the spec that names it, which errors tell."""
 
     @classmethod
-    def of_files(cls, files: Mapping[str, bytes], date: str | None = None) -> "ChatTemplate":
-        """The template among a folder's files. Raises SpecError where there is none."""
+    def of_files(
+        cls, files: Mapping[str, bytes], date: str | None = None, ends: tuple[str, ...] = ()
+    ) -> "ChatTemplate":
+        """The template among a folder's files, or that which a job has added. Raises SpecError where there is none."""
         config = plain(files, "tokenizer_config.json")
         sources: dict[str, str] = {}
-        if "chat_template.jinja" in files:
-            sources = {_DEFAULT: files["chat_template.jinja"].decode("utf-8", "replace")}
-            if (tools := files.get(TEMPLATE_FILES[-1])) is not None:
+        place = PLACE
+        if TRAINING_TEMPLATE in files:
+            sources, place = (
+                {_DEFAULT: files[TRAINING_TEMPLATE].decode("utf-8", "replace")},
+                "data.chat_template",
+            )
+        elif CHAT_TEMPLATE in files:
+            sources = {_DEFAULT: files[CHAT_TEMPLATE].decode("utf-8", "replace")}
+            if (tools := files.get(_TOOL_USE)) is not None:
                 sources[_TOOLS] = tools.decode("utf-8", "replace")
         else:
             for given in (
@@ -55,12 +70,14 @@ class ChatTemplate:
                 sources = sources or _sources(given)
         if not sources:
             rule = "has no chat template, which says how a conversation is written"
-            raise SpecError(Problem(PLACE, None, rule, "add a chat_template.jinja, or use corpus documents"))
+            raise SpecError(
+                Problem(PLACE, None, rule, "name one by data.chat_template, or use corpus documents")
+            )
         named = {**plain(files, "special_tokens_map.json"), **config}
         variables = {
             key: text for key, each in named.items() if key.endswith("_token") and (text := _content(each))
         }
-        return cls(sources, variables, date)
+        return cls(sources, {**variables, **plain(files, ARGUMENTS)}, date, ends, place)
 
     def written(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | Unreadable]:
         """Each conversation's rows, in order, up to the first that has none, and why that is so; by a process that may
@@ -113,11 +130,20 @@ class ChatTemplate:
             return
         for each in json.loads(answer):
             if each.get("is_template"):
-                raise SpecError(Problem(f"{PLACE}/chat_template", None, each["rule"], each["remedy"]))
+                where = PLACE + "/chat_template" if self.place == PLACE else self.place
+                raise SpecError(Problem(where, None, each["rule"], each["remedy"]))
             if "rule" in each:
                 yield Unreadable(each["rule"], each["remedy"])
             elif "rows" in each:
                 yield Rendering(tuple(map(_row, each["rows"])), tuple(each["notes"]))
+
+
+def has_template(files: Mapping[str, bytes]) -> bool:
+    """Whether a folder's files have a chat template."""
+    with suppress(SpecError):
+        ChatTemplate.of_files(files)
+        return True
+    return False
 
 
 def _row(told: Mapping[str, Any]) -> Written:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moe.data.sequences.batch import BatchPart, GlobalBatch
     from moe.data.sequences.corpora import check
     from moe.data.sequences.description import describe
-    from moe.data.sequences.model_tokenizer import ENDS, ModelTokenizer, load_tokenizer
+    from moe.data.sequences.model_tokenizer import CLOSERS, ENDS, ModelTokenizer, load_tokenizer
     from moe.data.sequences.prepared import PreparedSequences, prepare
     from moe.data.sequences.sampler import SequenceSampler
     from moe.data.sequences.store import SequenceStore
@@ -25,6 +25,7 @@ _WHERE = {
     "describe": "description",
     "ModelTokenizer": "model_tokenizer",
     "load_tokenizer": "model_tokenizer",
+    "CLOSERS": "model_tokenizer",
     "ENDS": "model_tokenizer",
     "SequenceStore": "store",
     "SequenceSampler": "sampler",
@@ -35,8 +36,8 @@ _WHERE = {
 }
 
 __all__ = [
-    "check", "prepare", "PreparedSequences", "describe", "ENDS", "ModelTokenizer", "load_tokenizer", "SequenceStore",
-    "SequenceSampler", "GlobalBatch", "BatchPart", "unigram_nats_per_source", "xz_bits_per_byte",
+    "check", "prepare", "PreparedSequences", "describe", "CLOSERS", "ENDS", "ModelTokenizer", "load_tokenizer",
+    "SequenceStore", "SequenceSampler", "GlobalBatch", "BatchPart", "unigram_nats_per_source", "xz_bits_per_byte",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from moe.data.conversations.records import ARGUMENTS, MEDIA
 from moe.data.json_lines import parsed
 from moe.data.lines import Lines
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
@@ -12,7 +13,7 @@ from moe.spec.sequences import format_of
 
 KEYS = (
     "messages", "conversations", "instruction", "input", "output", "prompt", "completion", "chosen", "rejected",
-    "system", "history", "tools",
+    "system", "history", "tools", "functions", ARGUMENTS, *MEDIA,
 )  # fmt: skip
 """Columns of Parquet files that are read."""
 _ONE_OF = ("messages", "conversations", "instruction", "prompt", "chosen")

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from moe.data.conversations.conversation import Conversation, Unreadable, Written
+from moe.data.conversations.conversation import NOTES, Conversation, Rendering, Unreadable
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
 from moe.data.locations import Location, Locator
@@ -26,6 +27,10 @@ _WAYS = {False: "what the text grows by", True: "the template's generation marks
 _CHECKED = 32
 """Records of each file that are written before anything is launched."""
 _MAX_CHECKED_FILES = 16
+_ENDLESS = (
+    "nothing that is learned ends in a token that ends a text, so that the model would never learn to stop: name that "
+    "token by eos_token_id in the folder's generation_config.json, or a template that writes one by data.chat_template"
+)
 
 
 class _Entry(NamedTuple):
@@ -38,18 +43,25 @@ class _Entry(NamedTuple):
 
 
 class Conversations(Corpus):
-    """Conversations of JSON Lines and Parquet files: of `chat` a document each, of `preference` two, the preferred one
-    first."""
+    """Conversations of JSON Lines and Parquet files: a document for each row of one (`chat`), or two for each pair, the
+    preferred one first (`preference`)."""
 
     has_spans = True
 
-    def __init__(self, data: ConversationsSpec, template: ChatTemplate, roots: Sequence[str] | None) -> None:
-        self._data, self._template = data, template
+    def __init__(
+        self,
+        data: ConversationsSpec,
+        template: ChatTemplate,
+        roots: Sequence[str] | None,
+        closers: tuple[str, ...] = (),
+    ) -> None:
+        """`closers`: texts of tokens that may end an answer: those that end a text, and all special ones."""
+        self._data, self._template, self._closers = data, template, closers
         self._locator = Locator(roots)
         self._is_pair = isinstance(data, PreferenceSpec)
         self.num_each = 2 if self._is_pair else 1
-        self._num_records = 0
         self._ways = set[bool]()
+        self._counts = Counter[str]()
 
     @property
     def training(self) -> tuple[Source, ...]:
@@ -71,7 +83,7 @@ class Conversations(Corpus):
                 seen.add(location)
         return found
 
-    def check(self) -> None:
+    def check(self) -> tuple[str, ...]:
         of_parquet = [file for file in self._files if is_parquet(file)]
         if of_parquet:
             from moe.data.sequences.parquet_columns import check_columns
@@ -84,28 +96,39 @@ class Conversations(Corpus):
             if not entries:
                 raise file.broken("has no records", "give it some, or leave it out")
             some += entries[:_CHECKED] if len(some) < _CHECKED * _MAX_CHECKED_FILES else []
-        for _ in self._written(some):
-            pass
+        rows = [row for _, renderings in self._written(some) for each in renderings for row in each.rows]
+        ended = any(
+            row.text[begin:end].rstrip().endswith(self._closers) for row in rows for begin, end in row.spans
+        )
+        return () if ended or not rows else (_ENDLESS,)
 
     def fingerprint(self) -> str:
         every = [file.location.fingerprint() for file in self._files]
         return hashlib.sha256(repr(every).encode()).hexdigest()
 
     def documents(self) -> Iterator[Document]:
-        self._num_records = 0
-        for entry, texts in self._written(self._entries(self._files)):
-            self._num_records += 1
+        counts = self._counts = Counter()
+        for entry, renderings in self._written(self._entries(self._files)):
+            counts["conversations"] += 1
             is_held_out = self._is_held_out(entry.conversations[0])
-            for each in texts:
-                self._ways.add(each.by_marks)
-                yield Document(SOURCE, as_characters(each.text), is_held_out, each.spans)
-        if not self._num_records:
+            for rendering in renderings:
+                counts["apart"] += len(rendering.rows) > 1
+                counts["rows_apart"] += len(rendering.rows) if len(rendering.rows) > 1 else 0
+                counts.update(rendering.notes)
+                for row in rendering.rows:
+                    self._ways.add(row.by_marks)
+                    yield Document(SOURCE, as_characters(row.text), is_held_out, row.spans, row.by_marks)
+        if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
             raise SpecError(Problem("data.paths", places, "has no records", "give it some"))
 
     def facts(self) -> dict[str, object]:
         told = " or ".join(_WAYS[way] for way in sorted(self._ways))
-        return {"corpus": self._data.corpus, "files": len(self._files), "left_out": {}, "learned_by": told}
+        names = ("conversations", "apart", "rows_apart", *NOTES)
+        return {
+            "corpus": self._data.corpus, "files": len(self._files), "left_out": {}, "learned_by": told,
+            "written": {name: self._counts[name] for name in names},
+        }  # fmt: skip
 
     def _entries(self, files: Iterable[File], limit_bytes: int | None = None) -> Iterator[_Entry]:
         for file in files:
@@ -116,18 +139,27 @@ class Conversations(Corpus):
                     raise file.broken(error.rule, error.remedy, where) from None
                 yield _Entry(file, where, found, num_bytes)
 
-    def _written(self, entries: Iterable[_Entry]) -> Iterator[tuple[_Entry, tuple[Written, ...]]]:
-        """Each entry with its texts. Raises SpecError, naming file and line, for one that has none."""
+    def _written(self, entries: Iterable[_Entry]) -> Iterator[tuple[_Entry, tuple[Rendering, ...]]]:
+        """Each entry with its rows. Raises SpecError, naming file and line, for one that has none."""
         for some in _chunks(entries):
-            texts = self._template.written([each for entry in some for each in entry.conversations])
+            renderings = self._template.written([each for entry in some for each in entry.conversations])
             for entry in some:
                 found = []
-                for each in islice(texts, len(entry.conversations)):
-                    if isinstance(each, Unreadable):
-                        rule = f"has a conversation that the chat template of model.from {each.rule}"
-                        raise entry.file.broken(rule, each.remedy, entry.where)
+                for each in islice(renderings, len(entry.conversations)):
+                    refusal = each if isinstance(each, Unreadable) else self._refusal(each)
+                    if refusal is not None:
+                        rule = f"has a conversation that the chat template of {self._template.place} {refusal.rule}"
+                        raise entry.file.broken(rule, refusal.remedy, entry.where)
+                    assert isinstance(each, Rendering)
                     found.append(each)
                 yield entry, tuple(found)
+
+    def _refusal(self, rendering: Rendering) -> Unreadable | None:
+        """Refusal of an answer of a pair that would need several rows; None of what can be learned."""
+        if not self._is_pair or len(rendering.rows) == 1:
+            return None
+        rule = f"writes as {len(rendering.rows)} rows, since it writes earlier answers otherwise where more follow"
+        return Unreadable(rule, "let 'chosen' and 'rejected' be one answer each, behind the same messages")
 
     def _is_held_out(self, conversation: Conversation) -> bool:
         asked = json.dumps(conversation.messages[: conversation.first_answer], sort_keys=True, default=str)

@@ -20,8 +20,12 @@ def build(
         from moe.data.conversations.template import ChatTemplate
         from moe.data.sequences.conversations import Conversations
 
-        files = {} if tokenizer is None else tokenizer.files
-        return Conversations(data, ChatTemplate.of_files(files, data.date), roots)
+        if tokenizer is None:
+            return Conversations(data, ChatTemplate.of_files({}, data.date), roots)
+        texts = tokenizer.token_texts()
+        ends = tuple(texts[id] for id in tokenizer.all_ends if id in texts)
+        template = ChatTemplate.of_files(tokenizer.files, data.date, ends)
+        return Conversations(data, template, roots, (*ends, *tokenizer.special_texts()))
     from moe.data.sequences.documents import Documents
 
     return Documents(data, roots)
@@ -32,13 +36,14 @@ def check(
     roots: Sequence[str],
     tokenizer: ModelTokenizer | None = None,
     vocab_size: int | None = None,
-) -> None:
-    """Raise SpecError for what is wrong with a corpus and can be seen at once, before anything is launched; and with a
-    given tokenizer, or its number of ids.
+) -> tuple[str, ...]:
+    """Warnings about what can be seen of a corpus at once, before anything is launched. Raises SpecError for what is
+    wrong with it, and with a given tokenizer, or its number of ids.
 
     Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer nor pyarrow: a process
     of their own does that.
     """
-    build(data, roots, tokenizer).check()
+    warnings = build(data, roots, tokenizer).check()
     if tokenizer is not None and vocab_size is not None:
         require_usable(tokenizer, vocab_size, sample=())
+    return warnings

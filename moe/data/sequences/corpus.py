@@ -19,6 +19,8 @@ class Document(NamedTuple):
     spans: tuple[tuple[int, int], ...] | None = None
     """Stretches of the text, by characters, that are learned; its special tokens are in it then. None where all of it
     is, between BOS and EOS."""
+    by_marks: bool = False
+    """Whether the spans are marked by a template, which may mark parts of an answer."""
 
 
 def as_characters(text: str) -> str:
@@ -56,8 +58,8 @@ class Corpus(ABC):
         """Names of the sources that have documents held out, in order."""
 
     @abstractmethod
-    def check(self) -> None:
-        """Raise SpecError for what can be seen quickly, loading nothing heavy."""
+    def check(self) -> tuple[str, ...]:
+        """Warnings about what can be seen quickly, loading nothing heavy. Raises SpecError."""
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -1,6 +1,9 @@
 """A prepared corpus of documents in words, for logs and reports."""
 
+from collections.abc import Iterator
 from typing import Any
+
+from moe.data.conversations.conversation import NOTES
 
 REASONS = {
     "empty": "nothing in them but white space",
@@ -11,6 +14,22 @@ REASONS = {
     "near_duplicate": "half of their lines or more in others",
     "held_out_near_duplicate": "held out, but half of their lines or more in what is trained on",
 }
+
+
+def _of_conversations(stats: dict[str, Any]) -> Iterator[str]:
+    """Lines about conversations: what was written otherwise than in one row, and what ends an answer."""
+    written = stats["written"]
+    if written["apart"]:
+        yield (
+            f"{written['apart']:,} of {written['conversations']:,} conversations are learned in "
+            f"{written['rows_apart']:,} rows, up to one for each answer, since the chat template writes earlier "
+            "answers otherwise once more messages follow"
+        )
+    yield from (f"{written[name]:,} {words}" for name, words in NOTES.items() if written[name])
+    if not stats["closed"] and stats["answers"]:
+        yield "warning: no answer ends in a token that ends a text, so that the model never learns to stop"
+    elif stats["closers"]:
+        yield f"answers are closed by tokens {stats['closers']}, which end what the model generates from now on"
 
 
 def describe(stats: dict[str, Any]) -> list[str]:
@@ -39,6 +58,7 @@ def describe(stats: dict[str, Any]) -> list[str]:
             f"{train['targets']:,} of them are learned, what the assistant says by {stats['learned_by']}; cut at "
             f"{most} tokens: {stats['cut']:,}, and left out, with no answer before that: {stats['nothing_left']:,}"
         )
+        lines += _of_conversations(stats)
         if stats["alike"]:
             lines.append(f"left out, pairs whose answers are alike up to there: {stats['alike']:,}")
     return lines

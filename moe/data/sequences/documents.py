@@ -51,7 +51,7 @@ class Documents(Corpus):
             found.append((reader_of(source, place), files))
         return found
 
-    def check(self) -> None:
+    def check(self) -> tuple[str, ...]:
         num_files = sum(len(files) for _, files in self._files)
         for reader, files in self._files:
             if isinstance(reader, Parquet):
@@ -62,6 +62,7 @@ class Documents(Corpus):
             for file in files:
                 for _ in reader.texts(file, CHECK_BYTES // num_files):
                     pass
+        return ()
 
     def fingerprint(self) -> str:
         every = [[file.location.fingerprint() for file in files] for _, files in self._files]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from string import ascii_letters, digits, punctuation
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moe.data.limited import Ended, answer_of, take_limits
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, start_token
@@ -22,6 +22,9 @@ IDS = "tokenizer.ids.json"
 """Kept beside a given model's files: the ids that begin and end a document."""
 ENDS = "tokenizer.ends.json"
 """Ids of further tokens that end a text that is made, kept likewise."""
+CLOSERS = "tokenizer.closers.json"
+"""Ids of tokens that closed answers in training, beyond those, kept likewise: they end a text that is made too."""
+_KEPT = (IDS, ENDS, CLOSERS)
 TOKENIZER_FILES = (TOKENIZER, IDS)
 """Files that decide what a document's tokens are."""
 TIMEOUT_S, MEMORY_BYTES = 60.0, 6 << 30
@@ -45,7 +48,7 @@ class ModelTokenizer:
     """Part of the spec that names it, which errors tell."""
 
     def __post_init__(self) -> None:
-        if TOKENIZER not in self.files or any("/" in name or name in (IDS, ENDS) for name in self.files):
+        if TOKENIZER not in self.files or any("/" in name or name in _KEPT for name in self.files):
             raise ValueError(
                 f"the files of a tokenizer are {TOKENIZER} and what lies beside it, not {list(self.files)}"
             )
@@ -54,13 +57,39 @@ class ModelTokenizer:
     def of_files(cls, files: Mapping[str, bytes]) -> "ModelTokenizer":
         """The tokenizer whose `all_files` these are."""
         ids, ends = json.loads(files[IDS]), json.loads(files[ENDS])
-        given = {name: content for name, content in files.items() if name not in (IDS, ENDS)}
+        given = {name: content for name, content in files.items() if name not in _KEPT}
         return cls(given, ids["eos_id"], ids["bos_id"], tuple(ends))
 
     def all_files(self) -> dict[str, bytes]:
         """The files, and two with the ids: what checkpoints carry."""
         ids = {"bos_id": self.bos_id, "eos_id": self.eos_id}
         return {**self.files, IDS: json.dumps(ids).encode(), ENDS: json.dumps(self.ends).encode()}
+
+    @property
+    def all_ends(self) -> tuple[int, ...]:
+        """Ids of all tokens that end a text."""
+        return (self.eos_id, *self.ends)
+
+    def token_texts(self) -> dict[int, str]:
+        """Texts of the added tokens, by id, and of those that end a text."""
+        tokenizer = self._plain()
+        texts = {each["id"]: each["content"] for each in _added(tokenizer)}
+        model = tokenizer.get("model")
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+        if isinstance(vocabulary, dict) and (missing := set(self.all_ends) - texts.keys()):
+            texts |= {id: text for text, id in vocabulary.items() if id in missing}
+        return texts
+
+    def special_texts(self) -> tuple[str, ...]:
+        """Texts of the special tokens."""
+        return tuple(each["content"] for each in _added(self._plain()) if each.get("special"))
+
+    def _plain(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.files[TOKENIZER])
+        except (ValueError, RecursionError):  # told where the tokenizer is tried
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def require_within(self, vocab_size: int, num_ids: int) -> None:
         """Raise SpecError unless an embedding of `vocab_size` entries has all of its ids, which are `num_ids`."""
@@ -92,6 +121,16 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
         id = getattr(tokenizer, name)
         if id is not None and not 0 <= id < num_ids:
             raise _refusal(tokenizer, f"has {num_ids} ids, and {name} {id} is none of them")
+
+
+def _added(tokenizer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Added tokens of a `tokenizer.json`, those that say what they are."""
+    given = tokenizer.get("added_tokens")
+    return [
+        each
+        for each in (given if isinstance(given, list) else ())
+        if isinstance(each, dict) and isinstance(each.get("id"), int) and each.get("content")
+    ]
 
 
 def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":

@@ -49,9 +49,10 @@ class Packages(Corpus):
         )
         return held_out, training
 
-    def check(self) -> None:
+    def check(self) -> tuple[str, ...]:
         for each in (*self._training, *self._held_out):
             next(files_of(each))
+        return ()
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()

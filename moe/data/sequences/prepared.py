@@ -16,12 +16,15 @@ import numpy as np
 from moe.clock import Clock
 from moe.data.cache import Cache
 from moe.data.conversations.template import TEMPLATE_FILES
+from moe.data.sequences.closers import Closers
 from moe.data.sequences.corpora import build
 from moe.data.sequences.corpus import Corpus
 from moe.data.sequences.description import describe
 from moe.data.sequences.encoding import encoded, id_type
 from moe.data.sequences.learned_tokenizer import learned
 from moe.data.sequences.model_tokenizer import (
+    CLOSERS,
+    ENDS,
     TOKENIZER,
     TOKENIZER_FILES,
     ModelTokenizer,
@@ -35,6 +38,8 @@ from moe.spec import ConversationsSpec, Problem, SequencesSpec, SpecError
 FORMAT_VERSION = 1
 """Raised when the same corpus and spec would give another store: its files, its packing, its tokenizer, or what of the
 packages is left out."""
+RENDERING_VERSION = 2
+"""Raised when the same conversations would be written otherwise, or other parts of them learned."""
 
 SMALLEST_VOCABULARY = 4 + 256
 """Special tokens and bytes, with which a tokenizer of our own begins."""
@@ -58,6 +63,13 @@ class PreparedSequences:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(lambda name: (self.folder / "tokenizers" / name).read_bytes())
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Ids of the tokens that end a text that is made."""
+        files = dict(self._files())
+        further = (json.loads(files.get(name, b"[]")) for name in (ENDS, CLOSERS))
+        return frozenset({self.tokenizer.eos_id}.union(*further))
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """Files that checkpoints carry, by name: the tokenizer, and a given model's ids of BOS and EOS."""
@@ -94,7 +106,7 @@ def prepare(
         rule = "is less than the special tokens and bytes that a tokenizer begins with"
         raise SpecError(Problem("model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"))
     given = None if tokenizer is None else tokenizer.all_files()
-    named = (*TOKENIZER_FILES, *(TEMPLATE_FILES if isinstance(data, ConversationsSpec) else ()))
+    named = (*TOKENIZER_FILES, *((*TEMPLATE_FILES, ENDS) if isinstance(data, ConversationsSpec) else ()))
     deciding = {each: given[each] for each in named if each in given} if given else None
     name = _content_key(data, vocab_size, corpus, given)
 
@@ -121,13 +133,15 @@ def _content_key(
     data: SequencesSpec, vocab_size: int, corpus: Corpus, given: Mapping[str, bytes] | None
 ) -> str:
     """`given`: files of a given model's tokenizer."""
-    facts = {
+    facts: dict[str, Any] = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint(),
         "data": data.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}}),
         "tokenizer": vocab_size if given is None else _digests(given),
         "tokenizers": metadata.version("tokenizers"),
     }
+    if isinstance(data, ConversationsSpec):
+        facts["rendering"] = RENDERING_VERSION
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -152,7 +166,11 @@ def _build(
     tokenizer = load_tokenizer(lambda name: (folder / "tokenizers" / name).read_bytes())
     clock.lap("tokenizer")
 
-    cut = _write(folder, corpus, tokenizer, max_tokens)
+    closers = Closers(tokenizer, (tokenizer.eos_id, *json.loads(files.get(ENDS, b"[]"))))
+    cut = _write(folder, corpus, tokenizer, max_tokens, closers)
+    if corpus.has_spans:
+        cut |= closers.facts()
+        (folder / "tokenizers" / CLOSERS).write_bytes(json.dumps(closers.further()).encode())
     clock.lap("encode_and_pack")
 
     train = SequenceStore(folder / "train")
@@ -175,9 +193,11 @@ def _build(
         report(line)
 
 
-def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int) -> dict[str, int]:
+def _write(
+    folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int, closers: Closers
+) -> dict[str, int]:
     """The store to train on, and one for each source that has documents held out. Counts of what was cut, and of what
-    nothing is left to learn of."""
+    nothing is left to learn of; `closers` are counted."""
     ids = id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id
     names = [source.name for source in corpus.training]
     counts = {"cut": 0, "nothing_left": 0, "alike": 0}
@@ -207,6 +227,8 @@ def _write(folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int) 
                 counts["alike"] += 1
             elif all(each.num_learned for each in together):
                 store.add_whole(document.source, together)
+                for each in together:
+                    closers.add(each)
             else:
                 counts["nothing_left"] += 1
         if empty := [name for name in names if not train.num_documents(name)]:

@@ -242,7 +242,7 @@ def _completions(
         model,
         prompts[here.start : here.stop],
         GenerationSpec(max_tokens=_NEW_TOKENS),
-        {tokenizer.eos_id},
+        set(prepared.ends),
         texts=range(here.start, here.stop),
         together=layout.in_step,
     )

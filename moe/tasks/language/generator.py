@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from moe.data.conversations.template import TEMPLATE_FILES, ChatTemplate
-from moe.data.sequences import ENDS, load_tokenizer
+from moe.data.sequences import CLOSERS, ENDS, load_tokenizer
 from moe.data.tokenizer import Tokenizer
 from moe.records import Ending
 from moe.spec import Problem, SpecError
@@ -43,7 +43,7 @@ class LanguageGenerator(Generator):
         writes conversations."""
         self._model, self._tokenizer, self.max_tokens = model, tokenizer, max_tokens
         self._files, self._template_files = tokenizer_files or {}, template_files or {}
-        further = json.loads(self._files.get(ENDS, b"[]"))
+        further = {id for name in (ENDS, CLOSERS) for id in json.loads(self._files.get(name, b"[]"))}
         self._ends = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
 
     @classmethod
@@ -57,8 +57,9 @@ class LanguageGenerator(Generator):
             return files[name]
 
         tokenizer = load_tokenizer(noted)
-        with suppress(FileNotFoundError):
-            noted(ENDS)
+        for name in (ENDS, CLOSERS):
+            with suppress(FileNotFoundError):
+                noted(name)
         template_files = {}
         for name in TEMPLATE_FILES:
             with suppress(FileNotFoundError):

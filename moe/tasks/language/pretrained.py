@@ -1,18 +1,20 @@
 """The folder in the Hugging Face format that a model begins with: its tokenizer, and its weights."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from moe.data.conversations.template import plain
+from moe.data.conversations.template import ARGUMENTS, TRAINING_TEMPLATE, plain
+from moe.data.locations import Locator
 from moe.data.sequences import ModelTokenizer
 from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.catalog import family_in
 from moe.interchange.config import written
-from moe.interchange.hub_folder import HubFolder
+from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.tokenizer import CONFIG, JSON, exported, special_tokens
-from moe.spec import LanguageModelSpec, Problem, SpecError
+from moe.spec import ConversationsSpec, LanguageModelSpec, Problem, SequencesSpec, SpecError
 
 if TYPE_CHECKING:
     from moe.parallel import Layout
@@ -40,6 +42,36 @@ def model_tokenizer(
     return ModelTokenizer(
         {**origin.to_files(), JSON: files[JSON]}, ends[0], begins[0] if begins else None, tuple(ends[1:])
     )
+
+
+def with_template(
+    tokenizer: ModelTokenizer, data: SequencesSpec, roots: Sequence[str] | None
+) -> ModelTokenizer:
+    """A tokenizer with the chat template and the arguments that a job's conversations are written by, where it names
+    some. Raises SpecError."""
+    if not isinstance(data, ConversationsSpec):
+        return tokenizer
+    files = dict(tokenizer.files)
+    if data.chat_template is not None:
+        files[TRAINING_TEMPLATE] = _template_file(data.chat_template, roots)
+    if data.template_arguments:
+        files[ARGUMENTS] = json.dumps(data.template_arguments, sort_keys=True).encode()
+    return replace(tokenizer, files=files)
+
+
+def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
+    where, remedy = "data.chat_template", "name one file of jinja, as a folder's chat_template.jinja is"
+    locations = Locator(roots).locate(where, place)
+    if len(locations) > 1:
+        raise SpecError(Problem(where, place, f"names {len(locations)} files", remedy))
+    try:
+        with locations[0].open() as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except (OSError, EOFError) as error:
+        raise SpecError(Problem(where, place, f"cannot be read: {error}", remedy)) from None
+    if len(content) > MAX_CONFIG_BYTES:
+        raise SpecError(Problem(where, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy))
+    return content
 
 
 def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None:

@@ -22,6 +22,7 @@ from moe.tasks.language.pretrained import (
     check_trained_adapter,
     model_tokenizer,
     tokenizer_of_checkpoint,
+    with_template,
 )
 from moe.tasks.task import Loss, RankBatch, Task
 
@@ -48,15 +49,15 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
                                     "use packages or documents, or only plan it: shardyard plan"))  # fmt: skip
         self._model, self._data = spec.model, spec.data
 
-    def check_data(self, roots: Sequence[str]) -> None:
+    def check_data(self, roots: Sequence[str]) -> Sequence[str]:
         tokenizer = None
         if self._model.from_folder is not None:
-            tokenizer = model_tokenizer(self._model, roots)
+            tokenizer = with_template(model_tokenizer(self._model, roots), self._data, roots)
             check_trained_adapter(self._model, roots)
         if isinstance(self._data, PackagesSpec):
             _check_packages(self._data)
-        else:
-            check(self._data, roots, tokenizer)
+            return ()
+        return check(self._data, roots, tokenizer)
 
     def prepare(
         self,
@@ -73,7 +74,8 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
             carried = {} if kept is None else kept()
             tokenizer = tokenizer_of_checkpoint(carried)
             if tokenizer is None:
-                tokenizer = model_tokenizer(self._model, roots, base_digest(self._model, roots, {}))
+                digest = base_digest(self._model, roots, {})
+                tokenizer = with_template(model_tokenizer(self._model, roots, digest), self._data, roots)
         return prepare(
             self._data, self._model.vocab_size, cache, tokenizer=tokenizer, roots=roots, report=report
         )

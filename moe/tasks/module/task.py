@@ -70,8 +70,9 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         assert isinstance(spec.data, ModuleDataSpec)
         self._model, self._data, self._allowed_code = spec.model, spec.data, allowed_code
 
-    def check_data(self, roots: Sequence[str]) -> None:
+    def check_data(self, roots: Sequence[str]) -> Sequence[str]:
         """Its data is its code's affair; no file of its own is named."""
+        return ()
 
     def prepare(
         self,

@@ -31,11 +31,12 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
         assert isinstance(spec.data, PairsSpec)
         self._model, self._data = spec.model, spec.data
 
-    def check_data(self, roots: Sequence[str]) -> None:
+    def check_data(self, roots: Sequence[str]) -> Sequence[str]:
         if isinstance(self._data, CatalogsSpec):
             _check_catalogs(self._data)
         else:
             check(self._data, roots)
+        return ()
 
     def prepare(
         self,

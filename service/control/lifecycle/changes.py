@@ -1,6 +1,6 @@
 """Changes of state: each one allowed, conditional on what it was decided from, and told as an event."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import Connection
@@ -109,6 +109,15 @@ def tell_plan(
 def tell_new(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:
     """Stores the event of a job that has just been stored: its first."""
     return _tell(tx, job, None, State(job.state), job.reason, actor, attempt=0)
+
+
+def warn(tx: Connection, job: JobRow, warnings: Sequence[str], actor: str) -> list[WireEvent]:
+    """Stores warnings about a job, which its log and its stream have."""
+    events = [
+        NewEvent("log", now_us(), None, actor, data_text({"level": "warning", "message": each}))
+        for each in warnings
+    ]
+    return [to_wire(row) for row in append_events(tx, job.number, events)] if events else []
 
 
 def _tell(

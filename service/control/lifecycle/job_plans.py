@@ -1,5 +1,6 @@
 """Plans of jobs on the cluster at hand, made before their turn or only to be looked at."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moe.plan import Cluster, Plan, Pools
@@ -52,11 +53,11 @@ class JobPlans:
         self._watch, self._storage_roots, self._data_roots = watch, storage_roots, data_roots
         self._allowed_code, self._modules = allowed_code, modules
 
-    def check(self, spec: JobSpec) -> None:
-        """Raises SpecError for what no cluster could run, and for what this service may not."""
+    def check(self, spec: JobSpec) -> Sequence[str]:
+        """Warnings about a job. Raises SpecError for what no cluster could run, and for what this service may not."""
         check_allowed(spec, self._allowed_code)
         check_degrees(spec)
-        build_task(spec).check_data(self._data_roots)
+        return build_task(spec).check_data(self._data_roots)
 
     def place(self, spec: JobSpec) -> Placement:
         """Forecast for a job that is about to be queued. Raises SpecError and Unavailable for a module's job."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from moe.interchange.expand import expand_request, names_folder
 from moe.spec import JobSpec, Problem, SpecError
 from service.control.errors import Conflict, Full, Unavailable
-from service.control.lifecycle.changes import enter, explain, tell_new
+from service.control.lifecycle.changes import enter, explain, tell_new, warn
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.draft_folder import DraftFolder
 from service.control.lifecycle.full_roots import FullRoots
@@ -101,7 +101,7 @@ class Requests:
     ) -> tuple[JobRow, bool]:
         job_id = new_job_id()
         storage = self._storage_roots.job_folder(spec.storage, job_id)
-        self.plans.check(spec)
+        warnings = self.plans.check(spec)
         if spec.start_from is not None:
             self._warm_starts.look_up(spec, owner)
         placement = self.plans.place(spec)
@@ -131,7 +131,7 @@ class Requests:
                 if not finish_draft(tx, job_id):
                     raise Unavailable("this took so long that it was given up; send it again")
                 job = insert_job(tx, values, spec.labels)
-                events = tell_new(tx, job, _actor(owner))
+                events = [*tell_new(tx, job, _actor(owner)), *warn(tx, job, warnings, _actor(owner))]
                 if key is not None:
                     use_key(tx, owner, key, print_of_spec, job.number, now)
             stored = True

@@ -1,0 +1,178 @@
+"""Rows of a conversation: what is learned of each answer, up to the token that ends it."""
+
+from typing import Any
+
+import pytest
+
+from moe.data.conversations.conversation import Conversation, Rendering, Unreadable
+from moe.data.conversations.records import conversation_of
+from moe.data.conversations.template import ChatTemplate
+
+
+def said(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def rendering(
+    source: str, *messages: dict[str, Any], ends: tuple[str, ...] = (), **arguments: Any
+) -> Rendering:
+    template = ChatTemplate({"default": source}, {"bos_token": "<s>", **arguments}, "2026-03-09", ends)
+    (found,) = template.written([conversation_of({"messages": list(messages)})])
+    assert isinstance(found, Rendering), found
+    return found
+
+
+def learned(found: Rendering) -> list[list[str]]:
+    return [[row.text[a:b] for a, b in row.spans] for row in found.rows]
+
+
+QUESTION, ANSWER = said("user", "q"), said("assistant", "a")
+MORE, LAST = said("user", "r"), said("assistant", "b")
+NEXT_ROLE_ENDS = (
+    "{% for m in messages %}{{ '<|'+m.role+'|>\n'+m.content }}{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt }}"
+)
+
+
+def test_an_answer_is_learned_with_the_role_that_ends_it():
+    found = rendering(NEXT_ROLE_ENDS, QUESTION, ANSWER, MORE, LAST, ends=("<|endoftext|>", "<|user|>"))
+    assert learned(found) == [["\na<|user|>", "\nb<|user|>"]]
+    assert found.rows[0].text == "<|user|>\nq<|assistant|>\na<|user|>\nr<|assistant|>\nb<|user|>"
+    assert learned(rendering(NEXT_ROLE_ENDS, QUESTION, ANSWER, MORE, LAST)) == [["\na", "\nb"]]
+
+
+def test_a_marked_answer_is_learned_with_the_end_behind_the_mark():
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<end>{% endfor %}"
+    )
+    assert learned(rendering(source, QUESTION, ANSWER, MORE, LAST, ends=("<end>",))) == [["a<end>", "b<end>"]]
+    assert learned(rendering(source, QUESTION, ANSWER)) == [["a"]]
+
+
+BEGINS_WITH_SYSTEM = (
+    "{% if messages[0].role == 'system' %}S{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "spans"),
+    [
+        (BEGINS_WITH_SYSTEM, ["<assistant>hi</>", "<assistant>b</>"]),
+        ("{{ bos_token }}" + BEGINS_WITH_SYSTEM, ["<assistant>hi</>", "<assistant>b</>"]),
+        (BEGINS_WITH_SYSTEM + "{% if add_generation_prompt %}<assistant>{% endif %}", ["hi</>", "b</>"]),
+        ("{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+         "{{ raise_exception('turns') }}{% endif %}[{{ m.role }}]{{ m.content }};{% endfor %}",
+         ["hi;", "[assistant]b;"]),
+    ],
+)  # fmt: skip
+def test_a_conversation_may_begin_with_the_assistant(source: str, spans: list[str]):
+    assert learned(rendering(source, said("assistant", "hi"), MORE, LAST)) == [spans]
+
+
+def test_an_opening_that_a_template_cannot_ask_for_is_not_learned_and_said():
+    source = (
+        "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+        "{{ raise_exception('no user') }}{% endif %}"
+        + BEGINS_WITH_SYSTEM
+        + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    found = rendering(source, said("system", "s"), said("assistant", "hi"), MORE, LAST)
+    assert (learned(found), found.notes) == ([["b</>"]], ("openings",))
+
+
+RE_RENDERS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.thinking and loop.last %}({{ m.thinking }}){% endif %}"
+    "{{ m.content }}{{ '<stop>' if loop.last and m.role == 'assistant' else '<turn>' }}{% endfor %}"
+    "{{ '<assistant>' if add_generation_prompt }}"
+)
+
+
+def test_an_answer_that_is_written_otherwise_later_gets_a_row_of_its_own():
+    thinking = said("assistant", "a", reasoning="t")
+    found = rendering(RE_RENDERS, QUESTION, thinking, MORE, LAST)
+    assert [row.text for row in found.rows] == [
+        "<user>q<turn><assistant>(t)a<stop>", "<user>q<turn><assistant>a<turn><user>r<turn><assistant>b<stop>",
+    ]  # fmt: skip
+    assert learned(found) == [["(t)a<stop>"], ["b<stop>"]]
+    marked = RE_RENDERS.replace(
+        "{% if m.thinking", "{% if m.role == 'assistant' %}{% generation %}{% if m.thinking"
+    )
+    marked = marked.replace(
+        "'<turn>' }}", "'<turn>' }}{% endgeneration %}{% else %}{{ m.content }}<turn>{% endif %}"
+    )
+    of_marks = rendering(marked, QUESTION, thinking, MORE, LAST)
+    assert [(row.text, row.spans) for row in of_marks.rows] == [(row.text, row.spans) for row in found.rows]
+    only_last = rendering(RE_RENDERS, QUESTION, {**thinking, "weight": 0}, MORE, LAST)
+    assert learned(only_last) == [["b<stop>"]]
+
+
+@pytest.mark.parametrize(
+    ("asks", "writes", "answer"),
+    [
+        ("<think>", "</think>{{ m.content }}", "t</think>a;"),
+        ("<think>\n", "{{ m.content }}", "t\n</think>\n\na;"),
+        ("<think>\n", "<think></think>{{ m.content }}", "t\n</think>a;"),
+        ("<seed:think>", "{{ m.content }}", "t</seed:think>a;"),
+        ("<think>\n\n</think>\n\n", "{{ m.content }}", "a;"),
+        ("<final>", "{{ m.content }}", "a;"),
+    ],
+)
+def test_an_answer_goes_on_from_what_asks_for_it(asks: str, writes: str, answer: str):
+    source = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' %}{{ m.content }}{% else %}WRITES{% endif %};"
+    source = source.replace("WRITES", writes) + "{% endfor %}{{ '<assistant>ASKS' if add_generation_prompt }}"
+    source = source.replace("ASKS", asks.replace("\n", "\\n"))
+    for message in (said("assistant", "a", thinking="t"), said("assistant", "<think>\nt\n</think>\n\na")):
+        found = rendering(source, QUESTION, message)
+        assert found.rows[0].text == f"<user>q;<assistant>{asks}{answer}"
+        assert learned(found) == [[answer]]
+
+
+JOINS = (
+    "{{ '<' + m.role + '>' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '[' + c.function.name + WRITES + ']' }}{% endfor %}"
+)
+TEXT = '{"x":  1}'
+
+
+@pytest.mark.parametrize(
+    ("writes", "of_text", "of_object"),
+    [
+        ("c.function.arguments", TEXT, '{"x": 1}'),
+        ("(c.function.arguments | tojson)", '{"x": 1}', '{"x": 1}'),
+        ("(c.function.arguments.x | string)", "1", "1"),
+        ("(c.function.arguments if c.function.arguments is string else c.function.arguments | tojson)", TEXT,
+         '{"x": 1}'),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_call_are_given_in_the_form_that_the_template_takes(
+    writes: str, of_text: str, of_object: str
+):
+    source = "{% for m in messages %}" + JOINS.replace("WRITES", writes) + "{% endfor %}"
+    for arguments, expected in ((TEXT, of_text), ({"x": 1}, of_object)):
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        found = rendering(source, QUESTION, said("assistant", "", tool_calls=[call]))
+        assert found.rows[0].text == f"<user>q<assistant>[f{expected}]"
+
+
+def test_a_template_that_leaves_out_a_call_is_refused():
+    template = ChatTemplate({"default": BEGINS_WITH_SYSTEM}, {}, None)
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    (found,) = template.written([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
+    assert isinstance(found, Unreadable)
+    assert found.rule.startswith("leaves out a call of the tool 'f' in an answer (messages[1])")
+
+
+def test_a_record_sets_arguments_of_the_template():
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '' if add_generation_prompt else kind }}"
+    template = ChatTemplate({"default": source}, {"kind": "x"}, None)
+    rows = [
+        {"prompt": "q", "completion": "a", "chat_template_kwargs": given} for given in ({"kind": "y"}, None)
+    ]
+    texts = [
+        each.rows[0].text
+        for each in template.written([conversation_of(row) for row in rows])
+        if isinstance(each, Rendering)
+    ]
+    assert texts == ["qay", "qax"]
