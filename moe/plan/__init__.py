@@ -3,6 +3,7 @@
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.cluster import Cluster, Link
 from moe.plan.cluster.devices import DEVICES, Device
+from moe.plan.cluster.facts import DeviceFacts
 from moe.plan.cluster.pools import Pools, cluster_of, read_cluster
 from moe.plan.degrees import Degrees
 from moe.plan.fit import fit_problems
@@ -20,6 +21,7 @@ __all__ = [
     "Cluster",
     "Degrees",
     "Device",
+    "DeviceFacts",
     "Link",
     "MadeFor",
     "MemoryEstimate",

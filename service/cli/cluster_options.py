@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from service.cli.failures import Misuse
 
@@ -36,20 +36,28 @@ class ClusterOptions:
         return self._imagined() if is_imagined else None
 
     def _imagined(self) -> "Cluster":
-        from moe.plan import DEVICES, Cluster
+        from moe.plan import DEVICES
+        from moe.plan.cluster.cluster import FACTS, one_cluster_of
 
-        type = "cpu" if self.device is None else self.device
-        if type not in DEVICES:
+        device = self._facts() if (self.device or "").lstrip().startswith("{") else self.device or "cpu"
+        if isinstance(device, str) and device not in DEVICES:
             raise Misuse(
-                f"--device (={type!r}) must be a device type known here; use one of {', '.join(DEVICES)}"
+                f"--device (={device!r}) must be a device type known here; use one of {', '.join(DEVICES)}, or give "
+                f"its facts: --device '{FACTS}'"
             )
-        return Cluster(
-            num_nodes=self.num_nodes or 1,
-            devices_per_node=self.devices_per_node or 1,
-            device=type,
-            memory_bytes=DEVICES[type].memory_bytes if self.memory is None else _num_bytes(self.memory),
-            price_per_hour=None if self.price is None else _amount(self.price),
-        )
+        given = {
+            "num_nodes": self.num_nodes or 1, "devices_per_node": self.devices_per_node or 1, "device": device,
+            "memory_bytes": None if self.memory is None else _num_bytes(self.memory),
+            "price_per_hour": None if self.price is None else _amount(self.price),
+        }  # fmt: skip
+        return one_cluster_of({name: value for name, value in given.items() if value is not None})
+
+    def _facts(self) -> "dict[str, Any]":
+        """Facts of a device type that is not in the table. Raises SpecError."""
+        from moe.spec.files import parse_text
+
+        found: dict[str, Any] = parse_text(self.device or "", "--device")
+        return found
 
 
 def _amount(text: str) -> float:

@@ -211,6 +211,21 @@ def test_prices_and_goals_of_imagined_clusters() -> None:
         assert (refused.returncode, told in refused.stderr) == (2, True)
 
 
+def test_a_device_may_be_given_by_its_facts() -> None:
+    facts = (
+        "{name: x100, memory_bytes: 80000000000, bfloat16_flops_per_s: 5.0e+14, memory_bytes_per_s: 2.0e+12, "
+        "link_bytes_per_s: 3.0e+11}"
+    )
+    on = ("--devices-per-node=2", "--full")
+    done = shardyard("plan", EXAMPLE, *on, f"--device={facts}", url="http://127.0.0.1:1", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "2 on x100" in done.stdout
+    assert "kernels of x100 were never measured" in done.stdout
+    for wrong, path in (("{memory_bytes: 1", "line 1"), ("{memory_bytes: 1}", "cluster.device.bfloat16_flops_per_s"), ("[1]", "--device")):  # fmt: skip
+        refused = shardyard("plan", EXAMPLE, *on, f"--device={wrong}")
+        assert (refused.returncode, path in refused.stderr) == (2, True), refused.stderr
+
+
 def test_a_kept_plan_says_what_it_was_made_for(tmp_path: Path) -> None:
     on = ("--num-nodes=1", "--devices-per-node=2", "--device=cpu")
     first, again = (shardyard("plan", EXAMPLE, *on, "--json").stdout for _ in range(2))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import (  # fmt: skip
@@ -15,6 +16,7 @@ from pydantic import (  # fmt: skip
 
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.devices import DEVICES, Device
+from moe.plan.cluster.facts import DeviceFacts
 from moe.plan.cluster.kernels import Collective, Exchange
 from moe.spec.base import Count, Latency, Rate, Spec
 from moe.spec.errors import Problem, SpecError
@@ -22,6 +24,14 @@ from moe.spec.problems import problems_of
 
 Share = Annotated[float, Field(strict=True, ge=0.001, le=1000)]
 Price = Annotated[float, Field(strict=True, ge=1e-6, le=1e9)]
+
+
+FACTS = (
+    "{name: x100, memory_bytes: 80000000000, bfloat16_flops_per_s: 5.0e+14, memory_bytes_per_s: 2.0e+12, "
+    "link_bytes_per_s: 3.0e+11}"
+)
+"""Facts of a device as an error shows them."""
+_device_of = lru_cache(64)(DeviceFacts.device)
 
 
 class Link(Spec):
@@ -62,7 +72,9 @@ class Cluster(Spec):
     num_nodes: Count
     devices_per_node: Count
     device: str = "cpu"
-    """A name in `DEVICES`; on `cpu` a device is one core."""
+    """A name in `DEVICES`; on `cpu` a device is one core. Where it is written as `DeviceFacts`, their name."""
+    device_facts: DeviceFacts | None = None
+    """Figures of a device type that is not in `DEVICES`."""
     memory_bytes: Count
     """Memory of one device: the type's own when left out."""
     links: tuple[Link, ...] | None = Field(default=None, min_length=1)
@@ -87,8 +99,16 @@ class Cluster(Spec):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("memory_bytes") is not None:
+        if not isinstance(given, dict):
             return given
+        if isinstance(written := given.get("device"), dict | DeviceFacts):
+            facts = written if isinstance(written, DeviceFacts) else DeviceFacts.model_validate(written)
+            given = {**given, "device": facts.name, "device_facts": facts}
+        if given.get("memory_bytes") is not None:
+            return given
+        if (of := given.get("device_facts")) is not None:
+            facts = of if isinstance(of, DeviceFacts) else DeviceFacts.model_validate(of)
+            return {**given, "device": facts.name, "device_facts": facts, "memory_bytes": facts.memory_bytes}
         device = DEVICES.get(str(given.get("device", "cpu")))
         return {
             **given,
@@ -99,7 +119,7 @@ class Cluster(Spec):
     def _without_a_price(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A cluster without a price is written as before there were any, and is the same to a digest."""
         written: dict[str, Any] = handler(self)
-        for name in ("price_per_hour", "billing_unit"):
+        for name in ("price_per_hour", "billing_unit", "device_facts"):
             if getattr(self, name) is None:
                 written.pop(name, None)
         return written
@@ -112,11 +132,12 @@ class Cluster(Spec):
 
     def _problems(self) -> list[Problem]:
         problems = []
-        if self.device not in DEVICES:
+        if self.device_facts is None and self.device not in DEVICES:
             problems.append(Problem("device", self.device, "is not a device type that is known here",
-                                    f"use one of {', '.join(DEVICES)}"))  # fmt: skip
-        elif self.calibration is not None and self.calibration.device != DEVICES[self.device].kind:
-            kind = DEVICES[self.device].kind
+                                    f"use one of {', '.join(DEVICES)}; or "
+                                    f"give its facts in place of a name: {FACTS}"))  # fmt: skip
+        elif self.calibration is not None and self.calibration.device != self.device_type.kind:
+            kind = self.device_type.kind
             problems.append(Problem("calibration.device", self.calibration.device,
                                     f"must be what a {self.device} is (={kind!r})",
                                     "use a calibration of such devices, or leave it out"))  # fmt: skip
@@ -146,9 +167,14 @@ class Cluster(Spec):
         return -(-num_workers // unit) * unit
 
     @property
+    def device_type(self) -> Device:
+        """The device as its type is, without calibration."""
+        return DEVICES[self.device] if self.device_facts is None else _device_of(self.device_facts)
+
+    @property
     def traits(self) -> Device:
         """The device's rates, as calibrated where they were."""
-        device = DEVICES[self.device]
+        device = self.device_type
         return device if self.calibration is None else self.calibration.on(device, self.devices_per_node)
 
     @property
@@ -188,7 +214,7 @@ class Cluster(Spec):
         measured = self.traits.kernels.exchange
         if measured is None:
             return None
-        plain, levels = DEVICES[self.device], self.levels
+        plain, levels = self.device_type, self.levels
         within = across = 1.0
         if levels[0].devices <= self.devices_per_node:
             within = levels[0].ring.bytes_per_s / plain.kernels.ring.bytes_per_s

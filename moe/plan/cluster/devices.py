@@ -36,6 +36,8 @@ class Device:
     """Numbers of a frozen base that are decoded a second from 8 or 4 bits, where memory takes them as fast."""
     peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)
     """Dense rates of the data sheet by dtype, which utilisation is a share of; none of CPUs."""
+    priced_by: str = ""
+    """The rates that its kernels are priced by, in words, where they were not measured."""
     fixed_shapes: bool = False
     """Whether as many rows travel in every step, so that nobody asks how many will come."""
     torus: bool = False
@@ -123,6 +125,86 @@ def _with_memory(of: Kernels, share: float) -> Kernels:
     return replace(of, products=products, experts=experts)
 
 
+_H100_LINK = 450e9
+"""Bytes a second of NVLink in one direction, by its data sheet."""
+_H100_MEMORY, _H100_FLOPS, _H100_FP8_FLOPS = 3.35e12, 989e12, 1979e12
+
+
+def unmeasured(
+    source: str, memory_bytes: int, bfloat16_flops_per_s: float, fp8_flops_per_s: float | None,
+    memory_bytes_per_s: float, link_bytes_per_s: float, across_nodes_bytes_per_s: float, reached: float = 1.0,
+) -> Device:  # fmt: skip
+    """A GPU by the rates of its data sheet. Its kernels reach the shares of them that H100's do of H100's, times
+    `reached` of products; no fused exchange was measured on it."""
+    h100, memory = MEASURED["h100"], memory_bytes_per_s / _H100_MEMORY
+    ratios = {"bfloat16": bfloat16_flops_per_s / _H100_FLOPS * reached}
+    if fp8_flops_per_s is not None:
+        ratios["fp8"] = fp8_flops_per_s / _H100_FP8_FLOPS * reached
+    ratios["float32"] = ratios["float64"] = ratios["bfloat16"]
+    slower = _with_memory(h100, memory)
+    products = {
+        dtype: replace(slower.products[dtype], flops_per_s=ratio * slower.products[dtype].flops_per_s,
+                       quantise_s=slower.products[dtype].quantise_s / memory)
+        for dtype, ratio in ratios.items()
+    }  # fmt: skip
+    experts = {
+        dtype: replace(slower.experts[dtype], flops_per_s=ratio * slower.experts[dtype].flops_per_s)
+        for dtype, ratio in ratios.items()
+    }
+    attention = {
+        widths: replace(
+            each, flops_per_s=ratios["bfloat16"] * each.flops_per_s, chain_s=each.chain_s / min(1.0, memory),
+            query_s=each.query_s / memory, key_s=each.key_s / memory,
+            window_query_s=each.window_query_s / memory, window_key_s=each.window_key_s / memory,
+        )
+        for widths, each in h100.attention.items()
+    }  # fmt: skip
+    link = link_bytes_per_s / _H100_LINK
+    ring, all_to_all = (
+        replace(
+            of,
+            bytes_per_s=link * of.bytes_per_s,
+            own_bytes_per_s=max(link * of.bytes_per_s, memory * of.own_bytes_per_s),
+        )
+        for of in (h100.ring, h100.all_to_all)
+    )
+    kernels = replace(
+        slower,
+        products=products,
+        experts=experts,
+        attention=attention,
+        ring=ring,
+        all_to_all=all_to_all,
+        exchange=None,
+    )
+    peaks = {"bfloat16": bfloat16_flops_per_s, "float32": bfloat16_flops_per_s / 2}
+    if fp8_flops_per_s is not None:
+        peaks["fp8"] = fp8_flops_per_s
+    return Device(
+        kind="cuda", memory_bytes=memory_bytes, memory_bytes_per_s=kernels.products["bfloat16"].bytes_per_s,
+        kernels=kernels, devices_per_node=8, across_nodes_bytes_per_s=0.93 * across_nodes_bytes_per_s,
+        across_latency_s=1.4e-5, host_link_bytes_per_s=50e9, host_bytes_per_s=60e9, peak_flops_per_s=peaks,
+        priced_by=source,
+    )  # fmt: skip
+
+
+_SHEET = "the rates of its data sheet, of which H100's kernels reach as much"
+_AMD_SHEET, _AMD_REACHED = "the rates of its data sheet, of products less than half", 0.45 / 0.85
+"""Of peaks MI300X was measured to reach 45% in large products (aiweekly.co, "AMD MI300X hits only 45% of peak FLOPs in
+practice"), H100 85% (`measured.py`)."""
+_PCIE_4, _PCIE_5 = 32e9, 64e9
+"""Bytes a second of sixteen lanes in one direction."""
+
+
+def _by_sheet(
+    memory_gib: int, tflops: float, fp8_tflops: float | None, memory_gb_per_s: float, link_bytes_per_s: float,
+    across_gb_per_s: float = 50.0, reached: float = 1.0, source: str = _SHEET,
+) -> Device:  # fmt: skip
+    fp8 = None if fp8_tflops is None else 1e12 * fp8_tflops
+    return unmeasured(source, memory_gib * _GIB, 1e12 * tflops, fp8, 1e9 * memory_gb_per_s, link_bytes_per_s,
+                      1e9 * across_gb_per_s, reached)  # fmt: skip
+
+
 DEVICES: dict[str, Device] = {
     # One core of an AMD EPYC (Zen 5), and gloo over loopback while both cores are busy, as `shardyard calibrate`
     # measured them in a busy hour: to rank layouts by. Machines differ by a factor of a few; calibrate yours.
@@ -153,6 +235,21 @@ DEVICES: dict[str, Device] = {
     "gb200": _nvidia("gb200", 186, 2500, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
     "b300": _nvidia("b300", 270, 2250),
     "gb300": _nvidia("gb300", 277, 2500, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
+    # Not measured; priced by data sheets, dense and one direction. H800 and H20: Hopper's kernels, links of 400 and
+    # 900 GB/s both ways (as FeiFeiBear's LLMRoofline and LLM-Prof list them of NVIDIA's sheets). L40S: 362 and 733
+    # TFLOP/s, 864 GB/s (NVIDIA L40S data sheet). GeForce RTX 4090 and 5090: 165.2 and 209.5 TFLOP/s with sums in
+    # float32, 1,008 and 1,792 GB/s (NVIDIA's Ada and RTX Blackwell architecture papers). A10G: 70 TFLOP/s, 600 GB/s
+    # (AWS and NVIDIA, A10G data sheet); 22 of its 24 GB are left by ECC. MI300X: 1,307 and 2,615 TFLOP/s, 5.3 TB/s,
+    # seven links of 64 GB/s; MI355X: 2,517 and 5,033, 8 TB/s, seven of 76.8 (AMD's data sheets). Adapters of cards
+    # are what clouds give: 400 Gb/s a node of eight L40S, 100 of others.
+    "h800": _by_sheet(80, 989, 1979, 3350, 200e9),
+    "h20": _by_sheet(96, 148, 296, 4000, 450e9),
+    "l40s": _by_sheet(48, 362, 733, 864, _PCIE_4, across_gb_per_s=6.25),
+    "rtx-4090": _by_sheet(24, 165.2, 330.3, 1008, _PCIE_4, across_gb_per_s=1.56),
+    "rtx-5090": _by_sheet(32, 209.5, 419, 1792, _PCIE_5, across_gb_per_s=1.56),
+    "a10g": _by_sheet(22, 70, None, 600, _PCIE_4, across_gb_per_s=1.56),
+    "mi300x": _by_sheet(192, 1307, 2615, 5300, 7 * 64e9, reached=_AMD_REACHED, source=_AMD_SHEET),
+    "mi355x": _by_sheet(288, 2517, 5033, 8000, 7 * 76.8e9, reached=_AMD_REACHED, source=_AMD_SHEET),
     # One core of the paper's machine, float32 by single passes of its bfloat16 units: 420 TFLOP/s and 900 GB/s a board
     # of 8 cores and a chip of two (Google Cloud's system architecture); links of 656 Gb/s, both ways together (Jouppi
     # et al., CACM 2020), 82% of which are reached. The latency, of a hop on the torus, lies where all-to-all is near

@@ -122,6 +122,15 @@ def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
         yield f"priced by {software.name}, which was never measured on a GPU{spread}"
 
 
+def of_device(cluster: Cluster) -> Iterator[str]:
+    """Line about a device type whose kernels were not measured; none where they were, or the cluster is calibrated."""
+    if (source := cluster.device_type.priced_by) and cluster.calibration is None:
+        yield (
+            f"kernels of {cluster.device} were never measured: priced by {source}; shardyard calibrate --cluster "
+            "measures them"
+        )
+
+
 def of_fused(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator[str]:
     """Line about fused exchanges that go beyond what was measured; none where they do not."""
     ranks = degrees.expert * degrees.expert_tensor

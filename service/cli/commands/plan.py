@@ -66,8 +66,9 @@ def plan(
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="TYPE",
-            help="What the devices are: cpu, v100, a100-40, a100-80, h100, h200, b200, gb200, b300, gb300, tpu-v3.",
+            metavar="TYPE | FACTS",
+            help="What the devices are: cpu, v100, a10g, a100-40, a100-80, l40s, rtx-4090, rtx-5090, h20, h800, h100, "
+            "h200, b200, gb200, b300, gb300, mi300x, mi355x, tpu-v3; or facts of others: {name: x, memory_bytes: ...}.",
         ),
     ] = None,
     memory: Annotated[

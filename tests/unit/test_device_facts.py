@@ -1,0 +1,122 @@
+"""Devices by the facts of their data sheets, and what is said of devices that were never measured."""
+
+import math
+
+import pytest
+
+from moe.plan import DEVICES, Cluster, Plan, cluster_of, plan_job
+from moe.plan.cluster.measured import MEASURED
+from moe.spec import SpecError
+from service.control.launcher.launcher import ClusterFacts, NodeFacts
+from service.control.lifecycle.planning import plan_for, planning_cluster
+from tests.unit.test_verdict import language_job
+
+H100 = {"name": "like-h100", "memory_bytes": 80 * 2**30, "bfloat16_flops_per_s": 989e12, "fp8_flops_per_s": 1979e12,
+        "memory_bytes_per_s": 3.35e12, "link_bytes_per_s": 450e9}  # fmt: skip
+SPEC = language_job("qwen3-30b-a3b", 8)
+UNMEASURED = [name for name, device in DEVICES.items() if device.priced_by]
+GIB = 2**30
+
+
+def on(device: object) -> Cluster:
+    return Cluster.model_validate({"num_nodes": 1, "devices_per_node": 8, "device": device})
+
+
+def test_the_facts_of_a_measured_device_plan_as_it_does() -> None:
+    """But for the fused exchange, which ours does not use."""
+    by_facts, by_name = plan_job(SPEC, on(H100), top=1), plan_job(SPEC, on("h100"), top=1)
+    assert (by_facts.candidate, by_facts.memory) == (by_name.candidate, by_name.memory)
+    assert by_facts.predicted.step_s == pytest.approx(by_name.predicted.step_s, rel=1e-3)
+    assert by_facts.utilization == pytest.approx(by_name.utilization, rel=1e-3)
+    assert by_facts.device_type == "like-h100"
+
+
+def test_a_cluster_of_facts_is_kept_and_cut() -> None:
+    cluster = on(H100)
+    assert Cluster.model_validate_json(cluster.model_dump_json()) == cluster
+    assert cluster.of(3).device_facts == cluster.exactly(4).device_facts == cluster.device_facts
+    assert "device_facts" not in on("h100").model_dump(mode="json")
+    assert cluster.memory_bytes == 80 * GIB
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [({"memory_bytes": 0}, "memory_bytes"), ({"link_bytes_per_s": None}, "link_bytes_per_s"), ({"flops": 1}, "flops")],
+)  # fmt: skip
+def test_facts_that_are_wrong_are_refused_by_name(change: dict[str, object], path: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        cluster_of({"num_nodes": 1, "devices_per_node": 8, "device": {**H100, **change}})
+    assert path in refused.value.problems[0].path
+
+
+def test_an_unknown_name_is_refused_with_the_facts_to_give() -> None:
+    with pytest.raises(SpecError, match=r"give its facts in place of a name: \{name: x100, memory_bytes"):
+        cluster_of({"num_nodes": 1, "devices_per_node": 8, "device": "x100"})
+
+
+@pytest.mark.parametrize("name", UNMEASURED)
+def test_a_device_that_was_never_measured_says_so(name: str) -> None:
+    device = DEVICES[name]
+    plan = plan_job(
+        language_job("olmoe-1b-7b", 64), Cluster(num_nodes=8, devices_per_node=8, device=name), top=1
+    )
+    assert any(f"kernels of {name} were never measured" in reason for reason in plan.reasons)
+    assert plan.utilization is not None
+    assert 0 < plan.utilization < 1
+    peak = device.peak_flops_per_s["bfloat16"]
+    assert device.kernels.products["bfloat16"].reached(8192) < 0.95 * peak
+    for number in (
+        device.memory_bytes_per_s,
+        device.kernels.ring.bytes_per_s,
+        device.across_nodes_bytes_per_s,
+    ):
+        assert 0 < number < math.inf
+
+
+def test_the_table_has_what_people_own() -> None:
+    assert {"mi300x", "mi355x", "h20", "h800", "l40s", "rtx-4090", "rtx-5090", "a10g"} == set(UNMEASURED)
+    assert not any(DEVICES[name].priced_by for name in MEASURED)
+
+
+def nodes(*accelerators: str | None) -> ClusterFacts:
+    return ClusterFacts(
+        nodes=tuple(
+            NodeFacts(id=f"n{at}", ip=f"10.0.0.{at}", cpus=64, gpus=8, memory_bytes=2**40, accelerator=name,
+                      accelerator_memory_bytes=80 * GIB)
+            for at, name in enumerate(accelerators)
+        )
+    )  # fmt: skip
+
+
+def planned_as(*accelerators: str | None) -> Cluster:
+    cluster = planning_cluster(SPEC, nodes(*accelerators))
+    assert cluster is not None
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "device"),
+    [
+        ("H100", "h100"), ("H200", "h200"), ("H20", "h20"), ("H800", "h800"), ("A100", "a100-80"),
+        ("A100-40G", "a100-40"), ("A100-80G", "a100-80"), ("GB200", "gb200"), ("B200", "b200"), ("L40S", "l40s"), ("A10G", "a10g"),
+        ("AMD-Instinct-MI300X-OAM", "mi300x"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+    ],
+)  # fmt: skip
+def test_accelerators_are_planned_as_what_they_are(accelerator: str, device: str) -> None:
+    assert (planned_as(accelerator).device, planned_as(accelerator).device_facts) == (device, None)
+
+
+@pytest.mark.parametrize("accelerator", ["T4", "L4", "A10", "L40", "B2000", "H20X", "Gaudi-3", None])
+def test_an_unknown_gpu_is_never_planned_silently_as_another(accelerator: str | None) -> None:
+    cluster = planned_as(accelerator)
+    assert cluster.device == f"unknown GPU {accelerator or ''}".strip()
+    assert cluster.memory_bytes == 80 * GIB
+    plan: Plan | None = plan_for(SPEC, nodes(accelerator))
+    assert plan is not None
+    assert plan.device_type == cluster.device
+    assert any("were never measured: priced by the rates of a100-80" in reason for reason in plan.reasons)
+
+
+def test_of_several_kinds_of_gpus_the_slowest_decides() -> None:
+    assert planned_as("H100", "A100").device == planned_as("A100", "H100").device == "a100-80"
+    assert planned_as("H100", "T4").device == "unknown GPU T4"
