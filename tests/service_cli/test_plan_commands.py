@@ -221,7 +221,11 @@ def test_a_device_may_be_given_by_its_facts() -> None:
     assert done.returncode == 0, done.stderr
     assert "2 on x100" in done.stdout
     assert "kernels of x100 were never measured" in done.stdout
-    for wrong, path in (("{memory_bytes: 1", "line 1"), ("{memory_bytes: 1}", "cluster.device.bfloat16_flops_per_s"), ("[1]", "--device")):  # fmt: skip
+    for wrong, path in (
+        ("{memory_bytes: 1", "line 1"),
+        ("{memory_bytes: 1}", "cluster.device.bfloat16_flops_per_s"),
+        ("[1]", "--device"),
+    ):
         refused = shardyard("plan", EXAMPLE, *on, f"--device={wrong}")
         assert (refused.returncode, path in refused.stderr) == (2, True), refused.stderr
 

@@ -98,7 +98,8 @@ def planned_as(*accelerators: str | None) -> Cluster:
     ("accelerator", "device"),
     [
         ("H100", "h100"), ("H200", "h200"), ("H20", "h20"), ("H800", "h800"), ("A100", "a100-80"),
-        ("A100-40G", "a100-40"), ("A100-80G", "a100-80"), ("GB200", "gb200"), ("B200", "b200"), ("L40S", "l40s"), ("A10G", "a10g"),
+        ("A100-40G", "a100-40"),
+        ("A100-80G", "a100-80"), ("GB200", "gb200"), ("B200", "b200"), ("L40S", "l40s"), ("A10G", "a10g"),
         ("AMD-Instinct-MI300X-OAM", "mi300x"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
     ],
 )  # fmt: skip

@@ -102,12 +102,12 @@ class Cluster(Spec):
         if not isinstance(given, dict):
             return given
         if isinstance(written := given.get("device"), dict | DeviceFacts):
-            facts = written if isinstance(written, DeviceFacts) else DeviceFacts.model_validate(written)
+            facts = _facts_of(written)
             given = {**given, "device": facts.name, "device_facts": facts}
         if given.get("memory_bytes") is not None:
             return given
         if (of := given.get("device_facts")) is not None:
-            facts = of if isinstance(of, DeviceFacts) else DeviceFacts.model_validate(of)
+            facts = _facts_of(of)
             return {**given, "device": facts.name, "device_facts": facts, "memory_bytes": facts.memory_bytes}
         device = DEVICES.get(str(given.get("device", "cpu")))
         return {
@@ -283,6 +283,16 @@ class Cluster(Spec):
         within = tuple(link for link in self.links if link.devices < num_devices and link is not outermost)
         each = within[-1].devices if within else 1
         return (*within, outermost.model_copy(update={"devices": -(-num_devices // each) * each}))
+
+
+def _facts_of(written: Any) -> DeviceFacts:
+    """Facts of a device type as a cluster writes them. Raises SpecError with every problem."""
+    try:
+        return DeviceFacts.model_validate(written)
+    except ValidationError as error:
+        raise SpecError(
+            replace(each, path=f"device.{each.path}".rstrip(".")) for each in problems_of(error)
+        ) from None
 
 
 def one_cluster_of(given: Any) -> Cluster:
