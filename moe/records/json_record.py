@@ -1,10 +1,11 @@
 """The base of records: frozen values that leave as JSON and may be read by another release."""
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import TypeAdapter, ValidationError
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
-_READERS: dict[type, TypeAdapter[Any]] = {}
+_READERS: "dict[type, TypeAdapter[Any]]" = {}
 """By kind of record, made when the first of a kind is read."""
 
 
@@ -19,6 +20,8 @@ class JsonRecord:
     def read(cls, plain: object) -> Self:
         """The record of parsed JSON, whichever release wrote it. Unknown keys are passed over; one that is missing, or
         whose value is of another type, has its default. Raises ValueError where it has none."""
+        from pydantic import TypeAdapter, ValidationError  # which a client that reads no record does without
+
         given = plain if isinstance(plain, dict) else {}
         reader = _READERS.get(cls) or _READERS.setdefault(cls, TypeAdapter(cls))
         try:

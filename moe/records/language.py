@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from moe.records.json_record import JsonRecord
 
+ALL = "all"
+"""Name in the report of all sources together."""
+
 
 @dataclass(frozen=True)
 class SourceReport(JsonRecord):

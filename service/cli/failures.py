@@ -29,11 +29,8 @@ def explain(error: Exception) -> Failure | None:
     if isinstance(error, Failed):
         return _failure(str(error), FAILED)
 
-    from moe.spec.errors import SpecError
     from service.client.errors import ApiError, BadToken, BadUrl, ClientError
 
-    if isinstance(error, SpecError):
-        return _failure(str(error), MISUSE)
     if isinstance(error, ApiError):
         text = str(error)
         if error.status in (401, 403):
@@ -47,7 +44,9 @@ def explain(error: Exception) -> Failure | None:
         return _failure(f"{error.filename}: {error.strerror}", MISUSE)
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
         return _failure(f"the output cannot be written: {error.strerror}", FAILED)
-    return None
+    from moe.spec.errors import SpecError  # last: it takes as long to import as most commands take to answer
+
+    return _failure(str(error), MISUSE) if isinstance(error, SpecError) else None
 
 
 def _failure(text: str, exit_code: int) -> Failure:

@@ -1,6 +1,8 @@
 """The control plane that a command talks to."""
 
-import difflib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from service.cli.failures import Misuse
@@ -13,9 +15,26 @@ NEARBY_JOBS = 200
 
 def connect(url: str | None) -> "Client":
     """A client for `url`, or for what the environment names."""
-    from service.client import Client
+    with _bare_httpx():
+        from service.client import Client
 
     return Client(url)
+
+
+@contextmanager
+def _bare_httpx() -> Iterator[None]:
+    """Has httpx imported without its own command line, which it leaves out where there is no click: that, pygments and
+    what they import take as long as all the rest of a command."""
+    if "click" in sys.modules:
+        yield
+        return
+    sys.modules["click"] = None  # type: ignore[assignment]
+    try:
+        import httpx  # noqa: F401
+
+        yield
+    finally:
+        del sys.modules["click"]
 
 
 def find_job(client: "Client", id: str) -> "Job":
@@ -31,6 +50,8 @@ def find_job(client: "Client", id: str) -> "Job":
 
 
 def _nearest(client: "Client", id: str) -> str:
+    import difflib
+
     jobs = list(client.jobs(limit=NEARBY_JOBS))
     if not jobs:
         return "; there are no jobs yet, 'shardyard submit FILE' makes one"

@@ -4,16 +4,19 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moe.plan import Calibration, Plan
-from moe.spec import JobSpec
-from moe.spec.files import read_plain
 from service.client.connection import ANSWER_TIMEOUT_S, Connection
 from service.client.errors import Unreachable
 from service.client.job import Job
 from service.client.settings import ClientSettings
 from service.client.stream import Patience
+
+if (
+    TYPE_CHECKING
+):  # planning and specs are imported only by the requests that need them: 'ls' is to answer at once
+    from moe.plan import Calibration, Plan
+    from moe.spec import JobSpec
 
 PAGE_SIZE = 200
 CALIBRATION_TIMEOUT_S = 600.0
@@ -36,16 +39,16 @@ class Client:
         self, url: str | None = None, token: str | None = None, *, patience: Patience = Patience()
     ) -> None:
         settings = ClientSettings()
-        if token is None and settings.token is not None:
-            token = settings.token.get_secret_value()
-        self._connection = Connection(url or settings.url, token)
+        self._connection = Connection(url or settings.url, settings.token if token is None else token)
         self._patience = patience
 
     @property
     def url(self) -> str:
         return self._connection.url
 
-    def submit(self, spec: JobSpec | dict[str, Any] | str | Path, idempotency_key: str | None = None) -> Job:
+    def submit(
+        self, spec: "JobSpec | dict[str, Any] | str | Path", idempotency_key: str | None = None
+    ) -> Job:
         """The job that `spec` (or the YAML or JSON file it names) asks for, stored and on its way.
 
         The same `idempotency_key` and spec give the same job, however often they are sent. One is made up
@@ -87,16 +90,27 @@ class Client:
                 return
             left = None if left is None else left - len(page["items"])
 
-    def plan(self, spec: JobSpec | dict[str, Any] | str | Path) -> Plan:
+    def count_jobs(
+        self, state: str | Sequence[str] | None = None, label: str | Sequence[str] | None = None
+    ) -> int:
+        """Number of jobs in one of the states, with all of the labels."""
+        page = self._connection.get("/v1/jobs", state=state, label=label, limit=1, count=True)
+        return int(page["total"])
+
+    def plan(self, spec: "JobSpec | dict[str, Any] | str | Path") -> "Plan":
         """Plans `spec` for the cluster at hand; nothing is stored or launched."""
+        from moe.plan import Plan
+
         body = _plain(spec)
         return Plan.model_validate(
             self._connection.post("/v1/plans", body, timeout_s=_planning_timeout_s(body))
         )
 
-    def calibrate(self) -> Calibration:
+    def calibrate(self) -> "Calibration":
         """Has the cluster at hand measured, for plans from now on: some seconds to minutes. Raises ApiError (409) where
         it has no room for that, or is being measured."""
+        from moe.plan import Calibration
+
         answer = self._connection.post("/v1/cluster/calibration", timeout_s=CALIBRATION_TIMEOUT_S)
         return Calibration.model_validate(answer)
 
@@ -146,10 +160,13 @@ def _planning_timeout_s(body: Any) -> float:
     return CHOICE_TIMEOUT_S if in_pools or has_goal else ANSWER_TIMEOUT_S
 
 
-def _plain(spec: JobSpec | dict[str, Any] | str | Path) -> Any:
+def _plain(spec: "JobSpec | dict[str, Any] | str | Path") -> Any:
     """The request body for a spec. The control plane is the one that validates it."""
-    if isinstance(spec, JobSpec):
-        return spec.model_dump(mode="json")
     if isinstance(spec, dict):
         return spec
+    from moe.spec import JobSpec
+    from moe.spec.files import read_plain
+
+    if isinstance(spec, JobSpec):
+        return spec.model_dump(mode="json")
     return read_plain(spec)

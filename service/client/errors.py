@@ -1,8 +1,9 @@
 """Failures between a client and a control plane, in words a user can act on."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moe.spec.errors import Problem
+if TYPE_CHECKING:
+    from moe.spec.errors import Problem
 
 
 class ClientError(Exception):
@@ -45,7 +46,9 @@ class NotShardyard(ClientError):
 class ApiError(ClientError):
     """The control plane refused: the status, what it said, and every `Problem` it named."""
 
-    def __init__(self, status: int, title: str, detail: str = "", problems: tuple[Problem, ...] = ()) -> None:
+    def __init__(
+        self, status: int, title: str, detail: str = "", problems: "tuple[Problem, ...]" = ()
+    ) -> None:
         self.status, self.title, self.detail, self.problems = status, title, detail, problems
         super().__init__(status, title, detail, problems)
 
@@ -53,16 +56,7 @@ class ApiError(ClientError):
     def from_problem(cls, status: int, body: dict[str, Any]) -> "ApiError":
         """The error that an `application/problem+json` body (RFC 9457) describes, read leniently."""
         errors = body.get("errors")
-        problems = tuple(
-            Problem(
-                str(error.get("path", "")),
-                error.get("value"),
-                str(error.get("rule", "")),
-                str(error.get("remedy", "")),
-            )
-            for error in (errors if isinstance(errors, list) else [])
-            if isinstance(error, dict)
-        )
+        problems = _problems(errors) if isinstance(errors, list) and errors else ()
         return cls(
             status, str(body.get("title") or f"status {status}"), str(body.get("detail") or ""), problems
         )
@@ -71,3 +65,18 @@ class ApiError(ClientError):
         if self.problems:
             return "\n".join(str(problem) for problem in self.problems)
         return self.detail or self.title
+
+
+def _problems(errors: list[Any]) -> "tuple[Problem, ...]":
+    from moe.spec.errors import Problem
+
+    return tuple(
+        Problem(
+            str(error.get("path", "")),
+            error.get("value"),
+            str(error.get("rule", "")),
+            str(error.get("remedy", "")),
+        )
+        for error in errors
+        if isinstance(error, dict)
+    )

@@ -4,19 +4,19 @@ import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from moe.plan import Plan
-from moe.records import Ending
 from service.client.connection import Connection
-from service.client.download import Download, Downloader
 from service.client.errors import ApiError, ClientError, Unreachable
-from service.client.generated import generated
-from service.client.log_lines import LogQuery, log_lines
 from service.client.stream import Patience, follow
-from service.wire.events import Event
 from service.wire.states import OVER, STUCK
+
+if TYPE_CHECKING:
+    from moe.plan import Plan
+    from moe.records import Ending
+    from service.client.download import Download
+    from service.wire.events import Event
 
 POLL_INTERVAL_S = 0.5
 METRICS_PAGE_SIZE = 10_000
@@ -88,7 +88,7 @@ class Job:
         on_lost: Callable[[ClientError], None] | None = None,
         *,
         redone: bool = False,
-    ) -> Generator[Event]:
+    ) -> "Generator[Event]":
         """Every event after `last_id` (from the first that is kept when left out), live, until the job has ended.
 
         Connections that break are opened again where they broke off: no event is lost or doubled. Raises ApiError
@@ -144,6 +144,8 @@ class Job:
         newest `tail` in order of time. With `follow`, it goes on until the job has ended, over as many connections as
         it takes.
         """
+        from service.client.log_lines import LogQuery, log_lines
+
         query = LogQuery(tail, since, grep, worker, attempt)
         return log_lines(self._connection, self.id, follow, self._patience, query)
 
@@ -151,13 +153,15 @@ class Job:
         """Committed checkpoints, oldest first."""
         return self._all("/checkpoints")
 
-    def plan(self) -> Plan:
+    def plan(self) -> "Plan":
         """Layout of this job."""
+        from moe.plan import Plan
+
         return Plan.model_validate(self._connection.get(self._path("/plan")))
 
     def download(
         self, folder: str | Path, kinds: Collection[str] | None = None, latest: bool = False
-    ) -> Download:
+    ) -> "Download":
         """Fetches the job's files through the API, as they lie on its storage: `spec`, `result`, `checkpoints`, `logs`,
         or only some kinds; of checkpoints only the newest with `latest`. They go into a folder of the job's id in
         `folder`, so that jobs are kept apart.
@@ -165,17 +169,21 @@ class Job:
         A file has its name only when it is whole and, of a checkpoint, has the checksum of its marker. Called again,
         it goes on where it was broken off. Raises ClientError.
         """
+        from service.client.download import Downloader
+
         if self.id in ("", ".", "..") or "/" in self.id or "\\" in self.id:
             raise ClientError(f"the control plane names the job {self.id!r}, which is no name of a folder")
         return Downloader(self._connection, self._path(), Path(folder, self.id)).fetch_all(kinds, latest)
 
-    def generate(self, prompt: str, **options: Any) -> Generator[str, None, Ending]:
+    def generate(self, prompt: str, **options: Any) -> "Generator[str, None, Ending]":
         """Continuation of a text by the newest checkpoint of a language model's job, in pieces as it is made; at
         last how it ended. `options` are fields of `GenerationSpec`: `max_tokens`, `temperature`, `stop` and others.
 
         Raises ApiError: (422) for a job that is not of a language model and for what cannot be asked, (409) without a
         checkpoint, (503) where others' turns come first or the text takes longer than it may.
         """
+        from service.client.generated import generated
+
         return generated(self._connection, self.id, {**options, "prompt": prompt})
 
     def cancel(self) -> "Job":

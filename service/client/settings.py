@@ -1,13 +1,14 @@
 """Settings by which a client finds the control plane: the one place that reads it from the environment."""
 
-from pydantic import SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+import os
+from dataclasses import dataclass, field
+
+DEFAULT_URL = "http://127.0.0.1:8321"
 
 
-class ClientSettings(BaseSettings):
-    """`SHARDYARD_URL` and `SHARDYARD_TOKEN`, or what stands in for them."""
+@dataclass(frozen=True)
+class ClientSettings:
+    """`SHARDYARD_URL` and `SHARDYARD_TOKEN`, or what stands in for them. No pydantic: every command reads them."""
 
-    model_config = SettingsConfigDict(env_prefix="SHARDYARD_", extra="ignore", frozen=True)
-
-    url: str = "http://127.0.0.1:8321"
-    token: SecretStr | None = None
+    url: str = field(default_factory=lambda: os.environ.get("SHARDYARD_URL", DEFAULT_URL))
+    token: str | None = field(default_factory=lambda: os.environ.get("SHARDYARD_TOKEN"), repr=False)

@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from service.client.connection import Connection
 from service.client.errors import ApiError, ClientError, NotShardyard, Unreachable
 from service.client.sse import messages
-from service.wire.events import Event
 from service.wire.states import OVER, State
+
+if TYPE_CHECKING:
+    from service.wire.events import Event
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ def follow(
     last_id: int = 0,
     patience: Patience = Patience(),
     on_lost: Callable[[ClientError], None] | None = None,
-) -> Generator[Event]:
+) -> "Generator[Event]":
     """Every event after `last_id`, in order, until the job has ended and all is handed on.
 
     A broken connection is opened again with `Last-Event-ID`; `on_lost` hears of each. Raises Unreachable at
@@ -37,6 +40,8 @@ def follow(
     unknown or was deleted (404, 410), and when events after `last_id` are no longer kept (410): begin again without it.
     Closing the generator closes its connection.
     """
+    from service.wire.events import Event
+
     path = f"/v1/jobs/{job_id}/events"
     away_since: float | None = None
     pause_s, connected, skipped_at = patience.first_pause_s, False, -1

@@ -1,24 +1,16 @@
 """The live display on a terminal: at 80 and 140 columns no line is too long, and what must be there is."""
 
-import fcntl
-import os
-import pty
 import re
-import struct
 import subprocess
-import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
-from tests.processes import DEADLINE_S
 from tests.service_cli.command import COMMAND, environment
 from tests.service_cli.contract_server import JOB_ID, Handler, Script, as_sse, event, serving
+from tests.service_cli.terminal import ESCAPE, on_a_terminal
 
-ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
-ROWS = 40
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUM_STEPS = 30
 
@@ -67,30 +59,6 @@ def run_of(num_layers: int, num_experts: int) -> Script:
 
     script.plays = [play]
     return script
-
-
-def on_a_terminal(columns: int, *arguments: str, url: str, **more: str) -> tuple[int, str]:
-    """Exit code and everything that the command wrote to a terminal of that width."""
-    here, there = pty.openpty()
-    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
-    env = environment(url, TERM="xterm-256color", **more)
-    del env["COLUMNS"], env["NO_COLOR"]
-    running = subprocess.Popen([*COMMAND, *arguments], stdin=there, stdout=there, stderr=there, env=env)
-    os.close(there)
-    with os.fdopen(here, "rb", buffering=0) as screen:
-        written = b"".join(_until_closed(screen))
-    return running.wait(DEADLINE_S), written.decode()
-
-
-def _until_closed(screen) -> Iterator[bytes]:  # type: ignore[no-untyped-def]
-    while True:
-        try:
-            chunk = screen.read(65536)
-        except OSError:  # EIO: the other end is closed
-            return
-        if not chunk:
-            return
-        yield chunk
 
 
 @pytest.mark.parametrize("columns", [80, 140])

@@ -21,9 +21,9 @@ from moe.data.sequences import (
 from moe.data.tokenizer import Tokenizer
 from moe.parallel import Layout, together
 from moe.records import Completion, HeldOutLosses, LanguageReport, SourceReport
+from moe.records.language import ALL
 from moe.spec import JobSpec, PreferenceSpec
 from moe.spec.generation import GenerationSpec
-from moe.spec.sequences import ALL
 from moe.tasks.language.batches import SequencesBatch
 from moe.tasks.language.context import SequenceContext
 from moe.tasks.language.generation import generate

@@ -64,8 +64,9 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
 
     from moe.records import StoredCheckpoint
     from service.cli.child import ControlPlaneChild
+    from service.cli.view.details import outcome
     from service.cli.view.follow import follower
-    from service.cli.view.jobs import log_line, outcome
+    from service.cli.view.jobs import log_line
     from service.cli.view.kinds import report_view, words_of
     from service.cli.view.progress import Progress
     from service.cli.view.result import learned

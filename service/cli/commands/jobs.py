@@ -107,23 +107,32 @@ def ls(
 ) -> None:
     """Lists jobs, newest first."""
     from service.cli.server import connect
-    from service.cli.view.jobs import job_table
-    from service.cli.view.output import console, print_json
+    from service.cli.view.output import print_json
 
     with connect(url) as client:
         jobs = list(client.jobs(state, label, limit))
+        total = len(jobs) if len(jobs) < limit else client.count_jobs(state, label)
     if as_json:
-        print_json({"items": [job.data for job in jobs]})
-    elif jobs:
-        console().print(job_table(jobs))
-    else:
+        print_json({"items": [job.data for job in jobs], "total": total})
+        return
+    if not jobs:
         print("no jobs" if state or label else "no jobs yet; 'shardyard submit FILE' makes one")
+        return
+
+    from service.cli.view.jobs import job_columns
+    from service.cli.view.listing import print_listing
+    from service.cli.view.output import columns_of, console, say
+
+    out = console()
+    print_listing(job_columns(jobs), out, columns_of(out))
+    if total > len(jobs):
+        say(f"showing {len(jobs):,} of {total:,}; --limit N shows more")
 
 
 def show(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     """Shows one job: state, reason, figures, result."""
     from service.cli.server import connect, find_job
-    from service.cli.view.jobs import job_details
+    from service.cli.view.details import job_details
     from service.cli.view.output import console, print_json
 
     with connect(url) as client:
@@ -177,16 +186,20 @@ def logs(
 
 def checkpoints(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     """Lists committed checkpoints, oldest first."""
-    from moe.records import StoredCheckpoint
     from service.cli.server import connect, find_job
-    from service.cli.view.jobs import checkpoint_table
-    from service.cli.view.output import console, print_json
+    from service.cli.view.output import columns_of, console, print_json
 
     with connect(url) as client:
-        found = find_job(client, job).checkpoints()
+        committed = find_job(client, job).checkpoints()
     if as_json:
-        print_json({"items": found})
-    elif found:
-        console().print(checkpoint_table([StoredCheckpoint.read(each) for each in found]))
+        print_json({"items": committed})
+    elif committed:
+        from moe.records import StoredCheckpoint
+        from service.cli.view.jobs import checkpoint_columns
+        from service.cli.view.listing import print_listing
+
+        out = console()
+        rows = [StoredCheckpoint.read(checkpoint) for checkpoint in committed]
+        print_listing(checkpoint_columns(rows), out, columns_of(out))
     else:
         print("no committed checkpoint yet")

@@ -8,6 +8,8 @@ import typer
 from service.cli.options import AsJson, JobId, Url
 
 MAX_POINTS = 10_000
+MAX_NAMED = 8
+"""Columns of a table that are named where they were left out."""
 
 
 def metrics(
@@ -35,8 +37,9 @@ def metrics(
     """
     from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
-    from service.cli.view.metrics import metric_rows, metric_table, write_csv
-    from service.cli.view.output import console, print_json
+    from service.cli.view.listing import print_listing
+    from service.cli.view.metrics import metric_columns, metric_rows, write_csv
+    from service.cli.view.output import columns_of, console, print_json, say
 
     if as_csv and as_json:
         raise Misuse("--csv and --json are two forms of the same: give one of them")
@@ -63,6 +66,9 @@ def metrics(
     if as_csv:
         write_csv(rows, sys.stdout)
     elif rows:
-        console().print(metric_table(rows))
+        out = console()
+        if left_out := print_listing(metric_columns(rows), out, columns_of(out)):
+            more = f" and {len(left_out) - MAX_NAMED:,} more" if len(left_out) > MAX_NAMED else ""
+            say(f"without {', '.join(left_out[:MAX_NAMED])}{more}: --name chooses columns, --csv prints all")
     else:
         print(f"no step of {job} has {' or '.join(names)}" if names else f"no step of {job} was recorded yet")

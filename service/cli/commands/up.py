@@ -269,9 +269,9 @@ def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.
 
 
 def _greeting(settings: "Settings", url: str) -> str:
-    from service.client.settings import ClientSettings
+    from service.client.settings import DEFAULT_URL
 
-    elsewhere = "" if url == ClientSettings.model_fields["url"].default else f"export SHARDYARD_URL={url}\n  "
+    elsewhere = "" if url == DEFAULT_URL else f"export SHARDYARD_URL={url}\n  "
     if settings.token is not None:
         elsewhere = f"export SHARDYARD_TOKEN=...    # as it is set here\n  {elsewhere}"
     asks = f"  Ray token      in {settings.ray_token_path}\n" if settings.ray_token_path else ""

@@ -29,8 +29,8 @@ def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
     """Shows `job` until it ends or Ctrl-C; the exit code that says how it ended."""
     from contextlib import closing
 
+    from service.cli.view.details import outcome
     from service.cli.view.follow import follower
-    from service.cli.view.jobs import outcome
     from service.cli.view.kinds import words_of
     from service.cli.view.output import console
     from service.cli.view.progress import Progress

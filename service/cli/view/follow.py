@@ -11,9 +11,10 @@ from rich.live import Live
 from rich.text import Text
 
 from service.cli.view.amounts import clock, duration
-from service.cli.view.frame import STATE_STYLES, figures, frame
-from service.cli.view.output import print_json
+from service.cli.view.frame import figures, frame
+from service.cli.view.output import on_terminal, print_json
 from service.cli.view.progress import Notice, Progress
+from service.cli.view.states import STATE_STYLES
 from service.wire.events import Event
 
 FRAMES_PER_S = 5
@@ -102,7 +103,7 @@ def follower(progress: Progress, console: Console, as_json: bool = False) -> Fol
     """The way to show a run that suits where the output goes."""
     if as_json:
         return JsonFollower(progress)
-    drawable = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+    drawable = on_terminal() and not console.is_dumb_terminal and not console.options.ascii_only
     return LiveFollower(progress, console) if drawable else PlainFollower(progress, console)
 
 

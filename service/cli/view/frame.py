@@ -11,12 +11,8 @@ from moe.records import StepRecord
 from service.cli.view.amounts import duration, rate
 from service.cli.view.bars import experts_per_bar, load_bars
 from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
+from service.cli.view.states import STATE_STYLES
 
-STATE_STYLES = {
-    "queued": "cyan", "starting": "cyan", "running": "green", "succeeded": "bold green", "failed": "bold red",
-    "cancelled": "bold yellow", "recovering": "bold yellow", "pausing": "yellow", "paused": "bold yellow",
-    "deleting": "dim",
-}  # fmt: skip
 CHART_WIDTH, WIDEST_CHART = 38, 64
 """A terminal of 80 columns holds two of the narrowest side by side, one of 140 three."""
 TALL, LOW = 5, 1

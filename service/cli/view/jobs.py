@@ -1,137 +1,50 @@
-"""Jobs, their checkpoints and their logs as tables and lines."""
+"""Jobs, their checkpoints and their logs as listings and lines."""
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from moe.records import StepRecord, StoredCheckpoint
-from service.cli.view.amounts import duration, moment, num_bytes, rate
-from service.cli.view.frame import STATE_STYLES
-from service.cli.view.kinds import report_view, words_of
+from service.cli.view.amounts import moment, num_bytes
+from service.cli.view.listing import Column
 from service.cli.view.printable import printable
-from service.cli.view.report import ReportView
-from service.control.report.saves import Committed, Failed
+from service.cli.view.states import state
 
 if TYPE_CHECKING:
+    from moe.records import StoredCheckpoint
     from service.client import Job
 
-
-def job_table(jobs: "list[Job]") -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("JOB", no_wrap=True)
-    table.add_column("NAME", no_wrap=True, overflow="ellipsis", max_width=32)
-    table.add_column("STATE", no_wrap=True)
-    table.add_column("STEP", justify="right", no_wrap=True)
-    table.add_column("SUBMITTED", no_wrap=True)
-    table.add_column("REASON", no_wrap=True, overflow="ellipsis")
-    for job in jobs:
-        steps = f"{job.step:,}/{job.num_steps:,}"
-        table.add_row(
-            job.id,
-            job.name,
-            state(job.state),
-            steps,
-            moment(job.data.get("created_at")),
-            Text(printable(job.reason), "dim"),
-        )
-    return table
+MIN_NAME, MIN_REASON = 12, 16
 
 
-def job_details(job: "Job") -> RenderableType:
-    """Everything `show` says of a job: its state and why, its place, its figures, its result."""
-    data = job.data
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row("job", Text(job.id, "bold"))
-    grid.add_row("name", job.name)
-    if data.get("labels"):
-        grid.add_row("labels", ", ".join(f"{key}={value}" for key, value in data["labels"].items()))
-    reason = f"  {printable(job.reason)}" if job.reason else ""
-    grid.add_row("state", Text.assemble(state(job.state), (reason, "dim")))
-    grid.add_row("step", f"{job.step:,} of {job.num_steps:,}")
-    if data.get("attempt"):
-        grid.add_row("attempt", str(data["attempt"]))
-    for label, key in (("submitted", "created_at"), ("started", "started_at"), ("finished", "finished_at")):
-        if data.get(key):
-            grid.add_row(label, moment(data[key]))
-    if metric := data.get("last_metric"):
-        grid.add_row("last step", _metric_line(StepRecord.read(metric)))
-    if saved := data.get("last_checkpoint"):
-        grid.add_row("checkpoint", _saved(Committed.model_validate(saved), ended=job.ended))
-    if told := data.get("last_failed_checkpoint"):
-        failed = Failed.model_validate(told)
-        style = "red" if data.get("checkpoints_failing") else "dim"
-        shown = f"of step {failed.step:,} at {moment(failed.time)}: {printable(failed.reason)}"
-        grid.add_row("failed to save", Text(shown, style))
-    grid.add_row("storage", job.storage)
-    if data.get("dashboard_url"):
-        grid.add_row("Ray dashboard", str(data["dashboard_url"]))
-    report = report_view(job)
-    return grid if report is None else Group(grid, *_report(report))
+def job_columns(jobs: "list[Job]") -> list[Column]:
+    """Columns of `ls`. At 80 columns the time of submission is the first to go; the id is always whole."""
+    return [
+        Column("JOB", [Text(job.id) for job in jobs]),
+        Column("NAME", [Text(printable(job.name)) for job in jobs], gives_way=3, min_width=MIN_NAME),
+        Column("STATE", [state(job.state) for job in jobs], gives_way=1),
+        Column("STEP", [Text(f"{job.step:,}/{job.num_steps:,}") for job in jobs], gives_way=2, right=True),
+        Column("SUBMITTED", [Text(moment(job.data.get("created_at"))) for job in jobs], gives_way=5),
+        Column(
+            "REASON",
+            [Text(printable(job.reason), "dim") for job in jobs],
+            gives_way=4,
+            min_width=MIN_REASON,
+        ),
+    ]
 
 
-def _saved(saved: Committed, ended: bool) -> str:
-    """The last checkpoint, and for a job that may lose what came since, its age."""
-    age_s = (datetime.now(UTC) - saved.time).total_seconds()
-    age = "" if ended else f", {duration(age_s)} ago"
-    size = f", {num_bytes(saved.size_bytes)}" if saved.size_bytes is not None else ""
-    return f"of step {saved.step:,}, committed at {moment(saved.time)}{age}{size}"
-
-
-def outcome(job: "Job", hints: bool = True) -> RenderableType:
-    """The end of a watched job, and with `hints` what can be typed next and what was learned."""
-    line = Text.assemble((job.id, "bold"), " ", state(job.state))
-    line.append(f": {printable(job.reason)}" if job.reason else f" at step {job.step:,}")
-    if not hints:
-        return line
-    if job.state != "succeeded":
-        line.append(f"\n'shardyard logs {job.id}' shows what its workers said")
-        line.append(f"\n'shardyard resume {job.id}' goes on from its last checkpoint, where it has one")
-        return line
-    line.append("\n" + words_of(job).to_use_it.format(job=job.id))
-    report = report_view(job)
-    return line if report is None else Group(line, *_report(report))
-
-
-def _report(report: ReportView) -> list[RenderableType]:
-    examples = report.examples()
-    found: list[RenderableType] = [Text(""), report.scores()]
-    return found if examples is None else [*found, Text(""), Text(report.examples_are, "bold"), examples]
-
-
-def checkpoint_table(checkpoints: list[StoredCheckpoint]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("STEP", justify="right", no_wrap=True)
-    table.add_column("COMMITTED", no_wrap=True)
-    table.add_column("SIZE", justify="right", no_wrap=True)
-    table.add_column("WHERE", overflow="fold")
-    for checkpoint in checkpoints:
-        size_bytes = checkpoint.size_bytes
-        table.add_row(
-            f"{checkpoint.step:,}",
-            moment(checkpoint.created_at),
-            num_bytes(size_bytes) if size_bytes is not None else "-",
-            checkpoint.fault or checkpoint.path,
-        )
-    return table
-
-
-def state(name: str) -> Text:
-    return Text(name, STATE_STYLES.get(name, ""))
-
-
-def _metric_line(metric: StepRecord) -> str:
-    losses = (("loss", metric.loss), ("nll", metric.nll))
-    parts = [f"{name} {value:.3f}" for name, value in losses if value is not None]
-    if metric.tokens_per_s is not None:
-        parts.append(f"{metric.tokens_per_s:,.0f} tokens/s")
-    if metric.lr is not None:
-        parts.append(f"lr {rate(metric.lr)}")
-    return "  ".join(parts)
+def checkpoint_columns(checkpoints: "list[StoredCheckpoint]") -> list[Column]:
+    """Columns of `checkpoints`. Where a checkpoint lies is whole: it is there to be copied."""
+    sizes = [checkpoint.size_bytes for checkpoint in checkpoints]
+    return [
+        Column("STEP", [Text(f"{checkpoint.step:,}") for checkpoint in checkpoints], right=True),
+        Column("COMMITTED", [Text(moment(checkpoint.created_at)) for checkpoint in checkpoints]),
+        Column("SIZE", [Text("-" if size is None else num_bytes(size)) for size in sizes], right=True),
+        Column(
+            "WHERE",
+            [Text(printable(checkpoint.fault or checkpoint.path)) for checkpoint in checkpoints],
+        ),
+    ]
 
 
 def log_line(line: dict[str, Any]) -> Text:

@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from service.cli.view.language import LanguageView
-from service.cli.view.module import ModuleView
-from service.cli.view.report import ReportView
-from service.cli.view.translation import TranslationView
 from service.wire.uses import GENERATE, TRANSLATE
 
 if TYPE_CHECKING:
+    from service.cli.view.report import ReportView
     from service.client import Job
 
 
@@ -56,14 +53,25 @@ def _kind(job: "Job") -> str:
     return kind
 
 
-def report_view(job: "Job") -> ReportView | None:
-    """The view of a job's report; None where it has none that this release can show."""
+def report_view(job: "Job") -> "ReportView | None":
+    """The view of a job's report; None where it has none that this release can show.
+
+    Views are imported one by one, when a report is shown: most jobs that are looked at have none yet.
+    """
+    if job.report is None:
+        return None
     match _kind(job):
         case "translation":
+            from service.cli.view.translation import TranslationView
+
             return TranslationView.of(job.report)
         case "language":
+            from service.cli.view.language import LanguageView
+
             return LanguageView.of(job.report)
         case "module":
+            from service.cli.view.module import ModuleView
+
             return ModuleView.of(job.report)
         case _:
             return None

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.records import LanguageReport, SourceReport
-from moe.spec.sequences import ALL
+from moe.records.language import ALL
 from service.cli.view.amounts import num_bytes
 from service.cli.view.printable import printable, printable_lines
 from service.cli.view.report import ReportView

@@ -4,12 +4,15 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
-from rich.table import Table
+from rich.text import Text
 
 from service.cli.view.amounts import moment
+from service.cli.view.listing import Column
 from service.cli.view.printable import printable
 
 KEYS = ("step", "time", "attempt")
+_LEAST_ASKED_FOR = {"attempt": 10_000, "time": 9_999}
+"""Columns to be left out before any figure."""
 
 
 def metric_rows(points: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -37,14 +40,19 @@ def write_csv(rows: Sequence[dict[str, Any]], out: TextIO) -> None:
     writer.writerows(rows)
 
 
-def metric_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def metric_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """Columns of the table: figures are never cut, the last ones are left out where there is no room, then attempt and
+    time."""
     names = columns(rows)
-    for name in names:
-        table.add_column(printable(name).upper(), justify="left" if name == "time" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_shown(name, row.get(name)) for name in names))
-    return table
+    return [
+        Column(
+            printable(name).upper(),
+            [Text(_shown(name, row.get(name))) for row in rows],
+            gives_way=_LEAST_ASKED_FOR.get(name, 0 if name == "step" else place),
+            right=name != "time",
+        )
+        for place, name in enumerate(names)
+    ]
 
 
 def _flat(point: dict[str, Any], names: Sequence[str]) -> Iterator[tuple[str, Any]]:

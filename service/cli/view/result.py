@@ -4,6 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.rule import Rule
 from rich.text import Text
 
@@ -11,6 +12,8 @@ from moe.records import StoredCheckpoint
 from service.cli.view.amounts import duration, num_bytes
 from service.cli.view.progress import RATE_WINDOW_STEPS
 from service.cli.view.report import ReportView
+
+PAGE_WIDTH = 120
 
 if TYPE_CHECKING:
     from service.cli.footprint import Footprint
@@ -30,11 +33,11 @@ def learned(
     begins with `use`, where there is one."""
     return Group(
         Text(""),
-        Rule(f"{job.name} after {job.step:,} steps", style="dim"),
+        _heading(f"{job.name} after {job.step:,} steps"),
         report.scores(),
         Text(""),
         *_examples(report),
-        Rule("the model", style="dim"),
+        _heading("the model"),
         *_experts(progress),
         *_speed(progress, num_workers),
         *_checkpoint(checkpoints),
@@ -43,9 +46,14 @@ def learned(
     )
 
 
+def _heading(title: str) -> RenderableType:
+    """A rule with a title: as wide as the terminal, and in a pipe no wider than a page."""
+    return Constrain(Rule(title, style="dim"), PAGE_WIDTH)
+
+
 def _examples(report: ReportView) -> list[RenderableType]:
     examples = report.examples()
-    return [] if examples is None else [Rule(report.examples_are, style="dim"), examples, Text("")]
+    return [] if examples is None else [_heading(report.examples_are), examples, Text("")]
 
 
 def _next(job: "Job", report: ReportView, use: str | None) -> list[Text]:

@@ -18,8 +18,8 @@ from service.control.errors import Conflict, Gone, Invalid, NotFound, Unavailabl
 from service.control.lifecycle.lookup import absence
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.history import measured_step, metric_history, metric_page
+from service.control.store.jobs import JobFilter, count_jobs, list_jobs
 from service.control.store.jobs import get_job as read_job
-from service.control.store.jobs import list_jobs
 from service.wire.states import State
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -58,17 +58,14 @@ def get_jobs(
     name: str | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
     cursor: str | None = None,
+    count: Annotated[bool, Query(description="say how many there are on all pages, as `total`")] = False,
 ) -> JSONResponse:
     """Jobs, newest first. A page is unmoved by jobs that come meanwhile."""
+    wanted = JobFilter(states=_states(state), labels=_labels(label), name=name)
+    before = read_cursor(cursor) if cursor else None
     with services.database.read_many() as tx:
-        found = list_jobs(
-            tx,
-            states=_states(state),
-            labels=_labels(label),
-            name=name,
-            before=read_cursor(cursor) if cursor else None,
-            limit=limit + 1,
-        )
+        found = list_jobs(tx, wanted, before=before, limit=limit + 1)
+        total = {"total": count_jobs(tx, wanted)} if count else {}
     page = found[:limit]
     more = len(found) > limit
     # What is asked for most goes out as it is: the framework would look through it once more, in another thread.
@@ -76,6 +73,7 @@ def get_jobs(
         {
             "items": [summary_view(job) for job in page],
             "next_cursor": write_cursor(page[-1].number) if more else None,
+            **total,
         }
     )
 

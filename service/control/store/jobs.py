@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
 from service.control.store import tables
 
@@ -120,31 +120,46 @@ def get_summary(tx: Connection, job_id: str) -> JobSummary | None:
     return None if row is None else JobSummary(*row)
 
 
+@dataclass(frozen=True)
+class JobFilter:
+    """Conditions that all hold of the jobs of a list."""
+
+    states: Collection[str] = ()
+    labels: Sequence[tuple[str, str | None]] = ()
+    """A value of None asks only for the key."""
+    name: str | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        job = tables.jobs.c
+        conditions: list[ColumnElement[bool]] = []
+        if self.states:
+            conditions.append(job.state.in_(self.states))
+        if self.name is not None:
+            conditions.append(job.name == self.name)
+        for key, value in self.labels:
+            label = tables.labels.alias()
+            match = and_(label.c.job_number == job.number, label.c.key == key)
+            if value is not None:
+                match = and_(match, label.c.value == value)
+            conditions.append(select(label.c.key).where(match).exists())
+        return conditions
+
+
 def list_jobs(
-    tx: Connection,
-    *,
-    states: Collection[str] = (),
-    labels: Sequence[tuple[str, str | None]] = (),
-    name: str | None = None,
-    before: int | None = None,
-    limit: int,
+    tx: Connection, wanted: JobFilter = JobFilter(), *, before: int | None = None, limit: int
 ) -> list[JobSummary]:
-    """Jobs newest first; a label's value None asks only for its key; `before` is the last number seen."""
-    job = tables.jobs.c
-    query = _SUMMARIES.order_by(job.number.desc()).limit(limit)
+    """Jobs newest first; `before` is the last number seen."""
+    number = tables.jobs.c.number
+    query = _SUMMARIES.where(*wanted.conditions()).order_by(number.desc()).limit(limit)
     if before is not None:
-        query = query.where(job.number < before)
-    if states:
-        query = query.where(job.state.in_(states))
-    if name is not None:
-        query = query.where(job.name == name)
-    for key, value in labels:
-        label = tables.labels.alias()
-        match = and_(label.c.job_number == job.number, label.c.key == key)
-        if value is not None:
-            match = and_(match, label.c.value == value)
-        query = query.where(select(label.c.key).where(match).exists())
+        query = query.where(number < before)
     return [JobSummary(*row) for row in tx.execute(query)]
+
+
+def count_jobs(tx: Connection, wanted: JobFilter) -> int:
+    """Number of jobs that a list of every page would have."""
+    query = select(func.count()).select_from(tables.jobs).where(*wanted.conditions())
+    return int(tx.execute(query).scalar_one())
 
 
 def change_job(

@@ -1,0 +1,92 @@
+"""One job as `show` has it, and the end of a job that was watched."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from moe.records import CheckpointRecord, StepRecord
+from service.cli.view.amounts import duration, moment, num_bytes, rate
+from service.cli.view.kinds import report_view, words_of
+from service.cli.view.printable import printable
+from service.cli.view.states import state
+
+if TYPE_CHECKING:
+    from service.cli.view.report import ReportView
+    from service.client import Job
+
+
+def job_details(job: "Job") -> RenderableType:
+    """Everything `show` says of a job: its state and why, its place, its figures, its result."""
+    data = job.data
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("job", Text(job.id, "bold"))
+    grid.add_row("name", job.name)
+    if data.get("labels"):
+        grid.add_row("labels", ", ".join(f"{key}={value}" for key, value in data["labels"].items()))
+    reason = f"  {printable(job.reason)}" if job.reason else ""
+    grid.add_row("state", Text.assemble(state(job.state), (reason, "dim")))
+    grid.add_row("step", f"{job.step:,} of {job.num_steps:,}")
+    if data.get("attempt"):
+        grid.add_row("attempt", str(data["attempt"]))
+    for label, key in (("submitted", "created_at"), ("started", "started_at"), ("finished", "finished_at")):
+        if data.get(key):
+            grid.add_row(label, moment(data[key]))
+    if metric := data.get("last_metric"):
+        grid.add_row("last step", _metric_line(StepRecord.read(metric)))
+    if saved := data.get("last_checkpoint"):
+        grid.add_row("checkpoint", _saved(CheckpointRecord.read(saved), ended=job.ended))
+    if failed := data.get("last_failed_checkpoint"):
+        style = "red" if data.get("checkpoints_failing") else "dim"
+        shown = f"of step {failed['step']:,} at {moment(failed['time'])}: {printable(failed['reason'])}"
+        grid.add_row("failed to save", Text(shown, style))
+    grid.add_row("storage", job.storage)
+    if data.get("dashboard_url"):
+        grid.add_row("Ray dashboard", str(data["dashboard_url"]))
+    report = report_view(job)
+    return grid if report is None else Group(grid, *_report(report))
+
+
+def _saved(saved: CheckpointRecord, ended: bool) -> str:
+    """The last checkpoint, and for a job that may lose what came since, its age."""
+    age = ""
+    if saved.time is not None and not ended:
+        age_s = (datetime.now(UTC) - datetime.fromisoformat(saved.time)).total_seconds()
+        age = f", {duration(age_s)} ago"
+    size = f", {num_bytes(saved.size_bytes)}" if saved.size_bytes is not None else ""
+    return f"of step {saved.step:,}, committed at {moment(saved.time)}{age}{size}"
+
+
+def outcome(job: "Job", hints: bool = True) -> RenderableType:
+    """The end of a watched job, and with `hints` what can be typed next and what was learned."""
+    line = Text.assemble((job.id, "bold"), " ", state(job.state))
+    line.append(f": {printable(job.reason)}" if job.reason else f" at step {job.step:,}")
+    if not hints:
+        return line
+    if job.state != "succeeded":
+        line.append(f"\n'shardyard logs {job.id}' shows what its workers said")
+        line.append(f"\n'shardyard resume {job.id}' goes on from its last checkpoint, where it has one")
+        return line
+    line.append("\n" + words_of(job).to_use_it.format(job=job.id))
+    report = report_view(job)
+    return line if report is None else Group(line, *_report(report))
+
+
+def _report(report: "ReportView") -> list[RenderableType]:
+    examples = report.examples()
+    found: list[RenderableType] = [Text(""), report.scores()]
+    return found if examples is None else [*found, Text(""), Text(report.examples_are, "bold"), examples]
+
+
+def _metric_line(metric: StepRecord) -> str:
+    losses = (("loss", metric.loss), ("nll", metric.nll))
+    parts = [f"{name} {value:.3f}" for name, value in losses if value is not None]
+    if metric.tokens_per_s is not None:
+        parts.append(f"{metric.tokens_per_s:,.0f} tokens/s")
+    if metric.lr is not None:
+        parts.append(f"lr {rate(metric.lr)}")
+    return "  ".join(parts)

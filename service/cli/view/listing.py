@@ -1,0 +1,97 @@
+"""Listings: one line per thing, in columns that give way where the terminal is too narrow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GAP = 2
+NEVER_LEFT_OUT = 0
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a listing."""
+
+    label: str
+    cells: Sequence[Text]
+    gives_way: int = NEVER_LEFT_OUT
+    """Order in which columns are left out, the highest first; one that is never left out is never cut either."""
+    min_width: int | None = None
+    """Width down to which its cells may be cut; None for identifiers and figures, which mean something only whole."""
+    right: bool = False
+
+    @property
+    def width(self) -> int:
+        """Width at which nothing of it is cut."""
+        return max(map(cell_len, (self.label, *(cell.plain for cell in self.cells))))
+
+    @property
+    def least(self) -> int:
+        if self.min_width is None:
+            return self.width
+        return min(self.width, max(self.min_width, cell_len(self.label)))
+
+
+def print_listing(columns: Sequence[Column], console: "Console", room: int | None) -> list[str]:
+    """Prints a line of labels and one for each row, at most `room` cells wide where that can be (None: whole).
+
+    Returns the labels of the columns that were left out. Identifiers are whole even where they are wider than the
+    terminal, which then wraps the line.
+    """
+    widths = fitted(columns, room)
+    shown = [(column, widths[column.label]) for column in columns if column.label in widths]
+    labels = [_in_cells(Text(column.label, "bold"), column, width) for column, width in shown]
+    console.print(_line(labels), soft_wrap=True)
+    for row in range(max((len(column.cells) for column in columns), default=0)):
+        cells = [_in_cells(column.cells[row], column, width) for column, width in shown]
+        console.print(_line(cells), soft_wrap=True)
+    return [column.label for column in columns if column.label not in widths]
+
+
+def fitted(columns: Sequence[Column], room: int | None) -> dict[str, int]:
+    """Widths of the columns that are shown, by label.
+
+    Columns are left out in their order until the others fit at their least width. What room remains goes to those
+    that were cut, the last to be left out first.
+    """
+    if room is None:
+        return {column.label: column.width for column in columns}
+    shown = list(columns)
+    while _total([column.least for column in shown]) > room:
+        candidates = [column for column in shown if column.gives_way != NEVER_LEFT_OUT]
+        if not candidates:
+            break
+        shown.remove(max(candidates, key=lambda column: column.gives_way))
+    spare = max(0, room - _total([column.least for column in shown]))
+    widths = {column.label: column.least for column in shown}
+    for column in sorted(shown, key=lambda column: column.gives_way):
+        more = min(spare, column.width - column.least)
+        widths[column.label] += more
+        spare -= more
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * max(0, len(widths) - 1)
+
+
+def _in_cells(cell: Text, column: Column, width: int) -> Text:
+    """The cell in exactly so many columns of the terminal: a CJK character takes two."""
+    text = cell.copy()
+    text.truncate(width, overflow="ellipsis")
+    padding = width - cell_len(text.plain)
+    if column.right:
+        return Text.assemble(" " * padding, text)
+    return Text.assemble(text, " " * padding)
+
+
+def _line(cells: Sequence[Text]) -> Text:
+    line = Text(" " * GAP).join(cells)
+    line.rstrip()
+    return line
