@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from moe.records.json_record import JsonRecord
 
 ALL = "all"
-"""Name in the report of all sources together."""
+"""Name in the report of all sources together, which specs reserve (`moe.spec.sequences.ALL`)."""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from moe.records.language import ALL
 from moe.spec.base import Count, NonNegative, Positive, Spec, Text
 from moe.spec.errors import Problem, SpecError
 from moe.spec.places import MAX_PLACES, Column, Place
 
 Format = Literal["jsonl", "text", "parquet"]
 MAX_SOURCES = 100
+ALL = "all"
+"""Name in the report of all sources together."""
+
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", ".md": "text", ".py": "text",
     ".parquet": "parquet", ".pq": "parquet",

@@ -129,3 +129,11 @@ def test_numbers_that_json_has_none_for_are_told_as_null() -> None:
     line = to_json(StepRecord(3, loss=float("nan"), nll=float("inf")).to_plain(), inf_nan_mode="null")
     assert json.loads(line) == {"step": 3, "loss": None, "nll": None, "layers": []}
     assert StepRecord.read(json.loads(line)) == StepRecord(3)
+
+
+def test_the_name_of_all_sources_is_the_one_that_specs_reserve() -> None:
+    """Declared twice: data may not know records, nor a client import specs to show a report."""
+    from moe.records.language import ALL
+    from moe.spec.sequences import ALL as RESERVED
+
+    assert ALL == RESERVED
