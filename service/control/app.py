@@ -36,6 +36,7 @@ from service.control.lifecycle.generations import Generations, Limits
 from service.control.lifecycle.lease import Lease
 from service.control.lifecycle.module_plans import ModulePlans
 from service.control.lifecycle.policies import Deadlines
+from service.control.lifecycle.recovery import Recovery
 from service.control.lifecycle.requests import Requests
 from service.control.lifecycle.retention import Retention
 from service.control.lifecycle.roots import StorageRoots
@@ -63,12 +64,12 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
         hub.open(asyncio.get_running_loop())
         services = await asyncio.to_thread(open_services, settings, launcher, hub, figures)
         app.state.services = services
-        controlling = threading.Thread(
-            target=services.controller.run,
-            args=(settings.controller_interval_s,),
-            name="controller",
-            daemon=True,
-        )
+
+        def control() -> None:
+            services.recovery.run_if_empty()  # before anything is decided about jobs
+            services.controller.run(settings.controller_interval_s)
+
+        controlling = threading.Thread(target=control, name="controller", daemon=True)
         controlling.start()
         try:
             yield
@@ -182,4 +183,5 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
         figures,
         modules,
         generations,
+        Recovery(database, roots, launcher, ingest, settings.owner, state_dir),
     )

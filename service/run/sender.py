@@ -131,7 +131,8 @@ class Sender:
             else:
                 outbox.seek(answer.next_seq)
             return True
-        if response.status_code >= 500 or response.status_code in (408, 429):
+        # 404: a control plane that lost its store knows nothing of the job until that is recovered from storage.
+        if response.status_code >= 500 or response.status_code in (404, 408, 429):
             self._note_unreachable(f"status {response.status_code}")
             return False
         # 403: a newer attempt or group has taken over. Anything else of the kind will not mend by repetition.

@@ -2,6 +2,9 @@
 
 import hashlib
 import re
+from contextlib import suppress
+
+from pydantic import ValidationError
 
 from moe.plan import Plan
 from moe.storage.folder import Folder
@@ -11,6 +14,8 @@ _LAUNCH = re.compile(
     r"(?P<storage>.+)/attempts/(?P<attempt>[1-9][0-9]*)/launch\.(?P<sha256>[0-9a-f]{64})\.json"
 )
 """A launch is named by its content: runs may write where it lies, and a driver is told which one is its own."""
+_NAME = re.compile(r"launch\.(?P<sha256>[0-9a-f]{64})\.json")
+MAX_LAUNCH_BYTES = 1 << 26
 RESULT = "result.json"
 PLAN = "plan.json"
 
@@ -43,6 +48,19 @@ class AttemptFolder:
         name = f"launch.{hashlib.sha256(content).hexdigest()}.json"
         self._folder.write(name, content, mode=0o600)
         return self._folder.url_of(name)
+
+    def launches(self) -> list[Launch]:
+        """The launches of this attempt that are whole, and that this release can read."""
+        launches = []
+        for name in self._folder.names():
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            content = self._folder.read(name, max_bytes=MAX_LAUNCH_BYTES)
+            if hashlib.sha256(content).hexdigest() == match["sha256"]:
+                with suppress(ValidationError):
+                    launches.append(Launch.model_validate_json(content))
+        return launches
 
     def write_result(self, result: Result) -> None:
         """Readers see all of it or nothing."""

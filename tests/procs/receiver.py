@@ -15,6 +15,7 @@ class Receiver:
         self.order: list[str] = []
         """Writers in the order in which their records came."""
         self.refuses = False
+        self.knows_job = True
         self.request: str | None = None
         self.num_posts = 0
         self._lock = threading.Lock()
@@ -58,6 +59,8 @@ class Receiver:
     def take(self, batch: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         with self._lock:
             self.num_posts += 1
+            if not self.knows_job:
+                return 404, {"detail": "there is no such job"}
             if self.refuses:
                 return 403, {"detail": "superseded"}
             known = self.records[batch["writer"]]

@@ -111,6 +111,21 @@ def test_a_refused_writer_stops_sending_and_keeps_sealing(receiver: Receiver, st
     assert [record.data["step"] for record in _sealed(storage, "a1.g0")] == [1, 2, 3]
 
 
+def test_a_control_plane_that_lost_the_job_gets_its_records_once_it_is_recovered(
+    receiver: Receiver, storage: str
+) -> None:
+    run = recorder(receiver.url, storage, "g0.rank-0")
+    run.metric(StepRecord(1))
+    await_that(lambda: receiver.steps("group-0") == [1])
+    receiver.knows_job = False
+    run.metric(StepRecord(2))
+    posts = receiver.num_posts
+    await_that(lambda: receiver.num_posts > posts + 1)
+    receiver.knows_job = True
+    await_that(lambda: receiver.steps("group-0") == [1, 2])
+    run.close()
+
+
 def test_requests_come_back_with_heartbeats(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
     receiver.request = "pause"

@@ -13,6 +13,7 @@ from service.control.lifecycle.deletions import Deletions
 from service.control.lifecycle.generations import Generations
 from service.control.lifecycle.lookup import find_job
 from service.control.lifecycle.module_plans import ModulePlans
+from service.control.lifecycle.recovery import Recovery
 from service.control.lifecycle.requests import Requests
 from service.control.lifecycle.roots import StorageRoots
 from service.control.report.hub import Hub
@@ -41,6 +42,7 @@ class Services:
     figures: Figures
     modules: ModulePlans
     generations: Generations
+    recovery: Recovery
 
 
 # These two are coroutines for they wait for nothing: a plain function would cost a trip to a thread.

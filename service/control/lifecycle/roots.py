@@ -47,6 +47,14 @@ class StorageRoots:
                     return (place if local else f"{protocol}://{place}", *names)
         return None
 
+    def places(self) -> list[str]:
+        """The roots as paths without links, and URLs, each once."""
+        places = [
+            os.path.realpath(os.path.expanduser(path)) if protocol == "file" else f"{protocol}://{path}"
+            for protocol, path in self._roots
+        ]
+        return list(dict.fromkeys(places))
+
     def folder(self, storage: str) -> Folder:
         """A job's own folder, to which and in which no link below its root is followed; where its root is named no
         more, no link below the folder that it lies in."""

@@ -1,11 +1,12 @@
 """Takes over from storage what a run recorded while nobody listened, once its processes are gone."""
 
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from moe.storage.folder import Folder
 from service.control.report.ingest import Ingest
 from service.wire.events import MAX_BATCH_RECORDS, SealedRecord
-from service.wire.segments import SegmentFolder
+from service.wire.segments import SegmentFolder, WriterFolder
 
 
 def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: Folder) -> int:
@@ -13,18 +14,29 @@ def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: Folder) -> int:
 
     Also those of earlier attempts: what one that was killed had not sealed yet, the next one seals for it.
     """
-    folder = SegmentFolder(storage, "metrics")
     total = 0
+
+    def known(writer: WriterFolder) -> int:
+        return ingest.next_seq(job_id, writer.attempt, writer.record_writer)
+
+    for writer, records in sealed_records(storage, attempt, known):
+        first = records[0].seq
+        total += ingest.take_over(job_id, writer.attempt, writer.record_writer, first, records)
+    return total
+
+
+def sealed_records(
+    storage: Folder, attempt: int, known: Callable[[WriterFolder], int]
+) -> Iterator[tuple[WriterFolder, tuple[SealedRecord, ...]]]:
+    """Consecutive records on storage, a bounded number at a time, by writer and in its order; of each writer up to
+    `attempt` from the sequence number that `known` says on. Raises OSError."""
+    folder = SegmentFolder(storage, "metrics")
     for writer in folder.writers():
         if writer.attempt > attempt:
             continue
-        known = ingest.next_seq(job_id, writer.attempt, writer.record_writer)
-        sealed = folder.records(writer, known)
+        sealed = folder.records(writer, known(writer))
         while records := tuple(islice(sealed, MAX_BATCH_RECORDS)):
-            first = records[0].seq
-            consecutive = _consecutive(records)
-            total += ingest.take_over(job_id, writer.attempt, writer.record_writer, first, consecutive)
-    return total
+            yield writer, _consecutive(records)
 
 
 def _consecutive(records: tuple[SealedRecord, ...]) -> tuple[SealedRecord, ...]:

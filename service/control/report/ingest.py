@@ -120,6 +120,13 @@ class Ingest:
         self._tell(job, new, stored)
         return len(new)
 
+    def restore(
+        self, tx: Connection, job: JobRow, attempt: int, writer: str, records: Sequence[Record]
+    ) -> None:
+        """Stores records of a job that is being recovered, as if `attempt` were its newest."""
+        expected = writers.next_seq(tx, job.number, attempt, writer)
+        self._store(tx, replace(job, attempt=attempt), attempt, writer, expected, records)
+
     def _admitted(self, tx: Connection, job_id: str, token: str, batch: RecordBatch) -> JobRow:
         job = get_job(tx, job_id, lock=bool(batch.records))
         if job is None:

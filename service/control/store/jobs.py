@@ -225,6 +225,12 @@ def next_to_thin(tx: Connection, states: Collection[str], ended_before: int) -> 
     return None if row is None else JobRow(*row)
 
 
+def is_empty(tx: Connection) -> bool:
+    """Whether no job was ever stored, and none was deleted."""
+    job = tx.execute(select(tables.jobs.c.number).limit(1)).first()
+    return job is None and tx.execute(select(tables.deletions.c.job_id).limit(1)).first() is None
+
+
 def count_by_state(tx: Connection) -> dict[str, int]:
     job = tables.jobs.c
     counts = tx.execute(select(job.state, func.count()).group_by(job.state))

@@ -1,0 +1,85 @@
+"""`recover`: jobs put back into a database that lost them, from what lies in their storage."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.options import AsJson, StateDir
+
+
+def recover(
+    state_dir: StateDir = None,
+    ray_dashboard_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The Ray cluster that may run attempts; the one of 'shardyard up' if left out.",
+        ),
+    ] = None,
+    ray_token_path: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Holds that cluster's token, if it has one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Puts jobs back that lie in storage and are not in the database.
+
+    'shardyard up' does so by itself where the database holds no job. Attempts that still run are adopted, and what has
+    ended has its result again; a job whose attempt is gone is paused, and nothing is launched. It may be repeated, also
+    while the control plane runs.
+    """
+    from service.cli.local import require_usable, settings_for
+    from service.cli.view.output import console, print_json
+    from service.control.launcher.ray_jobs import RayJobsLauncher
+    from service.control.lifecycle.recovery import Recovery
+    from service.control.lifecycle.roots import StorageRoots
+    from service.control.report.hub import Hub
+    from service.control.report.ingest import Ingest
+    from service.control.report.tokens import TokenMint
+    from service.control.store.database import Database
+    from service.head.local_head import LocalHead
+
+    settings = settings_for(
+        state_dir=state_dir, ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path
+    )
+    require_usable(settings)
+    url, token_path = settings.ray_dashboard_url, settings.ray_token_path
+    head = LocalHead.find(settings.state_dir) if ray_dashboard_url is None else None
+    if head is not None and "ray_dashboard_url" not in settings.model_fields_set:
+        url, token_path = head.dashboard_url, head.token_path
+    out = console()
+    with (
+        closing(Database(settings.database_url)) as database,
+        closing(RayJobsLauncher(url, settings.driver_python, token_path)) as launcher,
+    ):
+        database.migrate()
+        mint = TokenMint(settings.state_dir / "attempt.key")
+        ingest = Ingest(database, Hub(), mint, on_phase=lambda: None)
+        roots = StorageRoots(settings.storage_roots)
+        recovered = Recovery(database, roots, launcher, ingest, settings.owner, settings.state_dir).run(
+            lambda id, name, standing: (
+                None
+                if as_json
+                else out.print(
+                    f"{id}  {standing.state:<10}  {name}: {standing.reason}", soft_wrap=True, markup=False
+                )
+            )
+        )
+    if as_json:
+        print_json(
+            {
+                "jobs": [
+                    {"id": id, "name": name, "state": standing.state, "reason": standing.reason}
+                    for id, name, standing in recovered.jobs
+                ],
+                "skipped": [{"storage": storage, "reason": why} for storage, why in recovered.skipped],
+            }
+        )
+    else:
+        for storage, why in recovered.skipped:
+            out.print(f"not recovered: {storage}: {why}", soft_wrap=True, markup=False)
+        count = len(recovered.jobs)
+        places = ", ".join(settings.storage_roots)
+        print(f"{count} job{'' if count == 1 else 's'} recovered from {places}")
+    raise typer.Exit(bool(recovered.skipped))

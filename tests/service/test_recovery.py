@@ -1,0 +1,225 @@
+"""A store that was lost is rebuilt from storage: what has ended has its end, what runs is adopted."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe.records import CheckpointRecord, StepRecord
+from service.control.launcher.launcher import Observation
+from service.control.lifecycle.recovery import standing_of
+from service.control.lifecycle.roots import StorageRoots
+from service.control.lifecycle.stored_jobs import StoredJob, job_folders, read_stored_job
+from service.run.recorder import SpoolRecorder
+from service.wire.launch import Result
+from tests.processes import DEADLINE_S, await_that
+from tests.service.control_plane import ControlPlane, spec
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
+
+
+def lose_database(plane: ControlPlane) -> None:
+    """Kills the control plane and takes its database away."""
+    plane.kill()
+    for path in plane.database.parent.glob("shardyard.db*"):
+        path.rename(path.with_name(f"lost-{path.name}"))
+
+
+def recorder(plane: ControlPlane, job: dict[str, Any], attempt: int = 1, **changes: Any) -> SpoolRecorder:
+    """What rank 0 of a real attempt records by; nobody listens."""
+    return SpoolRecorder(
+        job_id=job["id"], attempt=attempt, storage=job["storage"], events_url="http://127.0.0.1:9", token="none",
+        **{"name": "g0.rank-0", "speaks": True, "sweeps": True, **changes},
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("node")
+def test_jobs_are_recovered_with_their_ends_metrics_and_checkpoints(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    first = own_plane.post(name="first")
+    own_plane.await_state(first["id"], "succeeded")
+    ended = own_plane.post(name="ended", labels={"team": "a"})
+    failed = own_plane.post(name="failed", labels={"fail": "yes"})
+    own_plane.await_state(ended["id"], "succeeded")
+    own_plane.await_state(failed["id"], "failed")
+    run = recorder(own_plane, ended)
+    run.record("started", {"group": 0, "resumed_step": 0, "workers": [{"rank": 0, "node": 0}]})
+    for step in range(1, 6):
+        run.metric(StepRecord(step, loss=1 / step))
+    run.checkpoint(CheckpointRecord(step=5, name="step-00000005.a1.g0", size_bytes=7))
+    run.close(patience_s=0.1)
+    before = {job["id"]: own_plane.job(job["id"]) for job in (first, ended, failed)}
+
+    lose_database(own_plane)
+    own_plane.start()
+    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 3)
+    for job in before.values():
+        now = own_plane.job(job["id"])
+        same = ("id", "name", "state", "labels", "spec", "storage", "attempt", "num_steps", "result", "owner")
+        assert {key: now[key] for key in same} == {key: job[key] for key in same}
+    listed = own_plane.http.get("/v1/jobs").json()["items"]
+    assert [job["name"] for job in listed] == [
+        "failed",
+        "ended",
+        "first",
+    ]  # in the order in which they came
+    now = own_plane.job(ended["id"])
+    assert (now["step"], now["last_checkpoint"]["step"]) == (5, 5)
+    metrics = own_plane.http.get(f"/v1/jobs/{ended['id']}/metrics").json()["items"]
+    assert [(point["step"], point["loss"]) for point in metrics] == [(step, 1 / step) for step in range(1, 6)]
+    ids = [event.id for event in own_plane.events(ended["id"])]
+    assert ids == list(range(1, len(ids) + 1))
+    assert own_plane.http.get("/v1/jobs?label=team=a").json()["items"][0]["id"] == ended["id"]
+    assert sorted(own_plane.launcher.launches()) == sorted(f"{id}-a1" for id in before)  # and none beside
+
+
+def test_what_runs_is_adopted_and_what_is_gone_waits_for_somebody(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    (own_plane.folder / "state" / "cache").mkdir(exist_ok=True)
+    hold = own_plane.folder / "state" / "cache" / "here"
+    hold.touch()
+    runs = own_plane.post(name="runs", labels={"hold": "here"})
+    gone = own_plane.post(name="gone", labels={"hold": "here"})
+    for job in (runs, gone):
+        own_plane.await_state(job["id"], "running")
+    lose_database(own_plane)
+    own_plane.launcher.forget(f"{gone['id']}-a1")
+    own_plane.start()
+    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 2)
+    own_plane.await_state(gone["id"], "paused")
+    assert "'resume' goes on from its beginning" in own_plane.job(gone["id"])["reason"]
+    own_plane.await_state(runs["id"], "running")
+    assert own_plane.job(runs["id"])["dashboard_url"]
+    hold.unlink()
+    own_plane.await_state(runs["id"], "succeeded")  # its records are admitted: the token is its launch's
+    metrics = own_plane.http.get(f"/v1/jobs/{runs['id']}/metrics").json()["items"]
+    assert [point["step"] for point in metrics] == [1, 2, 3, 4, 5]
+    assert own_plane.http.post(f"/v1/jobs/{gone['id']}/resume").status_code == 202
+    own_plane.await_state(gone["id"], "succeeded")
+    assert own_plane.launcher.launches().count(f"{runs['id']}-a1") == 1
+    assert f"{gone['id']}-a2" in own_plane.launcher.launches()
+
+
+def test_a_recovery_that_was_broken_off_goes_on(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    jobs = [own_plane.post(name=f"job-{number}") for number in range(3)]
+    for job in jobs:
+        own_plane.await_state(job["id"], "succeeded")
+    lose_database(own_plane)
+    hidden = [(Path(job["storage"]), Path(job["storage"]).with_suffix(".hidden")) for job in jobs[1:]]
+    for storage, elsewhere in hidden:
+        storage.rename(elsewhere)
+    own_plane.start()
+    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 1)
+    own_plane.kill()
+    for storage, elsewhere in hidden:
+        elsewhere.rename(storage)
+    (own_plane.folder / "state" / "recovering").touch()
+    own_plane.start()
+    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 3)
+    await_that(lambda: not (own_plane.folder / "state" / "recovering").exists())
+
+
+def test_the_command_recovers_beside_a_running_service_and_says_what_it_cannot(
+    own_plane: ControlPlane,
+) -> None:
+    own_plane.start()
+    job = own_plane.post()
+    own_plane.await_state(job["id"], "succeeded")
+    lose_database(own_plane)
+    storage = Path(job["storage"])
+    storage.rename(storage.with_suffix(".hidden"))
+    own_plane.start()
+    other = own_plane.post()
+    own_plane.await_state(other["id"], "succeeded")
+    storage.with_suffix(".hidden").rename(storage)
+    broken = storage.with_name("job-aaaaaaaaaaaa")
+    broken.mkdir()
+    (broken / "spec.json").write_text("no JSON")
+    command = [sys.executable, "-m", "service.cli.main", "recover", "--json"]
+    command += ["--state-dir", str(own_plane.folder / "state"), "--ray-dashboard-url", "http://127.0.0.1:9"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 1, done.stderr
+    said = json.loads(done.stdout)
+    assert [(entry["id"], entry["state"]) for entry in said["jobs"]] == [(job["id"], "succeeded")]
+    assert [entry["storage"] for entry in said["skipped"]] == [str(broken)]
+    assert own_plane.job(job["id"])["result"]["report"] == {"steps": 5}
+    again = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert json.loads(again.stdout)["jobs"] == []
+
+
+def test_deleted_jobs_do_not_come_back(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    job = own_plane.post()
+    own_plane.await_state(job["id"], "succeeded")
+    own_plane.http.delete(f"/v1/jobs/{job['id']}")
+    await_that(lambda: own_plane.http.delete(f"/v1/jobs/{job['id']}").status_code == 200)
+    lose_database(own_plane)
+    own_plane.start()
+    new = own_plane.post()
+    own_plane.await_state(new["id"], "succeeded")
+    assert own_plane.http.get(f"/v1/jobs/{job['id']}").status_code == 404
+
+
+def test_folders_of_jobs_are_found_below_roots_and_through_no_link(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    jobs = ["job-aaaaaaaaaaaa", "team/a/job-bbbbbbbbbbbb"]
+    for folder in (*(root / job for job in jobs), elsewhere / "job-cccccccccccc"):
+        folder.mkdir(parents=True)
+        (folder / "spec.json").write_text("{}")
+    (root / "job-dddddddddddd").mkdir()  # refused before its spec was there
+    (root / "link").symlink_to(elsewhere)
+    (root / "job-eeeeeeeeeeee").symlink_to(elsewhere / "job-cccccccccccc")
+    roots = StorageRoots([str(root), str(tmp_path / "missing"), f"file://{root}"])
+    assert sorted(job_folders(roots)) == [str(root / job) for job in jobs]
+
+
+RUNNING, PAUSED, RECOVERING = "running", "paused", "recovering"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "result", "seen", "state"),
+    [
+        (0, None, None, PAUSED),
+        (1, "succeeded", None, "succeeded"),
+        (1, "cancelled", "running", "cancelled"),
+        (1, "paused", "unknown", PAUSED),
+        (1, "failed", "failed", "failed"),
+        (1, "died", "failed", RECOVERING),
+        (1, "died", "unknown", PAUSED),
+        (1, None, None, RECOVERING),
+        (1, None, "running", RECOVERING),
+        (1, None, "pending", RECOVERING),
+        (1, None, "failed", RECOVERING),
+        (1, None, "stopped", PAUSED),
+        (1, None, "unknown", PAUSED),
+    ],
+)
+def test_where_a_job_stands(
+    standing_job: StoredJob, attempt: int, result: str | None, seen: Any, state: str
+) -> None:
+    outcome: Any = {"died": "failed"}.get(result or "", result)
+    told = Result(outcome=outcome, step=3, retryable=result == "died") if outcome else None
+    job = StoredJob(**{**vars(standing_job), "attempt": attempt, "result": told})
+    standing = standing_of(job, Observation(status=seen) if seen else None)
+    assert (standing.state, standing.is_on_cluster) == (state, state == RECOVERING)
+
+
+@pytest.fixture
+def standing_job(tmp_path: Path) -> StoredJob:
+    folder = tmp_path / "job-aaaaaaaaaaaa"
+    folder.mkdir()
+    (folder / "spec.json").write_text(json.dumps(spec()))
+    os.utime(folder / "spec.json", (1.7e9, 1.7e9))
+    job = read_stored_job(StorageRoots([str(tmp_path)]), str(folder))
+    assert (job.id, job.attempt, job.created_at.timestamp()) == ("job-aaaaaaaaaaaa", 0, 1.7e9)
+    return job
