@@ -83,7 +83,6 @@ def test_what_stays_on_the_screen() -> None:
         "state queued: waits for its turn",
         "state running",
         "warning one [2Jtwo",
-        "checkpoint step 1 committed",
     ]
     assert (progress.state, progress.checkpoint_step, progress.last_event_id) == ("running", 1, 6)
 

@@ -3,10 +3,13 @@
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 from rich.console import Console, Group
+from rich.control import Control
 from rich.live import Live
 from rich.text import Text
 
@@ -18,8 +21,10 @@ from service.cli.view.states import STATE_STYLES
 from service.wire.events import Event
 
 FRAMES_PER_S = 5
+KEPT_NOTICES = 200
+"""Lines that are drawn again where a terminal was resized, as far as they fit."""
 LINE_INTERVAL_S = 5.0
-NOTICE_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red", "checkpoint": "cyan"}
+NOTICE_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
 class Follower(Protocol):
@@ -35,27 +40,76 @@ class Follower(Protocol):
 
 
 class LiveFollower:
-    """A frame that is redrawn in place, below the lines that stay."""
+    """A frame that is redrawn in place, below the lines that stay.
 
-    def __init__(self, progress: Progress, console: Console) -> None:
+    Whoever draws holds one lock from the first thought to the last byte: where two threads draw, one computes how far
+    up the frame begins while the other writes, and erases rows that are not its own.
+    """
+
+    def __init__(self, progress: Progress, console: Console, frames_per_s: float = FRAMES_PER_S) -> None:
         self.progress, self._console, self._note = progress, console, ""
-        self._lock = threading.Lock()  # rich draws in a thread of its own
+        self._interval_s = 1 / frames_per_s
+        self._lock = threading.RLock()
+        self._size = console.size
+        self._notices = deque[Text](maxlen=KEPT_NOTICES)
+        self._live = Live(console=console, auto_refresh=False)
 
     def show(self, events: Iterable[Event]) -> None:
-        with Live(get_renderable=self._frame, console=self._console, refresh_per_second=FRAMES_PER_S) as live:
-            for event in events:
-                with self._lock:
-                    self._note = ""
-                    notice = self.progress.take(event)
-                if notice is not None:
-                    live.console.print(styled(notice))
+        over = threading.Event()
+        redraws = threading.Thread(target=self._redraw, args=(over,), daemon=True)
+        with self._live:
+            redraws.start()
+            try:
+                for event in events:
+                    with self._lock:
+                        self._note = ""
+                        if (notice := self.progress.take(event)) is not None:
+                            self._draw(styled(notice))
+            finally:
+                over.set()
+                redraws.join()
+                self._live.update(self._frame())
 
     def lost(self, error: Exception) -> None:
-        self._note = f"{error} Trying again."
+        with self._lock:
+            self._note = f"{error} Trying again."
+
+    def _redraw(self, over: threading.Event) -> None:
+        while not over.wait(self._interval_s):
+            with suppress(OSError):  # of a terminal that has gone, which the other thread hears of too
+                self._draw()
+
+    def _draw(self, notice: Text | None = None) -> None:
+        """Draws the frame of now, with `notice` above it: in one write, so that no screen ever has a state beside a
+        frame that is older."""
+        with self._lock, self._console:
+            lines: list[Text] = []
+            if (size := self._console.size) != self._size:
+                # The terminal has laid out the rows anew, each in its own way: nobody knows where the frame is.
+                self._size = size
+                self._console.control(Control.clear(), Control.home())
+                lines = self._notices_that_fit()
+            if notice is not None:
+                self._notices.append(notice)
+                lines.append(notice)
+            self._live.update(self._frame(), refresh=True)
+            if lines:
+                self._console.print(Group(*lines))
+
+    def _notices_that_fit(self) -> list[Text]:
+        """The newest lines that stay, as many as there is room for above the frame."""
+        width = self._console.width
+        room = self._console.height - len(self._console.render_lines(self._frame(), pad=False)) - 1
+        newest: list[Text] = []
+        for notice in reversed(self._notices):
+            room -= len(notice.wrap(self._console, width))
+            if room < 0:
+                break
+            newest.append(notice)
+        return newest[::-1]
 
     def _frame(self) -> Group:
-        with self._lock:
-            return frame(self.progress, self._console.width, self._console.height, self._note)
+        return frame(self.progress, self._console.width, self._console.height, self._note)
 
 
 class PlainFollower:
@@ -114,7 +168,7 @@ def last_step(progress: Progress) -> bool:
 def plain_step(progress: Progress) -> str:
     """The latest step on one line, in ASCII."""
     parts = [f"step {progress.step:,}/{progress.num_steps:,}"]
-    parts += [f"{label} {value}" for label, value in figures(progress) if label != "checkpoint"]
+    parts += [f"{label} {value}" for label, value in figures(progress)]
     if (left := progress.seconds_left) is not None:
         parts.append(f"{duration(left)} left")
     for layer in progress.layers():

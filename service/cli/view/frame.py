@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -13,6 +14,8 @@ from service.cli.view.bars import experts_per_bar, load_bars
 from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
 from service.cli.view.states import STATE_STYLES
 
+MIN_NAME = 8
+FIGURE_GAP = "   "
 CHART_WIDTH, WIDEST_CHART = 38, 64
 """A terminal of 80 columns holds two of the narrowest side by side, one of 140 three."""
 TALL, LOW = 5, 1
@@ -23,9 +26,9 @@ OTHER_ROWS = 8
 
 def frame(progress: Progress, width: int, height: int, note: str = "") -> Group:
     """Content of the screen now. It holds no reference to `progress`, which goes on changing."""
-    parts: list[RenderableType] = [_headline(progress), _bar(progress)]
+    parts: list[RenderableType] = [_headline(progress, width), _bar(progress)]
     if progress.metric is not None:
-        parts.append(_figures(progress))
+        parts.append(_figures(progress, width))
     if layers := progress.layers():
         parts += [Text(""), charts(layers, width, max(LOW + 2, height - OTHER_ROWS))]
     if below := note or progress.doing:
@@ -34,17 +37,23 @@ def frame(progress: Progress, width: int, height: int, note: str = "") -> Group:
     return Group(*parts)
 
 
-def _headline(progress: Progress) -> Text:
+def _headline(progress: Progress, width: int) -> Text:
+    """Name, id and state; where there is no room, the name is cut and then left out."""
     line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(progress.name, style="bold")
-    line.append(f"  {progress.job_id}  ", style="dim")
+    line.append(progress.job_id, style="dim")
+    line.append("  ")
     line.append(progress.state, style=STATE_STYLES.get(progress.state, ""))
     if progress.state_since is not None and not progress.ended:
         lasted = datetime.now(UTC) - progress.state_since
         line.append(f" for {duration(lasted.total_seconds())}", style="dim")
     if progress.attempt is not None and progress.attempt > 1:
         line.append(f"  attempt {progress.attempt}", style="yellow")
-    return line
+    room = width - line.cell_len - 2
+    if room < min(MIN_NAME, cell_len(progress.name)):
+        return line
+    name = Text(progress.name, "bold")
+    name.truncate(room, overflow="ellipsis")
+    return Text.assemble(name, "  ", line, no_wrap=True, overflow="ellipsis")
 
 
 def _bar(progress: Progress) -> Table:
@@ -60,12 +69,15 @@ def _bar(progress: Progress) -> Table:
     return grid
 
 
-def _figures(progress: Progress) -> Table:
-    grid = Table.grid(padding=(0, 3, 0, 0))
-    grid.add_row(
-        *(Text.assemble((f"{label} ", "dim"), (value, "bold")) for label, value in figures(progress))
-    )
-    return grid
+def _figures(progress: Progress, width: int) -> Group:
+    """The latest step's figures, in as many rows as they take: none is cut."""
+    rows = [Text()]
+    for label, value in figures(progress):
+        figure = Text.assemble((f"{label} ", "dim"), (value, "bold"))
+        if rows[-1] and rows[-1].cell_len + len(FIGURE_GAP) + figure.cell_len > width:
+            rows.append(Text())
+        rows[-1] = Text.assemble(rows[-1], FIGURE_GAP if rows[-1] else "", figure, no_wrap=True)
+    return Group(*rows)
 
 
 def figures(progress: Progress) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ RATE_WINDOW_STEPS = 50
 
 @dataclass(frozen=True)
 class Notice:
-    """One line that stays on the screen: a state change, a checkpoint, a warning."""
+    """One line that stays on the screen: a state change, a plan, a warning."""
 
     time: datetime
     kind: str
@@ -87,7 +87,7 @@ class Progress:
                 return None
             case "checkpoint":
                 self.checkpoint_step = CheckpointRecord.read(event.data).step
-                return Notice(event.time, "checkpoint", f"step {self.checkpoint_step:,} committed")
+                return None  # a figure: a line for each would push everything else off the screen
             case "log":
                 return self._take_log(event)
 
