@@ -93,6 +93,11 @@ class Degrees:
         }
 
     @property
+    def num_further_axes(self) -> int:
+        """Axes that a model is split over beside those of data and whole experts."""
+        return sum(degree > 1 for degree in (self.tensor, self.context, self.expert_tensor, self.pipeline))
+
+    @property
     def split(self) -> Split:
         return Split(self.tensor, self.context, self.expert, self.expert_tensor)
 

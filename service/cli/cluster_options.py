@@ -39,7 +39,8 @@ class ClusterOptions:
         from moe.plan import DEVICES
         from moe.plan.cluster.cluster import FACTS, one_cluster_of
 
-        device = self._facts() if (self.device or "").lstrip().startswith("{") else self.device or "cpu"
+        written = "cpu" if self.device is None else self.device
+        device = self._facts() if written.lstrip().startswith("{") else written
         if isinstance(device, str) and device not in DEVICES:
             raise Misuse(
                 f"--device (={device!r}) must be a device type known here; use one of {', '.join(DEVICES)}, or give "

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from moe.plan import Cluster, Degrees, Search, plan_job
 from moe.plan.candidate import RECOMPUTES, Candidate, Options
 from moe.plan.request import PlanRequest
+from moe.plan.search.spread import WITHIN_ERROR
 from moe.plan.search.what_if import grid
 from moe.plan.software import SOFTWARE
 from moe.spec import JobSpec, SpecError
@@ -56,6 +57,54 @@ def with_more(job: Job, memory: float, within: float, across: float) -> None:
         if before is not None:
             assert after is not None
             assert after <= before * _NEAR
+
+
+RATES = st.tuples(TIMES, TIMES, TIMES, TIMES)
+
+
+def chosen_s(job: Job, rates: tuple[float, ...]) -> float | None:
+    """Seconds of the chosen plan's step, on GPUs whose products, memory, links and adapters have these rates times
+    those of an A100."""
+    of_a100 = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2e12, "link_bytes_per_s": 300e9,
+               "across_nodes_bytes_per_s": 25e9}  # fmt: skip
+    facts = {name: times * rate for (name, rate), times in zip(of_a100.items(), rates, strict=True)}
+    cluster = Cluster.model_validate(
+        {
+            "num_nodes": job.cluster.num_nodes,
+            "devices_per_node": job.cluster.devices_per_node,
+            "device": {"name": "random", "memory_bytes": job.cluster.memory_bytes, **facts},
+        }
+    )
+    try:
+        return plan_job(job.spec, cluster, job.workers, profile=job.profile, top=1).predicted.step_s
+    except SpecError:
+        return None
+
+
+def on_better_hardware(job: Job, rates: tuple[float, ...], times: tuple[float, ...]) -> None:
+    """Asserts that the plan that is chosen is no slower, beyond the error within which plans count as equal."""
+    before = chosen_s(job, rates)
+    after = chosen_s(job, tuple(rate * more for rate, more in zip(rates, times, strict=True)))
+    if before is not None:
+        assert after is not None
+        assert after <= before * WITHIN_ERROR * _NEAR
+
+
+@settings(max_examples=40, deadline=None)
+@given(jobs(), RATES, RATES)
+def test_the_plan_chosen_on_better_hardware_is_never_slower(
+    job: Job, rates: tuple[float, ...], times: tuple[float, ...]
+) -> None:
+    on_better_hardware(job, rates, times)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(jobs(), RATES, RATES)
+def test_the_plan_chosen_on_better_hardware_is_never_slower_for_any(
+    job: Job, rates: tuple[float, ...], times: tuple[float, ...]
+) -> None:
+    on_better_hardware(job, rates, times)
 
 
 @settings(max_examples=6, deadline=None)

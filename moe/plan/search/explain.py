@@ -43,7 +43,7 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
         each = moe.num_experts // degrees.expert
         reasons.append(
             f"expert degree {degrees.expert}: {each} of {moe.num_experts} experts of a layer "
-            f"a worker, {number_of(degrees.data, 'replica')} of each; the fastest predicted of "
+            f"a worker, {number_of(degrees.data, 'replica')} of each; chosen of "
             f"{number_of(num_degrees, 'choice')} of degrees"
         )
         if (together := degrees.expert * degrees.expert_tensor) > cluster.devices_per_node:

@@ -1,6 +1,6 @@
 """The fastest layouts that fit, of all that there is to choose from."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
@@ -15,10 +15,11 @@ from moe.plan.profile import ProfileName
 from moe.plan.search.choices import Choices
 from moe.plan.search.room import Room, Ways
 from moe.plan.search.shape import TIES, Fastest, Models, Ranked, ShapeSearch, StepTimes
-from moe.plan.search.spread import NEAR, Chosen, End, under_both
+from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, End, choose
 from moe.spec import JobSpec
 
 _ENDS = ("the least time of the host", "the most time of the host")
+"""Names of the ends: most hides behind arithmetic at the first, and least at the second."""
 _ROOMS = 1024
 """Shapes whose room in memory is kept for further searches."""
 LEAST = 3
@@ -107,23 +108,31 @@ class Ranker:
         """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
         software's spread, whose `times` these are."""
         every = ranking.runnable or ranking.fitting
-        first = every[0].candidate
+        first, step_s, to_run = every[0].candidate, self._models.time.step_s, bool(ranking.runnable)
 
-        def fastest(time: StepTimes, within: float) -> Candidate | None:
-            """The fastest where it is faster than the first of all by more than this factor."""
-            found = self.priced_by(time).fastest(
-                shapes, time.step_s(first) / within, to_run=bool(ranking.runnable)
-            )
+        def fastest(time: StepTimes) -> Candidate | None:
+            """The fastest where it is faster than the first of all by more than a little."""
+            found = self.priced_by(time).fastest(shapes, time.step_s(first) / NEAR, to_run=to_run)
             return None if found is None else found.candidate
 
-        found = [fastest(time, NEAR) for time in times]
-        if any(found):  # else the first is near the best at both, whatever that is
-            found = [each or fastest(time, 1.0) for each, time in zip(found, times, strict=True)]
         ends = [
-            End(name, cache(time.step_s), each or first)
-            for name, time, each in zip(_ENDS, times, found, strict=False)
+            End(name, cache(time.step_s), fastest(time) or first)
+            for name, time in zip(_ENDS, times, strict=False)
         ]
-        return under_both(first, (each.candidate for each in every[:LEAST]), ends), ends
+        simpler = self._simpler(first, shapes, to_run=to_run)
+        others = dict.fromkeys(
+            [*simpler, *(each.candidate for each in every[:LEAST]), *(end.fastest for end in ends)]
+        )
+        ranked = sorted(others, key=lambda each: (each != first, step_s(each)))
+        return choose([first, *(each for each in ranked if each != first)], step_s, ends), ends
+
+    def _simpler(self, first: Candidate, shapes: Sequence[Degrees], *, to_run: bool) -> Iterator[Candidate]:
+        """The fastest that split along each smaller number of axes, as far as they are within the error."""
+        limit_s = self._models.time.step_s(first) * WITHIN_ERROR
+        for number in range(first.degrees.num_further_axes):
+            alike = [shape for shape in shapes if shape.num_further_axes == number]
+            if alike and (found := self.fastest(alike, limit_s, to_run=to_run)) is not None:
+                yield found.candidate
 
     def _fastest(self, shape: Degrees, number: int, *, to_run: bool = False) -> list[Ranked]:
         """The `number` fastest of one shape, the fastest first."""

@@ -1,12 +1,15 @@
 """The choice of a layout under both ends of what is known of the software that runs it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from moe.plan.candidate import Candidate
+from moe.plan.speed import speed_in_words
 
 NEAR = 1.02
-"""Factor below which no layout is taken for the faster one."""
+"""Factor below which no layout is taken for the faster one at an end."""
+WITHIN_ERROR = 1.05
+"""Factor between steps that are predicted as well as equal: published runs that differ by less are not told apart."""
 
 StepS = Callable[[Candidate], float]
 
@@ -33,27 +36,48 @@ class Chosen:
     reasons: tuple[str, ...] = ()
 
 
-def under_both(first: Candidate, others: Iterable[Candidate], ends: Sequence[End]) -> Chosen:
-    """The candidate that is the best, or within 2% of it, at both ends: the `first`, which is the fastest between them,
-    where it is; else the one that lies the least behind at either end."""
+def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[End]) -> Chosen:
+    """The candidate that is chosen of some, of which the first is the fastest by `step_s`, between the ends.
 
-    def worst(candidate: Candidate) -> float:
-        return max(end.regret(candidate) for end in ends)
-
-    if not ends or worst(first) <= NEAR:
-        return Chosen(first)
-    every = dict.fromkeys((first, *others, *(end.fastest for end in ends)))
-    chosen = min(every, key=worst)
-    behind = [(end, end.regret(chosen) - 1) for end in ends if end.regret(chosen) > NEAR]
-    if not behind:
-        more = max(ends, key=lambda end: end.regret(first))
-        told = f"within 2% of the fastest at both ends of the software's spread; {first}, the fastest "
-        return Chosen(
-            chosen, (f"{told}between them, is {more.regret(first) - 1:.1%} behind with {more.name}",)
+    It is the first, unless one of those within the error of it splits along fewer axes, and lies no further behind at
+    either end; or another that splits along as many is better at both ends. So the plan chosen is never slower than
+    the fastest by more than the error, whatever the ends say; and what is better at the centre and at one end stays.
+    """
+    first = ranked[0]
+    limit_s = step_s(first) * WITHIN_ERROR
+    within = [each for each in ranked if step_s(each) <= limit_s]
+    simple = [each for each in within if _is_behind_by(each, first, ends) <= WITHIN_ERROR]
+    fewest = min(each.degrees.num_further_axes for each in (first, *simple))
+    chosen = next(each for each in (first, *simple) if each.degrees.num_further_axes == fewest)
+    reasons = []
+    if chosen != first:
+        reasons.append(
+            f"it splits along fewer axes than {first}, which is predicted "
+            f"{speed_in_words(step_s(first), step_s(chosen))}: within the error of predictions"
         )
-    told = "; ".join(
-        f"with {end.name} {end.fastest} would take {1 - 1 / (1 + more):.1%} less" for end, more in behind
-    )
-    return Chosen(
-        chosen, (f"the ends of the software's spread disagree, and no layout is within 2% at both: {told}",)
-    )
+    for other in within:
+        as_simple = other.degrees.num_further_axes <= chosen.degrees.num_further_axes
+        if as_simple and ends and all(NEAR * end.step_s(other) < end.step_s(chosen) for end in ends):
+            reasons.append(
+                f"better at both ends of the software's spread than {chosen}, which is predicted "
+                f"{speed_in_words(step_s(chosen), step_s(other))} between them"
+            )
+            chosen = other
+            break
+    return Chosen(chosen, (*reasons, *_disagreement(chosen, ends)))
+
+
+def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[End]) -> float:
+    """Times the first's step that the candidate's takes at the end where that is the most."""
+    return max((end.step_s(candidate) / end.step_s(first) for end in ends), default=1.0)
+
+
+def _disagreement(chosen: Candidate, ends: Sequence[End]) -> Iterator[str]:
+    """Line on what would be faster at an end, where anything is by more than 2%."""
+    behind = [
+        f"with {end.name} {end.fastest} would be {speed_in_words(end.step_s(end.fastest), end.step_s(chosen))}"
+        for end in ends
+        if end.regret(chosen) > NEAR
+    ]
+    if behind:
+        yield f"the ends of the software's spread disagree: {'; '.join(behind)}"
