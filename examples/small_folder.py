@@ -1,37 +1,35 @@
 """Makes a small folder of one family in the Hugging Face format, with random weights, a tokenizer of Python source and
-a chat template.
+the chat template of Qwen3 as it is published, which the package `trl` ships.
 
     python -m examples.small_folder FAMILY FOLDER
 
-It stands for a folder that somebody has trained: transformers loads it, and so does `model: {from: FOLDER}`.
+It stands for a base model that somebody has trained: transformers loads it, and so does `model: {from: FOLDER}`. As
+published base models do, it names the end of a document as the end of a text, and not that of an answer.
 """
 
 import argparse
 import json
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from moe.data.sequences import prepare
-from moe.data.tokenizer import BOS, EOS, PAD
+from moe.data.tokenizer import SPECIALS
 from moe.interchange import save_hf
 from moe.interchange.expand import expand_model
 from moe.spec import LanguageModelSpec, PackagesSpec, model_spec
 from moe.tasks.build import build_model
 
 VOCAB_SIZE = 4096
-CHAT_TEMPLATE = """{%- for message in messages %}
-{{- '<' + message.role + '>\\n' }}
-{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '</>' }}{% endgeneration %}
-{%- else %}{{ message.content + '</>' }}{% endif %}
-{{- '\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<assistant>\\n' }}{% endif %}"""
-"""How it writes conversations."""
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Tokens 0 to 2, as Qwen3's tokenizer names its own."""
+THOUGHT_TOKENS = {3: "<think>", VOCAB_SIZE - 1: "</think>"}
+TEXT_END = 0
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 256, "max_position_embeddings": 2048, "tie_word_embeddings": True,
-    "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS,
+    "pad_token_id": TEXT_END, "bos_token_id": None, "eos_token_id": TEXT_END,
 }  # fmt: skip
 _LATENT = {"num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
            "qk_rope_head_dim": 16, "v_head_dim": 32, "moe_intermediate_size": 128}  # fmt: skip
@@ -58,11 +56,46 @@ def make(family: str, folder: Path, cache: Path | None = None) -> LanguageModelS
         spec = model_spec(expand_model({"from": place}, None))
         assert isinstance(spec, LanguageModelSpec)
         data = prepare(
-            PackagesSpec(corpus="packages"), VOCAB_SIZE, cache or Path(place) / "cache", report=print
+            PackagesSpec(corpus="packages"), VOCAB_SIZE - 1, cache or Path(place) / "cache", report=print
         )
-        files = {**data.tokenizer_files(), "chat_template.jinja": CHAT_TEMPLATE.encode()}
-        save_hf(build_model(spec, seed=0), folder, spec=spec, files=files)
+        learned = json.loads(data.tokenizer_files()["tokenizer.json"])
+        save_hf(build_model(spec, seed=0), folder, spec=spec, files=_files(learned))
+    ends = {name: config[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        told = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**told, **ends}, indent=2) + "\n")
     return spec
+
+
+def _files(tokenizer: dict[str, Any]) -> dict[str, bytes]:
+    """Files of a tokenizer with Qwen3's names of special tokens, and its chat template."""
+    vocabulary = tokenizer["model"]["vocab"]
+    names = {**dict(enumerate(SPECIAL_TOKENS)), **THOUGHT_TOKENS}
+    for id, learned_name in enumerate(SPECIALS):
+        del vocabulary[learned_name]
+        vocabulary[names[id]] = id
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"] = [
+        {"id": id, "content": name, **flags, "special": name in SPECIAL_TOKENS}
+        for id, name in sorted(names.items())
+    ]
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": SPECIAL_TOKENS[2],
+        "pad_token": SPECIAL_TOKENS[0], "clean_up_tokenization_spaces": False,
+    }  # fmt: skip
+    return {
+        "tokenizer.json": json.dumps(tokenizer, ensure_ascii=False).encode(),
+        "tokenizer_config.json": json.dumps(config, indent=1).encode(),
+        "chat_template.jinja": _published_template().encode(),
+    }
+
+
+def _published_template() -> str:
+    try:
+        return Path(str(distribution("trl").locate_file("trl/chat_templates/qwen3.jinja"))).read_text()
+    except (PackageNotFoundError, OSError):
+        raise SystemExit("the package trl has Qwen3's chat template; install it: pip install trl") from None
 
 
 def main() -> None:

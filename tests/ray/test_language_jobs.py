@@ -142,7 +142,7 @@ def test_a_folder_is_tuned_on_conversations(
     spec["data"] = {**spec["data"], "paths": paths, "held_out": 0.1}
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     said = "\n".join(str(line["message"]) for line in job.logs())
-    assert "are learned, what the assistant says by the template's generation marks" in said
+    assert "are learned, what the assistant says by what the text grows by" in said
     assert job.report is not None
     source = job.report["sources"]["conversations"]
     if name == "preference":

@@ -9,6 +9,8 @@ import pytest
 from moe.data.pairs import prepare
 from moe.spec import SpecError
 from service.wire.launch import Launch
+from tests.interchange.test_chat_ends import ROW, base_folder
+from tests.interchange.test_chat_ends import job as chat_job
 from tests.interchange.test_jobs import mixtral
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane, spec
@@ -61,6 +63,23 @@ def test_a_post_that_is_repeated_is_known_again_when_its_folder_says_something_e
     other = plane.http.post("/v1/jobs", json={**job, "name": "other"}, headers=headers)
     assert other.status_code == 409
     assert plane.http.post("/v1/jobs", json=job).json()["errors"][0]["rule"] == "does not exist"
+
+
+def test_a_post_of_answers_that_end_in_nothing_is_warned_of_in_its_log(
+    own_plane: ControlPlane, tmp_path: Path
+) -> None:
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    for template, warns in ((source, True), (source.replace("{% endfor", "<|im_end|>{% endfor"), False)):
+        folder = base_folder(tmp_path / f"hub-{warns}", template)
+        own_plane.settings["data_roots"] = [str(tmp_path)]
+        plane = own_plane if own_plane.process else own_plane.start()
+        answer = plane.http.post("/v1/jobs", json=chat_job(folder, [ROW], tmp_path / f"data-{warns}"))
+        assert answer.status_code == 201, answer.text
+        plane.http.post(f"/v1/jobs/{answer.json()['id']}/cancel")
+        plane.await_state(answer.json()["id"], "cancelled", "failed")
+        told = [event.data for event in plane.events(answer.json()["id"]) if event.kind == "log"]
+        warnings = [each["message"] for each in told if each.get("level") == "warning"]
+        assert any("nothing that is learned ends in a token" in each for each in warnings) == warns
 
 
 def test_without_roots_there_is_the_services_own_corpus_and_no_other(plane: ControlPlane) -> None:

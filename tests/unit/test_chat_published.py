@@ -1,4 +1,4 @@
-"""Published chat templates, unmarked: each answer is learned once, behind what the model sees when it is asked for it,
+"""Published chat templates: each answer is learned once, behind what the model sees when it is asked for it,
 as transformers renders that."""
 
 import json
@@ -14,7 +14,7 @@ from moe.data.conversations.records import conversation_of
 from moe.data.conversations.template import ChatTemplate
 from tests.unit import chats
 from tests.unit.chats import DATE
-from tests.unit.published_templates import UNMARKED, published
+from tests.unit.published_templates import TEMPLATES, published
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 ENDS = {"glm4moe": ("<|endoftext|>", "<|user|>", "<|observation|>")}
@@ -82,11 +82,11 @@ def _said(rng: random.Random) -> str:
     return " ".join(rng.choice(words) for _ in range(rng.randrange(1, 7)))
 
 
-@pytest.mark.parametrize("name", UNMARKED)
+@pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("thoughts", [None, "reasoning_content"])
 def test_each_answer_is_learned_behind_what_the_model_sees_when_asked(name: str, thoughts: str | None):
     rng = random.Random(f"{name} {thoughts}")
-    rows = [conversation(rng, tools=UNMARKED[name], thoughts=thoughts) for _ in range(30)]
+    rows = [conversation(rng, tools=TEMPLATES[name], thoughts=thoughts) for _ in range(30)]
     num_apart = 0
     for row, found in zip(rows, rows_of(name, rows), strict=True):
         num_apart += len(found) > 1

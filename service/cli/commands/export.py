@@ -36,6 +36,14 @@ def export(
             "without it, has the adapters alone.",
         ),
     ] = False,
+    chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--chat-template",
+            help="In Hugging Face's format: the template that the job was given by data.chat_template in place of the "
+            "folder's own.",
+        ),
+    ] = False,
     url: Url = None,
     state_dir: StateDir = None,
     as_json: AsJson = False,
@@ -55,6 +63,10 @@ def export(
         raise Misuse(
             "--merge goes with --format huggingface: our own format has weights and adapters as they are"
         )
+    if chat_template and format is not Format.HUGGINGFACE:
+        raise Misuse(
+            "--chat-template goes with --format huggingface: our own format has the job's template anyway"
+        )
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError, save_exported  # torch: seconds
     from moe.export.hub import save_checkpoint_as_folder
@@ -65,7 +77,7 @@ def export(
     try:
         with interruptions():  # whichever comes, no draft is left behind
             if format is Format.HUGGINGFACE:
-                save_checkpoint_as_folder(checkpoint, written, merge=merge)
+                save_checkpoint_as_folder(checkpoint, written, merge=merge, chat_template=chat_template)
             else:
                 save_exported(Trained.load(checkpoint), written)
     except ExportError as error:

@@ -1,0 +1,157 @@
+"""A base model that is tuned on conversations stops at what closes its answers, here and as transformers loads it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moe.export.hub import save_checkpoint_as_folder
+from moe.export.trained import Trained
+from moe.interchange.expand import expand
+from moe.spec import JobSpec, SpecError
+from moe.spec.generation import GenerationSpec
+from moe.storage.folder import Folder
+from moe.tasks.build import build_task
+from moe.train.checkpoint.marker import committed
+from tests.interchange import tiny
+from tests.unit import chats
+from tests.unit.published_templates import published
+from tests.unit.train_runs import RequestAfter, course, run
+
+END_OF_TEXT, END_OF_TURN = 1, 4
+ROW = {"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "the Sun"}]}
+
+
+def base_folder(folder: Path, template: str | None) -> Path:
+    """A base model whose configs name the end of a document, and whose template ends turns by another token."""
+    tiny.folder_of(tiny.theirs("qwen3", vocab_size=480), folder, dtype=torch.float32)
+    files = chats.tokenizer_files(template or "")
+    if template is None:
+        del files["chat_template.jinja"]
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": END_OF_TEXT}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END_OF_TEXT, "top_k": 20}))
+    return folder
+
+
+def job(folder: Path, rows: list[dict[str, Any]], data: Path, **fields: Any) -> dict[str, Any]:
+    data.mkdir(exist_ok=True)
+    (data / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "model": {"from": str(folder)},
+        "data": {"corpus": "chat", "paths": [f"{data}/*.jsonl"], "max_tokens": 64, "held_out": 0, **fields},
+        "train": {"num_steps": 60, "batch_tokens": 256, "optimizer": {"name": "adamw", "peak_lr": 1e-2},
+                  "schedule": {"warmup_steps": 1, "decay": "constant"}},
+        "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 60},
+    }  # fmt: skip
+
+
+def newest(storage: Path) -> str:
+    checkpoints = Folder(str(storage / "checkpoints"))
+    return checkpoints.url_of(committed(checkpoints)[0])
+
+
+def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = base_folder(tmp_path / "hub", published("qwen3"))
+    spec = JobSpec.parse(expand(job(folder, [ROW] * 16, tmp_path / "data"), None))
+    assert build_task(spec).check_data([str(tmp_path)]) == (), "the template closes answers"
+    _, events = run(spec, tmp_path / "run", tmp_path / "cache")
+    assert course(events)[-1]["nll"] < 0.05
+    checkpoint = newest(tmp_path / "run")
+    generator = Trained.load(checkpoint).generator
+    spec_of_answer = GenerationSpec(max_tokens=40, chat=True)
+    streamed = generator.stream("who?", spec_of_answer)
+    said = ""
+    while True:
+        try:
+            said += next(streamed)
+        except StopIteration as over:
+            ending = over.value
+            break
+    assert ending.reason == "end"
+    assert said.strip().endswith("the Sun")
+    save_checkpoint_as_folder(checkpoint, tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert told == {"eos_token_id": [END_OF_TEXT, END_OF_TURN], "top_k": 20}
+    theirs, tokenizer = (
+        each.from_pretrained(tmp_path / "out") for each in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    asked = tokenizer.apply_chat_template(
+        ROW["messages"][:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    made = theirs.generate(**asked, max_new_tokens=40, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    assert int(made[-1]) == END_OF_TURN
+    assert len(made) < 40
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{{ mood | default('') }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_template_given_to_training_is_used_and_not_written_over_the_folders(has_own: bool, tmp_path: Path):
+    own = "{% for m in messages %}{{ m.content }}</s>{% endfor %}" if has_own else None
+    folder = base_folder(tmp_path / "hub", own)
+    given = tmp_path / "given.jinja"
+    given.write_text(TEMPLATE)
+    fields = {"chat_template": str(given), "template_arguments": {"mood": "!"}}
+    values = job(folder, [ROW] * 16, tmp_path / "data", **fields)
+    values["train"]["num_steps"] = 4
+    values["checkpoint"]["every_steps"] = 2
+    spec = JobSpec.parse(expand(values, None))
+    build_task(spec).check_data([str(tmp_path)])
+    _, undisturbed = run(spec, tmp_path / "run", tmp_path / "cache")
+    run(spec, tmp_path / "resumed", tmp_path / "cache", control=RequestAfter("pause", 2))
+    given.write_text("another by now")
+    _, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
+    assert course(resumed) == course(undisturbed)[2:]
+    checkpoint = newest(tmp_path / "run")
+    template = Trained.load(checkpoint).generator._template()  # type: ignore[attr-defined]
+    assert template.asked("who?") == "[user]who?[assistant]!"
+    for is_asked, name in ((False, "plain"), (True, "asked")):
+        save_checkpoint_as_folder(checkpoint, tmp_path / name, chat_template=is_asked)
+        written = (tmp_path / name / "chat_template.jinja").read_text()
+        assert written == (TEMPLATE if is_asked or not has_own else own)
+        assert str(tmp_path) not in (tmp_path / name / "README.md").read_text()
+
+
+def test_a_template_that_is_none_or_several_is_refused_at_its_place(tmp_path: Path):
+    folder = base_folder(tmp_path / "hub", published("qwen3"))
+    for name in ("a.jinja", "b.jinja"):
+        (tmp_path / name).write_text("{% if %}")
+    for named, rule in ((f"{tmp_path}/*.jinja", "names 2 files"), (f"{tmp_path}/a.jinja", "is no template"),
+                        (f"{tmp_path}/c.jinja", "does not exist")):  # fmt: skip
+        spec = JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", chat_template=named), None))
+        with pytest.raises(SpecError, match=rf"data\.chat_template.*{rule}"):
+            build_task(spec).check_data([str(tmp_path)])
+
+
+def test_a_corpus_whose_answers_end_in_nothing_is_warned_of(tmp_path: Path):
+    folder = base_folder(tmp_path / "hub", "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    spec = JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data"), None))
+    (warning,) = build_task(spec).check_data([str(tmp_path)])
+    assert warning.startswith("nothing that is learned ends in a token that ends a text")
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"template_arguments": {"messages": []}}, "template_arguments"),
+        ({"template_arguments": {"a b": 1}}, "a b"),
+    ],
+)
+def test_arguments_that_a_template_cannot_be_given_are_refused(
+    fields: dict[str, Any], place: str, tmp_path: Path
+):
+    folder = base_folder(tmp_path / "hub", published("qwen3"))
+    with pytest.raises(SpecError, match=place):
+        JobSpec.parse(expand(job(folder, [ROW], tmp_path / "data", **fields), None))
