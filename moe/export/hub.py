@@ -89,11 +89,10 @@ def save_checkpoint_as_folder(
         raise CheckpointError(f"{stored.url} {rule}: export it in our own")
     source: Source = CheckpointSource(stored)
     origin = _origin(stored, spec.model, roots)
+    files = {**_tokenizer(stored), **_template(stored, origin, chat_template), **_generation(stored, origin)}
     if spec.model.adapter is not None:
         if not merge:
-            save_adapter(
-                spec.model, source, target, origin=origin, files=_tokenizer(stored), facts=_facts(spec, step)
-            )
+            save_adapter(spec.model, source, target, origin=origin, files=files, facts=_facts(spec, step))
             return
         if spec.model.keeps_frozen:
             base_digest(spec.model, roots, files_of(stored))
@@ -105,7 +104,7 @@ def save_checkpoint_as_folder(
     save_folder(
         spec.model, source, target, origin=origin,
         dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), facts=_facts(spec, step),
-        files={**_tokenizer(stored), **_template(stored, origin, chat_template), **_generation(stored, origin)},
+        files=files,
         max_tokens=spec.data.max_tokens, max_shard_bytes=max_shard_bytes, roots=roots,
     )  # fmt: skip
 

@@ -90,6 +90,21 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     assert len(made) < 40
 
 
+def test_an_exported_adapter_says_what_closes_its_answers(tmp_path: Path):
+    folder = base_folder(tmp_path / "hub", published("qwen3"))
+    values = {
+        **job(folder, [ROW] * 16, tmp_path / "data"),
+        "adapter": {"rank": 2},
+        "checkpoint": {"every_steps": 1},
+    }
+    values["train"]["num_steps"] = 1
+    run(JobSpec.parse(expand(values, None)), tmp_path / "run", tmp_path / "cache")
+    save_checkpoint_as_folder(newest(tmp_path / "run"), tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert told["eos_token_id"] == [END_OF_TEXT, END_OF_TURN]
+    assert (tmp_path / "out" / "adapter_config.json").exists()
+
+
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"

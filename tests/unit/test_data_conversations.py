@@ -35,6 +35,7 @@ from tests.parity.language_models import ATTENTIONS, language_model
 from tests.unit import chats
 from tests.unit.chats import DATE, STRUCTURES
 from tests.unit.documents import job
+from tests.unit.published_templates import published
 
 VOCABULARY = 480
 
@@ -317,6 +318,34 @@ def test_a_model_of_chats_is_told_what_it_learns(tmp_path: Path):
     told = "\n".join(said)
     assert "what the assistant says by what the text grows by; cut at 512 tokens: 0" in told
     assert "what the assistant says by the template's generation marks" in told
+
+
+def test_what_is_written_otherwise_or_not_read_is_counted_and_said(tmp_path: Path):
+    said: list[str] = []
+    thinking = {"role": "assistant", "content": "a", "thinking": "t"}
+    messages = [{"role": "user", "content": "q"}, thinking, {"role": "user", "content": "r"},
+                {"role": "assistant", "content": "b"}]  # fmt: skip
+    write(tmp_path / "data" / "a.jsonl", [{"messages": messages, "id": 1, "source": "x"}, GOOD])
+    tokenizer = ModelTokenizer(chats.tokenizer_files(published("qwen3")), eos_id=1, bos_id=0)
+    found = prepare(chat(tmp_path / "data"), VOCABULARY, tmp_path / "cache", tokenizer, report=said.append)
+    assert found.train.num_documents == 3
+    assert found.stats["written"] | {"thoughts": 0} == {
+        "conversations": 2, "apart": 1, "rows_apart": 2, "thoughts": 0, "openings": 0, "calls": 0}  # fmt: skip
+    assert found.stats["unread"] == ["id", "source"]
+    told = "\n".join(said)
+    assert "1 of 2 conversations are learned in 2 rows, up to one for each answer" in told
+    assert "keys of the records that are not read: 'id', 'source'" in told
+    assert (found.stats["answers"], found.stats["closed"], found.stats["closers"]) == (3, 3, [4])
+    assert found.ends == {1, 4}
+
+
+def test_an_answer_of_a_pair_that_needs_several_rows_is_refused(tmp_path: Path):
+    end = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "r"}]
+    row = {"prompt": "q", "chosen": [*end, {"role": "assistant", "content": "b"}], "rejected": "c"}
+    write(tmp_path / "data" / "a.jsonl", [{"prompt": "q", "chosen": "b", "rejected": "c"}, row])
+    tokenizer = ModelTokenizer(chats.tokenizer_files(published("qwen3")), eos_id=1, bos_id=0)
+    with pytest.raises(SpecError, match=r"line 2'\) has a conversation that .* writes as 2 rows"):
+        check(chat(tmp_path / "data", corpus="preference"), [str(tmp_path)], tokenizer)
 
 
 def test_files_outside_the_roots_are_refused(tmp_path: Path):

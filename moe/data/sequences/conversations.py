@@ -12,7 +12,7 @@ from moe.data.conversations.conversation import NOTES, Conversation, Rendering, 
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
 from moe.data.locations import Location, Locator
-from moe.data.sequences.conversation_files import ConversationColumns, is_parquet, records
+from moe.data.sequences.conversation_files import KEYS, ConversationColumns, is_parquet, records
 from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source, as_characters
 from moe.data.sequences.formats import File
 from moe.spec import ConversationsSpec, PreferenceSpec, Problem, SpecError
@@ -27,6 +27,8 @@ _WAYS = {False: "what the text grows by", True: "the template's generation marks
 _CHECKED = 32
 """Records of each file that are written before anything is launched."""
 _MAX_CHECKED_FILES = 16
+_READ, _MAX_UNREAD = frozenset(KEYS), 20
+"""Keys of records that are read; others that are told."""
 _ENDLESS = (
     "nothing that is learned ends in a token that ends a text, so that the model would never learn to stop: name that "
     "token by eos_token_id in the folder's generation_config.json, or a template that writes one by data.chat_template"
@@ -62,6 +64,7 @@ class Conversations(Corpus):
         self.num_each = 2 if self._is_pair else 1
         self._ways = set[bool]()
         self._counts = Counter[str]()
+        self._unread = set[str]()
 
     @property
     def training(self) -> tuple[Source, ...]:
@@ -108,6 +111,7 @@ class Conversations(Corpus):
 
     def documents(self) -> Iterator[Document]:
         counts = self._counts = Counter()
+        self._unread.clear()
         for entry, renderings in self._written(self._entries(self._files)):
             counts["conversations"] += 1
             is_held_out = self._is_held_out(entry.conversations[0])
@@ -128,11 +132,14 @@ class Conversations(Corpus):
         return {
             "corpus": self._data.corpus, "files": len(self._files), "left_out": {}, "learned_by": told,
             "written": {name: self._counts[name] for name in names},
+            "unread": sorted(self._unread)[:_MAX_UNREAD],
         }  # fmt: skip
 
     def _entries(self, files: Iterable[File], limit_bytes: int | None = None) -> Iterator[_Entry]:
         for file in files:
             for where, row, num_bytes in records(file, limit_bytes):
+                if len(self._unread) < _MAX_UNREAD:
+                    self._unread |= row.keys() - _READ
                 try:
                     found = pair_of(row) if self._is_pair else (conversation_of(row),)
                 except Unreadable as error:

@@ -26,6 +26,8 @@ def _of_conversations(stats: dict[str, Any]) -> Iterator[str]:
             "answers otherwise once more messages follow"
         )
     yield from (f"{written[name]:,} {words}" for name, words in NOTES.items() if written[name])
+    if stats["unread"]:
+        yield f"keys of the records that are not read: {', '.join(map(repr, stats['unread']))[:400]}"
     if not stats["closed"] and stats["answers"]:
         yield "warning: no answer ends in a token that ends a text, so that the model never learns to stop"
     elif stats["closers"]:
