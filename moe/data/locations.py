@@ -71,6 +71,10 @@ class Location:
         return cast(IO[bytes], _filesystem(self.protocol).open(self.path, "rb"))
 
 
+class _OutwardLink(Exception):
+    """A link under a root that leads out of all roots; its path."""
+
+
 class NoFile(SpecError):
     """A name of nothing that is there, or of what is no regular file."""
 
@@ -98,6 +102,8 @@ class Locator:
             if protocol == "file":
                 return self._locate_local(place, given, path)
             return self._locate_remote(place, given, protocol, path)
+        except _OutwardLink as error:
+            raise _outward(place, given, str(error), self._roots or ()) from None
         except beneath.Outside:
             raise _outside(place, given, self._roots or ()) from None
         except OSError as error:
@@ -123,12 +129,12 @@ class Locator:
                 for name, is_link in chosen:
                     with _passing_over():  # of this one alone
                         if is_link:
-                            yield self._followed(place, given, name, folder)
+                            yield self._followed_link(place, given, name, folder)
                         else:
                             yield os.path.join(folder, name)
 
         found = []
-        for name in _expanded(path, lambda path: self._followed(place, given, path or "/"), step):
+        for name in _expanded(path, lambda path: self._followed_link(place, given, path or "/"), step):
             location = Location("file", name, self._root_of(name))
             with _passing_over() if "*" in path else nullcontext():
                 location.raw().close()  # a regular file, which can be read
@@ -192,6 +198,24 @@ class Locator:
             raise
         self._root_of(real)
         return real
+
+    def _followed_link(self, place: str, given: str, path: str, below: str = "/") -> str:
+        """As `_followed`. Raises _OutwardLink, which names the link, where one under a root leads out of all of them;
+        of what is there outside nothing is told."""
+        try:
+            return self._followed(place, given, path, below)
+        except beneath.Outside:
+            real = below
+            for part in path.split("/"):
+                link = os.path.join(real, part)
+                is_beneath = any(beneath.contains(folder, link) for folder in self._folders)
+                if not is_beneath or os.path.islink(link):
+                    real = links.followed(link)
+                    if is_beneath and not any(beneath.contains(folder, real) for folder in self._folders):
+                        raise _OutwardLink(link) from None
+                else:
+                    real = link
+            raise
 
     def _root_of(self, real: str) -> str:
         """The local root that a path without links lies under. Raises Outside."""
@@ -263,6 +287,12 @@ def _local_folders(roots: Sequence[str]) -> Iterator[str]:
 def _outside(place: str, given: str, roots: Sequence[str]) -> SpecError:
     rule = "lies outside the folders that this service may read"
     return SpecError(Problem(place, given, rule, _allowed(roots)))
+
+
+def _outward(place: str, given: str, link: str, roots: Sequence[str]) -> SpecError:
+    rule = f"meets a link that leads out of the folders that this service may read: {link}"
+    remedy = f"remove that link, put what it leads to under {' or '.join(roots)}, or name the other files"
+    return SpecError(Problem(place, given, rule, remedy))
 
 
 def _allowed(roots: Sequence[str] | None) -> str:

@@ -137,16 +137,17 @@ class Job:
         grep: str | None = None,
         worker: str | None = None,
         attempt: int | None = None,
+        raw: bool = False,
     ) -> Generator[dict[str, Any]]:
         """Log lines of the driver and all workers: `attempt`, `worker`, `message`, `time`.
 
         Of those `since` a time or so long ago (`10m`), that contain the text `grep`, of one `worker` or `attempt`, the
         newest `tail` in order of time. With `follow`, it goes on until the job has ended, over as many connections as
-        it takes.
+        it takes. Escape codes and other controls are left out of messages, unless they are asked for `raw`.
         """
         from service.client.log_lines import LogQuery, log_lines
 
-        query = LogQuery(tail, since, grep, worker, attempt)
+        query = LogQuery(tail, since, grep, worker, attempt, raw or None)
         return log_lines(self._connection, self.id, follow, self._patience, query)
 
     def checkpoints(self) -> list[dict[str, Any]]:

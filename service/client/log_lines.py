@@ -27,6 +27,7 @@ class LogQuery:
     grep: str | None = None
     worker: str | None = None
     attempt: int | None = None
+    raw: bool | None = None
 
     def reopened(self, after_s: float, first_time: str | None) -> dict[str, Any]:
         """Query for when a connection broke, so long after the first was opened; `first_time`: of the first line.
@@ -34,7 +35,7 @@ class LogQuery:
         Of the newest lines that is the oldest, and no newer one was passed over: all since then, without what was
         handed on, is what came meanwhile.
         """
-        told = {"grep": self.grep, "worker": self.worker, "attempt": self.attempt}
+        told = {"grep": self.grep, "worker": self.worker, "attempt": self.attempt, "raw": self.raw}
         if self.tail is not None:
             return told | (
                 {"tail": self.tail, "since": self.since} if first_time is None else {"since": first_time}
@@ -60,7 +61,11 @@ def log_lines(
     connected, away_since, pause_s = False, None, patience.first_pause_s
     while True:
         job_ended, broken = False, False
-        params = {name: value for name, value in asked.items() if value not in (None, "")}
+        params = {
+            name: str(value).lower() if isinstance(value, bool) else value
+            for name, value in asked.items()
+            if value not in (None, "")
+        }
         try:
             if follow:
                 job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in OVER

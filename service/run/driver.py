@@ -17,9 +17,10 @@ from typing import Any
 
 from moe.spec import SpecError
 from moe.train.environment import KEEP_FREED_MEMORY
+from service.run.examine import ATTEMPT_VARIABLE, end_stopped_on
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
-from service.run.placement import why_unplaced
+from service.run.placement import nodes_of_gang, why_unplaced
 from service.run.recorder import CapturedOutput, SpoolRecorder
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
@@ -115,9 +116,10 @@ class Driver:
             os.environ.setdefault(name, value)
         import ray
 
+        variables = workers_environment(self._launch.gpus_per_worker)
         ray.init(
             address="auto", log_to_driver=False, logging_level=logging.WARNING,
-            runtime_env={"env_vars": workers_environment(self._launch.gpus_per_worker)},
+            runtime_env={"env_vars": {**variables, ATTEMPT_VARIABLE: self._launch.submission_id}},
         )  # fmt: skip
         signal.signal(signal.SIGTERM, self._on_terminated)  # ray.init has set its own
         from service.run.process_group import node_address
@@ -234,6 +236,8 @@ class Driver:
         launch = self._launch
         count, resources = launch.plan.num_workers, launch.spec.resources
         lacks = self._why_unplaced(count, resources.cpus_per_worker, launch.gpus_per_worker)
+        if not lacks and self._group_watch is not None:
+            self._end_stopped_starts()
         if (waits_for := lacks or "") == self._waits_for:
             return
         self._waits_for = waits_for
@@ -247,6 +251,12 @@ class Driver:
             reason = f"its gang of {workers} of {each} each has a place, and is slow to start"
         _log.warning("%s", reason)
         self._recorder.record("waiting", {"reason": reason})
+
+    def _end_stopped_starts(self) -> None:
+        """End workers that were stopped before they could begin to beat: Ray waits for them for minutes."""
+        for look in end_stopped_on(nodes_of_gang(), self._launch.submission_id):
+            _log.warning("a worker that has not begun (process %d) %s: ended, and the group is made anew; "
+                         "its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
 
     def _why_failed(self, error: Exception) -> str:
         """Reason why the run failed: of workers that this driver has ended, why it has."""

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,9 @@ MAX_STACK_CHARS = 20_000
 _FREEZERS = ("__refrigerator", "do_freezer_trap")
 """Kernel functions in which a process of a frozen control group waits."""
 
+ATTEMPT_VARIABLE = "SHARDYARD_ATTEMPT"
+"""In the environment of an attempt's workers: the attempt's submission id, by which they are found before they beat."""
+
 Ending = Literal["never", "if_stopped", "always"]
 
 
@@ -32,6 +36,7 @@ class Look(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    pid: int = 0
     state: str
     """"stopped", "frozen", "gone", or as the system calls it: "running", "sleeping", "disk-sleep"."""
     cpu_share: float = 0.0
@@ -68,23 +73,49 @@ def examine(pid: int, created_at: float, ending: Ending) -> Look:
         ended = ending == "always" or (ending == "if_stopped" and is_stopped)
         if ended:
             process.kill()
-        return Look(state=state, cpu_share=cpu_share, stack=stack, ended=ended)
+        return Look(pid=pid, state=state, cpu_share=cpu_share, stack=stack, ended=ended)
     except psutil.NoSuchProcess:
         return Look(state="gone")
+
+
+def end_stopped(attempt: str) -> list[Look]:
+    """End the stopped worker processes of an attempt on this machine, also those that have never beaten."""
+    looks = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_ours = process.environ().get(ATTEMPT_VARIABLE) == attempt
+            if is_ours and _state(process) in ("stopped", "frozen"):
+                looks.append(examine(process.pid, process.create_time(), "if_stopped"))
+    return [look for look in looks if look.ended]
+
+
+def end_stopped_on(nodes: Sequence[str], attempt: str) -> list[Look]:
+    """End the stopped worker processes of an attempt on nodes of this driver's Ray cluster. Raises whatever Ray does
+    where a node does not answer in time."""
+    looks: list[Look] = []
+    for node in nodes:
+        looks += _run_on(node, _end_stopped_plain, attempt)
+    return looks
 
 
 def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[Look]:
     """Look at processes (pid, time of creation) of a node of this driver's Ray cluster. Raises whatever Ray does where
     the node does not answer in time."""
+    return _run_on(node, _examine_plain, list(processes), ending)
+
+
+def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[Look]:
+    """Run `look` on a node: in this process, if it is this one's."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if node == ray.get_runtime_context().get_node_id():
-        return [examine(pid, created_at, ending) for pid, created_at in processes]
-    there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
-    remote: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_examine_plain)
-    references = [remote.remote(pid, created_at, ending) for pid, created_at in processes]
-    return [Look.model_validate(plain) for plain in ray.get(references, timeout=REMOTE_TIMEOUT_S)]
+        plain = look(*arguments)
+    else:
+        there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
+        remote: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(look)
+        plain = ray.get(remote.remote(*arguments), timeout=REMOTE_TIMEOUT_S)
+    return list(map(Look.model_validate, plain))
 
 
 def let_itself_be_looked_at() -> None:
@@ -98,8 +129,14 @@ def let_itself_be_looked_at() -> None:
         ctypes.CDLL(None).prctl(set_ptracer, ctypes.c_ulong(anyone), 0, 0, 0)
 
 
-def _examine_plain(pid: int, created_at: float, ending: Ending) -> dict[str, Any]:
-    return examine(pid, created_at, ending).model_dump()
+def _examine_plain(processes: list[tuple[int, float]], ending: Ending) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor() as pool:  # each look takes more than a second
+        looks = list(pool.map(lambda process: examine(process[0], process[1], ending), processes))
+    return [look.model_dump() for look in looks]
+
+
+def _end_stopped_plain(attempt: str) -> list[dict[str, Any]]:
+    return [look.model_dump() for look in end_stopped(attempt)]
 
 
 def _state(process: psutil.Process) -> str:

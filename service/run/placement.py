@@ -19,6 +19,19 @@ def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None
     )
 
 
+def nodes_of_gang() -> list[str]:
+    """Ids of the nodes on which this driver's workers have their places."""
+    import ray
+    from ray.util import placement_group_table
+
+    mine = ray.get_runtime_context().get_job_id()
+    placed = [gang for id, gang in placement_group_table().items() if id.endswith(mine)]
+    nodes = [
+        node for gang in placed if gang["state"] == "CREATED" for node in gang["bundles_to_node_id"].values()
+    ]
+    return list(dict.fromkeys(nodes))
+
+
 def what_lacks(needed: dict[str, int], all_: dict[str, Any], free: dict[str, Any]) -> str:
     """Of the resources that a gang needs: those that the cluster never had enough of, or has not free."""
     few = [name for name, count in needed.items() if all_.get(name, 0) < count]

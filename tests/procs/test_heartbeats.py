@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import psutil
 import pytest
 
-from service.run.examine import Ending, Look, examine
+from service.run.examine import ATTEMPT_VARIABLE, Ending, Look, end_stopped, examine
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.watchdog import Limits
@@ -126,6 +127,24 @@ def test_a_process_that_is_resumed_before_anybody_looks_is_left_alone(
     assert "compute" in look.stack
 
 
+def test_a_worker_that_is_stopped_before_it_beats_is_found_by_its_attempt() -> None:
+    ours, others = ({**os.environ, ATTEMPT_VARIABLE: name} for name in ("job-a-a1", "job-a-a2"))
+    command = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    processes = [subprocess.Popen(command, env=variables) for variables in (ours, ours, others)]
+    try:
+        for process in (processes[0], processes[2]):
+            process.send_signal(signal.SIGSTOP)
+            await_that(partial(_is_stopped, process.pid))
+        assert [(look.pid, look.state) for look in end_stopped("job-a-a1")] == [(processes[0].pid, "stopped")]
+        assert processes[0].wait(DEADLINE_S) == -signal.SIGKILL
+        assert [process.poll() for process in processes[1:]] == [None, None]
+        assert end_stopped("job-a-a1") == []
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def test_another_process_with_the_same_number_is_not_touched() -> None:
     created_at = psutil.Process().create_time()
     assert examine(os.getpid(), created_at - 60.0, "always") == Look(state="gone")
@@ -144,6 +163,10 @@ def test_nobody_is_heard_who_does_not_know_the_secret(server: HeartbeatServer) -
                 answer = connection.recv(100)
             assert answer == b""
     assert server.ranks() == []
+
+
+def _is_stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
 def _idle_s(server: HeartbeatServer, rank: int) -> float:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -48,7 +49,7 @@ def test_a_worker_stopped_before_it_begins_in_a_step_and_in_the_evaluation_costs
         assert f"rank {rank} was ended: no heartbeat for " in event.data["reason"]
         assert "is stopped by a signal (SIGSTOP)" in event.data["reason"]
         assert _seconds_after(event, stopped_at[number]) < NOTICED_S
-    log = "\n".join(line.text for line in job.logs())
+    log = "\n".join(line["message"] for line in job.logs())
     assert log.count("its stack:") == 3
     assert "train_worker" in log  # a frame of it
 
@@ -63,8 +64,9 @@ def _worker_processes(head: LocalHead) -> Iterator[psutil.Process]:
     for node in head.nodes:
         for process in node.processes:
             for child in psutil.Process(process.pid).children(recursive=True):
-                if any("RayTrainWorker" in part for part in child.cmdline()):
-                    yield child
+                with suppress(psutil.NoSuchProcess):
+                    if any("RayTrainWorker" in part for part in child.cmdline()):
+                        yield child
 
 
 def _seconds_after(event: Event, moment: float) -> float:

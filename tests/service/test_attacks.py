@@ -197,6 +197,8 @@ STORAGE = [
     "dir::{root}",
     "{root}/a\x00b",
     "{root}/a\nb",
+    "{root}/\u202egpj.exe",
+    "{root}/a\u200bb",
     "{root}/*",
     "",
 ]

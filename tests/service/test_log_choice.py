@@ -20,6 +20,7 @@ from service.wire.since import parse_since
 from tests.service.control_plane import ControlPlane
 from tests.service.quiet_run import Run
 from tests.service.test_streams import write_log
+from tests.service_cli.command import shardyard
 
 BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
 WRITERS = ["a1.driver", "a1.g0.rank-0", "a1.g0.rank-1", "a2.g0.rank-0"]
@@ -160,3 +161,39 @@ def test_what_is_asked_after_a_connection_broke() -> None:
     again = LogQuery(tail=10, since="1h").reopened(10, at(5))
     assert (again.get("tail"), again["since"]) == (None, at(5))
     assert LogQuery(tail=10, since="1h").reopened(10, None)["tail"] == 10
+
+
+ODD = {
+    "\x1b[31mred\x1b[0m": "red",
+    "\x1b]0;title\x07text": "text",
+    "\x1b]8;;http://a/\x1b\\link\x1b]8;;\x1b\\": "link",
+    "\x1b[2J\x1b[1;1Hforged": "forged",
+    "a\rb\r": "a b",
+    "cut \x1b[3": "cut 3",
+    "\u202etxet\u202c": "txet",
+    "\x9b31mred\x07\x00": "red",
+    "plain\ttext é☃": "plain\ttext é☃",
+}
+
+
+@pytest.mark.parametrize("written", ODD)
+def test_what_steers_a_terminal_leaves_as_text_unless_it_is_asked_for(tmp_path: Path, written: str) -> None:
+    write_log(tmp_path, "a1.driver", 0, f"{at(0)} info {written}\n")
+    folder = SegmentFolder(Folder(str(tmp_path)), "logs")
+    (plain,), (raw,) = (read(LogReader(folder, LogChoice(raw=raw)).lines()) for raw in (False, True))
+    assert plain[2] == f"{at(0)} info {ODD[written]}"
+    assert raw[2] == f"{at(0)} info {written}"
+    assert plain[:2] == raw[:2]
+    assert read(LogReader(folder, LogChoice(grep="\x1b")).lines()) == []
+
+
+def test_the_api_and_the_command_give_raw_lines_to_whoever_asks(plane: ControlPlane) -> None:
+    job = plane.post()
+    plane.await_state(job["id"], "succeeded")
+    write_log(Path(job["storage"]), "a1.g0.rank-9", 0, f"{at(0)} out \x1b[31mred\x1b[0m\n")
+    path = f"/v1/jobs/{job['id']}/logs?worker=g0.rank-9"
+    assert plane.http.get(path).text == f"{at(0)} out red\n"
+    assert plane.http.get(f"{path}&raw=true").text == f"{at(0)} out \x1b[31mred\x1b[0m\n"
+    command = ("logs", job["id"], "--worker", "g0.rank-9")
+    assert "\x1b" not in shardyard(*command, url=plane.url).stdout
+    assert "\x1b[31mred" in shardyard(*command, "--raw", url=plane.url).stdout

@@ -11,6 +11,7 @@ import pytest
 
 from moe.plan import Plan
 from service.client import Client
+from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,7 @@ def test_a_module_is_trained_and_goes_on_after_its_driver_died(modules: ControlP
 def test_its_plan_is_stored_and_can_be_asked_for(modules: ControlPlane) -> None:
     posted = modules.post(**job(train={"num_steps": 1}, resources={"num_workers": 2}, labels={}))
     with Client(modules.url) as client:
+        await_that(lambda: modules.http.get(f"/v1/jobs/{posted['id']}/plan").status_code == 200)
         plan = client.job(posted["id"]).plan()
         assert plan.module is not None
         assert (plan.num_workers, plan.mesh) == (2, {"devices": 2})
@@ -76,16 +78,40 @@ def test_its_plan_is_stored_and_can_be_asked_for(modules: ControlPlane) -> None:
     ("raises", "model", "cannot be planned: KeyError: 'no such layer' (users_module.py:"),
     ("reads_values", "tests/service/users_module.py:", "must not read a tensor's values: which way it goes"),
 ])  # fmt: skip
-@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/plans"])
-def test_what_is_wrong_with_a_module_is_told_at_once(
-    modules: ControlPlane, path: str, build: str, place: str, rule: str
+def test_what_is_wrong_with_a_module_is_told(
+    modules: ControlPlane, build: str, place: str, rule: str
 ) -> None:
-    answer = modules.http.post(path, json=job(build))
+    posted = modules.post(**job(build))
+    assert posted["reason"] == "waits for its turn; its module is being captured and planned"
+    answer = modules.http.post("/v1/plans", json=job(build))
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:shardyard:problem:invalid-spec")
     (error,) = answer.json()["errors"]
     assert error["path"].startswith(place)
     assert error["rule"].startswith(rule)
     assert error["remedy"]
+    failed = modules.await_state(posted["id"], "failed")
+    assert failed["reason"].startswith("its module cannot be planned: ")
+    assert rule in failed["reason"]
+    again = modules.http.post("/v1/jobs", json=job(build))
+    assert (again.status_code, again.json()["errors"]) == (422, [error]), "what is known is told at once"
+
+
+def test_a_post_does_not_wait_for_a_module_nor_the_queue_for_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code sleeps for ever; an answer to this test is one that did not wait for it."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    plane = ControlPlane(tmp_path, allowed_code=[f"{CODE}:sleeps", f"{CODE}:batch"]).start()
+    note = tmp_path / "note"
+    asleep = job("sleeps", labels={})
+    asleep["model"]["options"] = {"note": str(note)}
+    posted = plane.post(**asleep)
+    await_that(note.exists)
+    other = plane.post(labels={})
+    plane.await_state(other["id"], "succeeded")
+    assert plane.job(posted["id"])["state"] == "queued"
+    assert plane.job(posted["id"])["reason"] == "waits for its turn; its module is being captured and planned"
+    plane.close()
 
 
 def test_a_resumed_job_is_planned_anew(modules: ControlPlane) -> None:

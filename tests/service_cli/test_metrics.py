@@ -63,7 +63,13 @@ def test_the_command(plane: ControlPlane, job_file: Path) -> None:
     assert shardyard("metrics", job_id, "--csv", "--json", url=plane.url).returncode == 2
     assert shardyard("metrics", job_id, "--max-points", "0", url=plane.url).returncode == 2
     none = shardyard("metrics", job_id, "--name", "happiness", url=plane.url)
-    assert (none.returncode, none.stdout) == (0, f"no step of {job_id} has happiness\n")
+    assert (none.returncode, none.stdout) == (2, "")
+    assert "--name (=happiness)" in none.stderr
+    assert none.stderr.strip().endswith("use one of loss, tokens_per_s")
+    as_csv = shardyard("metrics", job_id, "--csv", "--name", "loss", "--name", "los", url=plane.url)
+    assert (as_csv.returncode, as_csv.stdout) == (2, "")
+    later = shardyard("metrics", job_id, "--name", "loss", "--since-step", "9", url=plane.url)
+    assert (later.returncode, later.stdout) == (0, f"no step of {job_id} has loss\n")
     for name in ("", ".", "layers."):
         wrong = shardyard("metrics", job_id, "--name", name, url=plane.url)
         assert wrong.returncode == 2

@@ -103,9 +103,19 @@ def test_an_error_never_tells_whether_something_outside_exists(places):
         assert told(f"{folder}/secret.jsonl") == told(f"{folder}/nothing.jsonl") == told(f"{folder}/*.jsonl")
 
 
+def test_of_a_folder_with_one_outward_link_that_link_is_named(places):
+    (places["root"] / "folder/away.jsonl").symlink_to(places["outside"] / "secret.jsonl")
+    for pattern in ("folder/*.jsonl", "folder/away.jsonl", "*er/away.jsonl"):
+        with pytest.raises(SpecError) as refused:
+            check(JsonlSpec(corpus="jsonl", paths=(f"{places['root']}/{pattern}",)), [str(places["root"])])
+        (problem,) = refused.value.problems
+        assert problem.rule.endswith(f": {places['root']}/folder/away.jsonl")
+        assert str(places["outside"]) not in str(problem)
+
+
 def test_preparing_is_confined_as_checking_is(places, tmp_path):
     spec = job({"corpus": "jsonl", "paths": [str(places["root"] / "link.jsonl")]})
-    with pytest.raises(SpecError, match="outside the folders"):
+    with pytest.raises(SpecError, match="leads out of the folders"):
         prepare(spec.data, spec.model, tmp_path / "cache", roots=[str(places["root"])])
 
 

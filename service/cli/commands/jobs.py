@@ -161,6 +161,9 @@ def logs(
         str | None, typer.Option(metavar="NAME", help="Only this writer: driver, g0.rank-1, a2.g0.rank-1.")
     ] = None,
     attempt: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only this attempt.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Lines as they were written, with escape codes: not for a terminal.")
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -176,10 +179,12 @@ def logs(
         if attempt is not None and attempt > found.attempt and (found.ended or not follow):
             had = f"it had {found.attempt or 'none'}"
             raise Misuse(f"{job} has no attempt {attempt}: {had}; use a lower one, or leave --attempt out")
-        lines = found.logs(follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt)
+        lines = found.logs(follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt, raw=raw)
         for line in lines:
             if as_json:
                 print_json(line, lines=True)
+            elif raw:
+                print(line["message"])
             else:
                 out.print(log_line(line), soft_wrap=True)
 

@@ -1,15 +1,21 @@
 """`metrics`: what was recorded of each step, as a table, as CSV, as JSON."""
 
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.cli.options import AsJson, JobId, Url
 
+if TYPE_CHECKING:
+    from service.client import Job
+
 MAX_POINTS = 10_000
 MAX_NAMED = 8
 """Columns of a table that are named where they were left out."""
+SAMPLED_POINTS = 20
+"""Steps that are looked at for the names of values there are."""
 
 
 def metrics(
@@ -38,7 +44,7 @@ def metrics(
     from service.cli.failures import Misuse
     from service.cli.server import connect, find_job
     from service.cli.view.listing import print_listing
-    from service.cli.view.metrics import metric_columns, metric_rows, write_csv
+    from service.cli.view.metrics import has_column, metric_columns, metric_rows, write_csv
     from service.cli.view.output import columns_of, console, print_json, say
 
     if as_csv and as_json:
@@ -52,7 +58,10 @@ def metrics(
     tops = {each.partition(".")[0] for each in names}
     with connect(url) as client:
         only = tops.pop() if len(tops) == 1 else None
-        points = find_job(client, job).metrics(only, since_step, max_points)
+        found = find_job(client, job)
+        points = found.metrics(only, since_step, max_points)
+        rows = metric_rows(points, names)
+        _refuse_unknown(found, [each for each in names if not has_column(rows, each)])
     if as_json:
         kept = {"step", "time", "attempt", *tops}
         items = (
@@ -62,7 +71,6 @@ def metrics(
         )
         print_json({"items": items})
         return
-    rows = metric_rows(points, names)
     if as_csv:
         write_csv(rows, sys.stdout)
     elif rows:
@@ -72,3 +80,26 @@ def metrics(
             say(f"without {', '.join(left_out[:MAX_NAMED])}{more}: --name chooses columns, --csv prints all")
     else:
         print(f"no step of {job} has {' or '.join(names)}" if names else f"no step of {job} was recorded yet")
+
+
+def _refuse_unknown(job: "Job", missing: Sequence[str]) -> None:
+    """Raises Misuse for names, missing among the steps that were asked for, of what no step of the job recorded."""
+    from service.cli.failures import Misuse
+    from service.cli.view.metrics import KEYS, columns, has_column, metric_rows
+
+    def recorded(name: str | None) -> list[dict[str, Any]]:
+        return job.metrics(name, 0, SAMPLED_POINTS)
+
+    unknown = [
+        name
+        for name in missing
+        if not has_column(metric_rows(recorded(name.partition(".")[0]), [name]), name)
+    ]
+    if not unknown or not (sampled := recorded(None)):
+        return
+    there = [name for name in columns(metric_rows(sampled, [])) if name not in KEYS]
+    tops = [name for name in dict.fromkeys(key for point in sampled for key in point) if name not in KEYS]
+    known = [name for name in there if not name.startswith("layers.")] + ["layers"] * ("layers" in tops)
+    raise Misuse(
+        f"--name (={' '.join(unknown)}) is nothing that {job.id} recorded; use one of {', '.join(known)}"
+    )

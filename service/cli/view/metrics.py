@@ -33,6 +33,11 @@ def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys((*KEYS, *(name for row in rows for name in row))))
 
 
+def has_column(rows: Sequence[dict[str, Any]], name: str) -> bool:
+    """Whether any row has this column, or one below it."""
+    return any(_named(column, [name]) for row in rows for column in row)
+
+
 def write_csv(rows: Sequence[dict[str, Any]], out: TextIO) -> None:
     """RFC 4180, with a head; what a step does not have is empty."""
     writer = csv.DictWriter(out, columns(rows), lineterminator="\n")

@@ -111,6 +111,7 @@ async def get_logs(
     since: Annotated[int, Depends(_since)] = 0,
     grep: Annotated[str, Query(max_length=1000, description="only lines that contain this text")] = "",
     follow: bool = False,
+    raw: Annotated[bool, Query(description="lines as they were written, with escape codes")] = False,
 ) -> StreamingResponse:
     """The log of the driver and all workers, also after they are gone.
 
@@ -118,13 +119,13 @@ async def get_logs(
     with `Accept: application/x-ndjson`, as JSON lines of `attempt`, `worker`, `message`, `time` and `position`, which
     grows from line to line of a worker. With `follow`, it goes on until the job has ended. What a worker writes arrives
     when its segment is sealed. `tail`, `since` and `grep` go together: the newest of the lines that are chosen, 8 MB of
-    them at most, and with `follow` all those that come.
+    them at most, and with `follow` all those that come. Escape codes and other controls are left out, unless `raw`.
     """
     # In the thread pool: the first use of a kind of storage may take its time.
     folder = await run_in_threadpool(
         lambda: SegmentFolder(services.storage_roots.folder(job.storage), "logs")
     )
-    reader = LogReader(folder, LogChoice(attempt, worker, since, grep))
+    reader = LogReader(folder, LogChoice(attempt, worker, since, grep, raw))
     if worker is not None and not follow and not await run_in_threadpool(reader.writers):
         raise NotFound(f"{job.id} has no log of {worker!r}")
     as_json = "application/x-ndjson" in request.headers.get("accept", "")

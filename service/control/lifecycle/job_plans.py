@@ -1,6 +1,7 @@
 """Plans of jobs on the cluster at hand, made before their turn or only to be looked at."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from moe.plan import Cluster, Plan, Pools
@@ -10,10 +11,11 @@ from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.build import build_task
 from moe.tasks.module.code import check_allowed
+from service.control.errors import Unavailable
 from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
 from service.control.lifecycle.admission import NeverFits, admit, fingerprint
 from service.control.lifecycle.cluster_watch import ClusterWatch
-from service.control.lifecycle.module_plans import ModulePlans
+from service.control.lifecycle.module_plans import BEING_PLANNED, ModulePlans
 from service.control.lifecycle.planning import (
     check_degrees,
     module_cluster,
@@ -60,7 +62,8 @@ class JobPlans:
         return build_task(spec).check_data(self._data_roots)
 
     def place(self, spec: JobSpec) -> Placement:
-        """Forecast for a job that is about to be queued. Raises SpecError and Unavailable for a module's job."""
+        """Forecast for a job that is about to be queued. A module's plan is made behind it; SpecError is raised for one
+        that could not be planned a moment ago."""
         try:
             facts = self._watch.facts(FACTS_AGE_S)
         except LauncherUnavailable as error:
@@ -69,11 +72,18 @@ class JobPlans:
         if isinstance(empty, NeverFits):
             return Placement(None, empty.reason, fingerprint(facts))
         if isinstance(spec.model, ModuleModelSpec):
-            return Placement(self._planned(spec, facts), WAITS)  # what is wrong with it is its user's to mend
+            return self._place_module(spec, facts)
         try:
             return Placement(plan_for(spec, facts), WAITS)
         except SpecError as error:
             return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
+
+    def _place_module(self, spec: JobSpec, facts: ClusterFacts) -> Placement:
+        plan, cluster = None, planning_cluster(spec, facts)
+        with suppress(Unavailable):  # many are being planned: it is begun when its turn comes
+            if cluster is not None:
+                plan = self._modules.begun(spec, module_cluster(spec, cluster))
+        return Placement(plan, WAITS if plan else f"{WAITS}; {BEING_PLANNED}")
 
     def made(
         self,

@@ -18,6 +18,7 @@ from service.control.errors import Unavailable
 from service.planner.limited import Limits, Stopped, ask
 from service.planner.request import JobRequest
 
+BEING_PLANNED = "its module is being captured and planned"
 MAX_KEPT = 64
 MAX_WAITING = 8
 """Plans that are asked for and not made: who asks for one waits, and must not keep others from being served."""

@@ -70,6 +70,10 @@ class StorageRoots:
             raise self._problem(asked, "must be one place, not a chain of file systems ('::')")
         if _ODD.search(asked):
             raise self._problem(asked, "must not have control characters, '\\', '?', '#', '*', '[' or ']'")
+        if not asked.isprintable():
+            raise self._problem(
+                asked, "must not have characters that are not seen, or turn what is seen around"
+            )
         protocol, path = _split(asked)
         if ".." in re.split(r"/", path) or ".." in re.split(r"/", unquote(path)):
             raise self._problem(asked, "must not climb with '..'")

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 
 import structlog
 from pydantic import SecretStr, ValidationError
@@ -15,14 +17,22 @@ from service.control.lifecycle.changes import enter, explain, tell_plan
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.deduplicator import Deduplicator
 from service.control.lifecycle.lease import Lease, LeaseLost
-from service.control.lifecycle.module_plans import ModulePlans
+from service.control.lifecycle.module_plans import BEING_PLANNED, ModulePlans
 from service.control.lifecycle.planning import module_cluster, plan_for, planning_cluster, plans_to_try
-from service.control.lifecycle.stored import read_stored_plan, read_stored_spec
+from service.control.lifecycle.stored import is_of_module, read_stored_plan, read_stored_spec
 from service.control.report.history import measured_load_skew
 from service.control.report.tokens import TokenMint, hash_token
 from service.control.store.clock import now_us
 from service.control.store.database import Database
-from service.control.store.jobs import JobRow, change_job, first_queued, get_job, jobs_in, saying_unreachable
+from service.control.store.jobs import (
+    JobRow,
+    change_job,
+    first_queued,
+    get_job,
+    jobs_in,
+    saying_unreachable,
+    without_plan,
+)
 from service.wire.launch import Launch, submission_id
 from service.wire.states import ACTIVE, WAITS, State
 
@@ -30,9 +40,16 @@ ACTOR = "controller"
 FACTS_AGE_S = 2.0
 MAX_STARTING = 4
 """Attempts on their way at once: starting is what a cluster is worst at."""
+MAX_PLANNED = 20
+"""Jobs of users' modules whose plans are looked after in one step."""
 MAX_EXPLAINED = 100
 """Jobs of the queue that are given another reason in one step."""
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class BeingPlanned:
+    """A module's job in the queue, which has no plan yet: it keeps nobody waiting."""
 
 
 class Starter:
@@ -73,6 +90,7 @@ class Starter:
         starting = (job for job in active if job.launch is not None and job.state == State.STARTING)
         room = MAX_STARTING - sum(job.group_phase != "waiting" for job in starting)
         due: list[JobRow] = []
+        self._plan_queued_modules()
         for job in self._in_line(active):
             if len(due) >= room:
                 break
@@ -221,7 +239,32 @@ class Starter:
             place = (job.queued_at, job.number)
             yield job
 
-    def _try(self, job: JobRow, held: dict[str, Gang]) -> JobRow | Blocked | NeverFits:
+    def _plan_queued_modules(self) -> None:
+        """Store the plans of queued module jobs that were made meanwhile, and begin those that were not. A job whose
+        module cannot be planned fails: what is wrong with it is its user's to mend."""
+        with self._database.read() as tx:
+            jobs = [job for job in without_plan(tx, State.QUEUED, MAX_PLANNED) if is_of_module(job.spec)]
+        for job in jobs:
+            with suppress(Unavailable, ValidationError):
+                spec = self.spec(job)
+                cluster = planning_cluster(spec, self._watch.facts(FACTS_AGE_S))
+                if cluster is None:
+                    continue
+                try:
+                    plan = self._modules.begun(spec, module_cluster(spec, cluster))
+                except SpecError as error:
+                    with self._lease.change(job) as (tx, events):
+                        events += enter(
+                            tx, job, State.FAILED, f"its module cannot be planned: {error}", ACTOR
+                        )
+                    continue
+                reason = WAITS if plan else f"{WAITS}; {BEING_PLANNED}"
+                values = {"plan": plan.model_dump_json()} if plan else {}
+                if plan or job.reason != reason:
+                    with self._lease.change(job) as (tx, events):
+                        events += explain(tx, job, reason, ACTOR, values)
+
+    def _try(self, job: JobRow, held: dict[str, Gang]) -> JobRow | Blocked | NeverFits | BeingPlanned:
         """The job with its next attempt stored, if it fits now; else why not, which the job then shows."""
         facts = self._watch.facts(FACTS_AGE_S)
         try:
@@ -231,6 +274,8 @@ class Starter:
             with self._lease.change(job) as (tx, events):
                 events += enter(tx, job, State.FAILED, reason, ACTOR)
             return NeverFits(reason)
+        if job.state == State.QUEUED and job.plan is None and isinstance(spec.model, ModuleModelSpec):
+            return BeingPlanned()  # others may go before it meanwhile
         verdict = admit(spec.resources, facts, held)
         planned = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
         if isinstance(planned, Plan):

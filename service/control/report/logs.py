@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 
+from service.control.report.plain_text import plain_text
 from service.control.store.clock import to_us
 from service.wire.segments import Segment, SegmentFolder, WriterFolder
 
@@ -42,6 +43,8 @@ class LogChoice:
     since: int = 0
     grep: str = ""
     """Text that a line has to contain, as it stands."""
+    raw: bool = False
+    """Lines as they were written; without what steers a terminal otherwise."""
 
     def is_of(self, writer: WriterFolder) -> bool:
         names = (writer.name, writer.name.partition(".")[2])
@@ -118,7 +121,9 @@ class LogReader:
             line
             for writer, position in self._positions.items()
             if position.rest
-            and self.choice.takes(line := _line(writer, position, position.rest, position.offset))
+            and self.choice.takes(
+                line := _line(writer, position, position.rest, position.offset, self.choice.raw)
+            )
         ]
 
     def _portion(self, writer: WriterFolder) -> tuple[list[LogLine], bool]:
@@ -139,7 +144,7 @@ class LogReader:
                 end = position.offset - len(position.rest) - len(block)
                 for raw in _cut(position, block):
                     end += len(raw) + 1
-                    line = _line(writer, position, raw, end)
+                    line = _line(writer, position, raw, end, self.choice.raw)
                     if self.choice.takes(line):
                         lines.append(line)
         return lines, False
@@ -171,8 +176,10 @@ def _cut(position: _Position, block: bytes) -> list[bytes]:
     return whole
 
 
-def _line(writer: WriterFolder, position: _Position, raw: bytes, end: int) -> LogLine:
+def _line(writer: WriterFolder, position: _Position, raw: bytes, end: int, as_written: bool) -> LogLine:
     text = raw.decode(errors="replace")
+    if not as_written:
+        text = plain_text(text)
     # A clock that was set back, and lines that have no time, must not change the order of a writer's lines.
     position.time = max(position.time, _time(text))
     return LogLine(writer, text, position.time, (position.segment, end))

@@ -208,6 +208,13 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
     return None if row is None else JobRow(*row)
 
 
+def without_plan(tx: Connection, state: str, limit: int) -> list[JobRow]:
+    """Jobs in this state that have no plan and were not found too large, in the order of the queue."""
+    job = tables.jobs.c
+    query = _JOBS.where(job.state == state, job.plan.is_(None), job.unfit_for.is_(None))
+    return [JobRow(*row) for row in tx.execute(query.order_by(job.queued_at, job.number).limit(limit))]
+
+
 def saying_unreachable(tx: Connection, state: str, limit: int) -> list[JobRow]:
     """Jobs in this state that say that the cluster cannot be reached, in the order in which they came."""
     job = tables.jobs.c
