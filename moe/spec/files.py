@@ -135,6 +135,10 @@ def _unreadable(name: str, line: int, column: int, why: str) -> SpecError:
     )
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE_ESCAPE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
+
+
 def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
     """Plain data from YAML or JSON text. Raises SpecError with line and column (both from 1)."""
     if len(text.encode()) > MAX_SPEC_BYTES:
@@ -160,9 +164,9 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
             raise _unreadable(name, 1, 1, "nested too deeply") from None
         if _has_more_values(data, MAX_VALUES):
             raise _unreadable(name, 1, 1, f"more than {MAX_VALUES} keys and values")
-        return data
+        return _checked_text(data, text)
     try:
-        return _load_yaml(text)
+        return _checked_text(_load_yaml(text), text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -174,6 +178,29 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
         raise _unreadable(name, 1, 1, str(error)) from None
     except RecursionError:
         raise _unreadable(name, 1, 1, "nested too deeply") from None
+
+
+def _checked_text(data: Any, text: str) -> Any:
+    """`data`, if each string of it can be written as UTF-8.
+
+    Raises SpecError for half of a surrogate pair, which only an escape can give: nothing that is stored holds it."""
+    if _SURROGATE_ESCAPE.search(text) is None:
+        return data
+    values: list[tuple[str, Any]] = [("", data)]
+    while values:
+        place, value = values.pop()
+        if isinstance(value, dict):
+            values += [(f"{place}.{key}", key) for key in value]
+            values += [(f"{place}.{key}", inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            values += [(f"{place}.{index}", inner) for index, inner in enumerate(value)]
+        elif isinstance(value, str) and (match := _SURROGATE.search(value)) is not None:
+            shown = place.removeprefix(".").encode(errors="backslashreplace").decode()
+            rule = f"must not have half of a surrogate pair (U+{ord(match[0]):04X})"
+            raise SpecError(
+                Problem(shown or "body", ascii(value)[1:-1], rule, "write the character itself, or no such")
+            )
+    return data
 
 
 def read_job(path: str | Path) -> JobSpec:

@@ -40,6 +40,12 @@ def explain(error: Exception) -> Failure | None:
         return _failure(str(error), MISUSE)
     if isinstance(error, ClientError):
         return _failure(str(error), FAILED)
+    if isinstance(error, UnicodeEncodeError):
+        return _failure(
+            f"{ascii(error.object)[:200]} cannot be written as {error.encoding}, which this locale asks for; "
+            "use a UTF-8 locale (LC_ALL=C.UTF-8)",
+            MISUSE,
+        )
     if isinstance(error, OSError) and error.filename is not None:
         return _failure(f"{error.filename}: {error.strerror}", MISUSE)
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:

@@ -1,5 +1,6 @@
 """The command `shardyard`: its subcommands, and how what goes wrong becomes words and an exit code."""
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -85,6 +86,8 @@ for command in (
 
 def main() -> None:
     """Runs one command and exits: 0 done, 1 failed, 2 misuse."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # under a locale that lacks what jobs are called
     try:
         try:
             app(prog_name="shardyard")

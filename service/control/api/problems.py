@@ -123,6 +123,13 @@ def install(app: FastAPI) -> None:
             raise error
         return refusal(refused)
 
+    @app.exception_handler(UnicodeEncodeError)
+    async def no_file_name(_request: Request, error: UnicodeEncodeError) -> Response:
+        rule = f"cannot be the name of a file here: the service runs where file names are {error.encoding}"
+        remedy = "use other names, or start the service under a UTF-8 locale (LC_ALL=C.UTF-8)"
+        problem = Problem("body", ascii(error.object)[1:-1], rule, remedy)
+        return problem_response(422, "invalid", str(problem), [problem])
+
     @app.exception_handler(OSError)
     async def no_room(_request: Request, error: OSError) -> Response:
         if not is_full(error):
