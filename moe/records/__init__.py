@@ -5,6 +5,7 @@ from moe.records.generation import Ending, Reason
 from moe.records.json_record import JsonRecord
 from moe.records.language import Completion, LanguageReport, SourceReport
 from moe.records.module import ModuleReport
+from moe.records.preparation import PreparationRecord
 from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
 from moe.records.translation import Example, Scores, SetReport, SubsetReport, TranslationReport
 
@@ -18,6 +19,7 @@ __all__ = [
     "LanguageReport",
     "LayerRecord",
     "ModuleReport",
+    "PreparationRecord",
     "Reason",
     "Scores",
     "SetReport",

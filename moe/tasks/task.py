@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from moe.data.progress import Tell
 from moe.records import Ending, HeldOutLosses, JsonRecord
 from moe.spec import JobSpec, ModelSpec, Problem, SpecError
 from moe.spec.form import kept
@@ -92,11 +93,13 @@ class Task(ABC, Generic[Data, MicroBatch]):
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
         kept: Callable[[], Mapping[str, bytes]] | None = None,
+        progress: Tell | None = None,
     ) -> Data:
         """The data, found in the folder `cache` or built there; several processes may call this at once.
 
-        `report` is told decisions. `kept` gives `tokenizer_files` and `carried_files` of the newest checkpoint of this
-        very run, none where there is none: what a run took from elsewhere at first it has from there. Raises SpecError.
+        `report` is told decisions, `progress` how far it has come. `kept` gives `tokenizer_files` and
+        `carried_files` of the newest checkpoint of this very run, none where there is none: what a run took from
+        elsewhere at first it has from there. Raises SpecError.
         Loads no torch.
         """
 

@@ -21,6 +21,7 @@ from service.run.examine import ATTEMPT_VARIABLE, end_stopped_on
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.placement import nodes_of_gang, why_unplaced
+from service.run.preparation import PreparationProgress
 from service.run.recorder import CapturedOutput, SpoolRecorder
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
@@ -183,6 +184,7 @@ class Driver:
                 roots=launch.data_roots,
                 report=lambda message: self._recorder.log("info", message),
                 kept=lambda: kept_tokenizers(launch.storage),
+                progress=PreparationProgress(self._recorder),
             )
         except SpecError as error:
             self._end(Result(outcome="failed", step=0, message=str(error), retryable=False))

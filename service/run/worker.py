@@ -21,6 +21,7 @@ from moe.train.checkpoint import marker
 from moe.train.recorder import Level, Recorder
 from service.run.device import device_fault, device_of
 from service.run.heartbeat import Heartbeat, heartbeat_of_process
+from service.run.preparation import PreparationProgress
 from service.run.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecorder
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result
@@ -117,6 +118,7 @@ def _run(
                 roots=launch.data_roots,
                 report=lambda message: recorder.log("info", message),
                 kept=lambda: kept_tokenizers(launch.storage),
+                progress=PreparationProgress(recorder),
             )
         recorder.phase("data", time.perf_counter() - began)
         with doing("trials", "trials of plans"):

@@ -13,10 +13,13 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from moe.records import PreparationRecord
 from service.cli.view.follow import LiveFollower
 from service.cli.view.frame import frame
 from service.cli.view.progress import Progress
 from service.wire.events import Event
+from tests.service_cli.command import shardyard
+from tests.service_cli.contract_server import JOB_ID, Handler, Script, as_sse, serving
 
 ROWS = 24
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -178,3 +181,65 @@ def test_checkpoints_are_a_figure_and_no_lines() -> None:
     rows = [row for row in terminal.rows if row]
     assert len(rows) < 8
     assert sum("checkpoint 50" in row for row in rows) == 1
+
+
+def preparing(id: int, stage: str, share: float | None, seconds: float, num_done: int = 0) -> Event:
+    record = PreparationRecord(stage, share, num_done, seconds)
+    return event(id, "log", level="info", message=record.in_words(), preparing=record.to_plain())
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_preparation_of_data_has_a_bar_and_an_estimate(columns: int) -> None:
+    progress = Progress("job-abcdefghijkl", "x", 100)
+    console = console_on(Emulated(columns), columns)
+
+    def row() -> str:
+        lines = console.render_lines(frame(progress, columns, ROWS), pad=False)
+        rows = ["".join(segment.text for segment in line).rstrip() for line in lines]
+        assert max(map(cell_len, rows)) <= columns
+        return rows[1]
+
+    progress.take(event(1, "state", state="starting", reason=""))
+    progress.take(preparing(2, "encoding", 0.25, 10.0))
+    if columns >= 80:
+        assert row().endswith(" preparing data: encoding, 25%  0:30 left")
+        assert "━" in row()
+    else:
+        assert "preparing data: encoding" in row()
+    progress.take(preparing(3, "encoding", None, 20.0, num_done=12_000))
+    assert "preparing data: encoding, 12,000" in row()
+    progress.take(event(4, "log", level="info", message="data took 31.2 s", record="phase"))
+    assert "step 0 / 100" in row()
+    progress.take(preparing(5, "encoding", 0.5, 20.0))
+    progress.take(event(6, "metric", step=1, loss=2.5))
+    assert "step 1 / 100" in row()
+
+
+@pytest.mark.parametrize(("last", "expected"), [("encoding", True), (None, False)])
+def test_show_says_how_far_the_data_is_prepared(last: str | None, expected: bool) -> None:
+    """As long as that is the last thing that the job told of."""
+    events = [preparing(1, "reading", 0.1, 5.0), preparing(2, "encoding", 0.75, 30.0)]
+    if last is None:
+        events.append(event(3, "log", level="info", message="data took 40 s", record="phase"))
+    script = Script(events=[told.model_dump(mode="json") for told in events])
+    script.job = {
+        "name": "x",
+        "state": "starting",
+        "attempt": 1,
+        "step": 0,
+        "num_steps": 100,
+        "storage": "/s",
+    }
+    script.plays = [all_then_silence]
+    with serving(script) as url:
+        done = shardyard("show", JOB_ID, url=url)
+    assert done.returncode == 0, done.stderr
+    assert ("preparing data: encoding, 75%  0:10 left" in done.stdout) == expected
+
+
+def all_then_silence(handler: Handler, owed: list[dict[str, Any]]) -> None:
+    """As a job that goes on has it: `show` does not wait for its end."""
+    for told in owed:
+        handler.send_chunk(as_sse(told))
+    handler.server.script.closing.wait()
+    handler.break_off()

@@ -307,3 +307,28 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_kept_under_the_name_of_an
         prepare(spec.data, spec.model, tmp_path / "cache")
     monkeypatch.undo()
     assert prepare(spec.data, spec.model, tmp_path / "cache").stats["read"] == 61 * len(LANGS)
+
+
+def test_progress_goes_through_every_stage_and_never_back(spec, tmp_path):
+    """Catalogs know how much of them is read; a file of one's own does not, until it is at its end."""
+    told = []
+    run(spec, tmp_path / "cache", progress=lambda *step: told.append(step))
+    stages = [stage for stage, _, _ in told]
+    assert list(dict.fromkeys(stages)) == ["reading", "learning the tokenizer", "encoding", "writing"]
+    shares = [share for _, share, _ in told if share is not None]
+    assert shares == sorted(shares)
+    assert 0.0 < shares[0] < shares[-1] < 1.0
+    again = []
+    run(spec, tmp_path / "cache", progress=lambda *step: again.append(step))
+    assert again == [], "what is found is not prepared"
+
+
+def test_progress_of_catalogs_is_a_share_from_the_beginning(tmp_path):
+    spec = job({"corpus": "catalogs", "languages": ["de", "fr"]})
+    told = []
+    run(spec, tmp_path / "cache", progress=lambda *step: told.append(step))
+    assert all(share is not None for _, share, _ in told)
+    reading = [share for stage, share, _ in told if stage == "reading"]
+    assert reading[0] == 0.0
+    assert reading == sorted(reading)
+    assert reading[-1] > 0.1

@@ -242,3 +242,13 @@ def test_a_few_installed_packages_are_prepared(tmp_path, monkeypatch):
     sampler = SequenceSampler(found.train, job(data.model_dump(), batch_tokens=2048))
     text = found.tokenizer.decode(sampler.batch(0).part(0, 1).tokens[0].tolist())
     assert text.strip()
+
+
+def test_progress_goes_through_every_stage_and_never_back(spec, tmp_path):
+    told = []
+    prepare(spec.data, VOCAB_SIZE, tmp_path / "cache", progress=lambda *step: told.append(step))
+    stages = [stage for stage, _, _ in told]
+    assert list(dict.fromkeys(stages)) == ["reading", "learning the tokenizer", "encoding", "counting"]
+    shares = [share for _, share, _ in told if share is not None]
+    assert shares == sorted(shares)
+    assert 0.0 < shares[0] < shares[-1] < 1.0

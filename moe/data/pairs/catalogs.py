@@ -35,6 +35,7 @@ class Catalogs(Corpus):
         self._data = data
         self._system_folder = system_folder
         self._unreadable: list[str] = []
+        self._num_read = 0
 
     @cached_property
     def _all_files(self) -> list[_File]:
@@ -85,7 +86,8 @@ class Catalogs(Corpus):
 
     def pairs(self) -> Iterator[Pair]:
         self._unreadable = []
-        for file in self._files:
+        for num_read, file in enumerate(self._files):
+            self._num_read = num_read
             try:
                 messages = list(read_catalog(file.path))
             except UnreadableCatalog as error:
@@ -94,6 +96,9 @@ class Catalogs(Corpus):
                 continue
             for translation, message in messages:
                 yield Pair(file.lang, translation, message)
+
+    def share_read(self) -> float | None:
+        return self._num_read / max(1, len(self._files))
 
     def facts(self) -> dict[str, object]:
         return {"corpus": "catalogs", "files": len(self._files), "unreadable": list(self._unreadable)}

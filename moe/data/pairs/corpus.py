@@ -31,6 +31,10 @@ class Corpus(ABC):
     def pairs(self) -> Iterator[Pair]:
         """Every pair in the languages asked for, raw."""
 
+    def share_read(self) -> float | None:
+        """Share of the corpus that `pairs` has read so far; None where its size is not known before its end."""
+        return None
+
     @abstractmethod
     def facts(self) -> dict[str, object]:
         """Statistics of what was read: complete once `pairs` is exhausted."""

@@ -18,13 +18,15 @@ _FIELD = re.compile(
     re.IGNORECASE,
 )
 
+_SIGN = re.compile(r"[%{$<]")
+
 
 def placeholders(text: str) -> tuple[Hashable, ...]:
     """The fields and tags in a text, sorted; equal for a text and a translation that keeps them all.
 
     The order, the width and the attributes may change in translation; names, types and counts may not.
     """
-    if not any(sign in text for sign in "%{$<"):
+    if _SIGN.search(text) is None:
         return ()
     found = []
     for match in _FIELD.finditer(text):

@@ -11,10 +11,10 @@ def main_script(texts: Iterable[str]) -> str:
 
     Format fields and untranslated names count too, so a language in another script still shows some Latin.
     """
-    letters = Counter(letter for text in texts for letter in text if letter.isalpha())
     scripts: Counter[str] = Counter()
-    for letter, count in letters.items():
-        scripts[_script(letter)] += count
+    for character, count in Counter("".join(texts)).items():
+        if character.isalpha():
+            scripts[_script(character)] += count
     return max(scripts, key=lambda script: (scripts[script], script)) if scripts else ""
 
 

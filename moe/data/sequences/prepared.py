@@ -16,9 +16,10 @@ import numpy as np
 from moe.clock import Clock
 from moe.data.cache import Cache
 from moe.data.conversations.template import TEMPLATE_FILES
+from moe.data.progress import Stages, Tell, of_total
 from moe.data.sequences.closers import Closers
 from moe.data.sequences.corpora import build
-from moe.data.sequences.corpus import Corpus
+from moe.data.sequences.corpus import Corpus, Document
 from moe.data.sequences.description import describe
 from moe.data.sequences.encoding import encoded, id_type
 from moe.data.sequences.learned_tokenizer import learned
@@ -43,6 +44,8 @@ RENDERING_VERSION = 2
 
 SMALLEST_VOCABULARY = 4 + 256
 """Special tokens and bytes, with which a tokenizer of our own begins."""
+_STAGES = {"reading": 1.0, "learning the tokenizer": 2.0, "encoding": 6.0, "counting": 1.0}
+"""Stages with the part that each usually takes of the time."""
 _SAMPLE_DOCUMENTS, _SAMPLE_CHARS = 50, 20_000
 """Of the corpus, what a given tokenizer is tried with."""
 
@@ -91,14 +94,15 @@ def prepare(
     tokenizer: ModelTokenizer | None = None,
     roots: Sequence[str] | None = None,
     report: Callable[[str], None] | None = None,
+    progress: Tell | None = None,
 ) -> PreparedSequences:
     """The prepared corpus, found in `cache_dir` by content hash or built there.
 
     The hash covers the corpus's content, the spec's fields that matter, and the tokenizer: the size of its vocabulary
     where it is learned, its files where it is given, with what lies beside them. So any change of them builds anew;
     several processes may call this at once, and one of them builds. `roots`, where given, confines the user's files as
-    `check` does. `report` is told decisions. Raises SpecError for a corpus that cannot be read or is empty, and for a
-    tokenizer that cannot be used.
+    `check` does. `report` is told decisions, `progress` how far it has come. Raises SpecError for a corpus that cannot
+    be read or is empty, and for a tokenizer that cannot be used.
     """
     report = report or (lambda message: None)
     corpus = build(data, roots, tokenizer)
@@ -111,7 +115,7 @@ def prepare(
     name = _content_key(data, vocab_size, corpus, given)
 
     def fill(empty: Path) -> None:
-        _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report)
+        _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report, Stages(_STAGES, progress))
         if _content_key(data, vocab_size, corpus, given) != name:
             remedy = "leave its files alone until the run has begun, and submit it again"
             raise SpecError(Problem("data", None, "was changed while it was read", remedy))
@@ -156,10 +160,12 @@ def _build(
     vocab_size: int,
     given: ModelTokenizer | None,
     report: Callable[[str], None],
+    stages: Stages,
 ) -> None:
     """Fill an empty folder: learn or try a tokenizer, encode, pack, store."""
     clock = Clock()
-    files = _tokenizer_files(corpus, vocab_size, given)
+    documents = _Documents(corpus, stages)
+    files = _tokenizer_files(documents, vocab_size, given)
     (folder / "tokenizers").mkdir()
     for name, content in files.items():
         (folder / "tokenizers" / name).write_bytes(content)
@@ -167,7 +173,8 @@ def _build(
     clock.lap("tokenizer")
 
     closers = Closers(tokenizer, (tokenizer.eos_id, *json.loads(files.get(ENDS, b"[]"))))
-    cut = _write(folder, corpus, tokenizer, max_tokens, closers)
+    cut = _write(folder, documents, tokenizer, max_tokens, closers)
+    stages.at("counting")
     if corpus.has_spans:
         cut |= closers.facts()
         (folder / "tokenizers" / CLOSERS).write_bytes(json.dumps(closers.further()).encode())
@@ -194,10 +201,11 @@ def _build(
 
 
 def _write(
-    folder: Path, corpus: Corpus, tokenizer: Tokenizer, max_tokens: int, closers: Closers
+    folder: Path, documents: "_Documents", tokenizer: Tokenizer, max_tokens: int, closers: Closers
 ) -> dict[str, int]:
     """The store to train on, and one for each source that has documents held out. Counts of what was cut, and of what
     nothing is left to learn of; `closers` are counted."""
+    corpus = documents.corpus
     ids = id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id
     names = [source.name for source in corpus.training]
     counts = {"cut": 0, "nothing_left": 0, "alike": 0}
@@ -213,7 +221,7 @@ def _write(
         held_out = {
             name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)
         }
-        every = encoded(tokenizer, corpus.documents())
+        every = encoded(tokenizer, documents.to_encode())
         while together := list(islice(every, num_each)):
             document = together[0].document
             store = held_out[document.source] if document.is_held_out else train
@@ -255,9 +263,34 @@ def _counts(store: SequenceStore) -> dict[str, Any]:
     }
 
 
-def _tokenizer_files(corpus: Corpus, vocab_size: int, given: ModelTokenizer | None) -> dict[str, bytes]:
+class _Documents:
+    """Passes over the documents of a corpus. How many there are is known after a pass to learn a tokenizer from."""
+
+    def __init__(self, corpus: Corpus, stages: Stages) -> None:
+        self.corpus, self._stages = corpus, stages
+        self._num: int | None = None
+
+    def to_learn(self) -> Iterator[Document]:
+        num = 0
+        for document in self._stages.through(
+            "reading", self.corpus.documents(), lambda number: None, every=100
+        ):
+            num += 1
+            yield document
+        self._num = num
+        self._stages.at("learning the tokenizer")
+
+    def to_encode(self) -> Iterator[Document]:
+        done = (lambda number: None) if self._num is None else of_total(self._num)
+        return self._stages.through("encoding", self.corpus.documents(), done, every=100)
+
+
+def _tokenizer_files(
+    documents: _Documents, vocab_size: int, given: ModelTokenizer | None
+) -> dict[str, bytes]:
     if given is None:
-        return {TOKENIZER: learned(corpus.documents(), vocab_size).to_json().encode()}
+        return {TOKENIZER: learned(documents.to_learn(), vocab_size).to_json().encode()}
+    corpus = documents.corpus
     sample = islice((document.text[:_SAMPLE_CHARS] for document in corpus.documents()), _SAMPLE_DOCUMENTS)
     require_usable(given, vocab_size, list(sample))
     return given.all_files()

@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe.data.progress import Tell
 from moe.data.sequences import check
 from moe.records import HeldOutLosses, LanguageReport
 from moe.spec import (
@@ -66,6 +67,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
         kept: Callable[[], Mapping[str, bytes]] | None = None,
+        progress: Tell | None = None,
     ) -> "PreparedSequences":
         from moe.data.sequences import prepare
 
@@ -77,7 +79,13 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
                 digest = base_digest(self._model, roots, {})
                 tokenizer = with_template(model_tokenizer(self._model, roots, digest), self._data, roots)
         return prepare(
-            self._data, self._model.vocab_size, cache, tokenizer=tokenizer, roots=roots, report=report
+            self._data,
+            self._model.vocab_size,
+            cache,
+            tokenizer=tokenizer,
+            roots=roots,
+            report=report,
+            progress=progress,
         )
 
     def build_model(self, layout: "Layout") -> "LanguageModel":

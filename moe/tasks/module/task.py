@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moe.data.progress import Tell
 from moe.records import HeldOutLosses, ModuleReport
 from moe.spec import AdafactorSpec, JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.module.code import check_allowed
@@ -81,6 +82,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
         kept: Callable[[], Mapping[str, bytes]] | None = None,
+        progress: Tell | None = None,
     ) -> ModuleData:
         check_allowed(self.spec, self._allowed_code)
         return ModuleData(self._data, self.spec.train.seed)

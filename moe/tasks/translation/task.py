@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe.data.pairs import check
+from moe.data.progress import Tell
 from moe.records import HeldOutLosses, TranslationReport
 from moe.spec import CatalogsSpec, JobSpec, ModelSpec, PairsSpec, TranslationModelSpec
 from moe.tasks.task import Loss, RankBatch, Task
@@ -45,10 +46,11 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
         kept: Callable[[], Mapping[str, bytes]] | None = None,
+        progress: Tell | None = None,
     ) -> "Prepared":
         from moe.data.pairs import prepare  # and tokenizers, which the control plane has no use for
 
-        return prepare(self._data, self._model, cache, roots=roots, report=report)
+        return prepare(self._data, self._model, cache, roots=roots, report=report, progress=progress)
 
     def build_model(self, layout: "Layout") -> "TranslationModel":
         import torch

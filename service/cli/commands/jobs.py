@@ -8,9 +8,12 @@ import typer
 from service.cli.options import AsJson, JobId, Url
 
 if TYPE_CHECKING:
-    from service.client import Client
+    from moe.records import PreparationRecord
+    from service.client import Client, Job
 
 DEFAULT_ROWS = 20
+EVENTS_LOOKED_AT = 20
+"""Newest events in which `show` looks for what a job does before its first step."""
 
 
 def submit(
@@ -137,10 +140,27 @@ def show(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
 
     with connect(url) as client:
         found = find_job(client, job)
+        preparation = None if as_json else _preparation(found)
     if as_json:
         print_json(found.data)
     else:
-        console().print(job_details(found))
+        console().print(job_details(found, preparation))
+
+
+def _preparation(job: "Job") -> "PreparationRecord | None":
+    """The preparation of the data of a job that has begun and taken no step yet, if that was the last thing it told."""
+    if job.ended or not job.attempt or job.data.get("last_metric"):
+        return None
+    from service.cli.view.progress import Progress
+
+    newest = int(job.data.get("last_event_id") or 0)
+    first = max(0, int(job.data.get("first_event_id") or 1) - 1, newest - EVENTS_LOOKED_AT)
+    progress = Progress(job.id, job.name, job.num_steps)
+    for event in job.events(first) if newest > first else ():
+        progress.take(event)
+        if event.id >= newest:
+            break  # what comes later is for 'watch'
+    return progress.preparation
 
 
 def logs(

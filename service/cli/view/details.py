@@ -4,21 +4,25 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from moe.records import CheckpointRecord, StepRecord
+from moe.records import CheckpointRecord, PreparationRecord, StepRecord
 from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.kinds import report_view, words_of
+from service.cli.view.preparation import preparation_in_words
 from service.cli.view.printable import printable
 from service.cli.view.states import state
+
+BAR_WIDTH = 20
 
 if TYPE_CHECKING:
     from service.cli.view.report import ReportView
     from service.client import Job
 
 
-def job_details(job: "Job") -> RenderableType:
+def job_details(job: "Job", preparation: PreparationRecord | None = None) -> RenderableType:
     """Everything `show` says of a job: its state and why, its place, its figures, its result."""
     data = job.data
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -31,6 +35,11 @@ def job_details(job: "Job") -> RenderableType:
     reason = f"  {printable(job.reason)}" if job.reason else ""
     grid.add_row("state", Text.assemble(state(job.state), (reason, "dim")))
     grid.add_row("step", f"{job.step:,} of {job.num_steps:,}")
+    if preparation is not None:
+        bar = Table.grid(padding=(0, 1))
+        completed = ProgressBar(total=1.0, completed=preparation.share or 0.0, width=BAR_WIDTH)
+        bar.add_row(completed, preparation_in_words(preparation))
+        grid.add_row("data", bar)
     if data.get("attempt"):
         grid.add_row("attempt", str(data["attempt"]))
     for label, key in (("submitted", "created_at"), ("started", "started_at"), ("finished", "finished_at")):

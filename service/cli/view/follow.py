@@ -16,6 +16,7 @@ from rich.text import Text
 from service.cli.view.amounts import clock, duration
 from service.cli.view.frame import figures, frame
 from service.cli.view.output import on_terminal, print_json
+from service.cli.view.preparation import preparation_in_words
 from service.cli.view.progress import Notice, Progress
 from service.cli.view.states import STATE_STYLES
 from service.wire.events import Event
@@ -127,6 +128,9 @@ class PlainFollower:
             elif event.kind == "metric" and not event.superseded and self._is_due():
                 self._next_line = time.monotonic() + LINE_INTERVAL_S
                 self._print(f"{clock(event.time)} {plain_step(self.progress)}")
+            elif self.progress.preparation is not None and time.monotonic() >= self._next_line:
+                self._next_line = time.monotonic() + LINE_INTERVAL_S
+                self._print(f"{clock(event.time)} {preparation_in_words(self.progress.preparation)}")
 
     def _is_due(self) -> bool:
         return last_step(self.progress) or time.monotonic() >= self._next_line

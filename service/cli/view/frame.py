@@ -8,9 +8,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from moe.records import StepRecord
+from moe.records import PreparationRecord, StepRecord
 from service.cli.view.amounts import duration, rate
 from service.cli.view.bars import experts_per_bar, load_bars
+from service.cli.view.preparation import preparation_in_words
 from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
 from service.cli.view.states import STATE_STYLES
 
@@ -26,12 +27,16 @@ OTHER_ROWS = 8
 
 def frame(progress: Progress, width: int, height: int, note: str = "") -> Group:
     """Content of the screen now. It holds no reference to `progress`, which goes on changing."""
-    parts: list[RenderableType] = [_headline(progress, width), _bar(progress)]
+    parts: list[RenderableType] = [_headline(progress, width)]
+    if progress.preparation is not None:
+        parts.append(preparation_bar(progress.preparation))
+    else:
+        parts.append(_bar(progress))
     if progress.metric is not None:
         parts.append(_figures(progress, width))
     if layers := progress.layers():
         parts += [Text(""), charts(layers, width, max(LOW + 2, height - OTHER_ROWS))]
-    if below := note or progress.doing:
+    if below := note or ("" if progress.preparation else progress.doing):
         parts.append(Text(below, style="bold yellow" if note else "dim", no_wrap=True, overflow="ellipsis"))
     parts.append(Text(""))  # the cursor rests here, where the ^C that a terminal echoes tears nothing
     return Group(*parts)
@@ -56,17 +61,28 @@ def _headline(progress: Progress, width: int) -> Text:
     return Text.assemble(name, "  ", line, no_wrap=True, overflow="ellipsis")
 
 
-def _bar(progress: Progress) -> Table:
+def preparation_bar(preparation: PreparationRecord) -> Table:
+    """A bar of how much of the data is prepared, with an estimate of the time left."""
+    share = preparation.share
+    bar = ProgressBar(total=1.0, completed=share or 0.0, pulse=share is None)
+    return _bar_with(bar, preparation_in_words(preparation))
+
+
+def _bar_with(bar: ProgressBar, words: str) -> Table:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1)
-    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True, overflow="ellipsis")
+    grid.add_row(bar, words)
+    return grid
+
+
+def _bar(progress: Progress) -> Table:
     count = f"step {progress.step:,} / {progress.num_steps:,}"
     share = f"{progress.step / progress.num_steps:4.0%}" if progress.num_steps else ""
     left = progress.seconds_left
     time_left = f"{duration(left)} left" if left is not None and progress.state == "running" else ""
     bar = ProgressBar(total=max(1, progress.num_steps), completed=progress.step)
-    grid.add_row(bar, "  ".join(part for part in (count, share, time_left) if part))
-    return grid
+    return _bar_with(bar, "  ".join(part for part in (count, share, time_left) if part))
 
 
 def _figures(progress: Progress, width: int) -> Group:

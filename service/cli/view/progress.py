@@ -7,7 +7,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from moe.records import CheckpointRecord, LayerRecord, StepRecord
+from moe.records import CheckpointRecord, LayerRecord, PreparationRecord, StepRecord
 from service.cli.view.printable import printable
 from service.wire.events import Event
 from service.wire.states import OVER
@@ -62,6 +62,8 @@ class Progress:
     metric: StepRecord | None = None
     checkpoint_step: int | None = None
     latest_log: str = ""
+    preparation: PreparationRecord | None = None
+    """Preparation of the data, while nothing came after it."""
     last_event_id: int = 0
     state_since: datetime | None = None
     _recent: deque[tuple[int, datetime]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW_STEPS))
@@ -94,7 +96,7 @@ class Progress:
     def _take_state(self, event: Event) -> Notice:
         state = str(event.data["state"])
         if state != self.state or self.state_since is None:  # otherwise a new reason for the same state
-            self.state_since, self.latest_log = event.time, ""
+            self.state_since, self.latest_log, self.preparation = event.time, "", None
         self.state, self.reason = state, printable(str(event.data.get("reason") or ""))
         because = f": {self.reason}" if self.reason else ""
         return Notice(event.time, "state", f"{self.state}{because}")
@@ -106,7 +108,7 @@ class Progress:
         ):  # steps are being redone after a restart: old times say nothing of the new pace
             self._recent.clear()
             self._layers.clear()
-        self.step, self.metric, self.latest_log = metric.step, metric, ""
+        self.step, self.metric, self.latest_log, self.preparation = metric.step, metric, "", None
         self._recent.append((metric.step, event.time))
         if metric.tokens_per_s is not None:
             self._rates.append(metric.tokens_per_s)
@@ -116,7 +118,7 @@ class Progress:
         message = printable(str(event.data.get("message", "")))
         if str(event.data.get("level", "info")).lower() in ("warning", "error", "critical"):
             return Notice(event.time, str(event.data["level"]).lower(), message)
-        self.latest_log = message
+        self.latest_log, self.preparation = message, preparation_of(event)
         return None
 
     @property
@@ -145,6 +147,12 @@ class Progress:
         if not steps:
             return []
         return [_added(per_step) for per_step in zip(*steps, strict=False)]
+
+
+def preparation_of(event: Event) -> PreparationRecord | None:
+    """The progress of preparing data that an event tells of; None where it tells of something else."""
+    preparing = event.data.get("preparing") if event.kind == "log" else None
+    return PreparationRecord.read(preparing) if isinstance(preparing, dict) else None
 
 
 def _added(per_step: Sequence[LayerRecord]) -> LayerLoad:

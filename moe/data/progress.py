@@ -1,0 +1,47 @@
+"""Progress of preparing data: which stage it is at, and what share of the whole is done."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+Tell = Callable[[str, float | None, int], None]
+"""Takes the stage in words, the share of the whole that is done (between 0 and 1; None where nobody knows it), and the
+number of texts that the stage has done."""
+
+T = TypeVar("T")
+_EVERY = 1000
+"""Items of a stage after which progress is told."""
+
+
+class Stages:
+    """Stages of a preparation, in order, with the share of its time that each usually takes."""
+
+    def __init__(self, weights: Mapping[str, float], tell: Tell | None = None) -> None:
+        total = sum(weights.values())
+        self._weights = {stage: weight / total for stage, weight in weights.items()}
+        self._tell: Tell = tell or (lambda stage, share, num_done: None)
+
+    def at(self, stage: str, share_of_stage: float | None = 0.0, num_done: int = 0) -> None:
+        """Tells that so much of `stage` is done, and all of those before it; None where nobody knows how much."""
+        before = 0.0
+        for name, weight in self._weights.items():
+            if name == stage:
+                share = None if share_of_stage is None else before + weight * min(1.0, share_of_stage)
+                self._tell(stage, share, num_done)
+                return
+            before += weight
+        raise KeyError(stage)
+
+    def through(
+        self, stage: str, items: Iterable[T], done: Callable[[int], float | None], every: int = _EVERY
+    ) -> Iterator[T]:
+        """The items as they come, their number turned into a share of the stage by `done`."""
+        self.at(stage, done(0))
+        for number, item in enumerate(items, start=1):
+            yield item
+            if number % every == 0:
+                self.at(stage, done(number), number)
+
+
+def of_total(total: int, before: int = 0) -> Callable[[int], float | None]:
+    """Share of a known total that a number of items is, with those `before` them."""
+    return lambda number: (before + number) / total if total else 1.0
