@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import published_cut_down, software_profiles
+from benchmarks import published_current, published_cut_down, published_torchtitan, software_profiles
 from benchmarks.published_rows import ROWS, Row
 from moe.plan import Cluster, Degrees, Plan, Search
 from moe.plan.candidate import Candidate, Options
@@ -270,6 +270,8 @@ def main() -> None:
             "## Published runs", "", *table_of_runs(profiles), "",
             "## Order of published runs", "", *table_of_pairs(profiles), "",
             "## What the planner would choose", "", gains(ROWS), "", *table_of_choices(sparse), "",
+            "## Current releases on GB200 and GB300, and runs held out", "", *published_current.table(), "",
+            "## torchtitan", "", *published_torchtitan.table(), "",
             "## Smaller models on 8 B200: memory of a device, milliseconds of a step", "",
             *published_cut_down.table(), "",
             "## The paper's family on TPU v3", "", *table_of_the_paper(), ""]  # fmt: skip

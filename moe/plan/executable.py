@@ -26,7 +26,7 @@ def check_asked(spec: JobSpec) -> None:
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
     """Parts of a job and its layout that cannot be run yet, in words; empty where there are none. Of a peer's layout
     one is that it is a peer's, whatever it is."""
-    layout = (_OF_A_PEER,) if profile == "peer" else ()
+    layout = (_OF_A_PEER,) if profile != "ours" else ()
     return (*layout, *_without_executor(candidate), *_of_arithmetic(spec))
 
 

@@ -9,6 +9,7 @@ from textwrap import wrap
 from moe.plan.candidate import Options
 from moe.plan.degrees import Degrees
 from moe.plan.plan import Plan
+from moe.plan.profile import EXECUTORS
 from moe.plan.search.explain import kind_of_time, layout_of, seconds_of, size_of
 from moe.plan.svg import (
     BLUES,
@@ -110,7 +111,7 @@ def _in_words(layout: Mapping[str, bool | int | str]) -> str:
 
 def _head(svg: Svg, plan: Plan, number: int) -> float:
     layouts = "the layout" if number == 1 else f"the {number} best layouts"
-    by = ", as Megatron-Core or torchtitan would run them" if plan.profile == "peer" else ""
+    by = "" if plan.profile == "ours" else f", as {EXECUTORS[plan.profile]} would run them"
     svg.write(MARGIN, 34, f"{plan.num_workers:,} x {plan.device_type}: {layouts}{by}", 18, font_weight="bold")
     said = f"Predicted of a step of {plan.tokens_per_step:,} tokens: seconds of the slowest pipeline stage, "
     svg.write(MARGIN, 55, f"{said}memory of the fullest device.", 12, fill=PALE_INK)

@@ -197,7 +197,7 @@ class Plan(Spec):
     degrees: Degrees
     options: Options = Options()
     profile: ProfileName = "ours"
-    """Whose executor runs it: ours, or a peer's, Megatron-Core or torchtitan."""
+    """Whose executor runs it: ours, a peer's, which is Megatron-Core, or torchtitan's."""
     software: SoftwareName | None = None
     """Software whose host times and sustained rates it was priced by. Plans of earlier releases do not say."""
     placements: tuple[Placement, ...] | None = None

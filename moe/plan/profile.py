@@ -1,7 +1,7 @@
 """Profiles of executors: the differences between ours and those of published runs on which costs depend."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from moe.spec.parameter import Dim
@@ -12,7 +12,7 @@ Axis = Literal["tensor", "fsdp", "expert", "expert_tensor", "expert_fsdp"]
 Axes = Mapping[Dim, Axis]
 """Mesh axis that splits each logical dimension; none splits those that are left out."""
 
-ProfileName = Literal["ours", "peer"]
+ProfileName = Literal["ours", "peer", "torchtitan"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,8 @@ class Profile:
     not gathered."""
     logits_in_parts: bool
     """Whether the loss has a few logits at a time, or all of them at once."""
+    widens_logits: bool
+    """Whether the loss has all logits, and their gradients, in float32 beside them as narrow as the arithmetic."""
     passes_gradients: bool
     """Whether products give gradients in tensors of their own, to be added to what other micro-batches gave."""
     reduces_beside_backward: bool
@@ -66,6 +68,7 @@ OURS = Profile(
     gathers_wide=True,
     narrows_at_use=True,
     logits_in_parts=True,
+    widens_logits=False,
     passes_gradients=False,
     reduces_beside_backward=False,
 )
@@ -82,12 +85,22 @@ PEER = Profile(
     gathers_wide=False,
     narrows_at_use=False,
     logits_in_parts=False,
+    widens_logits=False,
     passes_gradients=True,
     reduces_beside_backward=True,
 )
-"""Megatron-Core and torchtitan, whose runs were published."""
+"""Megatron-Core, whose runs were published."""
 
-PROFILES: Mapping[ProfileName, Profile] = {each.name: each for each in (OURS, PEER)}
+TORCHTITAN = replace(PEER, name="torchtitan", widens_logits=True)
+"""torchtitan, with FSDP2: its cross-entropy is a plain one in float32."""
+
+PROFILES: Mapping[ProfileName, Profile] = {each.name: each for each in (OURS, PEER, TORCHTITAN)}
+
+
+EXECUTORS: Mapping[ProfileName, str] = {
+    "ours": "this library", "peer": "Megatron-Core", "torchtitan": "torchtitan",
+}  # fmt: skip
+"""Executors in words."""
 
 
 def profile_of(name: ProfileName | None = None) -> Profile:

@@ -27,8 +27,8 @@ class PlanRequest(Frozen):
     top: Count = 5
     """Layouts that are told of, the chosen one included."""
     profile: ProfileName | None = None
-    """Whose executor it is priced for: `ours`, also where it is left out, or that of a `peer`, Megatron-Core or
-    torchtitan."""
+    """Whose executor it is priced for: `ours`, also where it is left out, or that of a `peer`, Megatron-Core, or
+    `torchtitan`."""
     software: SoftwareName | None = None
     """Software whose host times and sustained rates price it; left out, `ours-eager`, or of a peer `megatron-eager`."""
     goal: Goal | None = None

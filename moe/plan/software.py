@@ -8,7 +8,14 @@ from moe.plan.profile import ProfileName
 from moe.spec.errors import Problem, SpecError
 
 SoftwareName = Literal[
-    "ours-eager", "ours-compiled", "megatron-plain", "megatron-eager", "megatron-deepep", "megatron-graphs"
+    "ours-eager",
+    "ours-compiled",
+    "megatron-plain",
+    "megatron-eager",
+    "megatron-deepep",
+    "megatron-graphs",
+    "megatron-26.06",
+    "torchtitan",
 ]
 
 
@@ -57,6 +64,12 @@ class Software:
     products."""
     is_fused: bool = False
     """Whether a row travels once to each node and once to each rank, by one kernel (DeepEP, HybridEP)."""
+    attention_share: float = 1.0
+    """Share of the rate of attention kernels as measured that its own ones reach."""
+    exchange_rate: float = 1.0
+    """Times the measured rate at which its fused exchange moves rows within a node or domain."""
+    fitted_on: tuple[str, ...] = ()
+    """Device types of all runs that it was fitted on, where these are few."""
     error: float | None = None
     """Mean |ln(predicted / published)| of a step, each model on each device left out of its own fit; None where no run
     was ever measured on a GPU."""
@@ -86,6 +99,8 @@ class Software:
 # Fitted by `python -m benchmarks.software_profiles` on the runs of benchmarks/published_rows.py, `megatron-plain` on
 # those of benchmarks/published_cut_down.py; docs/planner.md has the errors. Tuned runs sustain kernels' own rates, so
 # that only the host's time is left to fit. Its ends are those of the fits with one model on one device left out.
+# `megatron-26.06`, current releases on NVL72 domains, is fitted by `python -m benchmarks.published_current`, and
+# `torchtitan` by `python -m benchmarks.published_torchtitan`; their errors are those of runs that were held out.
 # `overlap`: FSDP of Qwen3-235B beside its pipelines. `exchange_overlap`: the one pair of published runs that differ by
 # nothing else.
 # `overlaps`: the share of exchanges that the published runs with overlap imply lies from 0.1 (DeepSeek-V3 on H100) to
@@ -112,19 +127,33 @@ SOFTWARE: Mapping[SoftwareName, Software] = {
                  overlaps=_OURS_OVERLAPS),
         Software("ours-compiled", Host(1.4e-4, 0.0, 0.0, 0.85), _OURS, overlap=0.95, exchange_overlap=0.33,
                  overlaps=_OURS_OVERLAPS),
-        Software("megatron-plain", _PLAIN, (_PLAIN, _PLAIN), overlap=0.0, exchange_overlap=0.0, error=0.06),
+        Software("megatron-plain", _PLAIN, (_PLAIN, _PLAIN), overlap=0.0, exchange_overlap=0.0,
+                 fitted_on=("b200",), error=0.06),
         Software("megatron-eager", _EAGER, (Host(0.0, 3.47e-4, 1.39e-3, 1.0), Host(0.0, 3.69e-4, 3.04e-3, 1.0)),
                  **_TUNED, error=0.12),
         Software("megatron-deepep", _FUSED, (Host(7.7e-4, 1.63e-4, 4.65e-3, 1.0), Host(2.96e-3, 1.06e-4, 3.04e-3, 1.0)),
                  **_TUNED, is_fused=True, error=0.10),
         Software("megatron-graphs", _GRAPHS, (Host(2.52e-4, 0.0, 0.0, 1.0), Host(4.45e-4, 7.7e-6, 0.0, 1.0)),
                  **_TUNED, is_fused=True, error=0.08),
+        Software("megatron-26.06", Host(6.55e-4, 0.0, 0.0, 1.0),
+                 (Host(0.0, 0.0, 0.0, 1.0), Host(9.3e-4, 0.0, 0.0, 1.0)),
+                 **{**_TUNED, "bias_passes": 38.5}, is_fused=True, exchange_rate=6.2,
+                 fitted_on=("gb200", "gb300"), error=0.09),
+        Software("torchtitan", Host(0.0, 0.0, 0.0, 0.77), (Host(0.0, 0.0, 0.0, 0.80), Host(0.0, 0.0, 0.0, 0.69)),
+                 **_TUNED, attention_share=0.68,
+                 fitted_on=("h100", "h200"), error=0.17),
     )
 }  # fmt: skip
 
 
+_OF_PROFILES: Mapping[ProfileName, SoftwareName] = {
+    "ours": "ours-eager", "peer": "megatron-eager", "torchtitan": "torchtitan",
+}  # fmt: skip
+"""Software of each executor, where none is named."""
+
+
 def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float | None) -> Software:
-    """The software of this name; where none is named, ours or Megatron-Core's. `layer_s`: as measured with the device,
+    """The software of this name; where none is named, the executor's own. `layer_s`: as measured with the device,
     whose other rates are ours too."""
     if layer_s is not None:
         if name not in (None, "ours-eager"):
@@ -134,4 +163,4 @@ def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float 
             )  # fmt: skip
         host = Host(layer_s, 0.0, 0.0, 1.0)
         return Software("ours-eager", host, (host, host), overlap=0.0, exchange_overlap=0.0)
-    return SOFTWARE[name or ("ours-eager" if profile == "ours" else "megatron-eager")]
+    return SOFTWARE[name or _OF_PROFILES[profile]]

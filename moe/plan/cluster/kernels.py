@@ -221,6 +221,13 @@ class Exchange:
     most_nodes: int = 1
     """Nodes that it was measured over at most: over more its time is extrapolated."""
 
+    def times_as_fast(self, rate: float) -> "Exchange":
+        """The same kernel of a release that moves rows within a domain at so many times the rate."""
+        return replace(
+            self, link_bytes_per_s=rate * self.link_bytes_per_s, own_bytes_per_s=rate * self.own_bytes_per_s,
+            copy_s=self.copy_s / rate, forward_bytes_per_s=rate * self.forward_bytes_per_s,
+        )  # fmt: skip
+
     def seconds(
         self, tokens: float, row_bytes: float, copies: float, across: float, nodes: int, ranks: int
     ) -> float:

@@ -72,10 +72,11 @@ class LayerMemory:
 
         Of a few logits at a time, in three forms: the gradients that their loss takes on the way are kept, and around
         it five tensors of hidden states, before and after the last norms. Of all at once: logits, whose place their
-        gradients take, and the hidden states before and after the last norm."""
+        gradients take, or both as they are and in float32; and the hidden states before and after the last norm."""
         vocabulary = unit.vocabulary or 0
         if not self._profile.logits_in_parts:
-            return self._m * 2 * self._width * positions, self._width * positions * vocabulary
+            each = 2 * (self._width + 4) if self._profile.widens_logits else self._width
+            return self._m * 2 * self._width * positions, each * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         at_once = min(loss_tokens(self._kind, vocabulary), positions)
         of_table = vocabulary if any(each.trained for each in (*unit.weights, *unit.tied)) else 0

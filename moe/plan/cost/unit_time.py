@@ -78,6 +78,9 @@ class UnitTime:
         )
         self._wide_products = kernels.products["bfloat16" if dtype == "fp8" else dtype]
         self._reference_passes = 1 if isinstance(spec.data, PreferenceSpec) else 0
+        self._exchange = None
+        if software.is_fused and network.exchange is not None:
+            self._exchange = network.exchange.times_as_fast(software.exchange_rate)
         self._counter = StateCounter(spec.train.optimizer)
         self.of, self._gathers_s = cache(self._of_unit), cache(self._of_gathers)
         self._attention, self._dense = cache(self._of_attention), cache(self._of_dense)
@@ -155,7 +158,7 @@ class UnitTime:
                 keys = width * positions * each.kept_keys_and_values / tensor * context
                 times = passes.over_activations + passes.backward
                 gather += times * self._network.gather(keys, Ranks(context, tensor))
-        attention /= software.host.sustained
+        attention /= software.host.sustained * software.attention_share
         covered = min(software.tensor_overlap * gather, products + attention)
         if unit.vocabulary is not None:
             split = tensor if self._profile.splits_vocabulary else 1
@@ -297,7 +300,7 @@ class UnitTime:
         out = passes.of_reference + 1 + passes.backward * of.hidden_recompute
         back = passes.of_reference + 1 + passes.backward * (2 + of.full_recompute)
         chunk = tokens / of.num_chunks
-        kernel = self._network.exchange if self._software.is_fused else None
+        kernel = self._exchange
         copies = self._copies(moe, ranks.count // of.ranks_per_node) if of.ranks_per_node else 1.0
 
         def one_s(width: float) -> float:

@@ -122,6 +122,15 @@ def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
         yield f"priced by {software.name}, which was never measured on a GPU{spread}"
 
 
+def of_other_devices(software: Software, cluster: Cluster) -> Iterator[str]:
+    """Line about software that was fitted on other devices alone; none where it was on this one, or on many."""
+    if software.fitted_on and cluster.device not in software.fitted_on:
+        yield (
+            f"{software.name} was fitted on runs on {' and '.join(software.fitted_on)} alone: on {cluster.device} it "
+            "may be further off"
+        )
+
+
 def of_device(cluster: Cluster) -> Iterator[str]:
     """Line about a device type whose kernels were not measured; none where they were, or the cluster is calibrated."""
     if (source := cluster.device_type.priced_by) and cluster.calibration is None:

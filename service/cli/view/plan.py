@@ -13,6 +13,7 @@ from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.money import MoneyEstimate, amount_of
 from moe.plan.placement import Placement
 from moe.plan.plan import RunnerUp, StagePlace
+from moe.plan.profile import EXECUTORS
 from moe.plan.search.explain import kind_of_time, seconds_of, split_shape
 from moe.plan.search.what_if import Cell
 from moe.plan.verdict import verdict
@@ -83,8 +84,8 @@ def headline(plan: Plan, where: str, of: str = "on") -> Table:
     at_a_time = f"{groups:,} group{'' if groups == 1 else 's'} at a time"
     grid.add_row("micro-batch", f"{at_a_time}, {'once' if times == 1 else f'{times:,} times'} a step")
     grid.add_row("tokens a step", f"{plan.tokens_per_step:,}")
-    if plan.profile == "peer":
-        grid.add_row("as run by", "Megatron-Core or torchtitan")
+    if plan.profile != "ours":
+        grid.add_row("as run by", EXECUTORS[plan.profile])
     if plan.software is not None and plan.device != "cpu":
         grid.add_row("priced by", plan.software)
     if plan.not_yet:
