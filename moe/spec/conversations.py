@@ -31,6 +31,8 @@ def _own_arguments(given: dict[str, Any]) -> dict[str, Any]:
     for name in given:
         if name in RESERVED:
             raise ValueError(f"must leave {name!r} to the conversations; leave it out")
+    if any("\ud800" <= character <= "\udfff" for character in json.dumps(given, ensure_ascii=False)):
+        raise ValueError("must be text that UTF-8 can hold; remove the lone surrogates in it")
     if len(json.dumps(given)) > _MAX_ARGUMENTS_CHARS:
         raise ValueError(f"must have at most {_MAX_ARGUMENTS_CHARS:,} characters; shorten them")
     return given

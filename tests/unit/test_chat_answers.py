@@ -129,6 +129,63 @@ def test_an_answer_goes_on_from_what_asks_for_it(asks: str, writes: str, answer:
         assert learned(found) == [[answer]]
 
 
+def test_a_system_prompt_that_is_written_only_to_ask_is_what_the_model_sees():
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}[INST] {% if loop.last and messages[0].role == 'system' %}"
+        "{{ messages[0].content }} {% endif %}{{ m.content }}[/INST]{% elif m.role == 'assistant' %}"
+        " {{ m.content }}</s>{% endif %}{% endfor %}"
+    )
+    found = rendering(source, said("system", "S"), QUESTION, ANSWER, MORE, LAST, ends=("</s>",))
+    assert [row.text for row in found.rows] == [
+        "[INST] S q[/INST] a</s>", "[INST] q[/INST] a</s>[INST] S r[/INST] b</s>",
+    ]  # fmt: skip
+    assert learned(found) == [[" a</s>"], [" b</s>"]]
+
+
+@pytest.mark.parametrize(("gap", "thought"), [("", "t"), ("\n\n", "\nt\n")])
+def test_thoughts_that_a_template_writes_as_none_are_learned_in_their_place(gap: str, thought: str):
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{{ '<think>GAP</think>' if m.role == 'assistant' }}{{ m.content }};"
+        "{% endfor %}{{ '<assistant>' + ('<think>GAP</think>' if mute else '') if add_generation_prompt }}"
+    ).replace("GAP", gap.replace("\n", "\\n"))
+    thinking = said("assistant", "a", thinking="t")
+    found = rendering(source, QUESTION, thinking, MORE, LAST)
+    empty = f"<think>{gap}</think>"
+    assert [row.text for row in found.rows] == [
+        f"<user>q;<assistant><think>{thought}</think>a;",
+        f"<user>q;<assistant>{empty}a;<user>r;<assistant>{empty}b;",
+    ]
+    assert learned(found) == [[f"<think>{thought}</think>a;"], [f"{empty}b;"]]
+    assert found.notes == ()
+    mute = rendering(source, QUESTION, thinking, MORE, LAST, mute=True)
+    assert (learned(mute), mute.notes) == ([["a;", "b;"]], ("thoughts",))
+
+
+def test_calls_that_are_written_by_their_ids_are_named_in_them():
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'tool' %}{{ m.tool_call_id }} {% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.arguments | tojson }}]{% endfor %}{% endfor %}"
+        "{{ '<assistant>' if add_generation_prompt }}"
+    )
+
+    def call(name: str, id: str | None) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name, "arguments": {}}} | ({"id": id} if id else {})
+
+    messages = [
+        QUESTION, said("assistant", "", tool_calls=[call("f", "c1"), call("g", "c2")]),
+        said("tool", "2", tool_call_id="c2"), said("tool", "1", tool_call_id="c1"),
+        said("assistant", "", tool_calls=[call("h", None)]), said("tool", "3"),
+        said("assistant", "", tool_calls=[call("i", "functions.i:0")]), said("tool", "4", tool_call_id="functions.i:0"),
+        ANSWER,
+    ]  # fmt: skip
+    found = rendering(source, *messages)
+    assert found.rows[0].text == (
+        "<user>q<assistant>[functions.f:0 {}][functions.g:1 {}]<tool>functions.g:1 2<tool>functions.f:0 1"
+        "<assistant>[functions.h:2 {}]<tool>functions.h:2 3<assistant>[functions.i:0 {}]<tool>functions.i:0 4"
+        "<assistant>a"
+    )
+
+
 JOINS = (
     "{{ '<' + m.role + '>' + m.content }}"
     "{% for c in m.tool_calls or [] %}{{ '[' + c.function.name + WRITES + ']' }}{% endfor %}"

@@ -124,7 +124,8 @@ def test_an_answer_may_be_left_out_by_its_weight():
         ("{% include '/etc/passwd' %}", "fails: no loader"),
         ("{{ messages[7].content }}", "fails: "),
         ("{{ messages[0].content }}", "writes nothing for the answers"),
-        ("{{ 'said' if add_generation_prompt }}{% for m in messages %}{{ m.content }}{% endfor %}",
+        ("{{ add_generation_prompt }}{% for m in messages %}{{ m.content }}{% endfor %}"
+         "{{ '!' if add_generation_prompt }}",
          "writes what asks for an answer otherwise"),
         ("{% generation %}{% endgeneration %}", "marks nothing"),
         ("{% for m in messages %}{{ m.content * 9000000 }}{% endfor %}", "writes more than 16777216 characters"),

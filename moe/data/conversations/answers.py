@@ -17,6 +17,8 @@ from moe.data.conversations.thoughts import parted, without_thoughts
 
 _OPENED = re.compile(r"<((?:\w+:)?(?:think|thought|reason)\w*)>(\s*)$")
 """Thought that a prompt ends within."""
+_EMPTY = re.compile(r"\s*<((?:\w+:)?(?:think|thought|reason)\w*)>(\s*)</\1>")
+"""Thought of nothing that an answer begins with."""
 _PROBE: Message = {"role": "user", "content": "x"}
 
 
@@ -59,7 +61,8 @@ class Texts:
             return Answer(at, answered, self._begin_of_opening(answered))
         asked = self.first(at, asks=True)
         if answered.startswith(asked):
-            return Answer(at, answered, len(asked))
+            said = _with_own_thoughts(self.messages[at], answered[len(asked) :])
+            return Answer(at, asked + said, len(asked))
         text = self._going_on(at, asked)
         if text is None:
             rule = (
@@ -110,7 +113,10 @@ class Texts:
         if head is None or said is None:
             return None
         if opened is None:
-            return asked + said if asked.startswith(head) or asked.rstrip() == head.rstrip() else None
+            if asked.startswith(head) or asked.rstrip() == head.rstrip():
+                return asked + said
+            between = _written_behind(self.messages[at - 1]["content"].strip(), asked, head)
+            return None if between is None else asked + between + said
         asked_before, close, space = asked[: opened.start()], f"</{opened[1]}>", opened[2]
         if not head.startswith(asked_before):
             return None
@@ -157,6 +163,29 @@ class Texts:
             return self.of(messages, asks=asks)
         except Unreadable:
             return ""
+
+
+def _with_own_thoughts(message: Message, said: str) -> str:
+    """An answer with the thoughts of its message in the place of the empty ones that it begins with: Kimi K2's template
+    leaves out those of an answer that calls no tool, though it does not ask for one without."""
+    thoughts = parted(message)[0].strip("\n")
+    empty = _EMPTY.match(said)
+    if empty is None or not thoughts.strip() or f"<{empty[1]}>" in said[empty.end() :]:
+        return said
+    half = empty[2][: len(empty[2]) // 2]
+    return said[: empty.start(2)] + half + thoughts + half + said[empty.end(2) :]
+
+
+def _written_behind(content: str, asked: str, head: str) -> str | None:
+    """What the beginning of an answer, `head`, has more than what asks for it behind the message before, where that is
+    white space; None of others. What comes before that message may differ: Mistral's templates write the system prompt
+    only to ask."""
+    if not content or content not in asked or content not in head:
+        return None
+    ends, begins = asked.rpartition(content)[2], head.rpartition(content)[2]
+    if ends.rstrip() != begins.rstrip():
+        return None
+    return begins[len(ends) :] if begins.startswith(ends) else ""
 
 
 def _behind(head: str, text: str) -> str | None:

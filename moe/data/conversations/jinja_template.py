@@ -57,8 +57,8 @@ class JinjaTemplate:
         """Text of messages, with the stretches that are marked; `asks`: with what an answer is to follow. Raises
         Unreadable."""
         given = {
-            **self._variables,
             "documents": None,
+            **self._variables,
             **(arguments or {}),
             "messages": list(messages),
             "tools": None if tools is None else list(tools),

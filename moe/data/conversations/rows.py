@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moe.data.conversations.answers import Answer, Texts, common_length
-from moe.data.conversations.conversation import Conversation, Message, Rendering, Unreadable, Written
+from moe.data.conversations.conversation import (
+    ASSISTANT,
+    Conversation,
+    Message,
+    Rendering,
+    Unreadable,
+    Written,
+)
 from moe.data.conversations.jinja_template import JinjaTemplate
 from moe.data.conversations.thoughts import parted, with_thoughts
 from moe.data.conversations.tool_calls import CallForms
@@ -26,6 +33,7 @@ class RowWriter:
         self._end = re.compile(rf"\s*(?:{either})") if either else None
         self._ends = tuple(end for end in ends if end)
         self._forms: CallForms | None = None
+        self._has_end_behind: bool | None = None
 
     def rendering(self, conversation: Conversation) -> Rendering:
         """Rows of a conversation. Raises Unreadable."""
@@ -97,12 +105,24 @@ class RowWriter:
             return text, end
         if found := self._end.match(text, end):
             return text, found.end()
-        if end < len(text) or at is None:
+        if end < len(text) or at is None or not self._ends_behind():
             return text, end
         for following in texts.follows(at):
             if found := self._end.match(following):
                 return text + found[0], end + found.end()
         return text, end
+
+    def _ends_behind(self) -> bool:
+        """Whether the template writes a token that ends a text behind an answer, in a conversation made to see."""
+        if self._has_end_behind is None:
+            assert self._end is not None
+            question, answer = {"role": "user", "content": "x"}, {"role": ASSISTANT, "content": "y"}
+            texts = Texts(self._template, Conversation((question, answer)))
+            try:
+                self._has_end_behind = any(self._end.match(each) for each in texts.follows(1))
+            except Unreadable:
+                self._has_end_behind = True
+        return self._has_end_behind
 
     def _by_marks_apart(self, texts: Texts) -> tuple[Written, ...]:
         """Rows of marked answers, where the template writes an earlier one otherwise once more messages follow; none

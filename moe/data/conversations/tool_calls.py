@@ -9,7 +9,7 @@ from typing import Any
 from moe.data.conversations.conversation import ASSISTANT, Conversation, Message, Unreadable
 
 _ARGUMENTS = {"probe": 1}
-_NAMES = ("probe_one", "probe_two")
+_NAMES, _ID = ("probe_one", "probe_two"), "trialcal{}"
 _QUESTION: Message = {"role": "user", "content": "x"}
 
 
@@ -23,6 +23,8 @@ class CallForms:
     """Whether arguments that are objects come out as JSON or tags: templates that join strings fail."""
     takes_several: bool
     """Whether all calls of a message are written."""
+    writes_ids: bool = False
+    """Whether a call is written by its id, without its name, as Kimi K2's are: the id must have the name then."""
 
     @classmethod
     def of(cls, render: Callable[[Sequence[Message]], str]) -> "CallForms":
@@ -39,12 +41,15 @@ class CallForms:
         takes_objects = "probe" in of_object.replace(_NAMES[0], "") and repr(_ARGUMENTS) not in of_object
         form, of_one = (_ARGUMENTS, of_object) if takes_objects else (text, of_text)
         of_two = rendered(_call(form), _call(form, 1))
-        return cls(text in of_text, takes_objects, _NAMES[0] not in of_one or _NAMES[1] in of_two)
+        writes_ids = _NAMES[0] not in of_one and _ID.format(0) in of_one
+        signs = (_ID.format(0), _ID.format(1)) if writes_ids else _NAMES
+        return cls(text in of_text, takes_objects, signs[0] not in of_one or signs[1] in of_two, writes_ids)
 
     def applied(self, conversation: Conversation) -> Conversation:
         """The same conversation with its calls in these forms."""
         messages, num_given = list[Message](), 0
-        for at, some in self._in_turn(conversation.messages):
+        named = _named(conversation.messages) if self.writes_ids else conversation.messages
+        for at, some in self._in_turn(named):
             messages += some
             if at <= conversation.num_given:
                 num_given = len(messages)
@@ -78,7 +83,32 @@ class CallForms:
 
 def _call(arguments: Any, number: int = 0) -> dict[str, Any]:
     function = {"name": _NAMES[number], "arguments": arguments}
-    return {"id": f"probecal{number}", "type": "function", "function": function}
+    return {"id": _ID.format(number), "type": "function", "function": function}
+
+
+def _named(messages: Sequence[Message]) -> list[Message]:
+    """The same messages with ids of calls that have the names of their functions, as Kimi K2 was trained on them:
+    `functions.NAME:NUMBER`, counted over the conversation. Results without an id are of the calls in their order."""
+    number, named, waiting = 0, list[Message](), list[tuple[Any, str]]()
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            waiting, told = [], []
+            for call in calls:
+                id, name = str(call.get("id", "")), call["function"]["name"]
+                new = id if name in id else f"functions.{name}:{number}"
+                number += 1
+                waiting.append((call.get("id"), new))
+                told.append({**call, "id": new})
+            message = {**message, "tool_calls": told}
+        elif message["role"] == "tool" and waiting:
+            of_id = [
+                pair for pair in waiting if pair[0] is not None and pair[0] == message.get("tool_call_id")
+            ]
+            pair = (of_id or waiting)[0]
+            waiting.remove(pair)
+            message = {**message, "tool_call_id": pair[1]}
+        named.append(message)
+    return named
 
 
 def _results(messages: Sequence[Message]) -> list[Message]:
