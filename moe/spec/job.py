@@ -18,7 +18,7 @@ from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.patterns import matches, starred
 from moe.spec.problems import problems_of
-from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
+from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.train import EvaluationSpec, TrainSpec
 
 _NEW = {"new": True}
@@ -64,6 +64,7 @@ class JobSpec(Spec):
     parallel: ParallelSpec = ParallelSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
+    logs: LogsSpec = LogsSpec()
     start_from: StartFromSpec | None = None
     """Checkpoint that the model and its optimizer begin with; new weights, at step 0, when left out."""
     adapter: AdapterSpec | None = Field(default=None, exclude=True)

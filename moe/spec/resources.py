@@ -156,3 +156,10 @@ class RetrySpec(Spec):
     max_failures: CountOrZero = 3
     """Dead worker groups or drivers that are made anew before the job fails, counted since its last checkpoint: one
     that is committed forgives what came before."""
+
+
+class LogsSpec(Spec):
+    """What is kept of what a job's driver and workers print and log."""
+
+    max_bytes: Count = Field(default=268_435_456, ge=1_000_000)
+    """Of all of them together on storage, the newest; a line says where older ones were removed."""

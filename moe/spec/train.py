@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec, Text
+from moe.spec.duration import Duration, seconds_of
 
 
 class AdamWSpec(Spec):
@@ -83,8 +84,19 @@ class EvaluationSpec(Spec):
     """Source / reference / translation rows kept in the report; of language models, completions, three at most."""
 
 
+class ProfileSpec(Spec):
+    """Steps that torch's profiler traces; each rank's trace lies in the job's storage, under `profile/`."""
+
+    from_step: Count
+    """The first of them, counted from 1."""
+    num_steps: Count = Field(default=3, le=100)
+
+
 class TrainSpec(Spec):
     num_steps: Count
+    max_duration: Duration | None = None
+    """Time of training, as `90m` or `1h30m`, after which it ends as at its last step, with a checkpoint and the
+    evaluation. Steps count, over all attempts; loading, checkpoints and evaluations do not. No limit when left out."""
     batch_tokens: Count = Field(default=4096, le=1_000_000_000)
     """Positions of the global batch, sources and targets together, padding included. The model's
     `moe.group_tokens` divides it."""
@@ -110,6 +122,23 @@ class TrainSpec(Spec):
     )
     """Parameters that keep the values they begin with, by patterns of their names: `*` stands for any characters, as in
     `*.moe.router`, all routers. A frozen router's selection bias stays as it is too."""
+
+    profile: ProfileSpec | None = None
+    """Traces of some steps; none when left out. They take time and memory, so that these steps are slower."""
+
+    @property
+    def max_duration_s(self) -> float | None:
+        """`max_duration` in seconds."""
+        return None if self.max_duration is None else seconds_of(self.max_duration)
+
+    @model_validator(mode="after")
+    def _profile_comes(self) -> "TrainSpec":
+        if self.profile is not None and self.profile.from_step > self.num_steps:
+            raise ValueError(
+                f"has profile.from_step (={self.profile.from_step}) after num_steps (={self.num_steps}); "
+                "lower it, or leave profile out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> "TrainSpec":

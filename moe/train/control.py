@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 Request = Literal["pause", "cancel"]
+Ask = Request | Literal["finish"]
+"""What rank 0 asks of all ranks at a step: a request from outside, or to finish since `train.max_duration` is over."""
 
 
 class Control(ABC):

@@ -21,11 +21,12 @@ from moe.train import expert_costs
 from moe.train.batches import BatchesAhead
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import Checkpointer
-from moe.train.checkpoint.run_files import files_of, other_run, run_files, run_state
+from moe.train.checkpoint.run_files import files_of, other_run, run_files, run_state, trained_s_of
 from moe.train.checkpoint.state import run_tensors
-from moe.train.control import Control, Request
+from moe.train.control import Ask, Control, Request
 from moe.train.nonfinite import NonFiniteLoss, first_fault
 from moe.train.optimizer.build import set_step
+from moe.train.profile import StepProfile
 from moe.train.recorder import Recorder
 from moe.train.step import step as take_step
 from moe.train.totals import Signals
@@ -98,18 +99,23 @@ def train(
         layers = state.moe_layers.here.values()
         expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
     batches = BatchesAhead(task.batches(data, plan, layout))
+    trained_s = _trained_s(checkpointer, folder) if layout.rank == 0 else 0.0
+    profile = StepProfile(spec.train.profile, folder, layout, recorder)
     try:
         while done < spec.train.num_steps:
             began = time.perf_counter()
             with doing("step", f"step {done + 1}"):
                 batch = batches.take(done)
-                signals = Signals(control.requested() if layout.rank == 0 else None, *checkpointer.vote())
-                result = take_step(state, batch, signals)
+                asked = _asked(spec, control, trained_s) if layout.rank == 0 else None
+                signals = Signals(asked, *checkpointer.vote())
+                with profile.of_step(done + 1):
+                    result = take_step(state, batch, signals)
             if not result.record.is_finite:
                 where = first_fault(state, batch)
                 checkpointer.finish()
                 raise NonFiniteLoss(done + 1, checkpointer.last_committed, where)
             done += 1
+            trained_s += time.perf_counter() - began
             record = _timed(result.record, time.perf_counter() - began, batches.waited_s)
             if _is_due(done, spec.train.evaluation.every_steps):
                 with doing("evaluation", f"evaluation after step {done}"):
@@ -119,20 +125,37 @@ def train(
 
             with doing("checkpoint"):
                 checkpointer.advance(result.signals.num_saved, result.signals.num_save_failed)
+            if result.signals.request == "finish":
+                break
             if result.signals.request is not None:
-                checkpointer.save(done, run_state(spec, data, done))
+                checkpointer.save(done, run_state(spec, data, done, trained_s))
                 return Outcome(_ENDINGS[result.signals.request], done, None)
             if _is_due(done, spec.checkpoint.every_steps) and done < spec.train.num_steps:
-                checkpointer.start(done, run_state(spec, data, done))
-        checkpointer.save(done, run_state(spec, data, done))
+                checkpointer.start(done, run_state(spec, data, done, trained_s))
+        checkpointer.save(done, run_state(spec, data, done, trained_s))
     finally:
         batches.close()
+        profile.close()
 
     with doing("evaluation", "evaluation of the finished model"):
         report = task.evaluate(state.model, layout, data)
     if layout.rank == 0:
         folder.write(REPORT, json.dumps(report.to_plain(), indent=1, ensure_ascii=False).encode())
     return Outcome("succeeded", done, report)
+
+
+def _asked(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
+    """What rank 0 asks of all ranks before a step."""
+    limit_s = spec.train.max_duration_s
+    return "finish" if limit_s is not None and trained_s >= limit_s else control.requested()
+
+
+def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
+    """Seconds of training that the checkpoint has behind it which a run goes on from; none of another job's."""
+    name = checkpointer.last_committed
+    if name is None or markers.is_copy(name):
+        return 0.0
+    return trained_s_of(folder.below(markers.FOLDER).below(name))
 
 
 def require_same_data(data: PreparedData) -> None:

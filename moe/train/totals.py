@@ -15,10 +15,10 @@ from moe.parallel.accelerator import accelerator
 from moe.records import LayerRecord, StepRecord
 from moe.routing import Routing
 from moe.tasks.task import Loss, RankBatch
-from moe.train.control import Request
+from moe.train.control import Ask
 from moe.train.moe_layers import LayerFacts, MoELayers
 
-_REQUESTS: tuple[Request | None, ...] = (None, "pause", "cancel")
+_ASKS: tuple[Ask | None, ...] = (None, "pause", "cancel", "finish")
 
 _COLUMNS = (
     "aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices",
@@ -34,17 +34,17 @@ class Signals:
     Rank 0 alone passes a request on; the counts are of ranks.
     """
 
-    request: Request | None = None
+    request: Ask | None = None
     num_saved: int = 0
     num_save_failed: int = 0
 
     def to_numbers(self) -> list[float]:
-        return [_REQUESTS.index(self.request), self.num_saved, self.num_save_failed]
+        return [_ASKS.index(self.request), self.num_saved, self.num_save_failed]
 
     @classmethod
     def from_numbers(cls, numbers: list[float]) -> "Signals":
         request, num_saved, num_save_failed = (int(number) for number in numbers)
-        return cls(_REQUESTS[request], num_saved, num_save_failed)
+        return cls(_ASKS[request], num_saved, num_save_failed)
 
 
 class StepTotals:

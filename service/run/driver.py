@@ -20,6 +20,7 @@ from moe.train.environment import KEEP_FREED_MEMORY
 from service.run.examine import ATTEMPT_VARIABLE, end_stopped_on
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
+from service.run.log_limit import remove_oldest, share_of_writer
 from service.run.placement import nodes_of_gang, why_unplaced
 from service.run.preparation import PreparationProgress
 from service.run.recorder import CapturedOutput, SpoolRecorder
@@ -78,6 +79,7 @@ class Driver:
             name="driver",
             speaks=True,
             sweeps=True,
+            max_log_bytes=share_of_writer(self._launch.spec.logs.max_bytes, self._launch.plan.num_workers),
         )
         self._num_notices = 0  # read so far
         self._num_dead_groups = 0
@@ -196,6 +198,7 @@ class Driver:
         look_at = time.monotonic() + LOOK_INTERVAL_S
         heartbeats_at = 0.0
         logged = ""
+        self._limit_past_logs()
         while not self._over.wait(WATCH_INTERVAL_S):
             try:
                 self._tell_of_dead_groups()
@@ -221,6 +224,7 @@ class Driver:
             return
         # Counted by what has begun: a group may also die before it has.
         self._num_dead_groups = len(self._folder.groups())
+        self._limit_past_logs()
         for told in new:
             self._num_notices += 1
             reason = (self._group_watch and self._group_watch.take_reason()) or told
@@ -228,6 +232,13 @@ class Driver:
                 _log.warning("worker group died (%d of %d allowed): %s", self._num_notices,
                              self._launch.max_failures, reason)  # fmt: skip
                 self._recorder.record("recovering", {"reason": reason})
+
+    def _limit_past_logs(self) -> None:
+        launch = self._launch
+        try:
+            remove_oldest(launch.storage, launch.attempt, self._num_dead_groups, launch.spec.logs.max_bytes)
+        except OSError as error:
+            _log.warning("older logs cannot be kept to logs.max_bytes just now: %s", error)
 
     def _tell_of_waiting(self, runs: bool) -> None:
         """Says why a worker group has not begun for a while, each reason once."""

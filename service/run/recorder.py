@@ -45,14 +45,17 @@ class SpoolRecorder(Recorder):
         name: str,
         speaks: bool,
         sweeps: bool,
+        max_log_bytes: int | None = None,
     ) -> None:
-        """`name`: `driver`, or `g3.rank-0`. `sweeps`: takes care of what dead processes left on this node."""
+        """`name`: `driver`, or `g3.rank-0`. `sweeps`: takes care of what dead processes left on this node.
+        `max_log_bytes`: of this process's log, so much is kept on storage."""
         group = name.partition(".")[0]
         self._folder = spool_folder(job_id)
         top = self._folder.parents[1]
         log_writer, metric_writer = f"a{attempt}.{name}", f"a{attempt}.{group}"
         self._lines = Spool(self._folder / "logs" / log_writer, "log", top)
-        sealed = [Sealed(self._lines.folder, Seals(storage, "logs", log_writer), self._lines)]
+        seals = Seals(storage, "logs", log_writer, max_log_bytes)
+        sealed = [Sealed(self._lines.folder, seals, self._lines)]
         self._records: Spool | None = None
         self._sender: Sender | None = None
         outboxes: list[Outbox] = []

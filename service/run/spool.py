@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from moe.storage.folder import Folder
+from service.run.log_limit import NewestSegments
 from service.wire.node_folder import make_private
 
 SEGMENT_MOST_BYTES = 1_000_000
@@ -262,15 +263,20 @@ class Seals:
     Raises OSError when storage cannot be written; the segments stay, and are sealed another time.
     """
 
-    def __init__(self, storage: str, kind: str, writer: str) -> None:
+    def __init__(self, storage: str, kind: str, writer: str, max_bytes: int | None = None) -> None:
+        """`max_bytes`: so much is kept of all segments, the newest; all of them where left out."""
         self._folder = Folder.of_job(storage).below(f"{kind}/{writer}")
+        self._newest = None if max_bytes is None else NewestSegments(self._folder, max_bytes)
 
     def seal(self, segment: LocalSegment) -> None:
         """Copies a complete segment, whole or not at all, and notes that on this node."""
         if segment.sealed:
             return
         if data := segment.whole_lines():
+            data = self._newest.newest_of(data) if self._newest else data
             self._folder.write(segment.name, data)
+            if self._newest:
+                self._newest.sealed(segment.name, data)
         segment.note_sealed(self)
 
     def read(self, name: str) -> bytes:

@@ -21,6 +21,7 @@ from moe.train.checkpoint import marker
 from moe.train.recorder import Level, Recorder
 from service.run.device import device_fault, device_of
 from service.run.heartbeat import Heartbeat, heartbeat_of_process
+from service.run.log_limit import share_of_writer
 from service.run.preparation import PreparationProgress
 from service.run.recorder import CLOSE_PATIENCE_S, CapturedOutput, SpoolRecorder
 from service.wire.attempt_folder import AttemptFolder
@@ -63,6 +64,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
         name=f"g{group}.rank-{rank}",
         speaks=rank == 0,
         sweeps=context.get_local_rank() == 0,
+        max_log_bytes=share_of_writer(launch.spec.logs.max_bytes, launch.plan.num_workers),
     )
     patience_s = PATIENCE_AFTER_ERROR_S
     if heartbeat is not None:
@@ -143,7 +145,11 @@ def _run(
     except NonFiniteLoss as error:
         return Result(outcome="failed", step=error.step - 1, message=str(error), retryable=False)
     report = outcome.report.to_plain() if outcome.report else None
-    return Result(outcome=outcome.kind, step=outcome.step, report=report)
+    message, spec = "", launch.spec.train
+    if outcome.kind == "succeeded" and outcome.step < spec.num_steps:
+        over = f"train.max_duration (={spec.max_duration}) is over"
+        message = f"finished at step {outcome.step} of {spec.num_steps}: {over}"
+    return Result(outcome=outcome.kind, step=outcome.step, report=report, message=message)
 
 
 def _plan(

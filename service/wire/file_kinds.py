@@ -9,6 +9,7 @@ class Kind(StrEnum):
     RESULT = "result"
     CHECKPOINTS = "checkpoints"
     LOGS = "logs"
+    PROFILE = "profile"
 
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
@@ -19,6 +20,7 @@ _OF_KIND = {
         rf"checkpoints/step-[0-9]{{8,}}\.a[0-9]+\.g[0-9]+(\.commit\.json|(/\.?{_NAME})+)"
     ),
     Kind.LOGS: re.compile(r"logs/a[1-9][0-9]*\.(driver|g[0-9]+(\.rank-[0-9]+)?)/segment-[0-9]{8,}\.log"),
+    Kind.PROFILE: re.compile(r"profile/steps-[0-9]+-[0-9]+\.rank-[0-9]+\.json\.gz"),
 }
 
 

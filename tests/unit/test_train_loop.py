@@ -1,5 +1,6 @@
 """A run in one process: what it records, how it resumes, stops and fails."""
 
+import gzip
 import json
 import math
 import pickle
@@ -23,6 +24,7 @@ from moe.train.checkpoint.checkpointer import CheckpointError
 from moe.train.loop import require_all_groups
 from moe.train.moe_layers import MoELayers
 from moe.train.nonfinite import NonFiniteLoss
+from service.wire.file_kinds import kind_of
 from tests.unit.train_runs import RequestAfter, corpus, course, job, prepared, rewrite, run
 
 
@@ -392,3 +394,47 @@ def test_works_in_memory_storage(data, cache, tmp_path):
         assert math.isfinite(outcome.report.sets["seen"].loss)
     finally:
         Folder(storage).remove("")
+
+
+def test_a_run_ends_with_its_evaluation_when_its_time_is_over(data, cache, tmp_path):
+    spec = job(data, train={"max_duration": "1s", "num_steps": 100_000})
+    outcome, recorder = run(spec, tmp_path, cache)
+    assert outcome.kind == "succeeded"
+    assert 1 <= outcome.step < 100_000
+    assert outcome.report.sets["seen"].loss > 0
+    assert markers.committed(Folder(f"{tmp_path}/checkpoints"))[0].startswith(f"step-{outcome.step:08d}")
+    seconds = [record.step_s for record in recorder.metrics]
+    assert sum(seconds) >= 1.0 - 0.1 * len(seconds)
+    # What was trained before counts: another attempt takes the one step at which all ranks learn that it is over.
+    again, further = run(spec, tmp_path, cache, attempt=2)
+    assert again.step == outcome.step + 1
+    assert len(further.metrics) == 1
+
+
+@pytest.mark.parametrize("duration", ["", "0s", "1 h", "10", "-1s", "1w", "1h30"])
+def test_a_duration_is_refused_in_words(data, duration):
+    with pytest.raises(SpecError, match=r"train\.max_duration"):
+        job(data, train={"max_duration": duration})
+
+
+def test_chosen_steps_are_traced_into_the_storage(data, cache, tmp_path):
+    _, plain = run(job(data), tmp_path / "plain", cache)
+    spec = job(data, train={"profile": {"from_step": 3, "num_steps": 2}})
+    _, traced = run(spec, tmp_path / "traced", cache)
+    assert course(traced) == course(plain)
+    (path,) = (tmp_path / "traced/profile").iterdir()
+    assert path.name == "steps-3-4.rank-0.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = {event.get("name") for event in events}
+    assert {"step 3", "step 4"} <= names
+    assert not {"step 2", "step 5"} & names
+    assert any(name.startswith("aten::") for name in names if name)
+    assert kind_of("profile/steps-3-4.rank-0.json.gz") is not None
+
+
+def test_a_run_that_ends_within_the_traced_steps_keeps_their_trace(data, cache, tmp_path):
+    spec = job(data, train={"profile": {"from_step": 7, "num_steps": 100}})
+    run(spec, tmp_path, cache)
+    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["steps-7-8.rank-0.json.gz"]
+    with pytest.raises(SpecError, match=r"profile.from_step \(=9\) after num_steps \(=8\)"):
+        job(data, train={"profile": {"from_step": 9}})

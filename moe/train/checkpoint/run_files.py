@@ -49,19 +49,27 @@ def files_of(checkpoint: Folder) -> dict[str, bytes]:
     return {name: folder.read(name) for name in folder.names("")}
 
 
-def run_state(spec: JobSpec, data: PreparedData, step: int) -> bytes:
+def run_state(spec: JobSpec, data: PreparedData, step: int, trained_s: float = 0.0) -> bytes:
     """`run.json`: where in the data and in its random choices a run stands after `step` steps.
 
     Batches, random choices and the learning rate are functions of (seed, step), so these two are all of it:
     no generator has a state that would have to be kept. `prepared` is the key of the data that the batches are taken
-    from.
+    from. `trained_s`, the seconds of all steps, is kept where `train.max_duration` counts them.
     """
     state: dict[str, Any] = {
         "step": step,
         "data": {"seed": spec.train.seed, "next_batch": step, "prepared": data.key},
         "random": {"seed": spec.train.seed, "next_step": step},
     }
+    if spec.train.max_duration is not None:
+        state["trained_s"] = trained_s
     return json.dumps(state, indent=1).encode()
+
+
+def trained_s_of(checkpoint: Folder) -> float:
+    """Seconds of training that a checkpoint's run had behind it; 0 where that was not counted."""
+    seconds = json.loads(checkpoint.read(RUN)).get("trained_s", 0.0)
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Problem]:

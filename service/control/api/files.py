@@ -30,7 +30,7 @@ def get_files(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
-    """Files that can be had of a job, by path: its spec, results of attempts, committed checkpoints, logs.
+    """Files that can be had of a job, by path: spec, results of attempts, committed checkpoints, logs, traces of steps.
 
     Those of checkpoints have the SHA-256 that their marker says. Never what holds a token.
     """

@@ -58,6 +58,7 @@ class JobFiles:
             Kind.SPEC: [""],
             Kind.RESULT: [f"attempts/{name}" for name in self._folder.sizes("attempts")],
             Kind.LOGS: [f"logs/{name}" for name in self._folder.sizes("logs")],
+            Kind.PROFILE: ["profile"],
         }
         for kind, folders in places.items():
             for folder in folders if kind in kinds else ():

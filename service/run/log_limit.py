@@ -1,0 +1,86 @@
+"""Limit of a job's log (`logs.max_bytes`): half for the processes that write, shared alike, half for those of the past.
+
+Each writer keeps the newest segments of its own share. Where older ones were, a line says how much is gone.
+"""
+
+from collections import deque
+
+from moe.storage.folder import Folder
+from service.wire.segments import Segment, SegmentFolder, WriterFolder
+
+TIME_CHARACTERS = len("2026-01-31T12:00:00.123456Z")
+
+
+def share_of_writer(max_bytes: int, num_workers: int) -> int:
+    """Bytes of a job's log that the driver, and each of its workers, may keep."""
+    return max(1, max_bytes // 2 // (num_workers + 1))
+
+
+def removed_line(time: str, num_bytes: int) -> bytes:
+    """Line of a log in place of what was removed before it."""
+    return (
+        f"{time} warning {num_bytes:,} bytes of this log before here were removed: logs.max_bytes\n".encode()
+    )
+
+
+class NewestSegments:
+    """Keeps a writer's sealed segments to a number of bytes, the newest of them."""
+
+    def __init__(self, folder: Folder, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._kept: deque[tuple[str, int, str]] = deque()
+        """(name, bytes, time of the last line) of each segment."""
+        self._notice = ""
+        """Name of the segment that says what was removed."""
+        self._removed_bytes = 0
+
+    def newest_of(self, data: bytes) -> bytes:
+        """The end of a segment's lines that is within the limit by itself."""
+        if len(data) <= self._max_bytes:
+            return data
+        begin = data.find(b"\n", len(data) - self._max_bytes) + 1
+        self._removed_bytes += begin
+        return removed_line(_time(data[:begin]), self._removed_bytes) + data[begin:]
+
+    def sealed(self, name: str, data: bytes) -> None:
+        """Take note of a segment that was sealed, and remove the oldest beyond the limit. Raises OSError."""
+        self._kept.append((name, len(data), _time(data)))
+        while len(self._kept) > 1 and sum(num_bytes for _, num_bytes, _ in self._kept) > self._max_bytes:
+            oldest, num_bytes, time = self._kept[0]
+            self._folder.write(oldest, removed_line(time, self._removed_bytes + num_bytes))
+            if self._notice:
+                self._folder.remove(self._notice)
+            self._kept.popleft()
+            self._removed_bytes, self._notice = self._removed_bytes + num_bytes, oldest
+
+
+def remove_oldest(storage: str, attempt: int, num_dead_groups: int, max_bytes: int) -> None:
+    """Keep the logs of earlier attempts and of this one's dead worker groups to half of the limit. Raises OSError."""
+    logs = Folder.of_job(storage).below("logs")
+    folder = SegmentFolder(Folder.of_job(storage), "logs")
+    past = [
+        (writer, segment)
+        for writer in folder.writers()
+        if writer.attempt < attempt or (writer.attempt == attempt and 0 <= writer.group < num_dead_groups)
+        for segment in folder.segments(writer)
+    ]
+    surplus = sum(segment.num_bytes for _, segment in past) - max_bytes // 2
+    removed: dict[WriterFolder, tuple[int, list[Segment]]] = {}
+    for writer, segment in past:
+        if surplus <= 0:
+            break
+        surplus -= segment.num_bytes
+        num_bytes, segments = removed.get(writer, (0, []))
+        removed[writer] = (num_bytes + segment.num_bytes, [*segments, segment])
+    for num_bytes, segments in removed.values():
+        last = segments[-1]
+        time = _time(folder.read(last, max(0, last.num_bytes - 64_000), last.num_bytes))
+        logs.write(last.path, removed_line(time, num_bytes))
+        for segment in segments[:-1]:
+            logs.remove(segment.path)
+
+
+def _time(data: bytes) -> str:
+    """Time that the last line begins with."""
+    last = data.rstrip(b"\n").rpartition(b"\n")[2]
+    return last[:TIME_CHARACTERS].decode(errors="replace")

@@ -1,0 +1,93 @@
+"""The limit of a job's log: the newest stays, within the limit, and a line says what is gone."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moe.storage.folder import Folder
+from service.run.log_limit import NewestSegments, remove_oldest, share_of_writer
+from service.run.spool import Seals, Spool
+
+TIME = "2026-01-31T12:00:00.000000Z"
+NOTICE_BYTES = 120
+_GONE = re.compile(rb"([\d,]+) bytes of this log before here were removed: logs\.max_bytes\n")
+
+
+def lines(count: int, first: int = 0) -> bytes:
+    return b"".join(f"{TIME} out     line {first + index:06d}\n".encode() for index in range(count))
+
+
+LINE_BYTES = len(lines(1))
+
+
+def stored(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("segment-*.log")))
+
+
+@settings(max_examples=50, deadline=None)
+@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=12), most=st.integers(200, 2000))
+def test_whatever_is_written_the_newest_lines_stay_and_what_is_gone_is_counted(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], most: int
+) -> None:
+    storage = tmp_path_factory.mktemp("storage")
+    newest, total = NewestSegments(Folder(str(storage)), most), 0
+    for number, count in enumerate(counts):
+        data = newest.newest_of(lines(count, total))
+        Folder(str(storage)).write(name := f"segment-{number:08d}.log", data)
+        newest.sealed(name, data)
+        total += count
+    kept = stored(storage)
+    assert len(kept) <= most + 2 * NOTICE_BYTES
+    said = [int(number.replace(b",", b"")) for number in _GONE.findall(kept)]
+    bare = b"".join(line for line in kept.splitlines(keepends=True) if b" line " in line)
+    assert lines(total).endswith(bare), "the newest, without a hole"
+    assert bare, "never nothing"
+    if len(bare) < total * LINE_BYTES:
+        assert said, "a line says so"
+        assert max(said) >= total * LINE_BYTES - len(bare)
+    else:
+        assert not said
+
+
+def test_a_spool_is_sealed_within_the_limit(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "node", "log", tmp_path)
+    seals = Seals(str(tmp_path / "storage"), "logs", "a1.driver", max_bytes=50 * LINE_BYTES)
+    for number in range(100):
+        spool.append(lambda _seq, number=number: lines(10, 10 * number))  # type: ignore[misc]
+        spool.roll()
+        for segment in spool.complete():
+            seals.seal(segment)
+            spool.remove(segment)
+    kept = stored(tmp_path / "storage/logs/a1.driver")
+    assert kept.endswith(lines(40, 960))
+    assert len(kept) <= 50 * LINE_BYTES + NOTICE_BYTES
+    assert _GONE.search(kept.splitlines(keepends=True)[0])
+
+
+def test_what_earlier_attempts_and_groups_logged_is_kept_to_half_the_oldest_going_first(
+    tmp_path: Path,
+) -> None:
+    for writer in ("a1.driver", "a1.g0.rank-0", "a2.driver", "a2.g0.rank-0", "a2.g1.rank-0"):
+        folder = tmp_path / "logs" / writer
+        folder.mkdir(parents=True)
+        for number in range(4):
+            (folder / f"segment-{number:08d}.log").write_bytes(lines(100))
+    remove_oldest(str(tmp_path), attempt=2, num_dead_groups=1, max_bytes=2 * 600 * LINE_BYTES)
+    sizes = {
+        folder.name: len(stored(folder)) // (100 * LINE_BYTES) for folder in (tmp_path / "logs").iterdir()
+    }
+    assert sizes == {"a1.driver": 0, "a1.g0.rank-0": 2, "a2.driver": 4, "a2.g0.rank-0": 4, "a2.g1.rank-0": 4}
+    for writer, gone in (("a1.driver", 400), ("a1.g0.rank-0", 200)):
+        (said,) = _GONE.findall(stored(tmp_path / "logs" / writer))
+        assert int(said.replace(b",", b"")) == gone * LINE_BYTES
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.log")}
+    remove_oldest(str(tmp_path), attempt=2, num_dead_groups=1, max_bytes=2 * 600 * LINE_BYTES + 1000)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.log")}, "once is enough"
+
+
+def test_all_shares_together_are_half_of_the_limit() -> None:
+    for num_workers in (1, 3, 256):
+        assert share_of_writer(1_000_000, num_workers) * (num_workers + 1) <= 500_000
