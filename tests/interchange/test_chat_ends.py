@@ -160,8 +160,10 @@ def test_a_corpus_whose_answers_end_in_nothing_is_warned_of(tmp_path: Path):
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
-        ({"template_arguments": {"messages": []}}, "template_arguments"),
+        ({"template_arguments": {"messages": []}}, "must leave 'messages' to the conversations"),
         ({"template_arguments": {"a b": 1}}, "a b"),
+        ({"template_arguments": {"a": ["\ud800"]}}, "lone surrogates"),
+        ({"template_arguments": {"a": "x" * 10_001}}, "at most 10,000 characters"),
     ],
 )
 def test_arguments_that_a_template_cannot_be_given_are_refused(

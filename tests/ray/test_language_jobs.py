@@ -140,13 +140,19 @@ def test_a_folder_is_tuned_on_conversations(
     spec = example(name, 6)
     paths = [path.replace("/tmp", str(folder.parent)) for path in spec["data"]["paths"]]
     spec["data"] = {**spec["data"], "paths": paths, "held_out": 0.1}
+    spec["train"]["optimizer"] = {
+        "name": "adamw",
+        "peak_lr": 1e-2,
+    }  # six steps are to change what is generated
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     said = "\n".join(str(line["message"]) for line in job.logs())
     assert "are learned, what the assistant says by what the text grows by" in said
     assert job.report is not None
     source = job.report["sources"]["conversations"]
     if name == "preference":
-        assert source["loss"] < log(2), "as every pair has before the first step"
+        losses = [point["nll"] for point in job.metrics()]
+        assert losses[0] == pytest.approx(log(2), abs=1e-3), "as every pair has before the first step"
+        assert min(losses) < log(2)
     else:
         assert source["loss"] < source["base_loss"]
     save_checkpoint_as_folder(checkpoint_of(job), tmp_path / "adapter")

@@ -293,6 +293,13 @@ def test_an_adapters_folder_is_refused_in_words(tmp_path: Path, command: tuple[s
     assert f"'adapter: {{from: {tmp_path}}}' trains it on" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--merge", "--chat-template"])
+def test_options_of_hugging_faces_format_are_refused_of_our_own(tmp_path: Path, option: str) -> None:
+    done = shardyard("export", tmp_path, tmp_path / "new", option)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{option} goes with --format huggingface" in done.stderr
+
+
 def test_version_is_that_of_the_installation() -> None:
     done = shardyard("--version")
     assert (done.returncode, done.stdout) == (0, f"shardyard {version('shardyard')}\n")

@@ -103,8 +103,10 @@ class Texts:
         opened = _OPENED.search(asked)
         if opened is None and head is not None and asking and asked.endswith(asking) and asking in head:
             # The messages before it are written otherwise once the answer is there.
-            before, answered = head[: head.rindex(asking) + len(asking)], self.first(at + 1)
-            if answered.startswith(before):
+            place, answered = head.rindex(asking), self.first(at + 1)
+            before, asked_in = head[: place + len(asking)], self.messages[at - 1]["content"].strip()
+            is_own = not asked_in or head.rfind(asked_in) < place
+            if is_own and answered.startswith(before):
                 return asked + answered[len(before) :]
         plain = self.of([*self.messages[:at], without_thoughts(message)])
         if opened is None and plain.startswith(asked):
