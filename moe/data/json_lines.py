@@ -1,25 +1,172 @@
-"""Objects of a JSON Lines file, one a line."""
+"""Objects of a JSON Lines file, one a line, or of a JSON file that is one array of them."""
 
+import codecs
 import json
+from collections.abc import Iterator
+from typing import IO, NamedTuple
 
+from moe.data.faults import Faults, fault
+from moe.data.file_kinds import DAMAGED
 from moe.data.lines import Lines
+from moe.spec import SpecError
+
+_CHUNK_BYTES = 1 << 18
+_HEAD_BYTES = 1 << 12
+_SPACE = " \t\r\n"
+_ONE_A_LINE = "write one JSON object a line"
+
+
+class Row(NamedTuple):
+    where: str
+    """`, line 3` or `, item 3`, behind the name of its file."""
+    values: dict[str, object]
+    num_bytes: int
+    """About those of its text."""
+
+
+def rows(lines: Lines, faults: Faults | None = None) -> Iterator[Row]:
+    """The objects of a file, in order: one a line, empty lines passed over, or the items of one array.
+
+    Raises SpecError, naming file and line or item, for what is none; with `faults`, that is one, and passed over.
+    """
+    is_array = _is_array(lines)
+    for where, given, num_bytes in _Items(lines) if is_array else _of_lines(lines):
+        if faults is not None:
+            faults.read()
+        try:
+            value = given if is_array else _value(lines, where, str(given))
+            row = Row(where, _object(lines, where, value), num_bytes)
+        except SpecError as error:
+            fault(faults, error)
+        else:
+            yield row
 
 
 def parsed(lines: Lines, number: int, line: str) -> dict[str, object]:
     """The object on a line. Raises SpecError, naming file and line, for what is none."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        rule = f"is not JSON: {error.msg} at column {error.colno}"
-        raise lines.broken(number, rule, "write one JSON object a line") from None
-    except (RecursionError, ValueError) as error:
-        raise lines.broken(number, f"is not JSON: {error}", "write one JSON object a line") from None
-    if not isinstance(row, dict):
-        raise lines.broken(number, f"is {kind_of(row)}, not an object", "write one JSON object a line")
-    return row
+    where = f", line {number}"
+    return _object(lines, where, _value(lines, where, line))
 
 
 def kind_of(value: object) -> str:
     """A JSON value's kind, in words."""
     names = {type(None): "null", bool: "a boolean", list: "a list", dict: "an object", str: "a string"}
     return names.get(type(value), "a number")
+
+
+def _value(lines: Lines, where: str, line: str) -> object:
+    """What a line says as JSON. Raises SpecError."""
+    try:
+        value: object = json.loads(line)
+    except json.JSONDecodeError as error:
+        rule = f"is not JSON: {error.msg} at column {error.colno}"
+        raise lines.broken_at(where, rule, _ONE_A_LINE) from None
+    except (RecursionError, ValueError) as error:
+        raise lines.broken_at(where, f"is not JSON: {error}", _ONE_A_LINE) from None
+    return value
+
+
+def _object(lines: Lines, where: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise lines.broken_at(where, f"is {kind_of(value)}, not an object", _ONE_A_LINE)
+    return value
+
+
+def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
+    for number, line in lines:
+        if line.strip():
+            yield f", line {number}", line, len(line)
+
+
+def _is_array(lines: Lines) -> bool:
+    """Whether a file begins with a bracket, as no line of JSON Lines with an object does. Raises SpecError."""
+    try:
+        with lines.location.open() as file:
+            head = file.read(_HEAD_BYTES)
+    except DAMAGED as error:
+        raise lines.broken_at("", f"cannot be read: {error}", "make the file whole again") from None
+    return head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+
+
+class _Items:
+    """Items of a file that is one JSON array, read as they come: such files have gigabytes."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines, self._limit_bytes = lines, lines.limit_bytes
+        self._max_item_bytes = lines.max_line_bytes
+        self._decode = json.JSONDecoder().raw_decode
+        self._text, self._at, self._has_more = "", 0, True
+        self._number = 0
+        """Of the item that is read."""
+
+    def __iter__(self) -> Iterator[tuple[str, object, int]]:
+        to_text = codecs.getincrementaldecoder("utf-8-sig")()
+        num_bytes = 0
+        try:
+            with self._lines.location.open() as file:
+                self._next(file, to_text)  # the bracket
+                self._at += 1
+                while self._next(file, to_text) != "]":
+                    self._number += 1
+                    value, end = self._value(file, to_text)
+                    size, self._at = end - self._at, end
+                    num_bytes += size
+                    yield f", item {self._number}", value, size
+                    if self._limit_bytes is not None and num_bytes >= self._limit_bytes:
+                        return
+                    self._separate(file, to_text)
+                self._at += 1
+                if self._next(file, to_text):
+                    raise self._broken("is followed by more than one array", _ONE_A_LINE)
+                self._lines.ended = True
+        except UnicodeDecodeError:
+            raise self._broken("is not UTF-8 text", "save the file as UTF-8") from None
+        except DAMAGED as error:
+            raise self._broken(f"cannot be read: {error}", "make the file whole again") from None
+
+    def _separate(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
+        """Step over the comma behind an item, which another one follows."""
+        if self._next(file, to_text) == ",":
+            self._at += 1
+            if self._next(file, to_text) == "]":
+                raise self._broken("is followed by a comma and no other item", "remove the comma")
+        elif self._next(file, to_text) != "]":
+            rule = "is followed by neither a comma nor the end of the array"
+            raise self._broken(rule, "write the array anew: json.dump(list_of_objects, file)")
+
+    def _value(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> tuple[object, int]:
+        """The item that begins here, and where it ends."""
+        while True:
+            try:
+                value, end = self._decode(self._text, self._at)
+                if end < len(self._text) or not self._has_more:
+                    return value, end
+                why = "has no end"
+            except json.JSONDecodeError as error:
+                why = error.msg
+            except (RecursionError, ValueError) as error:
+                raise self._broken(f"is not JSON: {error}", "correct it") from None
+            if not self._has_more or len(self._text) - self._at > self._max_item_bytes:
+                raise self._broken(f"is not JSON: {why}", "write the array anew, with all of its items")
+            self._read(file, to_text)
+
+    def _next(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> str:
+        """The next character that is no space; none at the end of the file."""
+        while True:
+            while self._at < len(self._text):
+                if self._text[self._at] not in _SPACE:
+                    return self._text[self._at]
+                self._at += 1
+            if not self._has_more:
+                return ""
+            self._read(file, to_text)
+
+    def _read(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
+        """Take in as much as is left, and more: an item is tried again each time."""
+        self._text, self._at = self._text[self._at :], 0
+        content = file.read(max(_CHUNK_BYTES, len(self._text)))
+        self._has_more = bool(content)
+        self._text += to_text.decode(content, final=not content)
+
+    def _broken(self, rule: str, remedy: str) -> SpecError:
+        return self._lines.broken_at(f", item {self._number}" if self._number else "", rule, remedy)

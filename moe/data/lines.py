@@ -1,13 +1,15 @@
 """Lines of a user's text file, numbered from 1."""
 
-import lzma
-import zlib
 from collections.abc import Iterator
+from typing import IO
 
+from moe.data.faults import Faults
+from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
 from moe.data.locations import Location
 from moe.spec import Problem, SpecError
 
 MAX_LINE_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
 
 
 class Lines:
@@ -15,7 +17,7 @@ class Lines:
 
     Stops after `limit_bytes` (None: never), but not before the first line; `ended` tells whether the file's
     end was reached. Raises SpecError at `place`, naming file and line, for what cannot be read; `remedy` is that of a
-    line that is too long.
+    line that is too long. With `faults`, a line that is no UTF-8 or too long is a fault, and an empty line here.
     """
 
     def __init__(
@@ -26,36 +28,58 @@ class Lines:
         *,
         max_line_bytes: int = MAX_LINE_BYTES,
         remedy: str = "write one pair a line",
+        faults: Faults | None = None,
     ) -> None:
         self.place = place
         self.location = location
         self.ended = False
-        self._limit_bytes = limit_bytes
-        self._max_line_bytes, self._remedy = max_line_bytes, remedy
+        self.limit_bytes, self.max_line_bytes = limit_bytes, max_line_bytes
+        self._remedy = remedy
+        self._faults = faults
 
     def broken(self, number: int, rule: str, remedy: str) -> SpecError:
         """The error for line `number`."""
-        return SpecError(Problem(self.place, f"{self.location}, line {number}", rule, remedy))
+        return self.broken_at(f", line {number}", rule, remedy)
+
+    def broken_at(self, where: str, rule: str, remedy: str) -> SpecError:
+        """The error for a place in the file, named as it follows the file's name."""
+        return SpecError(Problem(self.place, f"{self.location}{where}", rule, remedy))
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         number, num_bytes = 0, 0
         try:
             with self.location.open() as file:
-                while self._limit_bytes is None or num_bytes < self._limit_bytes or number == 0:
-                    raw = file.readline(self._max_line_bytes + 1)
+                while self.limit_bytes is None or num_bytes < self.limit_bytes or number == 0:
+                    raw = file.readline(self.max_line_bytes + 1)
                     if not raw:
                         self.ended = True
                         return
                     number, num_bytes = number + 1, num_bytes + len(raw)
-                    yield number, self._text(number, raw)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+                    yield number, self._line(file, number, raw)
+        except DAMAGED as error:
             raise self.broken(number + 1, f"cannot be read: {error}", "make the file whole again") from None
 
+    def _line(self, file: IO[bytes], number: int, raw: bytes) -> str:
+        if number == 1 and (kind := no_text(raw[:HEAD_BYTES])) is not None:
+            raise self.broken_at("", *kind)
+        try:
+            return self._text(number, raw)
+        except SpecError as error:
+            if self._faults is None:
+                raise
+            self._faults.read()
+            self._faults.add(error)
+            while len(raw) > self.max_line_bytes and not raw.endswith(b"\n"):
+                raw = file.readline(self.max_line_bytes + 1)
+                if len(raw) <= self.max_line_bytes:
+                    break
+            return ""
+
     def _text(self, number: int, raw: bytes) -> str:
-        if len(raw) > self._max_line_bytes:
-            raise self.broken(number, f"is longer than {self._max_line_bytes} bytes", self._remedy)
+        if len(raw) > self.max_line_bytes:
+            raise self.broken(number, f"is longer than {self.max_line_bytes} bytes", self._remedy)
         if number == 1:
-            raw = raw.removeprefix(b"\xef\xbb\xbf")
+            raw = raw.removeprefix(_BOM)
         try:
             return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:

@@ -1,10 +1,7 @@
 """Places of users' files: resolved, and confined to the roots that the settings allow."""
 
-import bz2
 import errno
-import gzip
 import hashlib
-import lzma
 import os
 import re
 import stat
@@ -16,13 +13,13 @@ from urllib.parse import unquote
 
 import fsspec
 
+from moe.data.file_kinds import decompressed
 from moe.spec import Problem, SpecError
 from moe.spec.patterns import matches
 from moe.storage import beneath, links
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = ("file", "local")
-_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MAX_NAMES = 100_000
 """Names of files and folders that one corpus's patterns, and the parts of the links that they meet, may make the
 service look at: about a second, where all are as deep as they may be."""
@@ -47,14 +44,14 @@ class Location:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """The file's bytes, decompressed where its name says .gz, .bz2 or .xz. Raises OSError, also where a part of a
-        local path has become a link since."""
-        opener = _OPENERS.get(os.path.splitext(self.path)[1])
+        """The file's bytes, decompressed where they are those of gzip, bzip2, xz or zstd. Raises OSError, also where a
+        part of a local path has become a link since."""
         with self.raw() as raw:
-            if opener is None:
+            content = decompressed(raw)
+            if content is None:
                 yield raw
                 return
-            with opener(raw) as content:
+            with content:
                 yield content
 
     def fingerprint(self) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
+from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import NonNegative, Text
 from moe.spec.places import MAX_PLACES, Place
 from moe.spec.sequences import SequencesFields
@@ -38,7 +39,7 @@ def _own_arguments(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-class _ConversationsSpec(SequencesFields):
+class _ConversationsSpec(BadRecordsFields, SequencesFields):
     """Fields that every corpus of conversations has.
 
     A conversation is written as the chat template of the model's folder writes it, and the loss is on what the
@@ -46,8 +47,8 @@ class _ConversationsSpec(SequencesFields):
     """
 
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
-    """fsspec URLs of JSON Lines and Parquet files, under the roots that the service's settings allow; `*` is expanded.
-    """
+    """fsspec URLs of JSON Lines, JSON and Parquet files, under the roots that the service's settings allow; `*` is
+    expanded."""
     held_out: NonNegative = Field(default=0.01, lt=0.5)
     """Share of conversations that is evaluated on and never trained on. A hash of what stands before the first answer
     chooses, so that answers to the same are on one side."""

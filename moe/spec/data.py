@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import AboveOne, Count, CountOrZero, LanguageCode, NonNegative, Spec
 from moe.spec.conversations import ConversationsSpec
 from moe.spec.module import ModuleDataSpec
@@ -55,8 +56,8 @@ class CatalogsSpec(_CorpusSpec):
     """`pip`: the catalogs of pycountry and Django. `system`: those under /usr/share/locale too."""
 
 
-class JsonlSpec(_CorpusSpec):
-    """One JSON object a line with a source, a target and the source's language."""
+class JsonlSpec(BadRecordsFields, _CorpusSpec):
+    """One JSON object a line, or one array of them, with a source, a target and the source's language."""
 
     corpus: Literal["jsonl"]
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
@@ -74,7 +75,7 @@ class TextPair(Spec):
     lang: LanguageCode
 
 
-class ParallelTextSpec(_CorpusSpec):
+class ParallelTextSpec(BadRecordsFields, _CorpusSpec):
     """Plain parallel text files, one pair of files a language."""
 
     corpus: Literal["text"]

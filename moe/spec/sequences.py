@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import Count, NonNegative, Positive, Spec, Text
 from moe.spec.errors import Problem, SpecError
 from moe.spec.places import MAX_PLACES, Column, Place
@@ -14,10 +15,10 @@ ALL = "all"
 """Name in the report of all sources together."""
 
 _FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", ".md": "text", ".py": "text",
-    ".parquet": "parquet", ".pq": "parquet",
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text", ".text": "text", ".md": "text",
+    ".py": "text", ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
-_COMPRESSED = (".gz", ".bz2", ".xz")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
 
 def format_of(path: str) -> Format | None:
@@ -38,8 +39,8 @@ class SourceSpec(Spec):
     paths: tuple[Place, ...] = Field(min_length=1, max_length=MAX_PLACES)
     """fsspec URLs, under the roots that the service's settings allow; `*` is expanded."""
     format: Format | None = None
-    """`jsonl`: an object a line. `text`: each file a document. `parquet`: a row a document. As the suffix of the paths
-    says when left out."""
+    """`jsonl`: an object a line, or one array of them. `text`: each file a document. `parquet`: a row a document. As
+    the suffix of the paths says when left out."""
     column: Column = "text"
     """Key of a line's object, or column of a Parquet file, that holds the text; `text` has none."""
     weight: Positive = Field(default=1.0, ge=0.001, le=1000)
@@ -90,7 +91,7 @@ class PackagesSpec(SequencesFields):
     corpus: Literal["packages"]
 
 
-class DocumentsSpec(SequencesFields):
+class DocumentsSpec(BadRecordsFields, SequencesFields):
     """Documents of the user's own."""
 
     corpus: Literal["documents"]

@@ -23,9 +23,10 @@ from moe.spec.conversations import RESERVED
 _CALLS = "function_call"
 _SPEAKERS = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
+    "bing": "assistant", "bard": "assistant", "claude": "assistant", "ai": "assistant",
     "observation": "tool", "function_response": "tool", _CALLS: _CALLS, **{role: role for role in ROLES},
 }  # fmt: skip
-"""Roles by the names that ShareGPT's records have for them."""
+"""Roles by the names that ShareGPT's records have for them, whatever their capitals."""
 _KEYS = "messages, conversations, instruction and output, or prompt and completion"
 _PAIR = ("chosen", "rejected")
 ARGUMENTS = "chat_template_kwargs"
@@ -174,10 +175,11 @@ def _message(given: Any, place: str) -> Message:
             fields["content"] = fields.pop("value")
     if role is None:
         raise Unreadable(f"has {place} with {_shown(given)}, and no 'role' nor 'from'", "say who speaks")
-    if not isinstance(role, str) or role not in _SPEAKERS:
+    speaker = role.strip().lower() if isinstance(role, str) else None
+    if speaker not in _SPEAKERS:
         known = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
         raise Unreadable(f"has {place} of the role {role!r:.60}, which is not known", f"use one of {known}")
-    role = _SPEAKERS[role]
+    role = _SPEAKERS[speaker]
     _refuse_media(fields, f"{place}.")
     for name in THOUGHTS:
         if name in fields:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from moe.data.pairs.corpus import Corpus
+from moe.data.pairs.corpus import CHECK_BYTES, Corpus
+from moe.data.scan import scan
 from moe.spec import CatalogsSpec, JsonlSpec, PairsSpec
+from moe.spec.bad_records import BadRecordsFields
 
 
 def build(data: PairsSpec, roots: Sequence[str] | None = None) -> Corpus:
@@ -26,4 +28,7 @@ def check(data: PairsSpec, roots: Sequence[str]) -> None:
 
     Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer.
     """
-    build(data, roots).check()
+    corpus = build(data, roots)
+    corpus.check()
+    if isinstance(data, BadRecordsFields):
+        scan(data, corpus.user_files, roots, CHECK_BYTES)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from moe.data.faults import Faults
 from moe.data.pairs.pair import Pair
 from moe.spec import Problem, SpecError
 
@@ -22,6 +23,15 @@ class Corpus(ABC):
     @abstractmethod
     def check(self) -> None:
         """Raise SpecError for what can be seen quickly: places, columns, the first lines, languages."""
+
+    @property
+    def user_files(self) -> "Sequence[Location]":
+        """Files of the user's own that it is made of."""
+        return ()
+
+    def records(self, faults: Faults) -> Iterator[object]:
+        """Every record of those files that can be learned from, before it is cleaned; the others are faults."""
+        return iter(())
 
     @abstractmethod
     def fingerprint(self) -> str:

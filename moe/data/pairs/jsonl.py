@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from moe.data.json_lines import kind_of, parsed
+from moe.data.faults import Faults
+from moe.data.json_lines import Row, kind_of, rows
 from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
 from moe.data.pairs.corpus import CHECK_BYTES, Corpus, combined_fingerprint, require_languages
@@ -18,6 +19,7 @@ class Jsonl(Corpus):
     def __init__(self, data: JsonlSpec, roots: Sequence[str] | None) -> None:
         self._data = data
         self._locator = Locator(roots)
+        self._num_bad = 0
 
     @cached_property
     def _files(self) -> list[tuple[str, Location]]:
@@ -30,49 +32,67 @@ class Jsonl(Corpus):
 
     def check(self) -> None:
         langs: set[str] = set()
-        ended = True
+        ended, faults = True, Faults.of(self._data)
         for place, location in self._files:
-            lines = Lines(place, location, CHECK_BYTES // len(self._files))
-            langs.update(pair.lang for pair in self._read(lines))
+            lines = Lines(place, location, CHECK_BYTES // len(self._files), faults=faults)
+            langs.update(pair.lang for pair in self._read(lines, faults))
             ended = ended and lines.ended
+        faults.require_none()
         if ended:
             require_languages(self._data.languages, langs)
+
+    @property
+    def user_files(self) -> list[Location]:
+        return [location for _, location in self._files]
+
+    def records(self, faults: Faults) -> Iterator[Pair]:
+        for place, location in self._files:
+            yield from self._read(Lines(place, location, faults=faults), faults)
 
     def fingerprint(self) -> str:
         return combined_fingerprint(location for _, location in self._files)
 
     def pairs(self) -> Iterator[Pair]:
         wanted = self._data.languages
+        faults = Faults.of(self._data)
         for place, location in self._files:
-            for pair in self._read(Lines(place, location)):
+            for pair in self._read(Lines(place, location, faults=faults), faults):
                 if wanted is None or pair.lang in wanted:
                     yield pair
+            faults.end_file()
+        faults.require_none()
+        self._num_bad = faults.num_bad
 
     def facts(self) -> dict[str, object]:
-        return {"corpus": "jsonl", "files": len(self._files)}
+        return {"corpus": "jsonl", "files": len(self._files), "bad": self._num_bad}
 
-    def _read(self, lines: Lines) -> Iterator[Pair]:
+    def _read(self, lines: Lines, faults: Faults) -> Iterator[Pair]:
+        for row in rows(lines, faults):
+            try:
+                pair = self._pair(lines, row)
+            except SpecError as error:
+                faults.add(error)
+            else:
+                yield pair
+
+    def _pair(self, lines: Lines, row: Row) -> Pair:
         columns = {
             "lang_column": self._data.lang_column,
             "source_column": self._data.source_column,
             "target_column": self._data.target_column,
         }
-        for number, line in lines:
-            if not line.strip():
-                continue
-            row = parsed(lines, number, line)
-            values: list[str] = []
-            for field, column in columns.items():
-                if column not in row:
-                    there = ", ".join(map(repr, row)) if row else "no columns at all"
-                    rule = f"is not a column of {lines.location}, line {number}, which has {there}"
-                    raise SpecError(Problem(f"data.{field}", column, rule, "use one of those"))
-                value = row[column]
-                if not isinstance(value, str):
-                    rule = f"has a {column!r} that is {kind_of(value)}, not text"
-                    raise lines.broken(number, rule, "put a string there, or leave the line out")
-                values.append(value)
-            if not LANGUAGE_CODE.fullmatch(values[0]):
-                rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is no language code"
-                raise lines.broken(number, rule, LANGUAGE_CODE_REMEDY)
-            yield Pair(*values)
+        values: list[str] = []
+        for field, column in columns.items():
+            if column not in row.values:
+                there = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
+                rule = f"is not a column of {lines.location}{row.where}, which has {there}"
+                raise SpecError(Problem(f"data.{field}", column, rule, "use one of those"))
+            value = row.values[column]
+            if not isinstance(value, str):
+                rule = f"has a {column!r} that is {kind_of(value)}, not text"
+                raise lines.broken_at(row.where, rule, "put a string there, or leave the line out")
+            values.append(value)
+        if not LANGUAGE_CODE.fullmatch(values[0]):
+            rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is no language code"
+            raise lines.broken_at(row.where, rule, LANGUAGE_CODE_REMEDY)
+        return Pair(*values)

@@ -5,6 +5,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import NamedTuple
 
+from moe.data.faults import Faults
 from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
 from moe.data.pairs.corpus import CHECK_BYTES, Corpus, combined_fingerprint, require_languages
@@ -25,6 +26,7 @@ class ParallelText(Corpus):
     def __init__(self, data: ParallelTextSpec, roots: Sequence[str] | None) -> None:
         self._data = data
         self._locator = Locator(roots)
+        self._num_bad = 0
 
     @cached_property
     def _files(self) -> list[_Files]:
@@ -47,31 +49,45 @@ class ParallelText(Corpus):
 
     def check(self) -> None:
         require_languages(self._data.languages, {pair.lang for pair in self._data.files})
+        faults = Faults.of(self._data)
         for files in self._files:
-            for _ in _read(files, CHECK_BYTES // (2 * len(self._files))):
+            for _ in _read(files, faults, CHECK_BYTES // (2 * len(self._files))):
                 pass
+        faults.require_none()
+
+    @property
+    def user_files(self) -> list[Location]:
+        return [location for files in self._files for location in (files.source, files.target)]
+
+    def records(self, faults: Faults) -> Iterator[Pair]:
+        for files in self._files:
+            yield from _read(files, faults)
 
     def fingerprint(self) -> str:
-        return combined_fingerprint(
-            location for files in self._files for location in (files.source, files.target)
-        )
+        return combined_fingerprint(self.user_files)
 
     def pairs(self) -> Iterator[Pair]:
+        faults = Faults.of(self._data)
         for files in self._files:
-            yield from _read(files)
+            yield from _read(files, faults)
+            faults.end_file()
+        faults.require_none()
+        self._num_bad = faults.num_bad
 
     def facts(self) -> dict[str, object]:
-        return {"corpus": "text", "files": 2 * len(self._files)}
+        return {"corpus": "text", "files": 2 * len(self._files), "bad": self._num_bad}
 
 
-def _read(files: _Files, limit_bytes: int | None = None) -> Iterator[Pair]:
-    """The pairs of two files, or of their beginnings. Unequal numbers of lines are an error."""
-    sources = Lines(f"{files.place}.source", files.source, limit_bytes)
-    targets = Lines(f"{files.place}.target", files.target, limit_bytes)
+def _read(files: _Files, faults: Faults, limit_bytes: int | None = None) -> Iterator[Pair]:
+    """The pairs of two files, or of their beginnings, with an empty side for each line that is a fault. Unequal numbers
+    of lines are an error."""
+    sources = Lines(f"{files.place}.source", files.source, limit_bytes, faults=faults)
+    targets = Lines(f"{files.place}.target", files.target, limit_bytes, faults=faults)
     num_sources = num_targets = 0
     for source, target in zip_longest(sources, targets):
         num_sources += source is not None
         num_targets += target is not None
+        faults.read()
         if source is not None and target is not None:
             yield Pair(files.lang, source[1], target[1])
     if sources.ended and targets.ended and num_sources != num_targets:

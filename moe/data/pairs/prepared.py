@@ -26,6 +26,7 @@ from moe.data.pairs.tokenizers import Tokenizers, Vocabularies
 from moe.data.progress import Stages, Tell, of_total
 from moe.data.tokenizer import Tokenizer
 from moe.spec import PairsSpec, Problem, SpecError
+from moe.spec.bad_records import fields_without_effect
 
 FORMAT_VERSION = 1
 """Raised when the same corpus and spec would give another store: its files, its cleaning or its tokenizer."""
@@ -102,7 +103,9 @@ def _content_key(data: PairsSpec, model: Vocabularies, corpus: Corpus, seed: int
     facts = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint(),
-        "data": data.model_dump(mode="json", exclude=_DATA_FIELDS_THAT_DO_NOT_MATTER),
+        "data": data.model_dump(
+            mode="json", exclude=_DATA_FIELDS_THAT_DO_NOT_MATTER | fields_without_effect(data)
+        ),
         "model": {field: getattr(model, field) for field in _TOKENIZER_FIELDS},
         "seed": seed,
         "unicode": unicodedata.unidata_version,

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from moe.data.conversations.records import ARGUMENTS, MEDIA
-from moe.data.json_lines import parsed
+from moe.data.faults import Faults
+from moe.data.json_lines import rows
 from moe.data.lines import Lines
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
 from moe.data.sequences.formats import UNREADABLE, File
@@ -28,10 +29,11 @@ class Record(NamedTuple):
     """About those of its text."""
 
 
-def records(file: File, limit_bytes: int | None = None) -> Iterator[Record]:
+def records(file: File, limit_bytes: int | None = None, faults: Faults | None = None) -> Iterator[Record]:
     """The records of a file, in order; with a limit, those within about so many bytes, and the first in any case.
-    Raises SpecError, naming the file and the line or row, for what cannot be read."""
-    found = _of_parquet(file) if is_parquet(file) else _of_lines(file)
+    Raises SpecError, naming the file and the line or row, for what cannot be read; one that is no object is one of the
+    `faults`, if they are given."""
+    found = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, faults)
     num_bytes = 0
     for each in found:
         yield each
@@ -62,14 +64,15 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def _of_lines(file: File) -> Iterator[Record]:
-    lines = Lines(file.place, file.location, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER)
-    for number, line in lines:
-        if line.strip():
-            yield Record(f", line {number}", parsed(lines, number, line), len(line))
+def _of_lines(file: File, faults: Faults | None) -> Iterator[Record]:
+    lines = Lines(
+        file.place, file.location, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults
+    )
+    for row in rows(lines, faults):
+        yield Record(row.where, row.values, row.num_bytes)
 
 
-def _of_parquet(file: File) -> Iterator[Record]:
+def _of_parquet(file: File, faults: Faults | None) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
@@ -81,6 +84,8 @@ def _of_parquet(file: File) -> Iterator[Record]:
             for batch in opened.iter_batches(batch_size=64, columns=[name for name in names if name in KEYS]):
                 for row in batch.to_pylist():
                     number += 1
+                    if faults is not None:
+                        faults.read()
                     yield Record(
                         f", row {number}", _without_nulls(row), batch.nbytes // max(1, batch.num_rows)
                     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from moe.data.conversations.conversation import NOTES, Conversation, Rendering, Unreadable
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
+from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
 from moe.data.sequences.conversation_files import KEYS, ConversationColumns, is_parquet, records
 from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source, as_characters
@@ -33,6 +34,8 @@ _ENDLESS = (
     "nothing that is learned ends in a token that ends a text, so that the model would never learn to stop: name that "
     "token by eos_token_id in the folder's generation_config.json, or a template that writes one by data.chat_template"
 )
+_MAX_REFUSED = 10
+"""Conversations that the template refuses before it is asked whether to go on: each takes a process."""
 
 
 class _Entry(NamedTuple):
@@ -65,6 +68,7 @@ class Conversations(Corpus):
         self._ways = set[bool]()
         self._counts = Counter[str]()
         self._unread = set[str]()
+        self._faults = Faults.of(data)
 
     @property
     def training(self) -> tuple[Source, ...]:
@@ -94,16 +98,27 @@ class Conversations(Corpus):
             check_columns(ConversationColumns(), of_parquet)
         others = [file for file in self._files if not is_parquet(file)]
         some: list[_Entry] = []
+        faults = Faults.of(self._data)
         for file in others:
-            entries = list(self._entries([file], CHECK_BYTES // len(others)))
-            if not entries:
+            entries = list(self._entries([file], faults, CHECK_BYTES // len(others)))
+            if not entries and not faults.num_bad:
                 raise file.broken("has no records", "give it some, or leave it out")
             some += entries[:_CHECKED] if len(some) < _CHECKED * _MAX_CHECKED_FILES else []
-        rows = [row for _, renderings in self._written(some) for each in renderings for row in each.rows]
+        rows = [
+            row for _, renderings in self._written(some, faults) for each in renderings for row in each.rows
+        ]
+        faults.require_none()
         ended = any(
             row.text[begin:end].rstrip().endswith(self._closers) for row in rows for begin, end in row.spans
         )
         return () if ended or not rows else (_ENDLESS,)
+
+    @property
+    def user_files(self) -> list[Location]:
+        return [file.location for file in self._files]
+
+    def records(self, faults: Faults) -> Iterator[object]:
+        return self._entries(self._files, faults)
 
     def fingerprint(self) -> str:
         every = [file.location.fingerprint() for file in self._files]
@@ -111,8 +126,9 @@ class Conversations(Corpus):
 
     def documents(self) -> Iterator[Document]:
         counts = self._counts = Counter()
+        faults = self._faults = Faults.of(self._data)
         self._unread.clear()
-        for entry, renderings in self._written(self._entries(self._files)):
+        for entry, renderings in self._written(self._entries(self._files, faults), faults):
             counts["conversations"] += 1
             is_held_out = self._is_held_out(entry.conversations[0])
             for rendering in renderings:
@@ -122,6 +138,7 @@ class Conversations(Corpus):
                 for row in rendering.rows:
                     self._ways.add(row.by_marks)
                     yield Document(SOURCE, as_characters(row.text), is_held_out, row.spans, row.by_marks)
+        faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
             raise SpecError(Problem("data.paths", places, "has no records", "give it some"))
@@ -130,39 +147,58 @@ class Conversations(Corpus):
         told = " or ".join(_WAYS[way] for way in sorted(self._ways))
         names = ("conversations", "apart", "rows_apart", *NOTES)
         return {
-            "corpus": self._data.corpus, "files": len(self._files), "left_out": {}, "learned_by": told,
-            "written": {name: self._counts[name] for name in names},
+            "corpus": self._data.corpus, "files": len(self._files), "left_out": {"bad": self._faults.num_bad},
+            "learned_by": told, "written": {name: self._counts[name] for name in names},
             "unread": sorted(self._unread)[:_MAX_UNREAD],
         }  # fmt: skip
 
-    def _entries(self, files: Iterable[File], limit_bytes: int | None = None) -> Iterator[_Entry]:
+    def _entries(
+        self, files: Iterable[File], faults: Faults, limit_bytes: int | None = None
+    ) -> Iterator[_Entry]:
         for file in files:
-            for where, row, num_bytes in records(file, limit_bytes):
+            for where, row, num_bytes in records(file, limit_bytes, faults):
                 if len(self._unread) < _MAX_UNREAD:
                     self._unread |= row.keys() - _READ
                 try:
                     found = pair_of(row) if self._is_pair else (conversation_of(row),)
                 except Unreadable as error:
-                    raise file.broken(error.rule, error.remedy, where) from None
-                yield _Entry(file, where, found, num_bytes)
+                    faults.add(file.broken(error.rule, error.remedy, where))
+                else:
+                    yield _Entry(file, where, found, num_bytes)
 
-    def _written(self, entries: Iterable[_Entry]) -> Iterator[tuple[_Entry, tuple[Rendering, ...]]]:
-        """Each entry with its rows. Raises SpecError, naming file and line, for one that has none."""
+    def _written(
+        self, entries: Iterable[_Entry], faults: Faults
+    ) -> Iterator[tuple[_Entry, tuple[Rendering, ...]]]:
+        """Each entry with its rows; one that has none is a fault."""
+        num_refused = 0
         for some in _chunks(entries):
-            renderings = self._template.written([each for entry in some for each in entry.conversations])
-            for entry in some:
-                found = []
-                for each in islice(renderings, len(entry.conversations)):
-                    refusal = each if isinstance(each, Unreadable) else self._refusal(each)
-                    if refusal is not None:
-                        rule = f"has a conversation that the chat template of {self._template.place} {refusal.rule}"
-                        raise entry.file.broken(rule, refusal.remedy, entry.where)
-                    assert isinstance(each, Rendering)
-                    found.append(each)
-                yield entry, tuple(found)
+            left = some
+            while left:
+                renderings = self._template.written([each for entry in left for each in entry.conversations])
+                for at, entry in enumerate(left):
+                    found = list(islice(renderings, len(entry.conversations)))
+                    refusal = next(filter(None, map(self._refusal, found)), None)
+                    if refusal is None:
+                        yield entry, tuple(each for each in found if isinstance(each, Rendering))
+                        continue
+                    rule = (
+                        f"has a conversation that the chat template of {self._template.place} {refusal.rule}"
+                    )
+                    faults.add(entry.file.broken(rule, refusal.remedy, entry.where))
+                    num_refused += 1
+                    if num_refused >= _MAX_REFUSED:
+                        faults.require_none()
+                    if isinstance(found[-1], Unreadable):  # the template is asked anew for those behind it
+                        left = left[at + 1 :]
+                        break
+                else:
+                    left = []
 
-    def _refusal(self, rendering: Rendering) -> Unreadable | None:
-        """Refusal of an answer of a pair that would need several rows; None of what can be learned."""
+    def _refusal(self, rendering: Rendering | Unreadable) -> Unreadable | None:
+        """Refusal of what has no text, and of an answer of a pair that would need several rows; None of what can be
+        learned."""
+        if isinstance(rendering, Unreadable):
+            return rendering
         if not self._is_pair or len(rendering.rows) == 1:
             return None
         rule = f"writes as {len(rendering.rows)} rows, since it writes earlier answers otherwise where more follow"

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
-from moe.data.sequences.corpus import Corpus
+from moe.data.scan import scan
+from moe.data.sequences.corpus import CHECK_BYTES, Corpus
 from moe.data.sequences.model_tokenizer import ModelTokenizer, require_usable
 from moe.spec import ConversationsSpec, PackagesSpec, SequencesSpec
+from moe.spec.bad_records import BadRecordsFields
 
 
 def build(
@@ -43,7 +45,10 @@ def check(
     Files must lie under `roots` (folders or fsspec URLs). Loads neither torch nor the tokenizer nor pyarrow: a process
     of their own does that.
     """
-    warnings = build(data, roots, tokenizer).check()
+    corpus = build(data, roots, tokenizer)
+    warnings = corpus.check()
+    if isinstance(data, BadRecordsFields):
+        scan(data, corpus.user_files, roots, CHECK_BYTES)
     if tokenizer is not None and vocab_size is not None:
         require_usable(tokenizer, vocab_size, sample=())
     return warnings

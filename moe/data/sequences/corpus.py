@@ -1,9 +1,12 @@
 """Corpora: documents as they come, each of a source, each for training or held out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from moe.data.faults import Faults
+from moe.data.locations import Location
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """UTF-8 that one document may have: it is held in memory, several times while it becomes tokens."""
@@ -60,6 +63,15 @@ class Corpus(ABC):
     @abstractmethod
     def check(self) -> tuple[str, ...]:
         """Warnings about what can be seen quickly, loading nothing heavy. Raises SpecError."""
+
+    @property
+    def user_files(self) -> Sequence[Location]:
+        """Files of the user's own that it is made of."""
+        return ()
+
+    def records(self, faults: Faults) -> Iterator[object]:
+        """Every record of those files that can be learned from, before it becomes documents; the others are faults."""
+        return iter(())
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -7,6 +7,7 @@ from moe.data.conversations.conversation import NOTES
 
 REASONS = {
     "empty": "nothing in them but white space",
+    "bad": "records that cannot be learned from (data.on_bad: skip)",
     "not_utf8": "not UTF-8 text",
     "generated": "say that they were generated",
     "too_large": "too large to be written by hand",

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
+from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
 from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source, as_characters
 from moe.data.sequences.formats import File, Parquet, Reader, reader_of
@@ -52,7 +53,7 @@ class Documents(Corpus):
         return found
 
     def check(self) -> tuple[str, ...]:
-        num_files = sum(len(files) for _, files in self._files)
+        num_files, faults = len(self.user_files), Faults.of(self._data)
         for reader, files in self._files:
             if isinstance(reader, Parquet):
                 from moe.data.sequences.parquet_columns import check_columns
@@ -60,9 +61,19 @@ class Documents(Corpus):
                 check_columns(reader, files)
                 continue
             for file in files:
-                for _ in reader.texts(file, CHECK_BYTES // num_files):
+                for _ in reader.texts(file, CHECK_BYTES // num_files, faults):
                     pass
+        faults.require_none()
         return ()
+
+    @property
+    def user_files(self) -> list[Location]:
+        return [file.location for _, files in self._files for file in files]
+
+    def records(self, faults: Faults) -> Iterator[object]:
+        for reader, files in self._files:
+            for file in files:
+                yield from reader.texts(file, None, faults)
 
     def fingerprint(self) -> str:
         every = [[file.location.fingerprint() for file in files] for _, files in self._files]
@@ -70,18 +81,20 @@ class Documents(Corpus):
 
     def documents(self) -> Iterator[Document]:
         self._counts = Counter()
+        faults = Faults.of(self._data)
         for index, (name, (reader, files)) in enumerate(
             zip(self._data.source_names, self._files, strict=True)
         ):
             num_documents = 0
             for file in files:
-                for text in reader.texts(file):
+                for text in reader.texts(file, None, faults):
                     if not text.strip():
                         self._counts["empty"] += 1
                         continue
                     num_documents += 1
                     text = as_characters(text)
                     yield Document(name, text, self._is_held_out(text))
+                faults.end_file()
             if not num_documents:
                 places = ", ".join(str(file.location) for file in files[:3])
                 rule = "has no documents with text"
@@ -89,9 +102,11 @@ class Documents(Corpus):
                     Problem(f"data.sources[{index}].paths", places, rule, "give it text, or leave it out")
                 )
 
+        faults.require_none()
+        self._counts["bad"] = faults.num_bad
+
     def facts(self) -> dict[str, object]:
-        num_files = sum(len(files) for _, files in self._files)
-        return {"corpus": "documents", "files": num_files, "left_out": dict(self._counts)}
+        return {"corpus": "documents", "files": len(self.user_files), "left_out": dict(self._counts)}
 
     def _is_held_out(self, text: str) -> bool:
         digest = hashlib.blake2b(text.encode(), digest_size=8, key=_KEY).digest()

@@ -1,20 +1,20 @@
 """Documents in users' files, a reader for each format."""
 
 import codecs
-import lzma
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from moe.data.json_lines import kind_of, parsed
+from moe.data.faults import Faults, fault
+from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
+from moe.data.json_lines import Row, kind_of, rows
 from moe.data.lines import Lines
 from moe.data.locations import Location
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
 from moe.spec import Problem, SourceSpec, SpecError
 
-UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""Errors of reading a file that is damaged, or gone."""
+UNREADABLE = DAMAGED
 _SHORTER = "cut it into several documents"
 
 
@@ -34,10 +34,13 @@ class Reader(ABC):
     """Reads files of one format."""
 
     @abstractmethod
-    def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
+    def texts(
+        self, file: File, limit_bytes: int | None = None, faults: Faults | None = None
+    ) -> Iterator[str]:
         """The documents of a file, raw; with a limit, those within about so many bytes, and the first in any case.
 
-        Raises SpecError, naming the file and the line or row, for what cannot be read.
+        Raises SpecError, naming the file and the line or row, for what cannot be read; where that is one document of
+        several, it is one of the `faults`, if they are given.
         """
 
 
@@ -47,29 +50,47 @@ class Jsonl(Reader):
     def __init__(self, column: str, column_place: str) -> None:
         self._column, self._place = column, column_place
 
-    def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
+    def texts(
+        self, file: File, limit_bytes: int | None = None, faults: Faults | None = None
+    ) -> Iterator[str]:
         lines = Lines(
-            file.place, file.location, limit_bytes, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER
+            file.place,
+            file.location,
+            limit_bytes,
+            max_line_bytes=MAX_DOCUMENT_BYTES,
+            remedy=_SHORTER,
+            faults=faults,
         )
-        for number, line in lines:
-            if not line.strip():
-                continue
-            row = parsed(lines, number, line)
-            if self._column not in row:
-                there = ", ".join(map(repr, row)) if row else "no keys at all"
-                rule = f"is not a key of {file.location}, line {number}, which has {there}"
-                raise SpecError(Problem(self._place, self._column, rule, "use one of those"))
-            value = row[self._column]
-            if not isinstance(value, str):
-                rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
-                raise lines.broken(number, rule, "put a string there, or leave the line out")
-            yield value
+        for row in rows(lines, faults):
+            value = row.values.get(self._column)
+            if isinstance(value, str):
+                yield value
+            else:
+                fault(faults, self._problem(file, row, value))
+
+    def _problem(self, file: File, row: Row, value: object) -> SpecError:
+        if self._column in row.values:
+            rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
+            return file.broken(rule, "put a string there, or leave the line out", row.where)
+        there = ", ".join(map(repr, row.values)) if row.values else "no keys at all"
+        rule = f"is not a key of {file.location}{row.where}, which has {there}"
+        return SpecError(Problem(self._place, self._column, rule, "use one of those"))
 
 
 class PlainText(Reader):
     """Each file a document, as it is but for a byte-order mark."""
 
-    def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
+    def texts(
+        self, file: File, limit_bytes: int | None = None, faults: Faults | None = None
+    ) -> Iterator[str]:
+        if faults is not None:
+            faults.read()
+        try:
+            yield self._text(file, limit_bytes)
+        except SpecError as error:
+            fault(faults, error)
+
+    def _text(self, file: File, limit_bytes: int | None) -> str:
         most = MAX_DOCUMENT_BYTES if limit_bytes is None else min(limit_bytes, MAX_DOCUMENT_BYTES)
         try:
             with file.location.open() as opened:
@@ -78,16 +99,18 @@ class PlainText(Reader):
             raise file.broken(f"cannot be read: {error}", "make the file whole again") from None
         if len(content) > MAX_DOCUMENT_BYTES:
             raise file.broken(f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files")
+        if (kind := no_text(content[:HEAD_BYTES])) is not None:
+            raise file.broken(*kind)
         is_cut, text = len(content) > most, content.removeprefix(codecs.BOM_UTF8)
         try:
-            yield text.decode()
+            return text.decode()
         except UnicodeDecodeError as error:
             if not is_cut or error.start < len(text) - 4:  # else a character that the limit cut
                 line = 1 + text.count(b"\n", 0, error.start)
                 byte = len(content) - len(text) + error.start + 1
                 rule = f"is not UTF-8 text at byte {byte} of the file"
                 raise file.broken(rule, "save the file as UTF-8", f", line {line}") from None
-            yield text[: error.start].decode()
+            return text[: error.start].decode()
 
 
 class Parquet(Reader):
@@ -96,7 +119,9 @@ class Parquet(Reader):
     def __init__(self, column: str, column_place: str) -> None:
         self._column, self._place = column, column_place
 
-    def texts(self, file: File, limit_bytes: int | None = None) -> Iterator[str]:
+    def texts(
+        self, file: File, limit_bytes: int | None = None, faults: Faults | None = None
+    ) -> Iterator[str]:
         import pyarrow
         import pyarrow.parquet
 
@@ -106,21 +131,34 @@ class Parquet(Reader):
                 row, num_bytes = 0, 0
                 for batch in opened.iter_batches(batch_size=256, columns=[self._column]):
                     for value in batch.column(0):
-                        row, text = row + 1, value.as_py()
-                        if not isinstance(text, str):
-                            rule = f"has a {self._column!r} that is {kind_of(text)}, not text"
-                            remedy = "put a string there, or leave the row out"
-                            raise file.broken(rule, remedy, f", row {row}")
-                        size = len(text.encode("utf-8", "surrogatepass"))
-                        if size > MAX_DOCUMENT_BYTES:
-                            rule = f"is longer than {MAX_DOCUMENT_BYTES} bytes"
-                            raise file.broken(rule, _SHORTER, f", row {row}")
+                        row += 1
+                        if faults is not None:
+                            faults.read()
+                        text, size = self._value(value)
+                        if text is None or size > MAX_DOCUMENT_BYTES:
+                            fault(faults, self._problem(file, row, value, size))
+                            continue
                         yield text
                         num_bytes += size
                         if limit_bytes is not None and num_bytes >= limit_bytes:
                             return
         except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:
             raise file.broken(f"cannot be read as Parquet: {error}", "write the file anew") from None
+
+    def _value(self, value: Any) -> tuple[str | None, int]:
+        """(text of a row, None where there is none or none that is UTF-8; its bytes)"""
+        try:
+            text = value.as_py()
+        except UnicodeDecodeError:
+            return None, 0
+        return (text, len(text.encode("utf-8", "surrogatepass"))) if isinstance(text, str) else (None, 0)
+
+    def _problem(self, file: File, row: int, value: Any, size: int) -> SpecError:
+        if size > MAX_DOCUMENT_BYTES:
+            return file.broken(f"is longer than {MAX_DOCUMENT_BYTES} bytes", _SHORTER, f", row {row}")
+        kind = "not UTF-8" if value.is_valid else f"{kind_of(None)}, not text"
+        rule, remedy = f"has a {self._column!r} that is {kind}", "put a string there, or leave the row out"
+        return file.broken(rule, remedy, f", row {row}")
 
     def require_column(self, file: File, types: dict[str, str]) -> None:
         """Raise SpecError unless a file with columns of these types has the text."""

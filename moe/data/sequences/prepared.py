@@ -35,6 +35,7 @@ from moe.data.sequences.model_tokenizer import (
 from moe.data.sequences.store import SequenceStore, StoreWriter
 from moe.data.tokenizer import Tokenizer
 from moe.spec import ConversationsSpec, Problem, SequencesSpec, SpecError
+from moe.spec.bad_records import fields_without_effect
 
 FORMAT_VERSION = 1
 """Raised when the same corpus and spec would give another store: its files, its packing, its tokenizer, or what of the
@@ -137,10 +138,14 @@ def _content_key(
     data: SequencesSpec, vocab_size: int, corpus: Corpus, given: Mapping[str, bytes] | None
 ) -> str:
     """`given`: files of a given model's tokenizer."""
+    without_effect: dict[str, Any] = dict.fromkeys(fields_without_effect(data), True)
     facts: dict[str, Any] = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint(),
-        "data": data.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}}),
+        "data": data.model_dump(
+            mode="json",
+            exclude={"sources": {"__all__": {"weight"}}, **without_effect},
+        ),
         "tokenizer": vocab_size if given is None else _digests(given),
         "tokenizers": metadata.version("tokenizers"),
     }

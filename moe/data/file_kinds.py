@@ -1,0 +1,73 @@
+"""Kinds of files by their first bytes: how a compressed one is opened, and what one is that holds no text."""
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import IO, Any
+
+HEAD_BYTES = 48
+"""First bytes of a file that tell its kind."""
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""Errors of reading a file that is damaged, or gone."""
+_MAX_WINDOW_BYTES = 1 << 27
+"""Memory that decompression may take, as `zstd` has it where nothing else is said."""
+
+
+def _zstd(raw: IO[bytes]) -> Any:
+    import pyarrow  # a file that ends too early is an error to it
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
+
+
+_COMPRESSIONS: tuple[tuple[bytes, Callable[[IO[bytes]], Any]], ...] = (
+    (b"\x1f\x8b\x08", gzip.open),
+    (b"BZh", bz2.open),
+    (b"\xfd7zXZ\x00", lzma.open),
+    (b"\x28\xb5\x2f\xfd", _zstd),
+)
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
+"""What follows `BZh` and a digit in every bzip2 file, and in hardly a text."""
+_BINARY: tuple[tuple[bytes, str], ...] = (
+    (b"PK\x03\x04", "a Zip archive"), (b"PK\x05\x06", "an empty Zip archive"), (b"PAR1", "a Parquet file"),
+    (b"ARROW1\x00\x00", "an Arrow file"), (b"\xff\xff\xff\xff", "an Arrow stream"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!\x1a\x07", "a RAR archive"), (b"%PDF-", "a PDF document"), (b"SQLite format 3\x00", "an SQLite database"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file"), (b"\x93NUMPY", "a NumPy array"), (b"Obj\x01", "an Avro file"),
+    (b"\x04\x22\x4d\x18", "an LZ4 file, which is not read"), (b"\x80\x02", "a Python pickle"),
+    (b"\x80\x03", "a Python pickle"), (b"\x80\x04", "a Python pickle"), (b"\x80\x05", "a Python pickle"),
+    (b"version https://git-lfs.github.com/spec/", "a Git LFS pointer in the place of the file"),
+)  # fmt: skip
+_ENCODINGS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"),
+)  # fmt: skip
+
+
+def decompressed(raw: IO[bytes]) -> IO[bytes] | None:
+    """The content of a file that is compressed by gzip, bzip2, xz or zstd, whatever its name; None for another, which
+    stands at its beginning again."""
+    head = raw.read(HEAD_BYTES)
+    raw.seek(0)
+    for magic, opener in _COMPRESSIONS:
+        if head.startswith(magic) and (magic != b"BZh" or head[4:10] in _BZIP2_BLOCKS):
+            content: IO[bytes] = opener(raw)
+            return content
+    return None
+
+
+def no_text(head: bytes) -> tuple[str, str] | None:
+    """(what a file is that begins so, what to do about it), of one that holds no UTF-8 text; None where it may."""
+    for mark, encoding in _ENCODINGS:
+        if head.startswith(mark):
+            return f"is {encoding} text, not UTF-8", f"save it as UTF-8: iconv -f {encoding} -t UTF-8"
+    for magic, kind in _BINARY:
+        if head.startswith(magic):
+            remedy = "download the file itself: git lfs pull" if "LFS" in kind else "name text, or unpack it"
+            return f"is {kind}, not text", remedy
+    if head[1:2] == b"\0" or head[:1] == b"\0":
+        return "has NUL bytes where text begins, as UTF-16 has them", "save it as UTF-8"
+    return None

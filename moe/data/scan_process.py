@@ -1,0 +1,71 @@
+"""The process that looks through a user's corpus: `python -m moe.data.scan_process`, started by `moe.data.scan`."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from moe.data.faults import Faults
+from moe.data.limited import take_limits
+from moe.spec import ConversationsSpec, DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
+
+_CHECKED_EACH = 64
+"""Records between two looks at the clock."""
+
+
+class Records(Protocol):
+    """Corpus whose records can be looked at one by one."""
+
+    def records(self, faults: Faults) -> Iterable[object]:
+        """Every record that can be learned from, as far as it tells so itself; the others are faults."""
+
+
+def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Iterator[Problem]:
+    corpus = _corpus(data, roots)
+    faults = Faults.of(data)
+    try:
+        for number, _ in enumerate(corpus.records(faults)):
+            if number % _CHECKED_EACH == 0 and time.monotonic() > deadline:
+                break
+        faults.require_none()
+    except SpecError as error:
+        yield from error.problems
+
+
+def _corpus(data: object, roots: Sequence[str] | None) -> Records:
+    if isinstance(data, ConversationsSpec):
+        from moe.data.conversations.template import ChatTemplate
+        from moe.data.sequences.conversations import Conversations
+
+        return Conversations(data, ChatTemplate({}, {}), roots)
+    if isinstance(data, DocumentsSpec):
+        from moe.data.sequences.documents import Documents
+
+        return Documents(data, roots)
+    if isinstance(data, JsonlSpec):
+        from moe.data.pairs.jsonl import Jsonl
+
+        return Jsonl(data, roots)
+    from moe.data.pairs.parallel_text import ParallelText
+
+    assert isinstance(data, ParallelTextSpec)
+    return ParallelText(data, roots)
+
+
+def _main() -> None:
+    began = time.monotonic()
+    take_limits()
+    from pydantic import TypeAdapter
+
+    from moe.spec.data import DataSpec
+
+    given = json.loads(sys.stdin.buffer.read())
+    data: object = TypeAdapter(DataSpec).validate_python(given["data"])
+    found = _problems(data, given["roots"], began + given["seconds"])
+    problems = [(problem.path, problem.value, problem.rule, problem.remedy) for problem in found]
+    sys.stdout.write(json.dumps(problems, default=str))
+
+
+if __name__ == "__main__":
+    _main()

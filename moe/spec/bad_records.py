@@ -1,0 +1,23 @@
+"""What happens to records of a user's files that cannot be learned from."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from moe.spec.base import NonNegative, Spec
+
+
+class BadRecordsFields(Spec):
+    """Fields of every corpus of the user's own files."""
+
+    on_bad: Literal["stop", "skip"] = "stop"
+    """What a record that cannot be learned from does, as a line that is no JSON: `stop` refuses the corpus, and tells
+    all kinds of such records with their numbers; `skip` leaves them out, and counts them."""
+    max_bad_share: NonNegative = Field(default=0.01, lt=1)
+    """Share of the records that `skip` may leave out: with more, the corpus is refused."""
+
+
+def fields_without_effect(data: Spec) -> set[str]:
+    """Fields of a corpus that change nothing of what is read."""
+    skips = isinstance(data, BadRecordsFields) and data.on_bad == "skip"
+    return set() if skips else set(BadRecordsFields.model_fields)
