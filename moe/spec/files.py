@@ -1,5 +1,6 @@
 """Specs as text: YAML or JSON in, with line and column of what cannot be read; JSON Schema out."""
 
+import codecs
 import json
 import re
 from pathlib import Path
@@ -17,6 +18,11 @@ MAX_DEPTH = 64
 MAX_VALUES = 10_000
 MAX_INT_DIGITS = 30
 
+_ENCODINGS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"),
+)  # fmt: skip
+"""Marks that text in other encodings begins with."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is many times as fast
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)")
 _FLOAT = re.compile(
@@ -140,7 +146,9 @@ _SURROGATE_ESCAPE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 
 
 def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
-    """Plain data from YAML or JSON text. Raises SpecError with line and column (both from 1)."""
+    """Plain data from YAML or JSON text, which may begin with a byte-order mark. Raises SpecError with line and column
+    (both from 1)."""
+    text = text.removeprefix("\ufeff")
     if len(text.encode()) > MAX_SPEC_BYTES:
         raise SpecError(
             Problem(
@@ -211,7 +219,7 @@ def read_job(path: str | Path) -> JobSpec:
 def read_plain(path: str | Path) -> Any:
     """The plain data in a YAML or JSON file. Raises SpecError for what cannot be read as such, OSError."""
     path = Path(path)
-    format = "json" if path.suffix == ".json" else "yaml"
+    format = "json" if path.suffix.lower() == ".json" else "yaml"
     return parse_text(_decoded(path.read_bytes(), str(path)), path.name, format)
 
 
@@ -225,6 +233,10 @@ def parse_stream(content: bytes, name: str) -> Any:
 
 
 def _decoded(content: bytes, name: str) -> str:
+    for mark, encoding in _ENCODINGS:
+        if content.startswith(mark):
+            remedy = f"save it as UTF-8: iconv -f {encoding} -t UTF-8"
+            raise SpecError(Problem(name, f"{encoding} text", "is not UTF-8 text", remedy))
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

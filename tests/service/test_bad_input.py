@@ -177,6 +177,38 @@ def test_data_that_is_not_there(tmp_path: Path, data: dict[str, Any], said: str)
         own.close()
 
 
+def test_every_kind_of_bad_record_is_answered_at_once(tmp_path: Path) -> None:
+    good = '{"source": "Haus", "target": "house", "lang": "de"}\n'
+    bad = ["{\n", '{"source": 1, "target": "x", "lang": "de"}\n', '{"source": "x"}\n']
+    (tmp_path / "pairs.jsonl").write_text(good * 60_000 + "".join(bad * 2) + good)
+    data = {"corpus": "jsonl", "paths": [f"{tmp_path}/pairs.jsonl"]}
+    own = ControlPlane(tmp_path, data_roots=[str(tmp_path)]).start()
+    try:
+        answer = own.http.post("/v1/jobs", json=spec(data=data), timeout=60)
+        assert answer.status_code == 422
+        problems = answer.json()["errors"]
+        assert [problem["path"] for problem in problems] == [
+            "data.paths[0]",
+            "data.paths[0]",
+            "data.lang_column",
+            "data",
+        ]
+        assert problems[0]["value"] == f"{tmp_path}/pairs.jsonl, line 60001"
+        assert own.http.get("/v1/jobs").json()["items"] == []
+        (tmp_path / "pairs.jsonl").write_text(good * 60_000 + "".join(bad * 2) + good)
+        answer = own.http.post("/v1/jobs", json=spec(data={**data, "on_bad": "skip"}), timeout=60)
+        assert answer.status_code == 201, answer.text
+    finally:
+        own.close()
+
+
+def test_a_body_may_begin_with_a_byte_order_mark(plane: ControlPlane) -> None:
+    body = b"\xef\xbb\xbf" + json.dumps(spec()).encode()
+    for kind in ("json", "yaml"):
+        answer = plane.http.post("/v1/plans", content=body, headers={"content-type": f"application/{kind}"})
+        assert answer.status_code != 400, answer.text
+
+
 def _in(folder: str, data: Any) -> Any:
     """`data` with the folder's name in place of `{folder}`."""
     return json.loads(json.dumps(data).replace("{folder}", folder))

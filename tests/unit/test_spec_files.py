@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from moe.spec import SpecError, parse_text, read_job
+from moe.spec.files import parse_stream, read_plain
 
 UNREADABLE = {
     "name: [1, 2": "spec, line 1, column 12",
@@ -79,6 +80,19 @@ def test_broken_json_is_told_line_and_column() -> None:
 def test_a_large_spec_is_refused() -> None:
     with pytest.raises(SpecError, match="must be at most 1000000 bytes"):
         parse_text("a: " + "x" * 1_000_000)
+
+
+@pytest.mark.parametrize("name", ["job.json", "job.JSON", "job.yaml", "job"])
+def test_a_byte_order_mark_is_no_part_of_a_spec(name: str, tmp_path: Path) -> None:
+    """As Windows' editors and PowerShell begin a file."""
+    (tmp_path / name).write_bytes(b'\xef\xbb\xbf{"a": [1]}')
+    assert read_plain(tmp_path / name) == {"a": [1]}
+    assert parse_stream((tmp_path / name).read_bytes(), "standard input") == {"a": [1]}
+    for encoding in ("utf-16", "utf-32"):
+        (tmp_path / name).write_bytes('{"a": [1]}'.encode(encoding))
+        with pytest.raises(SpecError) as error:
+            read_plain(tmp_path / name)
+        assert error.value.problems[0].value == f"{encoding.upper()} text"
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
