@@ -130,12 +130,14 @@ def test_a_language_that_a_small_corpus_lacks_is_seen_before_launch(tmp_path):
     )
 
 
-def test_check_reads_the_beginning_of_a_large_corpus_only(tmp_path):
+def test_check_looks_for_languages_in_the_beginning_of_a_large_corpus_only(tmp_path):
     padding = {**GOOD, "padding": "x" * 500_000}
+    path = write_jsonl(tmp_path / "a.jsonl", [padding] * 12)
+    check(jsonl(path, languages=("de", "qq")), [str(tmp_path)])  # of which languages come later is not known
     path = write_jsonl(tmp_path / "a.jsonl", [*[padding] * 12, "{broken"])
-    check(jsonl(path, languages=("de", "qq")), [str(tmp_path)])
-    with pytest.raises(SpecError, match="line 13"):
-        list(build(jsonl(path)).pairs())
+    for act in (lambda: check(jsonl(path), [str(tmp_path)]), lambda: list(build(jsonl(path)).pairs())):
+        with pytest.raises(SpecError, match="line 13"):
+            act()
 
 
 def test_parallel_text_is_paired_line_by_line(tmp_path):
