@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from moe.spec.module import CODE_REMEDY, is_code
+from moe.storage.home import expand_home
 
 
 class Settings(BaseSettings):
@@ -119,7 +120,7 @@ class Settings(BaseSettings):
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:
         # An empty path is "left out", filled in below.
-        return path.expanduser().absolute() if path is not None and path != Path() else path
+        return _at_home(path) if path is not None and path != Path() else path
 
     @field_validator("allowed_code")
     @classmethod
@@ -132,9 +133,7 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: dict[str, object]) -> dict[str, object]:
-        state_dir = (
-            Path(str(given.get("state_dir") or cls.model_fields["state_dir"].default)).expanduser().absolute()
-        )
+        state_dir = _at_home(Path(str(given.get("state_dir") or cls.model_fields["state_dir"].default)))
         filled = dict(given)
         if not filled.get("database_url"):
             filled["database_url"] = f"sqlite:///{state_dir / 'shardyard.db'}"
@@ -167,6 +166,15 @@ class Settings(BaseSettings):
         if urlsplit(self.events_url).scheme not in ("http", "https"):
             raise ValueError(f"events_url (={self.events_url!r}) must be an http or https URL")
         return self
+
+
+def _at_home(path: Path) -> Path:
+    try:
+        return expand_home(path).absolute()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"the folder {error.filename}: {error.strerror}; SHARDYARD_STATE_DIR says where state is kept"
+        ) from None
 
 
 def _fits_header(token: str) -> bool:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from moe.export.trained import Trained
 from moe.parallel import Layout
 from moe.spec import model_spec
+from moe.storage.home import expand_home
 from moe.tasks.build import build_model, task_of
 
 FORMAT_VERSION = 1
@@ -36,7 +37,7 @@ def save_exported(trained: Trained, folder: str | Path) -> Path:
 
     Raises ExportError where something is there already, OSError where it cannot be written.
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = expand_home(folder).absolute()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ExportError(f"{folder} is there already; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from moe.interchange.sources import ModelSource
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, model_spec
+from moe.storage.home import expand_home
 from moe.tasks.build import build_model
 
 
@@ -33,7 +34,7 @@ def load_hf(
 
     What `save_hf` needs of the folder is kept as `model.hugging_face`.
     """
-    url = str(folder) if "://" in str(folder) else str(Path(folder).expanduser().absolute())
+    url = str(folder) if "://" in str(folder) else str(expand_home(folder).absolute())
     given = {} if upcycle is None else {"upcycle": upcycle.model_dump(mode="json")}
     spec = model_spec(expand_model({"from": url, **given}, roots))
     assert isinstance(spec, LanguageModelSpec)

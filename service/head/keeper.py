@@ -10,14 +10,17 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import structlog
 
 from service.head.local_head import LocalHead
 from service.head.ray_start import LocalHeadError
+from service.head.record import write_private
 from service.wire.trouble import Trouble
 
 LOOK_INTERVAL_S = 1.0
@@ -66,6 +69,8 @@ class HeadKeeper:
     def __init__(self, head: LocalHead) -> None:
         self.head = head
         """The newest one: it may have been started again."""
+        self._token: tuple[Path, str] | None = None
+        """Token of the head in a folder, as last read."""
         self._tries: list[float] = []
         self._died_at: datetime | None = None
         self._trouble: str | None = None
@@ -74,6 +79,7 @@ class HeadKeeper:
         self._over = threading.Event()
         self._abort: list[int] = []
         self._thread = threading.Thread(target=self._run, name="head-keeper", daemon=True)
+        self._keep_token()  # before it can be removed
 
     def start(self) -> "HeadKeeper":
         self._thread.start()
@@ -142,6 +148,19 @@ class HeadKeeper:
                 )
                 log.error("the Ray head is given up", why=self._trouble)
 
+    def _keep_token(self) -> None:
+        """Writes the token again where its file was removed: Ray's processes have it, everybody else reads it there."""
+        path = self.head.token_path
+        try:
+            self._token = (self.head.folder, path.read_text())
+        except OSError:
+            if path.exists():
+                return  # closed to this user: whoever asks Ray says so
+            if self._token is not None and self._token[0] == self.head.folder:
+                with suppress(OSError):  # a full disk: the next look tries again
+                    write_private(path, self._token[1])
+                    log.warning("the token's file was removed, and is written again", path=str(path))
+
     def _restart(self, dead: Dead) -> None:
         try:
             if dead == "dashboard":
@@ -158,9 +177,13 @@ class HeadKeeper:
         return None if self.head.dashboard.running() else "dashboard"
 
     def _parts(self, dead: Dead) -> str:
-        return "dashboard" if dead == "dashboard" else " and ".join(self.head.dead_parts()) or "processes"
+        if dead == "dashboard":
+            return "dashboard"
+        return " and ".join(self.head.dead_parts()) or ("processes" if self.head.has_files() else "folder")
 
     def _words(self, dead: Dead, what: str) -> str:
         since = self._died_at or datetime.now(UTC)
         goes_on = "; what trains goes on" if dead == "dashboard" else ""
-        return f"the {self._parts(dead)} of its Ray head died at {since:%Y-%m-%dT%H:%M:%SZ}, {what}{goes_on}"
+        parts = self._parts(dead)
+        ended = "was removed" if parts == "folder" else "died"
+        return f"the {parts} of its Ray head {ended} at {since:%Y-%m-%dT%H:%M:%SZ}, {what}{goes_on}"

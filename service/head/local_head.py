@@ -6,6 +6,7 @@ finds it by the state file. What dies of it can be started again: the dashboard 
 and else all of it, at the same dashboard address.
 """
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -30,6 +31,7 @@ from service.head.record import (
     write_record,
 )
 from service.signals import held_back
+from service.wire.node_folder import temp_folder
 
 READABLE = (2, 3)
 """Versions of records whose heads this release goes on with; those of any other it can only end."""
@@ -204,8 +206,15 @@ class LocalHead:
         return head
 
     def running(self) -> bool:
-        """Whether every process that jobs run on is still there."""
-        return all(node.running() for node in self.nodes)
+        """Whether every process that jobs run on is still there, and the files by which others reach them."""
+        return all(node.running() for node in self.nodes) and self.has_files()
+
+    def has_files(self) -> bool:
+        """Whether the head's folder still has its sockets: without them no worker starts, whatever runs."""
+        folder = self.folder / "n0"
+        session = folder / "session_latest"
+        sockets_there = not os.path.lexists(session) or (session / "sockets" / "plasma_store").exists()
+        return (folder / "ray_current_cluster").exists() and sockets_there
 
     def newest(self) -> "LocalHead":
         """The head as it is recorded now: another process may have started it again, or be about to.
@@ -340,7 +349,7 @@ def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Das
 
 def _short_folder() -> Path:
     """A new folder whose path is short enough for Ray's sockets, readable by this user only."""
-    parent = tempfile.gettempdir()
-    if len(parent) > LONGEST_FOLDER - len("/shardyard-12345678"):
+    parent = str(temp_folder())
+    if len(os.fsencode(parent)) > LONGEST_FOLDER - len("/shardyard-12345678"):
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix="shardyard-", dir=parent))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.head.processes import Process, session_members, session_roots, signal_all
+from service.wire.node_folder import temp_folder
 
 OBJECT_STORE_BYTES = 200_000_000
 FOLDER_VARIABLE = "LOCAL_HEAD_FOLDER"
@@ -126,6 +127,7 @@ def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
     return {
         **kept,
         FOLDER_VARIABLE: str(head_folder),
+        "TMPDIR": str(temp_folder()),  # its processes, drivers and workers make sockets there
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",

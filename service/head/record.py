@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from moe.storage.home import expand_home
 from service.head.ray_start import LocalHeadError
 
 VERSION = 3
@@ -20,7 +21,7 @@ _changed_here = threading.local()
 
 
 def record_file(state_dir: Path | str) -> Path:
-    return Path(state_dir).expanduser().absolute() / "ray" / "head.json"
+    return expand_home(state_dir).absolute() / "ray" / "head.json"
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

@@ -12,13 +12,22 @@ from contextlib import suppress
 from pathlib import Path
 
 PRIVATE = 0o700
+LONGEST_TEMP_FOLDER = 70
+"""An AF_UNIX path holds 107 bytes; multiprocessing's sockets lie 32 bytes below."""
 NUM_SPOOLS = 10
 """Names that are tried for the spool of a user where others hold the first."""
 
 
+def temp_folder() -> Path:
+    """The folder for temporary files, short enough for the sockets that are made in it: of Ray, below a folder of its
+    session, and of Python's multiprocessing. `/tmp` where `TMPDIR` is longer."""
+    folder = tempfile.gettempdir()
+    return Path(folder if len(os.fsencode(folder)) <= LONGEST_TEMP_FOLDER else "/tmp")
+
+
 def spool_bases() -> list[Path]:
     """Folders that may hold this user's spools on this node, in the order in which they are tried."""
-    first = Path(tempfile.gettempdir()) / f"shardyard-spool-{os.getuid()}"
+    first = temp_folder() / f"shardyard-spool-{os.getuid()}"
     return [first, *(first.with_name(f"{first.name}.{number}") for number in range(1, NUM_SPOOLS))]
 
 

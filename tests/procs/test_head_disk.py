@@ -67,23 +67,39 @@ def test_a_head_that_cannot_be_recorded_is_not_started(state_dir: Path, max_byte
     assert not LocalHead.stop_recorded(state_dir)
 
 
-def test_a_dashboard_whose_folder_was_cleared_away_is_not_started_again(state_dir: Path) -> None:
+def test_a_head_whose_folder_was_cleared_away_is_started_anew(state_dir: Path) -> None:
     with up(state_dir, "--keep-ray", program=WITHOUT_RAY) as first:
         first.url()
         assert first.stop() == 0
     head = LocalHead.find(state_dir)
     assert head is not None
-    dashboard = head.dashboard.process.find()
-    assert dashboard is not None
-    dashboard.kill()
-    await_that(lambda: not head.dashboard.running())
     shutil.rmtree(head.folder)
+    assert LocalHead.find(state_dir) is None
     with up(state_dir, program=WITHOUT_RAY) as second:
-        assert second.process.wait(DEADLINE_S) == 1
-    assert second.log.splitlines()[-2:] == [
-        f"shardyard: its dashboard cannot be started again: {head.folder}/n0: No such file or directory",
-        "           'shardyard down --force' stops Ray, and the jobs on it",
-    ]
+        second.url()
+        new = LocalHead.find(state_dir)
+        assert new is not None
+        assert new.folder != head.folder
+        assert not any(process.find() for process in head.nodes[0].processes)
+        assert second.stop() == 0
+
+
+def test_a_folder_or_a_token_that_is_removed_under_a_running_up_is_made_again(state_dir: Path) -> None:
+    with up(state_dir, program=WITHOUT_RAY) as running:
+        running.url()
+        head = LocalHead.find(state_dir)
+        assert head is not None
+        token = head.token_path.read_text()
+        head.token_path.unlink()
+        await_that(head.token_path.exists, lambda: running.log)
+        assert head.token_path.read_text() == token
+        assert head.token_path.stat().st_mode & 0o777 == 0o600
+        shutil.rmtree(head.folder)
+        await_that(lambda: LocalHead.find(state_dir) is not None, lambda: running.log)
+        new = LocalHead.find(state_dir)
+        assert new is not None
+        assert (new.folder != head.folder, new.dashboard_url) == (True, head.dashboard_url)
+        assert running.stop() == 0
 
 
 def test_a_dashboard_that_ends_before_it_is_recorded_is_told_of_in_words(tmp_path: Path) -> None:

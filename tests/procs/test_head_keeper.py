@@ -77,6 +77,7 @@ def core() -> Iterator[subprocess.Popen[bytes]]:
 def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> LocalHead:
     """A head whose core runs and whose dashboard is dead, and would be started by `command` PORT."""
     (folder / "n0").mkdir(mode=0o700)
+    (folder / "n0" / "ray_current_cluster").write_text("127.0.0.1:1")
     (folder / "ray").mkdir()
     dead = subprocess.Popen(["true"])
     gone = Process.of(psutil.Process(dead.pid))

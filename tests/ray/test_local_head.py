@@ -13,6 +13,7 @@ import pytest
 
 from service.head.local_head import LocalHead
 from tests.listening import listening_addresses
+from tests.nameless import HOMES, NAMELESS, can_be_nameless
 from tests.processes import CTRL_C_IN_THE_MIDST, DEADLINE_S, await_that, heed_ctrl_c, with_environment
 
 START = "import sys; from service.head.local_head import LocalHead; LocalHead.start(sys.argv[1], num_cpus=1)"
@@ -117,3 +118,25 @@ def _lives(process: psutil.Process) -> bool:
 
 def _bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("user", ["", NAMELESS], ids=["this user", "a user without home or name"])
+def test_a_head_starts_where_the_temporary_folder_has_a_long_name(tmp_path: Path, user: str) -> None:
+    if user and not can_be_nameless():
+        pytest.skip("only root becomes a user without a name")
+    long = tmp_path / ("t" * 90)
+    long.mkdir()
+    for folder in (tmp_path, long):
+        folder.chmod(0o777)
+    state_dir = tmp_path / "state"
+    environment = {name: value for name, value in os.environ.items() if not user or name not in HOMES}
+    begun = subprocess.run(
+        [*user.split(), sys.executable, "-c", START, str(state_dir)], env={**environment, "TMPDIR": str(long)},
+        timeout=DEADLINE_S, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    try:
+        assert begun.returncode == 0, begun.stderr
+        assert LocalHead.find(state_dir) is not None
+    finally:
+        LocalHead.stop_recorded(state_dir)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.control.launcher.launcher import NodeFacts
+from tests.nameless import HOMES, NAMELESS, can_be_nameless
 from tests.service.control_plane import ControlPlane, spec
 from tests.service_cli.command import COMMAND, environment, shardyard
 
@@ -75,3 +76,20 @@ def test_what_is_wrong_on_standard_input_is_said_with_its_place(plane: ControlPl
     for text in ("", "[]", "job.yaml", "\xff"):
         done = shardyard("submit", "-", url=plane.url, stdin=text)
         assert (done.returncode, "standard input holds no job" in done.stderr) == (2, True)
+
+
+@pytest.mark.skipif(not can_be_nameless(), reason="only root becomes a user without a name")
+@pytest.mark.parametrize("arguments", [["doctor"], ["down"], ["recover"], ["up", "--port=0"], ["demo"]])
+def test_a_user_without_a_home_is_told_to_name_the_state_folder(arguments: list[str]) -> None:
+    kept = {name: value for name, value in environment().items() if name not in HOMES}
+    done = subprocess.run(
+        [*NAMELESS.split(), *COMMAND, *arguments], env=kept, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "SHARDYARD_STATE_DIR" in done.stderr
+
+
+def test_the_home_of_nobody_is_told(tmp_path: Path) -> None:
+    done = shardyard("up", "--port=0", "--data-root=~no-such-user/x", SHARDYARD_STATE_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "~no-such-user/x: there is no such home folder" in done.stderr

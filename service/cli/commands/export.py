@@ -71,9 +71,10 @@ def export(
     from moe.export.exported import ExportError, save_exported  # torch: seconds
     from moe.export.hub import save_checkpoint_as_folder
     from moe.export.trained import Trained
+    from moe.storage.home import expand_home
     from moe.train.checkpoint.checkpointer import CheckpointError
 
-    written = folder.expanduser().absolute()
+    written = expand_home(folder).absolute()
     try:
         with interruptions():  # whichever comes, no draft is left behind
             if format is Format.HUGGINGFACE:

@@ -172,7 +172,9 @@ def _say_waits() -> None:
 
 def _absolute(root: str) -> str:
     """A local folder by its whole path, as job files name what lies in it; a URL as it is."""
-    return root if "://" in root else str(Path(root).expanduser().absolute())
+    from moe.storage.home import expand_home
+
+    return root if "://" in root else str(expand_home(root).absolute())
 
 
 def _bound(settings: "Settings") -> socket.socket:
