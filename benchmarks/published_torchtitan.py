@@ -85,12 +85,12 @@ def _8b(devices: int, tokens: float, gib: float, **given: Any) -> TitanRow:
 
 
 def _long(model: str, context: int, tokens: float, gib: float, **given: Any) -> TitanRow:
-    parallel = {"fsdp": 8 // context, "context": context, "recompute": "full", "micro_batch_groups": 1}
+    parallel = {"fsdp": 8, "context": context, "recompute": "full", "micro_batch_groups": 1}
     return TitanRow(model, 8, 8 // context, parallel, tokens, gib, sequence_tokens=32_768 * context, **given)
 
 
 def _405b(context: int, batch: int, virtual: int, tokens: float, gib: float, length: int) -> TitanRow:
-    parallel = {"tensor": 8, "pipeline": 8, "context": context, "fsdp": 8 // context, "virtual_stages": virtual,
+    parallel = {"tensor": 8, "pipeline": 8, "context": context, "fsdp": 8, "virtual_stages": virtual,
                 "recompute": "full", "micro_batch_groups": 1}  # fmt: skip
     return TitanRow("llama3-405b", 512, batch, parallel, tokens, gib, is_fitted=False, sequence_tokens=length)
 

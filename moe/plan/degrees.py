@@ -52,8 +52,8 @@ class Degrees:
     """Ranks that attention heads and feed-forward layers without experts are split over. In all other layers each of
     them works on its share of their tokens."""
     fsdp: Count = 1
-    """Data ranks that each parameter outside experts is sharded over, to be gathered where it is used: 1 replicates it
-    on all, as many as there are data ranks is FSDP, between the two is HSDP."""
+    """Data and context ranks that each parameter outside experts is sharded over, to be gathered where it is used: 1
+    replicates it on all, as many as there are of both is FSDP, between the two is HSDP."""
     expert_tensor: Count = 1
     """Ranks that the hidden dimension of each expert is split over."""
     expert_fsdp: Count = 1
@@ -78,11 +78,16 @@ class Degrees:
         return self.stage_workers // (self.tensor * self.context)
 
     @property
+    def replica_ranks(self) -> int:
+        """Ranks of a stage that have the same parts of what is outside experts: data ranks, and those of context."""
+        return self.stage_workers // self.tensor
+
+    @property
     def axes(self) -> dict[str, int]:
         """By axis of both meshes."""
         return {
             "pipeline": self.pipeline,
-            "data_replica": self.data_ranks // self.fsdp,
+            "data_replica": max(1, self.data_ranks // self.fsdp),
             "fsdp": self.fsdp,
             "context": self.context,
             "tensor": self.tensor,

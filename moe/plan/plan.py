@@ -295,10 +295,10 @@ class Plan(Spec):
                 Problem("degrees.tensor", of.tensor, f"times context (={of.context}) must divide the ranks of a stage "
                         f"(={in_stage})", "use a divisor of them")
             )  # fmt: skip
-        elif (data_ranks := in_stage // together) % of.fsdp:
+        elif (replica_ranks := in_stage // of.tensor) % of.fsdp:
             problems.append(
-                Problem("degrees.fsdp", of.fsdp, f"must divide the data ranks (={data_ranks}), those of a stage "
-                        f"(={in_stage}) over tensor (={of.tensor}) and context (={of.context})",
+                Problem("degrees.fsdp", of.fsdp, f"must divide the data and context ranks (={replica_ranks}), those "
+                        f"of a stage (={in_stage}) over tensor (={of.tensor})",
                         "use a divisor of them")
             )  # fmt: skip
         if of.data % of.expert_fsdp:

@@ -57,7 +57,7 @@ def every_degrees(spec: JobSpec, cluster: Cluster, workers: int) -> Iterator[Deg
         stage = expert * expert_tensor * data
         if left or stage % (tensor * context) or wanted.data not in (None, data):
             continue
-        replicas, in_node = stage // (tensor * context), per_node // (tensor * context)
+        replicas, in_node = stage // tensor, per_node // tensor
         dense = cuts(replicas, in_node, wanted.fsdp)
         experts = cuts(data, per_node // (expert * expert_tensor), wanted.expert_fsdp)
         if model.moe is None and wanted.expert_fsdp is None:
@@ -94,7 +94,7 @@ def cut_in_part(spec: JobSpec, candidate: Candidate) -> bool:
     """Whether optimizer or gradients are cut up over a node's ranks alone, unasked: it is not tried, and a test says
     that over all ranks is no slower, and takes no more memory but for a little under Adafactor."""
     of, wanted = candidate.degrees, spec.parallel
-    dense = wanted.fsdp is None and of.fsdp not in (1, of.data_ranks)
+    dense = wanted.fsdp is None and of.fsdp not in (1, of.stage_workers // of.tensor)
     experts = wanted.expert_fsdp is None and of.expert_fsdp not in (1, of.data)
     return wanted.sharding is None and candidate.options.sharding != "parameters" and (dense or experts)
 

@@ -244,7 +244,7 @@ def test_a_plan_by_hand_whose_degrees_do_not_multiply_is_refused() -> None:
     assert {problem.path for problem in refused.value.problems} == {
         f"degrees.{axis}" for axis in ("expert", "tensor", "expert_fsdp")
     }
-    with pytest.raises(SpecError, match=r"fsdp \(=3\) must divide the data ranks \(=2\)"):
+    with pytest.raises(SpecError, match=r"fsdp \(=3\) must divide the data and context ranks \(=2\)"):
         Plan(**{**given, "degrees": {**vars(plan.degrees), "tensor": 2, "fsdp": 3}})
 
 

@@ -59,6 +59,16 @@ def test_memory_of_fsdp_in_torchtitans_way_is_predicted(row: TitanRow) -> None:
     assert memory + 0.1 * 96 >= row.memory_gib
 
 
+OVER_CONTEXT = [row for row in ROWS if row.parallel.get("context", 1) > 1]
+
+
+@pytest.mark.parametrize("row", OVER_CONTEXT, ids=lambda row: str(row.parallel))
+def test_memory_over_context_ranks_is_predicted(row: TitanRow) -> None:
+    """Parameters and the optimizer's state are cut up over data ranks and context ranks together: the longer the
+    sequence, the more ranks share it, and a device holds as much as before."""
+    assert row.plan().memory.needed / 2**30 == pytest.approx(row.memory_gib, rel=0.1)
+
+
 def test_a_plan_by_software_of_other_devices_says_so() -> None:
     def plan(device: str) -> Plan:
         cluster = Cluster(num_nodes=1, devices_per_node=8, device=device)

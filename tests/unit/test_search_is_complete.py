@@ -221,7 +221,7 @@ def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(
     assume(in_part)
     for each in in_part[:: len(in_part) // 100 + 1]:
         of = each.degrees
-        fsdp, expert_fsdp = of.data_ranks if of.fsdp > 1 else 1, of.data if of.expert_fsdp > 1 else 1
+        fsdp, expert_fsdp = of.replica_ranks if of.fsdp > 1 else 1, of.data if of.expert_fsdp > 1 else 1
         over_all = replace(each, degrees=replace(of, fsdp=fsdp, expert_fsdp=expert_fsdp))
         assert search.memory.total(over_all) <= more * search.memory.total(each)
         assert search.time.step_s(over_all) <= (1 + 1e-9) * search.time.step_s(each)

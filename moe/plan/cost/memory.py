@@ -159,15 +159,15 @@ class MemoryModel:
         return self._in_flight(share, run)
 
     def _even_part(self, share: Stage, placed: Placed) -> int:
-        """Bytes of state that a share takes at least, of which each data rank has an even part. Weights that are not
-        sharded are narrower than those that are, where their float32 masters lie on the host."""
+        """Bytes of state that a share takes at least, of which each rank that shares it has an even part. Weights that
+        are not sharded are narrower than those that are, where their float32 masters lie on the host."""
         ((unit, count),) = share.units
         shardings: tuple[Sharding, ...] = ("parameters", "gradients") if self._offloads else ("parameters",)
         return count * min(self._even_part_of(unit, placed._replace(sharding=each)) for each in shardings)
 
     def _even_part_of(self, unit: Unit, placed: Placed) -> int:
         dense, experts = self._least_of_unit(unit, placed)
-        return dense // placed.degrees.data_ranks + experts // placed.degrees.data
+        return dense // placed.degrees.replica_ranks + experts // placed.degrees.data
 
     def _in_flight(self, share: Stage, run: Run) -> int:
         """Bytes of a share's micro-batches that wait for their backward pass: those in flight, or all there are,
@@ -226,7 +226,7 @@ class MemoryModel:
                 count * (width * trained + self._moment_width * optimizer)
                 for trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
             )
-            parts = dense * split.tensor * split.context + experts * split.expert * split.expert_tensor
+            parts = dense * split.tensor + experts * split.expert * split.expert_tensor
             if room < 0 or (parts and not room):
                 return inf
             fewest = max(fewest, pipeline * parts / max(1, room))

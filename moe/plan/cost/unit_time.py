@@ -339,8 +339,8 @@ class UnitTime:
 
     def gathers_s(self, unit: Unit, split: Split, fsdp: int, expert_fsdp: int) -> float:
         """Seconds of gathering parameters for each forward pass and the backward one, and of scattering gradients."""
-        tensor, context, expert, expert_tensor = split
-        cost = self._gathers_s(unit, False, Shards(tensor, fsdp), Ranks(fsdp, tensor * context))
+        tensor, _, expert, expert_tensor = split
+        cost = self._gathers_s(unit, False, Shards(tensor, fsdp), Ranks(fsdp, tensor))
         if unit.moe is None:
             return cost
         shards = Shards(1, 1, expert, expert_tensor, expert_fsdp)

@@ -65,7 +65,7 @@ class Choices:
         """Number that the workers must be a multiple of, by the degrees that are asked for."""
         asked = {axis: getattr(self._wanted, axis) or 1 for axis in vars(Degrees())}
         experts = asked["expert"] * asked["expert_tensor"]
-        dense = asked["tensor"] * asked["context"] * asked["fsdp"]
+        dense = lcm(asked["tensor"] * asked["context"], asked["tensor"] * asked["fsdp"])
         return asked["pipeline"] * lcm(experts * asked["data"], experts * asked["expert_fsdp"], dense)
 
     def _is_possible(self, shape: Degrees) -> bool:
@@ -85,7 +85,7 @@ class Choices:
         """The shape with what is outside experts, and with experts, on all ranks that share it, sharded over all of
         these, or over those of a node."""
         wanted, moe = self._wanted, self._spec.model.moe
-        dense = self._fsdp_degrees(shape.data_ranks, shape.tensor * shape.context, wanted.fsdp)
+        dense = self._fsdp_degrees(shape.replica_ranks, shape.tensor, wanted.fsdp)
         experts = [1]
         if moe is not None or wanted.expert_fsdp is not None:
             experts = self._fsdp_degrees(shape.data, shape.expert * shape.expert_tensor, wanted.expert_fsdp)
@@ -102,10 +102,10 @@ class Choices:
         """Shardings to try. What is not gathered where it is used is sharded over all replicas: over a node's is no
         faster, and takes as much memory or more, but for a thousandth under Adafactor."""
         if self._wanted.sharding is not None:
-            whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.data_ranks
+            whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.replica_ranks
             return () if whole and self._wanted.sharding != "parameters" else (self._wanted.sharding,)
         in_part = (
-            self._wanted.fsdp is None and degrees.fsdp not in (1, degrees.data_ranks),
+            self._wanted.fsdp is None and degrees.fsdp not in (1, degrees.replica_ranks),
             self._wanted.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data),
         )
         if degrees.fsdp == degrees.expert_fsdp == 1 or any(in_part):
