@@ -19,6 +19,8 @@ PRODUCT = (
     "host_waits",
     "stream_delay",
     "launch_time",
+    "first_job",
+    "command_line",
     "control_plane",
     "sharded_optimizer",
     "planning",

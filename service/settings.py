@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     cache_dir: Path = Path()
     """Prepared corpora; `state_dir/cache` when left out."""
 
+    prepare_catalogs: bool = True
+    """Whether `shardyard up` prepares the corpus of the built-in catalogs while its Ray starts, for a first job."""
+
     allowed_code: tuple[str, ...] = ()
     """Functions of users' modules that jobs may name, each exactly as `module:function`; none when left out. They are
     imported by jobs' processes and by those that plan jobs, with all rights of these, and never by this service. Both

@@ -66,6 +66,20 @@ class Cache:
             raise
 
 
+def link(place: Path, into: Path) -> None:
+    """Fills an empty folder with the files of a built one, without copying them where that can be: nobody writes to a
+    file of a built folder."""
+    for path in _files(place):
+        if path.name == _MARKER:
+            continue  # who builds a folder writes its marker
+        target = into / path.relative_to(place)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target)
+        except OSError:  # on another file system, or on one without links
+            shutil.copyfile(path, target)
+
+
 def problem(place: Path) -> str | None:
     """Difference between a built folder and its marker; None where nothing does.
 

@@ -25,7 +25,8 @@ IMPORTED_LATE = (
 def environment(url: str | None = None, **more: str) -> dict[str, str]:
     """This process's environment without what a developer may have set for a control plane of their own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
-    kept |= {"PYTHONPATH": str(ROOT), "COLUMNS": "80", "NO_COLOR": "1", **more}
+    kept |= {"PYTHONPATH": str(ROOT), "COLUMNS": "80", "NO_COLOR": "1"}
+    kept |= {"SHARDYARD_PREPARE_CATALOGS": "no", **more}  # which takes the cores for some seconds
     return kept if url is None else {**kept, "SHARDYARD_URL": url}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from moe.clock import Clock
-from moe.data.cache import Cache
+from moe.data.cache import Cache, link
 from moe.data.pairs.cleaning import Cleaner
 from moe.data.pairs.corpora import build
 from moe.data.pairs.corpus import Corpus, require_languages
@@ -70,6 +70,7 @@ def prepare(
     report: Callable[[str], None] | None = None,
     roots: Sequence[str] | None = None,
     progress: Tell | None = None,
+    shared_dir: str | Path | None = None,
 ) -> Prepared:
     """The prepared corpus, found in `cache_dir` by content hash or built there.
 
@@ -78,18 +79,31 @@ def prepare(
     chooses the held-out sets. `roots`, where given, confines the user's files as `check` does. `report` is
     told decisions, `progress` how far it has come. Raises SpecError for a corpus that cannot be read, and for a
     language without pairs.
+
+    `shared_dir`: a folder that several caches of this machine share. What is built is built there, once, and linked
+    into `cache_dir`.
     """
     report = report or (lambda message: None)
     corpus = build(data, roots)
-    key = _content_key(data, model, corpus, seed)
+    key = content_key(data, model, corpus, seed)
 
     def fill(empty: Path) -> None:
         _build(empty, corpus, data, model, seed, report, Stages(_STAGES, progress))
-        if _content_key(data, model, corpus, seed) != key:
+        if content_key(data, model, corpus, seed) != key:
             remedy = "leave its files alone until the run has begun, and submit it again"
             raise SpecError(Problem("data", None, "was changed while it was read", remedy))
 
-    folder = Cache(cache_dir, report).find_or_build(key, fill)
+    def fill_from_shared(empty: Path) -> None:
+        assert shared_dir is not None
+        try:
+            built = Cache(shared_dir, report).find_or_build(key, fill)
+        except OSError as error:  # such as a home that is read-only
+            report(f"{shared_dir} cannot be used ({error.strerror}): building {key} for {cache_dir} alone")
+            fill(empty)
+        else:
+            link(built, empty)
+
+    folder = Cache(cache_dir, report).find_or_build(key, fill if shared_dir is None else fill_from_shared)
     return Prepared(
         folder=folder,
         tokenizers=Tokenizers.load(folder / "tokenizers"),
@@ -99,7 +113,8 @@ def prepare(
     )
 
 
-def _content_key(data: PairsSpec, model: Vocabularies, corpus: Corpus, seed: int) -> str:
+def content_key(data: PairsSpec, model: Vocabularies, corpus: Corpus, seed: int = 0) -> str:
+    """Hash of all that decides what is prepared."""
     facts = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint(),

@@ -1,7 +1,7 @@
 """`up` and `down`: a control plane on this machine, with a Ray head of its own."""
 
 import socket
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -56,6 +56,7 @@ def up(
     It serves until Ctrl-C. Training does not depend on the control plane: while jobs run, Ctrl-C stops only the
     control plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
     """
+    from service.cli.early_corpus import EarlyCorpus
     from service.cli.failures import Failed
     from service.cli.local import require_usable, settings_for
     from service.head.keeper import HeadKeeper
@@ -80,14 +81,15 @@ def up(
         )  # fmt: skip
         try:
             require_usable(settings)  # before Ray is started, which takes long
-            if own_head:
-                mark = mark_used(record_file(settings.state_dir))
-                head = _head(settings, num_cpus)
-                settings = settings.model_copy(
-                    update={"ray_dashboard_url": head.dashboard_url, "ray_token_path": head.token_path}
-                )
-                keeper = HeadKeeper(head).start()
-            _serve(settings, listener, keeper)
+            with EarlyCorpus(settings.cache_dir) if own_head and settings.prepare_catalogs else nullcontext():
+                if own_head:
+                    mark = mark_used(record_file(settings.state_dir))
+                    head = _head(settings, num_cpus)
+                    settings = settings.model_copy(
+                        update={"ray_dashboard_url": head.dashboard_url, "ray_token_path": head.token_path}
+                    )
+                    keeper = HeadKeeper(head).start()
+                _serve(settings, listener, keeper)
         except Interrupted:  # asked to end, which is how this command ends well
             if own_head and head is None:
                 head = LocalHead.find(settings.state_dir)  # it came between the start and the name here

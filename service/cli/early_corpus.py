@@ -1,0 +1,83 @@
+"""The corpus of the built-in catalogs, prepared while Ray starts: most first jobs read it."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moe.spec import CatalogsSpec, TranslationModelSpec
+
+PATIENCE_S = 5.0
+
+
+class EarlyCorpus:
+    """A process that prepares what a job of the catalogs corpus reads, in the folder where jobs look for it.
+
+    One thread, so that a core is left to what starts beside it. Where it is prepared already, it ends at once; a job
+    that comes meanwhile waits for it rather than doing the same once more. At the end of the block it is gone.
+    """
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = cache_dir
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "EarlyCorpus":
+        command = [sys.executable, "-m", "service.cli.early_corpus", str(self._cache_dir)]
+        # Of tokenizers' threads.
+        environment = {**os.environ, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        with suppress(OSError):  # without it the first job prepares the corpus itself
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the command, which ends this
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def prepare_catalogs(cache_dir: Path, machine_dir: Path | None) -> Path:
+    """The prepared corpus that jobs of the catalogs have who say no more than that, in `cache_dir`.
+
+    `machine_dir`: a folder that all control planes of this user share. The corpus is built in it once, and is linked
+    into the folders of the others.
+    """
+    from moe.data.pairs import prepare
+
+    return prepare(*catalogs(), cache_dir, shared_dir=machine_dir).folder
+
+
+def catalogs() -> "tuple[CatalogsSpec, TranslationModelSpec]":
+    """Data and model of a job that names the built-in catalogs and a preset, and says no more."""
+    from moe.spec import CatalogsSpec, TranslationModelSpec
+
+    return CatalogsSpec(corpus="catalogs"), TranslationModelSpec.model_validate({"preset": "gshard-tiny"})
+
+
+def machine_cache() -> Path:
+    """The folder for what is made once for a user of this machine, by the XDG base directory specification."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "shardyard" / "corpora"
+
+
+if __name__ == "__main__":
+    prepare_catalogs(Path(sys.argv[1]), machine_cache())
