@@ -162,8 +162,8 @@ def test_what_is_fitted_has_room(drawn: list[tuple[str, int, int | None]], room:
 
 HEAVY = (
     "torch", "ray", "fastapi", "sqlalchemy", "fsspec", "yaml", "moe.spec", "moe.plan", "moe.train", "moe.data",
-    "moe.storage", "service.control", "service.settings", "pydantic_settings", "numpy", "click", "pygments",
-    "service.cli.view.language", "service.cli.view.translation", "service.wire.events",
+    "moe.storage", "service.control", "service.settings", "pydantic_settings", "numpy", "moe.records",
+    "click", "pygments", "service.cli.view.language", "service.cli.view.translation", "service.wire.events",
 )  # fmt: skip
 
 

@@ -1,14 +1,13 @@
 """One job as `show` has it, and the end of a job that was watched."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from moe.records import CheckpointRecord, PreparationRecord, StepRecord
 from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.kinds import report_view, words_of
 from service.cli.view.preparation import preparation_in_words
@@ -17,12 +16,15 @@ from service.cli.view.states import state
 
 BAR_WIDTH = 20
 
-if TYPE_CHECKING:
+if (
+    TYPE_CHECKING
+):  # records are imported where there is one to read: making their readers takes a tenth of a second
+    from moe.records import PreparationRecord
     from service.cli.view.report import ReportView
     from service.client import Job
 
 
-def job_details(job: "Job", preparation: PreparationRecord | None = None) -> RenderableType:
+def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> RenderableType:
     """Everything `show` says of a job: its state and why, its place, its figures, its result."""
     data = job.data
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -46,9 +48,9 @@ def job_details(job: "Job", preparation: PreparationRecord | None = None) -> Ren
         if data.get(key):
             grid.add_row(label, moment(data[key]))
     if metric := data.get("last_metric"):
-        grid.add_row("last step", _metric_line(StepRecord.read(metric)))
+        grid.add_row("last step", _metric_line(metric))
     if saved := data.get("last_checkpoint"):
-        grid.add_row("checkpoint", _saved(CheckpointRecord.read(saved), ended=job.ended))
+        grid.add_row("checkpoint", _saved(saved, ended=job.ended))
     if failed := data.get("last_failed_checkpoint"):
         style = "red" if data.get("checkpoints_failing") else "dim"
         shown = f"of step {failed['step']:,} at {moment(failed['time'])}: {printable(failed['reason'])}"
@@ -60,14 +62,14 @@ def job_details(job: "Job", preparation: PreparationRecord | None = None) -> Ren
     return grid if report is None else Group(grid, *_report(report))
 
 
-def _saved(saved: CheckpointRecord, ended: bool) -> str:
+def _saved(saved: dict[str, Any], ended: bool) -> str:
     """The last checkpoint, and for a job that may lose what came since, its age."""
-    age = ""
-    if saved.time is not None and not ended:
-        age_s = (datetime.now(UTC) - datetime.fromisoformat(saved.time)).total_seconds()
+    time, size_bytes, age = str(saved["time"]), _number(saved, "size_bytes"), ""
+    if not ended:
+        age_s = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
         age = f", {duration(age_s)} ago"
-    size = f", {num_bytes(saved.size_bytes)}" if saved.size_bytes is not None else ""
-    return f"of step {saved.step:,}, committed at {moment(saved.time)}{age}{size}"
+    size = f", {num_bytes(size_bytes)}" if size_bytes is not None else ""
+    return f"of step {saved['step']:,}, committed at {moment(time)}{age}{size}"
 
 
 def outcome(job: "Job", hints: bool = True) -> RenderableType:
@@ -91,11 +93,17 @@ def _report(report: "ReportView") -> list[RenderableType]:
     return found if examples is None else [*found, Text(""), Text(report.examples_are, "bold"), examples]
 
 
-def _metric_line(metric: StepRecord) -> str:
-    losses = (("loss", metric.loss), ("nll", metric.nll))
+def _metric_line(metric: dict[str, Any]) -> str:
+    """The figures of a step, those that there are, whichever release recorded it."""
+    losses = ((name, _number(metric, name)) for name in ("loss", "nll"))
     parts = [f"{name} {value:.3f}" for name, value in losses if value is not None]
-    if metric.tokens_per_s is not None:
-        parts.append(f"{metric.tokens_per_s:,.0f} tokens/s")
-    if metric.lr is not None:
-        parts.append(f"lr {rate(metric.lr)}")
+    if (tokens_per_s := _number(metric, "tokens_per_s")) is not None:
+        parts.append(f"{tokens_per_s:,.0f} tokens/s")
+    if (learning_rate := _number(metric, "lr")) is not None:
+        parts.append(f"lr {rate(learning_rate)}")
     return "  ".join(parts)
+
+
+def _number(record: dict[str, Any], name: str) -> float | None:
+    value = record.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

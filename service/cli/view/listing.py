@@ -46,11 +46,10 @@ def print_listing(columns: Sequence[Column], console: "Console", room: int | Non
     """
     widths = fitted(columns, room)
     shown = [(column, widths[column.label]) for column in columns if column.label in widths]
-    labels = [_in_cells(Text(column.label, "bold"), column, width) for column, width in shown]
-    console.print(_line(labels), soft_wrap=True)
+    lines = [_line([_in_cells(Text(column.label, "bold"), column, width) for column, width in shown])]
     for row in range(max((len(column.cells) for column in columns), default=0)):
-        cells = [_in_cells(column.cells[row], column, width) for column, width in shown]
-        console.print(_line(cells), soft_wrap=True)
+        lines.append(_line([_in_cells(column.cells[row], column, width) for column, width in shown]))
+    console.print(Text("\n").join(lines), soft_wrap=True)
     return [column.label for column in columns if column.label not in widths]
 
 

@@ -1,11 +1,15 @@
 """Preparation of a run's data, in words."""
 
-from moe.records import PreparationRecord
+from typing import TYPE_CHECKING
+
 from service.cli.view.amounts import duration
 from service.cli.view.printable import printable
 
+if TYPE_CHECKING:
+    from moe.records import PreparationRecord
 
-def preparation_in_words(preparation: PreparationRecord) -> str:
+
+def preparation_in_words(preparation: "PreparationRecord") -> str:
     """How much of the data is prepared, with an estimate of the time left where there is one."""
     left = preparation.seconds_left
     return printable(preparation.in_words()) + (f"  {duration(left)} left" if left is not None else "")
