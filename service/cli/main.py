@@ -67,6 +67,7 @@ for command in (
     control.cancel,
     control.pause,
     control.resume,
+    control.move,
     delete.delete,
     plan.plan,
     jobs.checkpoints,

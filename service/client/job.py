@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from service.client.connection import Connection
@@ -199,6 +199,10 @@ class Job:
         """Queues a paused, failed or cancelled job again; it goes on from its last committed checkpoint. Raises
         ApiError (409) where a job that failed or was cancelled has none."""
         return self._ask("/resume")
+
+    def move(self, to: Literal["first", "last"]) -> "Job":
+        """Moves a job that waits in the queue to its front or its end. Raises ApiError (409) for one that does not."""
+        return self._ask(f"/move?to={to}")
 
     def delete(self) -> dict[str, Any]:
         """Deletes the job with all that it made, once it has ended or is paused; who asked for that, and when.

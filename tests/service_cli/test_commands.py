@@ -259,7 +259,7 @@ def test_help_is_quick_and_loads_neither_torch_nor_ray() -> None:
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    listed = ("up", "submit", "ls", "show", "watch", "logs", "cancel", "pause", "resume", "plan",
+    listed = ("up", "submit", "ls", "show", "watch", "logs", "cancel", "pause", "resume", "move", "plan",
               "checkpoints", "translate", "generate", "evaluate", "export", "doctor")  # fmt: skip
     for command in listed:
         assert f"\n  {command} " in done.stdout

@@ -86,6 +86,23 @@ def pause(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
         _say(find_job(client, job).pause(), as_json, f"'shardyard resume {job}' continues it")
 
 
+def move(
+    job: JobId,
+    first: Annotated[bool, typer.Option("--first", help="To the front: it is the next to start.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="To the end.")] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Moves a job that waits in the queue to its front or its end; what runs is not touched."""
+    from service.cli.failures import Misuse
+    from service.cli.server import connect, find_job
+
+    if first == last:
+        raise Misuse("say where to: --first or --last")
+    with connect(url) as client:
+        _say(find_job(client, job).move("first" if first else "last"), as_json)
+
+
 def resume(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     """Queues a paused, failed or cancelled job again. It goes on from its last committed checkpoint."""
     from service.cli.server import connect, find_job

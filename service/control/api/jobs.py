@@ -16,6 +16,7 @@ from service.control.api.services import Called, Job, JobId
 from service.control.api.views import deletion_view, job_view, summary_view
 from service.control.errors import Conflict, Gone, Invalid, NotFound, Unavailable
 from service.control.lifecycle.lookup import absence
+from service.control.lifecycle.requests import QueuePlace
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.history import measured_step, metric_history, metric_page
 from service.control.store.jobs import JobFilter, count_jobs, list_jobs
@@ -123,6 +124,16 @@ def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
 
     A failed or cancelled one that has none is refused: it would begin anew."""
     return job_view(services.requests.resume(job_id, services.settings.owner))
+
+
+@router.post("/jobs/{job_id}/move", status_code=202, responses=refusals(NotFound, Gone, Conflict))
+def move_job(
+    job_id: JobId,
+    services: Called,
+    to: Annotated[QueuePlace, Query(description="the front of the queue, or its end")],
+) -> dict[str, Any]:
+    """Gives a job that waits in the queue another place in it. What runs is not touched."""
+    return job_view(services.requests.move(job_id, services.settings.owner, to))
 
 
 @router.get("/jobs/{job_id}/plan", responses=refusals(NotFound, Gone))

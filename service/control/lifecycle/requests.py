@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 from sqlalchemy import Connection
@@ -35,10 +35,12 @@ from service.control.store.database import Database
 from service.control.store.deletions import find_deletion
 from service.control.store.drafts import finish_draft
 from service.control.store.idempotency import UsedKey, find_key, use_key
-from service.control.store.jobs import JobRow, get_by_number, insert_job
+from service.control.store.jobs import JobRow, ends_of_queue, get_by_number, insert_job
 from service.control.store.room import REMEDY, is_full
 from service.wire.states import ENDED, RESUMABLE, WAITS, State
 
+QueuePlace = Literal["first", "last"]
+"""Places in the queue that a job can be moved to."""
 log = structlog.get_logger(__name__)
 
 
@@ -210,6 +212,23 @@ class Requests:
             if is_of_module(job.spec):
                 values["plan"] = None  # its code may be another by now, which is planned anew
             events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
+            job = find_job(tx, job_id)
+        self._done(job_id, events)
+        return job
+
+    def move(self, job_id: str, owner: str, place: QueuePlace) -> JobRow:
+        """Gives a queued job another place in the queue. Raises NotFound, Gone, Conflict."""
+        with self._database.write() as tx:
+            job = find_job(tx, job_id, lock=True)
+            if job.state != State.QUEUED:
+                raise Conflict(
+                    f"{job_id} is {job.state}; only a job that waits in the queue can be moved in it"
+                )
+            ends = ends_of_queue(tx, State.QUEUED)
+            assert ends is not None, "this one is in it"
+            queued_at = ends[0] - 1 if place == "first" else ends[1] + 1
+            reason = f"moved to the {'front' if place == 'first' else 'end'} of the queue by {owner}; {WAITS}"
+            events = explain(tx, job, reason, _actor(owner), {"queued_at": queued_at})
             job = find_job(tx, job_id)
         self._done(job_id, events)
         return job

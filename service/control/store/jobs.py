@@ -208,6 +208,15 @@ def first_queued(tx: Connection, state: str, fingerprint: str, after: tuple[int,
     return None if row is None else JobRow(*row)
 
 
+def ends_of_queue(tx: Connection, state: str) -> tuple[int, int] | None:
+    """(queued_at of the first, of the last) of the jobs in this state; None where there are none."""
+    job = tables.jobs.c
+    first, last = tx.execute(
+        select(func.min(job.queued_at), func.max(job.queued_at)).where(job.state == state)
+    ).one()
+    return None if first is None else (first, last)
+
+
 def without_plan(tx: Connection, state: str, limit: int) -> list[JobRow]:
     """Jobs in this state that have no plan and were not found too large, in the order of the queue."""
     job = tables.jobs.c
