@@ -1,9 +1,8 @@
 """Automatic sharding of any torch module (GShard, arXiv 2006.16668, section 3): a few annotations or none, a plan, one
 program for every number of devices."""
 
+from moe.sharding.applied import scaling as _scaling  # noqa: F401  # GradScaler hears of all ranks
 from moe.sharding.applied.applied import Applied, close
-from moe.sharding.applied.clipping import clip_grad_norm_
-from moe.sharding.applied.optimizers import elementwise
 from moe.sharding.apply import apply
 from moe.sharding.hints.annotate import replicate, shard, split
 from moe.sharding.hints.hints import Devices, Partial, Replicate, Shard, Split
@@ -27,8 +26,6 @@ __all__ = [
     "manual",
     "Partial",
     "Devices",
-    "clip_grad_norm_",
-    "elementwise",
     "save",
     "load",
     "state_dict",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -11,7 +11,8 @@ from torch.distributed import DeviceMesh
 from moe.parallel import together
 from moe.sharding.applied.applied import Applied
 from moe.sharding.applied.materialise import Init, Materialiser, tensors_of
-from moe.sharding.applied.other_mode import of_other_mode, without_values
+from moe.sharding.applied.other_call import of_other_call, without_values
+from moe.sharding.applied.programs import Programs
 from moe.sharding.applied.ready import Ready, program_of, ready_of
 from moe.sharding.arguments import arguments_of_sample, signature_of
 from moe.sharding.capture.capture import capture, device_of
@@ -22,6 +23,9 @@ from moe.sharding.sample import of_description
 from moe.sharding.saved.load import Checkpoint
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.spec import Problem, SpecError
+
+MAX_PROGRAMS = 8
+"""Programs that an applied module keeps, for its modes and sizes of batches."""
 
 
 def apply(
@@ -35,6 +39,8 @@ def apply(
     seed: int = 0,
     init: Init | None = None,
     checkpoint: str | Path | None = None,
+    batch: Literal["global", "local"] = "global",
+    max_programs: int = MAX_PROGRAMS,
 ) -> Applied:
     """The module on this rank, by a plan. All ranks call it, with a default process group over as many as the plan has.
 
@@ -44,21 +50,34 @@ def apply(
     seed and step of random numbers, are those of a `checkpoint`, a folder that `sharding.save` has written or one with
     whole tensors in files of safetensors: each rank reads its own parts. The module itself is left as it was.
 
-    `sample` is the batch, where the plan could not keep it, `loss` the one that it was planned with. Raises SpecError
-    where the module's graph is not the plan's, for another number of ranks, and for what has no values.
+    `sample` is the batch, where the plan could not keep it, `loss` the one that it was planned with. Every rank is
+    called with the whole `"global"` batch, which is checked now and then; or with rows of its own, as a
+    DistributedSampler has them (`"local"`): then the global batch, which is what the plan is for, is gathered of them
+    in the order of ranks. Batches of other sizes than the plan's, as the last of an epoch or in evaluation, have
+    programs of their own over the same parameters; `max_programs` are kept.
+
+    Raises SpecError where the module's graph is not the plan's, for another number of ranks, and for what has no
+    values.
     """
+    if batch not in ("global", "local"):
+        raise SpecError(Problem("batch", batch, 'must be "global" or "local"',
+                                'use "local" where each rank has rows of its own'))  # fmt: skip
+    if type(max_programs) is not int or max_programs < 1:
+        raise SpecError(
+            Problem("max_programs", max_programs, "must be a whole number of at least 1", "leave it out")
+        )
     if not isinstance(mesh, Mesh):
         mesh = _mesh_of(plan, mesh)
     _check_loss(plan, loss)
-    batch = of_description(plan.sample) if sample is None else arguments_of_sample(model, sample)
-    captured = capture(model, batch, loss, device_of(plan.cluster))
+    arguments = of_description(plan.sample) if sample is None else arguments_of_sample(model, sample)
+    captured = capture(model, arguments, loss, device_of(plan.cluster))
     if captured.digest != plan.digest:
         rule = (
             "is captured as another graph than the plan's: module, shapes of the batch or torch have changed, or "
             "forward has values of its own that are not always the same"
         )
         raise SpecError(Problem("model", type(model).__name__, rule, "plan again"))
-    planned = ready_of(captured, program_of(captured, plan, replicate), plan, batch)
+    planned = ready_of(captured, program_of(captured, plan, replicate), plan, arguments)
     tensors = tensors_of(model)
     used = {
         id(tensor): at for name, tensor in tensors.items() if (at := planned.program.placements.get(name))
@@ -67,16 +86,19 @@ def apply(
     placements = {name: used.get(id(tensor), whole) for name, tensor in tensors.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     is_training = model.training
-    skeleton = without_values(model)
+    skeleton, modes = without_values(model), [module.training for module in model.modules()]
 
-    def ready(training: bool) -> Ready:
+    def make(training: bool, other: tuple[Any, ...]) -> Ready:
+        skeleton.train(training)
         if training == is_training:
-            return planned
-        return of_other_mode(skeleton.train(training), batch, loss, plan, replicate, placements)
+            for module, mode in zip(skeleton.modules(), modes, strict=True):
+                module.training = mode
+        return of_other_call(skeleton, other, loss, plan, replicate, placements)
 
     mesh.draws.seed = seed
     device = device_of(plan.cluster)
-    applied = Applied(mesh, shapes, placements, ready, device, signature_of(model))
+    programs = Programs(planned, is_training, make, max_programs)
+    applied = Applied(mesh, shapes, placements, programs, device, batch == "local", signature_of(model))
     stored = None if checkpoint is None else Checkpoint.at(checkpoint)
     is_given = (lambda names, is_persistent: False) if stored is None else stored.gives
     Materialiser(applied, device, seed, init, is_given).fill(model)
@@ -113,4 +135,6 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
         raise SpecError(Problem("mesh", mesh.mesh.tolist(), rule, "order the ranks of each axis"))
     if not dist.is_initialized() or ranks == 1:
         return OneDevice((1,) * len(plan.mesh), (0,) * len(plan.mesh))
-    return ShardingMesh.over(plan.degrees) if mesh is None else ShardingMesh.over_device_mesh(mesh)
+    if mesh is not None:
+        return ShardingMesh.over_device_mesh(mesh)
+    return ShardingMesh.over(plan.degrees, tuple(plan.mesh), device_of(plan.cluster).type)

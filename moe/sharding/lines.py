@@ -4,7 +4,9 @@ import dis
 import importlib
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from inspect import unwrap
 from pathlib import Path
@@ -30,13 +32,20 @@ _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defi
 _MODES = ("__torch_function__", "__torch_dispatch__")
 
 
+REGION = "checkpointed"
+"""Key in the meta of a node that a user's `torch.utils.checkpoint` is to compute again: the call that it is within."""
+
+_CURRENT: ContextVar["Lines | None"] = ContextVar("lines", default=None)
+
+
 class Lines(TorchFunctionMode):
     """Marks the nodes of every function of torch with the line of the user's that called it, and with the path of the
-    innermost module that was being called."""
+    innermost module that was being called, and with the user's checkpointed call."""
 
     def __init__(self, mark: Callable[[dict[str, str] | None], None], module: nn.Module) -> None:
         super().__init__()
         self._mark = mark
+        self._num_regions, self._region = 0, ""
         self._paths = {id(each): path for path, each in module.named_modules()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,8 +53,31 @@ class Lines(TorchFunctionMode):
         marks = {"block": self._path_of(frame)}
         if where := line_of(frame):
             marks["where"] = where
+        if self._region:
+            marks[REGION] = self._region
         self._mark(marks)
         return func(*args, **(kwargs or {}))
+
+    def __enter__(self) -> "Lines":
+        self._token = _CURRENT.set(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _CURRENT.reset(self._token)
+
+    @contextmanager
+    def _within_region(self) -> Iterator[None]:
+        if self._region:  # the outer call computes all of it again
+            yield
+            return
+        self._num_regions += 1
+        self._region = str(self._num_regions)
+        try:
+            yield
+        finally:
+            self._region = ""
 
     def _path_of(self, frame: FrameType | None) -> str:
         """Of the module whose method is nearest."""
@@ -54,6 +86,12 @@ class Lines(TorchFunctionMode):
                 return path
             frame = frame.f_back
         return ""
+
+
+def checkpointed() -> AbstractContextManager[None]:
+    """A call whose nodes are marked as computed again in the backward pass."""
+    lines = _CURRENT.get()
+    return nullcontext() if lines is None else lines._within_region()
 
 
 def beginning(forward: F) -> F:
@@ -117,6 +155,7 @@ def note_lines(graph: fx.Graph) -> None:
         if node.op == "call_function":
             found = torch_private.marks_of(node) or marks.get(node.meta.get("seq_nr"), {})
             node.meta["where"], node.meta["block"] = found.get("where"), found.get("block")
+            node.meta[REGION] = found.get(REGION)
 
 
 def user_line(error: BaseException) -> str:

@@ -74,3 +74,18 @@ def unpadded_shape(
             padded[dim] = -(-padded[dim] // degree)
             sizes[dim] = min(max(sizes[dim] - index * padded[dim], 0), padded[dim])
     return tuple(sizes)
+
+
+def stored_extent(
+    shape: Sequence[int], placements: Placements, degrees: Sequence[int], indices: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(offsets, sizes) in the whole of a rank's shard as DTensor cuts it: where several axes split a dimension, each
+    cuts the shard of those before it by that shard's own size."""
+    offsets, sizes = [0] * len(shape), list(shape)
+    for each, degree, index in zip(placements, degrees, indices, strict=True):
+        if (dim := each.dim) is not None:
+            chunk = -(-sizes[dim] // degree)
+            first = min(index * chunk, sizes[dim])
+            offsets[dim] += first
+            sizes[dim] = min(chunk, sizes[dim] - first)
+    return tuple(offsets), tuple(sizes)

@@ -1,9 +1,9 @@
 """The parts of torch that are not public, all that this package uses. `tests/unit/test_torch_private.py` names each, so
 that a release of torch that changes one fails there, in words."""
 
-import sys
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -34,14 +34,16 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.amp import GradScaler
+from torch.distributed._composable.contract import STATE_KEY
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.distributed.tensor.placement_types import Placement
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.nn.utils import clip_grad
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
@@ -63,7 +65,8 @@ __all__ = [
     "TangentAOTInput",
     "UnsupportedOperatorException",
     "after_unscaling",
-    "before_total_norm",
+    "before_wrapping",
+    "checkpointing",
     "compiling",
     "decompositions",
     "has_hooks",
@@ -72,10 +75,10 @@ __all__ = [
     "joint_graph",
     "marking_nodes",
     "marks_of",
+    "refuse_composable",
     "strategies",
     "two_ranks",
     "with_effects",
-    "without_checkpointing",
     "without_mkldnn",
 ]
 
@@ -116,21 +119,23 @@ def compiling() -> Iterator[None]:
 
 
 @contextmanager
-def without_checkpointing() -> Iterator[None]:
-    """Within, `torch.utils.checkpoint.checkpoint` only calls its function: one graph has nothing to compute again, and
-    numbers that were drawn again would be others."""
+def checkpointing(region: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Within, `torch.utils.checkpoint.checkpoint` calls its function once, within a `region`: one graph says by its
+    nodes what is to be computed again, and numbers that torch drew again would be others."""
 
     class Plain:
         @staticmethod
         def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-            return function(*args)
+            with region():
+                return function(*args)
 
-    def nothing(*_: Any, **__: Any) -> Iterator[None]:
-        yield
+    def plain(*_: Any, **__: Any) -> Iterator[None]:
+        with region():
+            yield
 
     before = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
     checkpoint.CheckpointFunction = Plain  # type: ignore[assignment, misc]
-    checkpoint._checkpoint_without_reentrant_generator = nothing
+    checkpoint._checkpoint_without_reentrant_generator = plain
     try:
         yield
     finally:
@@ -181,17 +186,32 @@ def is_traced(value: Any) -> bool:
     )
 
 
-def before_total_norm(check: Callable[[list[Tensor]], None]) -> None:
-    """Have `check` see, and refuse by raising, the tensors that torch takes the total norm of: in `get_total_norm` and
-    `clip_grad_norm_`, by whatever name a user has imported them."""
-    grouped: Any = clip_grad._group_tensors_by_device_and_dtype
+def before_wrapping(check: Callable[[nn.Module, str], None]) -> None:
+    """Have `check` see, and refuse by raising, each module that DistributedDataParallel, FullyShardedDataParallel or
+    DataParallel is about to wrap, with the wrapper's name."""
+    for wrapper in (DistributedDataParallel, FullyShardedDataParallel, DataParallel):
+        wrapper.__init__ = _checking(wrapper.__init__, wrapper.__name__, check)  # type: ignore[method-assign]
 
-    def checked(lists: Any, *args: Any, **kwargs: Any) -> Any:
-        if sys._getframe(1).f_code.co_name == "_get_total_norm":
-            check(lists[0])
-        return grouped(lists, *args, **kwargs)
 
-    clip_grad._group_tensors_by_device_and_dtype = checked  # type: ignore[assignment]
+def _checking(init: Any, name: str, check: Callable[[nn.Module, str], None]) -> Any:
+    @functools.wraps(init)
+    def checked(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        check(module, name)
+        init(self, module, *args, **kwargs)
+
+    return checked
+
+
+def refuse_composable(module: nn.Module, refuse: Callable[[str], None]) -> None:
+    """Have `refuse` raise where a composable function of torch's (`fully_shard`, `replicate`) is applied to a module,
+    given the function's name."""
+
+    class Refusing(dict[Any, Any]):
+        def __contains__(self, function: Any) -> bool:
+            refuse(function.__name__)
+            return False
+
+    vars(module)[STATE_KEY] = Refusing()
 
 
 def after_unscaling(found: Callable[[torch.optim.Optimizer, dict[torch.device, Tensor]], None]) -> None:

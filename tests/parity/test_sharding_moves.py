@@ -84,7 +84,6 @@ def move_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
         good = part.shape == part_shape(shape, target, degrees) and part.dtype == dtype
         if not (good and torch.equal(found, expected) and torch.equal(filler, kept)):
             wrong.append(f"{shape} {dtype} {list(map(str, source))} -> {list(map(str, target))} by {moves}")
-    mesh.close()
     return wrong
 
 

@@ -43,7 +43,6 @@ def windows_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
         ]
         if not torch.equal(found, torch.stack(expected, dim)):
             wrong.append(f"{window} of {shape} {dtype} along axis {axis}: {found}")
-    mesh.close()
     return wrong
 
 
@@ -67,7 +66,6 @@ def rings(degrees: tuple[int, ...]) -> list[str]:
         columns = ring_product(mesh, *parts[:2], axis, "first", 5)
         if not (torch.allclose(rows, parts[2]) and torch.allclose(columns, parts[3])):
             wrong.append(f"product along axis {axis}")
-    mesh.close()
     return wrong
 
 

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from moe import sharding
 from moe.plan import Cluster
+from moe.sharding.applied.stored import local
 
 Built = tuple[nn.Module, tuple[Any, ...]]
 
@@ -51,7 +52,8 @@ def differences(
         for name, whole in module.named_parameters():
             here = applied.get_parameter(name)
             shard = applied.shard_of(name, here)
-            for what, mine, all_of_it in (("gradient", here.grad, whole.grad), ("value", here, whole)):
+            grad = None if here.grad is None else local(here.grad)
+            for what, mine, all_of_it in (("gradient", grad, whole.grad), ("value", shard.part, whole)):
                 if all_of_it is None or mine is None:
                     if (mine is None or not mine.any()) and (all_of_it is None or not all_of_it.any()):
                         continue

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe import sharding
+from moe.sharding.applied.stored import local
 from moe.sharding.hints.hints import of_plain
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
@@ -62,7 +63,7 @@ def parts_by_hand() -> list[str]:
     expected.backward()
     wrong = [] if torch.allclose(found, expected, atol=1e-12) else [f"{found} for {expected}"]
     for name, shard in applied.shards().items():
-        here, whole = applied.get_parameter(name).grad, module.get_parameter(name).grad
+        here, whole = local(applied.get_parameter(name).grad), module.get_parameter(name).grad
         cut = tuple(slice(at, at + n) for at, n in zip(shard.offsets, here.shape, strict=True))
         if not torch.allclose(here, whole[cut], atol=1e-12):
             wrong.append(name)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from moe import sharding
 from moe.sharding.applied.accumulated import steps_of
 from moe.sharding.applied.ready import program_of
+from moe.sharding.applied.stored import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange.exchange import part_of, unpadded
 from moe.spec import SpecError
@@ -212,7 +213,7 @@ def on_ranks(name: str, micro_batches: int) -> list[str]:
         if not torch.allclose(*pair, rtol=1e-10, atol=1e-10):
             wrong.append(f"loss of step {step}")
         for parameter, whole in module.named_parameters():
-            grad = applied.get_parameter(parameter).grad
+            grad = local(applied.get_parameter(parameter).grad)
             shard = applied.shard_of(parameter, grad)
             cut = tuple(slice(at, at + size) for at, size in zip(shard.offsets, grad.shape, strict=True))
             if not torch.allclose(grad, whole.grad[cut], rtol=1e-10, atol=1e-10):

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from moe import sharding
+from moe.sharding.applied.stored import local
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
 
@@ -217,6 +218,7 @@ def wrong_on_ranks(name: str, hinted: bool) -> list[str]:
         parameters, buffers = dict(alone.named_parameters()), dict(alone.named_buffers())
         for label, whole in parameters.items():
             mine, theirs = applied.get_parameter(label).grad, whole.grad
+            mine = None if mine is None else local(mine)
             if mine is not None and theirs is not None:
                 wrong += difference(applied, label, mine, theirs, f"gradient in step {step}")
             elif any(each is not None and each.any() for each in (mine, theirs)):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.plan import Cluster
+from moe.sharding.applied.stored import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.propagation.named import annotated
 from moe.sharding.propagation.propagate import Propagation
@@ -95,7 +96,7 @@ def on_ranks(mesh: dict[str, int]) -> list[str]:
     expected.backward()
     wrong = [] if torch.allclose(found, expected, atol=1e-12) else ["loss"]
     for name, shard in applied.shards().items():
-        here, whole = applied.get_parameter(name).grad, model.get_parameter(name).grad
+        here, whole = local(applied.get_parameter(name).grad), model.get_parameter(name).grad
         cut = tuple(slice(at, at + n) for at, n in zip(shard.offsets, here.shape, strict=True))
         if not torch.allclose(here, whole[cut], atol=1e-12):
             wrong.append(name)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from moe import sharding
 from moe.sharding.applied.ready import program_of
+from moe.sharding.applied.stored import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.operands import AGAIN
 from moe.sharding.sharding_plan import ShardingPlan
@@ -98,8 +99,8 @@ def drawn(mesh: dict[str, int], micro_batches: int, hints: dict[str, sharding.Sp
             loss.backward()
             for name, value in applied.named_parameters():
                 assert value.grad is not None
-                values[f"{name} {step}"] = value.grad.clone()
-        values |= dict(applied.named_buffers())
+                values[f"{name} {step}"] = local(value.grad).clone()
+        values |= {name: local(each) for name, each in applied.named_buffers()}
         found.append(values)
         sharding.close(applied)
     assert not torch.equal(found[0]["loss 0"], found[0]["loss 1"])

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe import sharding
+from moe.sharding.applied.stored import local
 from moe.sharding.saved import tensor_file
 from moe.sharding.saved.load import Checkpoint
 from moe.spec import SpecError
@@ -141,7 +142,11 @@ def bytes_read(mesh: Mesh, folder: str) -> list[tuple[int, int, int]]:
         checkpoint.fill(applied)
         whole = 8 * sum(each.numel() for each in model.parameters())
         found.append(
-            (checkpoint.reader.bytes_read, 8 * sum(each.numel() for each in applied.parameters()), whole)
+            (
+                checkpoint.reader.bytes_read,
+                8 * sum(local(each).numel() for each in applied.parameters()),
+                whole,
+            )
         )
         sharding.close(applied)
     return found

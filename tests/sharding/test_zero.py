@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
+from moe.sharding.applied.stored import local
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.odd import odd
@@ -55,10 +56,10 @@ def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
     slots = [slot for each in optimizer.state.values() for name, slot in each.items() if name != "step"]
     sharding.close(applied)
     return {
-        "parameters": plan.memory.parameters - sum(each.nbytes for each in parameters),
-        "gradients": plan.memory.gradients - sum(each.grad.nbytes for each in parameters),
-        "optimizer": plan.memory.optimizer - sum(each.nbytes for each in slots),
-        "share": sum(each.nbytes for each in parameters) * math.prod(mesh.values())
+        "parameters": plan.memory.parameters - sum(local(each).nbytes for each in parameters),
+        "gradients": plan.memory.gradients - sum(local(each.grad).nbytes for each in parameters),
+        "optimizer": plan.memory.optimizer - sum(local(each).nbytes for each in slots),
+        "share": sum(local(each).nbytes for each in parameters) * math.prod(mesh.values())
         - sum(each.nbytes for each in module.parameters()),
     }
 

@@ -4,7 +4,7 @@
 import ast
 import importlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ USED = {
     "torch.fx.traceback.preserve_node_meta": "nodes are marked with the user's line",
     "torch.fx.traceback.current_meta": "nodes are marked with the user's line",
     "torch._ops.OpOverload": "whether a node calls an operator",
-    "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype": "norms of parts of gradients are refused",
+    "torch.distributed._composable.contract.STATE_KEY": "fully_shard is refused on applied modules",
     "torch.amp.GradScaler._unscale_grads_": "ranks leave out the same steps",
     "torch.utils._pytree.tree_flatten": "nested arguments and results",
     "torch.utils._pytree.tree_map_only": "nested arguments and results",
@@ -173,17 +173,23 @@ def test_within_compiling_torch_says_that_it_compiles() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_without_checkpointing_a_function_runs_once(use_reentrant: bool) -> None:
-    called = []
+def test_a_checkpointed_function_runs_once_within_its_region(use_reentrant: bool) -> None:
+    called, regions = [], []
+
+    @contextmanager
+    def region() -> Iterator[None]:
+        regions.append(len(called))
+        yield
+        regions.append(len(called))
 
     def function(x: Tensor) -> Tensor:
         called.append(x)
         return x.exp()
 
     x = torch.zeros(3, requires_grad=True)
-    with torch_private.without_checkpointing():
+    with torch_private.checkpointing(region):
         torch.utils.checkpoint.checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
-    assert len(called) == 1
+    assert (len(called), regions) == (1, [0, 1])
     assert torch.equal(x.grad, torch.ones(3))
     torch.utils.checkpoint.checkpoint(function, x, use_reentrant=use_reentrant).sum().backward()
     assert len(called) == 3

@@ -1,4 +1,4 @@
-"""A module applied to a mesh: this rank's parts under the module's own names, and the program that uses them."""
+"""A module applied to a mesh: DTensors under the module's own names, and the program that uses them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,26 +6,32 @@ from inspect import Signature
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils import _pytree as pytree
 
+from moe.sharding import torch_private
 from moe.sharding.applied.accumulated import check_once
 from moe.sharding.applied.batch import checked
+from moe.sharding.applied.checksum import EVERY_CALLS, check_same
+from moe.sharding.applied.local_batch import global_batch
+from moe.sharding.applied.programs import Programs
 from moe.sharding.applied.ready import Ready
+from moe.sharding.applied.stored import distributed, from_program, local, to_program
+from moe.sharding.applied.wrappers import refuse_wrapper
 from moe.sharding.arguments import canonical
 from moe.sharding.capture.capture import TENSOR
 from moe.sharding.exchange.draws import Draws
 from moe.sharding.exchange.exchange import unpadded
-from moe.sharding.exchange.mesh import Mesh, ShardingMesh
+from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.parameters import APPLIED
 from moe.sharding.partition.program import Program
-from moe.sharding.placement import Placements
+from moe.sharding.placement import Placements, stored_extent
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's exact part of a tensor."""
+    """A rank's shard of a tensor, plain."""
 
     shape: tuple[int, ...]
     """Of the whole."""
@@ -48,6 +54,7 @@ class _Stays(nn.Module):
     """Attributes that that module has, whose values the program has as they were."""
 
     def stand_for(self, module: nn.Module) -> None:
+        torch_private.refuse_composable(self, refuse_wrapper)
         self._planned = module.training
         self._fixed = frozenset(each for each in vars(module) if each not in _OF_ALL and each[0] != "_")
 
@@ -68,7 +75,24 @@ class _Stays(nn.Module):
                     f"an applied module has its parts as {tensor.dtype} on {tensor.device}, which its plan is for, and "
                     f"cannot have them as {now.dtype} on {now.device}; change the module, and plan and apply it again"
                 )
-        return super()._apply(fn, recurse)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Called by torch. Whole plain tensors, as of the plain module, become this rank's shards."""
+        for last, mine in (*self._parameters.items(), *self._buffers.items()):
+            given = state_dict.get(prefix + last)
+            if (
+                isinstance(mine, DTensor)
+                and type(given) in (Tensor, nn.Parameter)
+                and given.shape == mine.shape
+            ):
+                state_dict[prefix + last] = distribute_tensor(
+                    given.detach().to(mine.to_local().device),
+                    mine.device_mesh,
+                    mine.placements,
+                    src_data_rank=None,
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class Submodule(_Stays):
@@ -105,15 +129,16 @@ class Applied(_Stays):
         mesh: Mesh,
         shapes: dict[str, tuple[int, ...]],
         placements: dict[str, Placements],
-        ready: Callable[[bool], Ready],
+        programs: Programs,
         device: torch.device,
+        is_local: bool = False,
         takes: Signature | None = None,
     ) -> None:
+        """`is_local` where each rank is called with rows of its own."""
         super().__init__()
         self._takes = takes
         self.mesh, self._shapes, self._placements, self._device = mesh, shapes, placements, device
-        self._make, self._ready = ready, dict[bool, Ready]()
-        self._compile: dict[str, Any] | None = None
+        self._programs, self._is_local, self._num_calls = programs, is_local, 0
         self._owners: dict[str, tuple[dict[str, Any], str]] = {}
         """Where parameters and buffers are held, and their names there, by their names here."""
         self._frozen: list[str] = []
@@ -128,24 +153,18 @@ class Applied(_Stays):
 
     @property
     def program(self) -> Program:
-        """The program of its present mode, training or not."""
-        return self._for_mode().program
-
-    def _for_mode(self) -> Ready:
-        if self.training not in self._ready:
-            self._ready[self.training] = replace(self._make(self.training), options=self._compile)
-        return self._ready[self.training]
+        """The program of its present mode, training or not, for batches of the plan's size."""
+        return self._programs.of_plan(self.training).program
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Have the forward program and the backward program compiled by `torch.compile`, each when it first runs, with
         its options. Raises RuntimeError for a step over micro-batches."""
-        if self._make(bool(self._planned)).steps is not None:
+        if self._programs.planned.steps is not None:
             raise RuntimeError(
                 "a step over micro-batches cannot be compiled: the loop over them is no program of torch's; leave "
                 "compile() out, or plan with micro_batches=1"
             )
-        self._compile = dict(zip(("fullgraph",), args, strict=False)) | options
-        self._ready.clear()
+        self._programs.compile(dict(zip(("fullgraph",), args, strict=False)) | options)
 
     def train(self, mode: bool = True) -> "Applied":
         """In the mode that was planned, submodules have their own modes of then; in the other all have the same."""
@@ -179,8 +198,7 @@ class Applied(_Stays):
     def forward(self, *batch: Any, **named: Any) -> Any:
         self._check_use()
         batch = canonical(self._takes, batch, named)
-        ready = self._for_mode()
-        inputs = checked(batch, ready.batch, ready.batch_tree)
+        ready, inputs = self._called_with(batch)
         program = ready.running
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         frozen = {
@@ -210,6 +228,23 @@ class Applied(_Stays):
                 returned[at] = next(tensors)
         return pytree.tree_unflatten(returned, ready.tree)
 
+    def _called_with(self, batch: Sequence[Any]) -> tuple[Ready, list[Any]]:
+        """(the program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the
+        plan's in more than sizes; on every rank for one that ranks do not have alike."""
+        planned, is_checked = self._programs.planned, self._num_calls % EVERY_CALLS == 0
+        self._num_calls += 1
+        if self._is_local:
+            batch = global_batch(self.mesh, batch, planned.batch, self._device)
+        try:
+            inputs = checked(batch, planned.batch, planned.batch_tree)
+        except ValueError:
+            if is_checked:
+                check_same(self.mesh, None, planned.batch, self._device)
+            raise
+        if is_checked:
+            check_same(self.mesh, inputs, planned.batch, self._device)
+        return self._programs.of_batch(self.training, batch), inputs
+
     def _given(self, kind: str, name: str, inputs: list[Any], program: Program) -> Tensor:
         match kind:
             case "input":
@@ -218,7 +253,10 @@ class Applied(_Stays):
                 return program.constants[name]
             case _:
                 held, last = self._owner(name)
-                return held[last]
+                tensor = held[last]
+                if not isinstance(tensor, DTensor):
+                    return tensor
+                return to_program(tensor.to_local(), self._shapes[name], self._placements[name], self.mesh)
 
     def _owner(self, name: str) -> tuple[dict[str, Any], str]:
         if name not in self._owners:
@@ -240,14 +278,14 @@ class Applied(_Stays):
         behind = program.num_outputs + len(program.updates)
         buffers = [held[last] for held, last in map(self._owner, program.updates)]
         if buffers:  # outputs, other buffers and the backward pass may have what they were
-            written = {each.untyped_storage().data_ptr() for each in buffers}
+            written = {local(each).untyped_storage().data_ptr() for each in buffers}
             results = [
                 each.clone() if each.untyped_storage().data_ptr() in written else each for each in results
             ]
         outputs, updates = results[: program.num_outputs], results[program.num_outputs : behind]
         for name, buffer, new in zip(program.updates, buffers, updates, strict=True):
             with torch.no_grad():
-                buffer.copy_(unpadded(new, self._shapes[name], self._placements[name], self.mesh))
+                local(buffer).copy_(from_program(new, self._shapes[name], self._placements[name], self.mesh))
         return tuple(outputs), tuple(results[behind:])
 
     def _gradients(self, program: Program, made: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -280,15 +318,16 @@ class Applied(_Stays):
         tensors = dict(self._tensors())
         return {name: self.shard_of(name, tensors[name]) for name in self._shapes if name in tensors}
 
-    def shard_of(self, name: str, part: Tensor) -> Shard:
+    def shard_of(self, name: str, tensor: Tensor) -> Shard:
         """Of something that lies as a parameter does: its gradient, its optimizer state."""
         shape, placements = self._shapes[name], self._placements[name]
-        offsets = [0] * len(shape)
-        for dim in range(len(shape)):
-            axes = [axis for axis, each in enumerate(placements) if each.dim == dim]
-            offsets[dim] = min(self.mesh.first(shape[dim], axes), shape[dim])
+        offsets, _ = stored_extent(shape, placements, self.mesh.degrees, self.mesh.indices)
         others = [axis for axis, each in enumerate(placements) if each.dim is None]
-        return Shard(shape, tuple(offsets), part.detach(), self.mesh.is_first(others))
+        return Shard(shape, offsets, local(tensor.detach()), self.mesh.is_first(others))
+
+    def like(self, name: str, shard: Tensor) -> Tensor:
+        """A tensor that lies as a parameter does, of this rank's shard: as optimizers keep beside it."""
+        return distributed(shard, self._shapes[name], self._placements[name], self.mesh)
 
 
 class _Step(torch.autograd.Function):
@@ -345,7 +384,5 @@ def _tangent(tangents: Sequence[Tensor | None], number: int, outputs: Sequence[A
 
 
 def close(applied: Applied) -> None:
-    """Let go of the mesh's process groups. All ranks call it."""
+    """Let an applied module be called no more, as where its optimizer is to be freed and another plan applied."""
     applied._is_closed = True
-    if isinstance(applied.mesh, ShardingMesh) and dist.is_initialized():
-        applied.mesh.close()

@@ -1,4 +1,4 @@
-"""What an applied module is called with: a batch as the plan's sample is."""
+"""What an applied module is called with: a batch like the plan's sample."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,18 @@ def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
+def batch_like(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec) -> tuple[Any, ...]:
+    """Shapes and dtypes of a batch's tensors, and its other values, in the plan's order. Raises ValueError for one that
+    differs from the plan's (`expected`) in more than the sizes of dimensions."""
+    return tuple(
+        (tuple(leaf.shape), leaf.dtype) if isinstance(wanted, tuple) else wanted
+        for leaf, wanted in zip(checked(batch, expected, tree), expected, strict=True)
+    )
+
+
 def checked(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
-    """Leaves of a batch. Raises ValueError where they are not those that the plan is for, or nested otherwise."""
+    """Leaves of a batch. Raises ValueError where they differ from the plan's in more than the sizes of dimensions, or
+    are nested otherwise."""
     leaves = _leaves(batch, tree)
     for number, (given, wanted) in enumerate(zip(leaves, expected, strict=True)):
         if isinstance(wanted, tuple):
@@ -25,12 +35,12 @@ def checked(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec
                 raise ValueError(
                     f"inputs.{number} asks for its gradient, which programs give of parameters alone; detach it"
                 )
-            if not isinstance(given, Tensor) or (tuple(given.shape), given.dtype) != wanted:
+            if not isinstance(given, Tensor) or (given.dim(), given.dtype) != (len(wanted[0]), wanted[1]):
                 is_tensor = isinstance(given, Tensor)
                 has = f"{list(given.shape)} {given.dtype}" if is_tensor else type(given).__name__
                 raise ValueError(
-                    f"inputs.{number} (={has}) must be {list(wanted[0])} {wanted[1]}, as the plan is for; plan again "
-                    "for this batch"
+                    f"inputs.{number} (={has}) must be like {list(wanted[0])} {wanted[1]}, which the plan is for: "
+                    "sizes may differ, dtype and number of dimensions may not; plan again for this batch"
                 )
         elif given != wanted:
             raise ValueError(

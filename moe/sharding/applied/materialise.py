@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from moe.random import fold_name
 from moe.sharding.applied.applied import Applied, Submodule
-from moe.sharding.exchange.exchange import part_of, unpadded
-from moe.sharding.parameters import ParameterPart, note_part
-from moe.sharding.placement import unpadded_shape
+from moe.sharding.applied.stored import cut, distributed
+from moe.sharding.placement import stored_extent
 from moe.spec import Problem, SpecError
 
 Init = Callable[[str, Tensor], None]
@@ -93,25 +92,20 @@ class Materialiser:
         self.applied.get_submodule(within).add_module(last, module)
 
     def _part(self, name: str, tensor: Tensor, whole: Tensor | None) -> Tensor:
-        """This rank's part of a tensor, with the values of `whole`; without any where it is left for later."""
+        """A tensor as this rank has it, with the values of `whole`; without any where it is left for later. Buffers
+        that no axis splits stay plain."""
         placements, mesh = self.applied.placements_of(name), self.applied.mesh
         if whole is None or whole.is_meta:
-            shape = unpadded_shape(tensor.shape, placements, mesh.degrees, mesh.indices)
-            part = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+            _, shape = stored_extent(tensor.shape, placements, mesh.degrees, mesh.indices)
+            shard = torch.empty(shape, dtype=tensor.dtype, device=self.device)
         else:
-            part = unpadded(part_of(whole, placements, mesh), whole.shape, placements, mesh)
-            part = part.to(self.device, tensor.dtype, copy=True)
+            shard = cut(whole, placements, mesh).to(self.device, tensor.dtype, copy=True).contiguous()
         if not isinstance(tensor, nn.Parameter):
-            return part
-        made = nn.Parameter(part, requires_grad=tensor.requires_grad)
-        is_cut = any(
-            each.dim is not None and degree > 1 for each, degree in zip(placements, mesh.degrees, strict=True)
-        )
+            is_cut = any(each.dim is not None for each in placements)
+            return distributed(shard, tensor.shape, placements, mesh) if is_cut else shard
         if not tensor.requires_grad:
             self.applied._frozen.append(name)
-        is_first = self.applied.shard_of(name, part).is_first
-        note_part(made, ParameterPart(self.applied, is_first, is_cut))
-        return made
+        return nn.Parameter(distributed(shard, tensor.shape, placements, mesh), tensor.requires_grad)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:

@@ -18,11 +18,11 @@ from moe.sharding.partition.program import Partitioner, Program, compiled, forwa
 from moe.sharding.placement import WHOLE
 from moe.sharding.planned import of_words
 from moe.sharding.propagation.assignment import Assignment
-from moe.sharding.propagation.named import annotated
+from moe.sharding.propagation.named import Annotated, annotated
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import AxisOption
 from moe.sharding.sharding_plan import ShardingPlan
-from moe.sharding.solve.recompute import recompute_blocks
+from moe.sharding.solve.recompute import recompute_blocks, recompute_checkpointed
 from moe.spec import Problem, SpecError
 
 
@@ -78,11 +78,13 @@ def program_of(captured: Captured, plan: ShardingPlan, replicate: Sequence[str] 
     return written(captured, plan, Rules(replicate, captured.parts, plan.mesh))
 
 
-def prepare(captured: Captured, plan: ShardingPlan) -> None:
-    """Have a captured graph be the one that a plan's choices are of."""
-    annotated(captured, plan.hints)
+def prepare(captured: Captured, plan: ShardingPlan) -> Annotated:
+    """The hints of a plan in a captured graph, which becomes the one that the plan's choices are of."""
+    hints = annotated(captured, plan.hints)
+    recompute_checkpointed(captured)
     if plan.recompute:
         recompute_blocks(captured)
+    return hints
 
 
 def written(captured: Captured, plan: ShardingPlan, rules: Rules) -> Program:

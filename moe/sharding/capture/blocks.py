@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from moe.sharding import torch_private
 from moe.sharding.arguments import register_data_classes
 from moe.sharding.capture.siblings import renumbered, sign_of_value
-from moe.sharding.lines import beginning
+from moe.sharding.lines import REGION, beginning
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,6 +352,9 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
         for copied in _copies(node, block, here):
             if (within := copied.meta.get("block")) is not None:
                 copied.meta["block"] = ".".join(filter(None, (path, within)))
+            if (region := copied.meta.get(REGION)) is not None:
+                copied.meta[REGION] = f"{instance}.{region}"
+            copied.meta[REGION] = node.meta.get(REGION) or copied.meta.get(REGION)
             _renumber(copied, layers)
         for user in list(node.users):
             assert user.target is getitem

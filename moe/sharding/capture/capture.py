@@ -25,7 +25,7 @@ from moe.sharding.capture.siblings import repeated
 from moe.sharding.capture.simplify import CHECKS, FREE, simplify
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
-from moe.sharding.lines import Lines, beginning, note_lines
+from moe.sharding.lines import REGION, Lines, beginning, checkpointed, note_lines
 from moe.sharding.operands import AGAIN, is_operator
 from moe.spec import Problem, SpecError
 
@@ -92,6 +92,7 @@ class Captured:
 def _digest(graph: fx.Graph) -> str:
     lines = [
         f"{node.name}={node.target}{node.args}{node.kwargs}:{_described(node.meta.get('val'))}"
+        + (f":again in {region}" if (region := node.meta.get(REGION)) else "")
         for node in graph.nodes
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -153,7 +154,7 @@ def capture(
         stack.callback(PARTS.reset, token)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch_private.without_mkldnn())
-        stack.enter_context(torch_private.without_checkpointing())
+        stack.enter_context(torch_private.checkpointing(checkpointed))
         stack.enter_context(faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:

@@ -1,5 +1,6 @@
-"""This rank's place on a mesh of one or two axes, and the five collectives along one of them."""
+"""This rank's place on a mesh of axes, and the five collectives along one of them."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +29,12 @@ class Mesh(ABC):
     """This rank's index along each."""
     draws: Draws
     """What random numbers depend on: the same on all ranks, and set anew for each step."""
+    device_mesh: DeviceMesh | None = None
+    """The same mesh as DTensors have it; None where tensors are plain, as on one device."""
+
+    @property
+    def num_ranks(self) -> int:
+        return math.prod(self.degrees)
 
     @abstractmethod
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:
@@ -121,8 +128,7 @@ class ShardingMesh(Mesh):
     groups: tuple[dist.ProcessGroup | None, ...]
     """The ranks that differ from this one along each axis alone; None where there are no others."""
     draws: Draws = field(default_factory=Draws)
-    owns_groups: bool = True
-    """Whether `close` destroys the process groups."""
+    device_mesh: DeviceMesh | None = None
 
     @classmethod
     def over_device_mesh(cls, mesh: DeviceMesh) -> "ShardingMesh":
@@ -132,32 +138,30 @@ class ShardingMesh(Mesh):
         if indices is None:
             raise ValueError(f"rank {dist.get_rank()} is not on the mesh {mesh}")
         groups = (mesh.get_group(axis) if size > 1 else None for axis, size in enumerate(mesh.shape))
-        return cls(tuple(mesh.shape), tuple(indices), tuple(groups), owns_groups=False)
+        return cls(tuple(mesh.shape), tuple(indices), tuple(groups), device_mesh=mesh)
 
     @classmethod
-    def over(cls, degrees: Sequence[int]) -> "ShardingMesh":
+    def over(
+        cls, degrees: Sequence[int], names: Sequence[str] | None = None, device_type: str = "cpu"
+    ) -> "ShardingMesh":
         """All ranks call it, with a default process group over as many as the degrees multiply to; the last axis joins
-        consecutive ranks. Raises ValueError where they multiply to another number."""
-        ranks = torch.arange(dist.get_world_size() if dist.is_initialized() else 1)
-        if ranks.numel() != torch.Size(degrees).numel():
-            raise ValueError(
-                f"degrees {tuple(degrees)} must multiply to the number of ranks (={ranks.numel()})"
-            )
-        mesh, rank = ranks.view(*degrees), dist.get_rank() if dist.is_initialized() else 0
-        groups: list[dist.ProcessGroup | None] = []
-        for axis, degree in enumerate(degrees):
-            mine = None
-            for members in mesh.movedim(axis, -1).reshape(-1, degree).tolist() if degree > 1 else ():
-                group = dist.new_group(members)
-                mine = group if rank in members else mine
-            groups.append(mine)
-        return cls(tuple(degrees), tuple((mesh == rank).nonzero()[0].tolist()), tuple(groups))
+        consecutive ranks. Raises ValueError where they multiply to another number.
 
-    def close(self) -> None:
-        """Let go of its process groups. All ranks call it."""
-        for group in self.groups if self.owns_groups else ():
-            if group is not None:
-                dist.destroy_process_group(group)
+        Process groups are made once and stay as long as the default one: DTensor remembers operations by meshes that
+        are equal, and with them the groups of the first.
+        """
+        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if num_ranks != math.prod(degrees):
+            raise ValueError(f"degrees {tuple(degrees)} must multiply to the number of ranks (={num_ranks})")
+        indices = _indices(dist.get_rank() if num_ranks > 1 else 0, degrees)
+        if num_ranks == 1:
+            return cls(tuple(degrees), indices, (None,) * len(degrees))
+        axes = tuple(names or (f"axis{axis}" for axis in range(len(degrees))))
+        world, key = dist.group.WORLD, (tuple(degrees), axes, device_type)
+        if key not in _JOINED or _JOINED[key].world is not world:
+            _JOINED[key] = _joined(world, *key)
+        joined = _JOINED[key]
+        return cls(tuple(degrees), indices, joined.groups, device_mesh=joined.device_mesh)
 
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:
         return self.begin_all_gather(rows, axis)()
@@ -235,3 +239,44 @@ class ShardingMesh(Mesh):
 
     def _named(self, what: str, x: Tensor, axis: int) -> AbstractContextManager[None]:
         return collective(f"{what} of {list(x.shape)} along axis {axis} of a mesh of {self.degrees}")
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Process groups of a mesh, and the mesh of them that DTensors have."""
+
+    world: Any
+    """The default process group that they are of."""
+    groups: tuple[dist.ProcessGroup | None, ...]
+    device_mesh: DeviceMesh
+
+
+_JOINED: dict[tuple[tuple[int, ...], tuple[str, ...], str], _Joined] = {}
+"""By degrees, names of axes and type of device."""
+
+
+def _indices(rank: int, degrees: Sequence[int]) -> tuple[int, ...]:
+    indices: list[int] = []
+    for degree in reversed(degrees):
+        rank, index = divmod(rank, degree)
+        indices.insert(0, index)
+    return tuple(indices)
+
+
+def _joined(world: Any, degrees: Sequence[int], axes: tuple[str, ...], device_type: str) -> _Joined:
+    rank, ranks = dist.get_rank(), torch.arange(math.prod(degrees)).view(*degrees)
+    groups: list[dist.ProcessGroup | None] = []
+    for axis, degree in enumerate(degrees):
+        mine = None
+        for members in ranks.movedim(axis, -1).reshape(-1, degree).tolist() if degree > 1 else ():
+            group = dist.new_group(members)
+            mine = group if rank in members else mine
+        groups.append(mine)
+    every = [  # an axis of one rank has a group of that rank alone
+        dist.new_group([rank], use_local_synchronization=True) if group is None else group for group in groups
+    ]
+    if len(every) == 1:
+        device_mesh = DeviceMesh.from_group(every[0], device_type, mesh_dim_names=axes)
+    else:
+        device_mesh = DeviceMesh.from_group(every, device_type, ranks.to(torch.int), mesh_dim_names=axes)
+    return _Joined(world, tuple(groups), device_mesh)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from moe.parallel import together
 from moe.sharding.applied.applied import Applied, Shard
+from moe.sharding.applied.stored import local
 from moe.sharding.saved import index as indices
 from moe.sharding.saved.index import MODEL, Index, SavedTensor
 from moe.sharding.saved.optimizer_state import optimizer_problems, restore
@@ -98,12 +99,13 @@ class Checkpoint:
 
     def restore(self, applied: Applied, optimizer: Optimizer) -> None:
         def read(stored: SavedTensor, path: str, name: str | None) -> Tensor:
-            sizes, device = stored.shape, torch.device("cpu")
-            if name is not None:
-                sizes, device = applied.get_parameter(name).shape, applied.get_parameter(name).device
-            tensor = torch.empty(sizes, dtype=DTYPES[stored.dtype], device=device)
-            whole = Shard(stored.shape, (0,) * len(stored.shape), tensor, True)
-            self._read(stored, path, whole if name is None else applied.shard_of(name, tensor))
+            if name is None:
+                tensor = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
+                self._read(stored, path, Shard(stored.shape, (0,) * len(stored.shape), tensor, True))
+                return tensor
+            shard = torch.empty_like(local(applied.get_parameter(name).detach()), dtype=DTYPES[stored.dtype])
+            tensor = applied.like(name, shard)
+            self._read(stored, path, applied.shard_of(name, tensor))
             return tensor
 
         restore(applied, optimizer, self.index, read)

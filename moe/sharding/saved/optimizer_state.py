@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from moe.sharding.applied.applied import Applied
-from moe.sharding.parameters import is_cut
+from moe.sharding.applied.stored import local
 from moe.sharding.saved.index import OPTIMIZER, Index, OptimizerState, SavedTensor
 from moe.spec import Problem, SpecError
 
@@ -31,12 +32,16 @@ def plain_state(
             path = f"{OPTIMIZER}{slot}.{name}"
             if isinstance(value, Tensor):
                 lies_alike = value.dim() > 0 and value.shape == parameter.shape
-                if not lies_alike and value.dim() > 0 and is_cut(parameter):
-                    rule = (
-                        f"is neither of its parameter's shape (={list(parameter.shape)} here) nor one number"
-                    )
-                    problems.append(Problem(path, list(value.shape), rule, "use an optimizer of torch"))
-                add(path, name if lies_alike else None, value)
+                if (
+                    not lies_alike
+                    and isinstance(value, DTensor)
+                    and any(each.is_shard() for each in value.placements)
+                ):
+                    rule = f"is sharded and not of its parameter's shape (={list(parameter.shape)})"
+                    problems.append(Problem(path, list(value.shape), rule,
+                                            "save applied.state_dict() and this state with "
+                                            "torch.distributed.checkpoint"))  # fmt: skip
+                add(path, name if lies_alike else None, local(value))
                 kept[slot] = {"tensor": path}
                 continue
             try:

@@ -1,21 +1,34 @@
 """Blocks computed again: of each block the backward pass has what went in and what comes out, and computes the rest
-anew when it gets there, for a third more arithmetic (T. Chen et al., arXiv 1604.06174)."""
+anew when it gets there, for a third more arithmetic (T. Chen et al., arXiv 1604.06174). Likewise what the user's own
+`torch.utils.checkpoint` calls, in every plan."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from torch import fx
 
 from moe.sharding.capture.capture import Captured
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.hints.hints import Pin
+from moe.sharding.lines import REGION
 from moe.sharding.operands import AGAIN, is_operator, source
 from moe.sharding.rules.manual import TARGETS
+
+
+def recompute_checkpointed(captured: Captured) -> None:
+    """Have a captured graph compute again what the user's calls of `torch.utils.checkpoint` are to."""
+    if any(node.meta.get(REGION) for node in captured.graph.graph.nodes):
+        _recompute(captured, lambda node: _maker(node).meta.get(REGION))
 
 
 def recompute_blocks(captured: Captured) -> bool:
     """Have a captured graph compute its blocks again; whether there are any. A block is the member of a list of modules
     (`layers.3`), and what is in it."""
+    return _recompute(captured, block_of)
+
+
+def _recompute(captured: Captured, part_of: Callable[[fx.Node], str | None]) -> bool:
+    """Have a captured graph compute its parts again; whether there are any."""
     backward = captured.backward
     _put_off(captured.graph.graph, backward)
     place = {node: at for at, node in enumerate(captured.graph.graph.nodes)}
@@ -23,7 +36,7 @@ def recompute_blocks(captured: Captured) -> bool:
     first = min((place[node] for node in backward if node.op == "call_function"), default=0)
     blocks: dict[str, list[fx.Node]] = defaultdict(list)
     for node in captured.graph.graph.nodes:
-        if node.op == "call_function" and place[node] < first and (block := block_of(node)):
+        if node.op == "call_function" and place[node] < first and (block := part_of(node)):
             blocks[block].append(node)
     delivered = {
         each for each in (*captured.outputs, *captured.updates.values()) if isinstance(each, fx.Node)
@@ -43,10 +56,13 @@ def with_again(captured: Captured, pins: Mapping[str, Pin]) -> dict[str, Pin]:
 
 def block_of(node: fx.Node) -> str | None:
     """The outermost block that a node is in."""
-    maker = node if is_operator(node) else source(node)[0]
-    names = str(maker.meta.get("block") or "").split(".")
+    names = str(_maker(node).meta.get("block") or "").split(".")
     at = next((at for at, name in enumerate(names) if name.isdecimal()), None)
     return None if at is None else ".".join(names[: at + 1])
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    return node if is_operator(node) else source(node)[0]
 
 
 def _put_off(graph: fx.Graph, backward: Collection[fx.Node]) -> None:

@@ -6,6 +6,7 @@ from moe.sharding.capture.capture import Captured, capture, device_of
 from moe.sharding.propagation.named import Annotated, annotated
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.asked import Asked
+from moe.sharding.solve.recompute import recompute_checkpointed
 from moe.sharding.solve.solved import Limits
 
 
@@ -25,6 +26,7 @@ def subject_of(asked: Asked, without: frozenset[str] = frozenset()) -> Subject:
     """Capture of what was asked for. Raises SpecError for a module or a hint with which nothing can be planned."""
     captured = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
     found = annotated(captured, asked.hints)
+    recompute_checkpointed(captured)
     Rules(asked.replicate).check(captured.graph.graph)
     limits = Limits(asked.cluster.memory_bytes - captured.input_bytes, asked.optimizer_slots)
     return Subject(asked, captured, found, limits, without)

@@ -1,5 +1,5 @@
-"""The program of the mode that was not planned, as of evaluation where the plan is one of training: with the same parts
-of parameters, in the plan's memory."""
+"""Programs of calls that were not planned: in the other mode, as evaluation where the plan is for training, or with a
+batch of other sizes. Parameters lie as the plan has them, and memory is the plan's."""
 
 import copy
 from collections import ChainMap
@@ -14,6 +14,7 @@ from moe.parallel import together
 from moe.sharding.applied.materialise import tensors_of
 from moe.sharding.applied.ready import Ready, prepare, ready_of, written
 from moe.sharding.capture.capture import Captured, capture, device_of
+from moe.sharding.hints.hints import Pin
 from moe.sharding.placement import Placements
 from moe.sharding.planned import in_words
 from moe.sharding.rules.registry import Rules
@@ -21,6 +22,7 @@ from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.accumulate import Loop, loop_of, pins_in_loop
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
+from moe.sharding.solve.recompute import with_again
 from moe.sharding.solve.solved import Limits
 from moe.spec import SpecError
 
@@ -28,7 +30,7 @@ _BEYOND = (2.0, 4.0, 8.0, 16.0, float("inf"))
 """Times the memory that there is, with which a program is looked for that nothing has room for."""
 
 
-def of_other_mode(
+def of_other_call(
     skeleton: nn.Module,
     batch: Sequence[Any],
     loss: Callable[[Any], Tensor] | None,
@@ -36,12 +38,13 @@ def of_other_mode(
     replicate: Sequence[str],
     placements: Mapping[str, Placements],
 ) -> Ready:
-    """The program of a module in that mode. Where there is no room for the whole batch it goes through in the plan's
-    micro-batches; where that is not possible, the program is one that wants for little more than there is."""
+    """The program of a module, in its mode, for a batch. Where there is no room for the whole batch it goes through in
+    the plan's micro-batches; where that is not possible, the program needs as little more memory as can be. Hints hold
+    as in the plan. Rank 0 solves, and all ranks call this."""
     captured = capture(skeleton, batch, loss, device_of(plan.cluster))
-    prepare(captured, plan)
+    wished = prepare(captured, plan).pins(plan.mesh)
     rules = Rules(replicate, captured.parts, plan.mesh)
-    chosen = together.from_first(lambda: _chosen(captured, plan, replicate, rules, placements))
+    chosen = together.from_first(lambda: _chosen(captured, plan, replicate, rules, placements, wished))
     there = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **chosen)
     return ready_of(captured, written(captured, there, rules), there, batch)
 
@@ -52,9 +55,10 @@ def _chosen(
     replicate: Sequence[str],
     rules: Rules,
     placements: Mapping[str, Placements],
+    wished: Mapping[str, Pin],
 ) -> dict[str, Any]:
-    """Fields of a plan for this graph."""
-    pins = {
+    """Fields of a plan for this graph, whose hints ask for `wished`."""
+    pins = dict(wished) | {
         node.name: placements[leaf.name]
         for node, leaf in captured.leaves.items()
         if leaf.kind in ("parameter", "buffer")
@@ -63,6 +67,7 @@ def _chosen(
     for times, count, loop in _ways(captured, plan, replicate):
         room = max(1.0, plan.cluster.memory_bytes * times - captured.input_bytes)
         costs = Costs(plan.cluster, plan.degrees if loop is None else (count, *plan.degrees), loop)
+        pins = with_again(captured, pins)
         pinned = pins if loop is None else pins_in_loop(pins)
         found = PlacementProgram(captured, costs, rules, Limits(room, slots), pinned).solved()
         if found is not None:

@@ -1,0 +1,73 @@
+"""Checks that all ranks are called with the same batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe.sharding.exchange.mesh import Mesh
+
+EVERY_CALLS = 50
+"""Calls between two checks; the first call is checked too."""
+_BLOCK = 1 << 20
+"""Elements that are summed at a time."""
+
+
+def check_same(
+    mesh: Mesh, leaves: Sequence[Any] | None, expected: Sequence[Any], device: torch.device
+) -> None:
+    """Raise ValueError, on every rank, where ranks were called with different tensors, or one of them with a batch that
+    it refuses (`leaves` None). `expected` has a tuple where a tensor belongs. All ranks call it."""
+    numbers = [number for number, each in enumerate(expected) if isinstance(each, tuple)]
+    if mesh.num_ranks == 1:
+        return
+    sums = [torch.zeros((), dtype=torch.int64)] * len(numbers)
+    if leaves is not None:
+        sums = [checksum(leaves[number]) for number in numbers]
+    refuses = torch.tensor(int(leaves is None))
+    every = every_rank(mesh, torch.stack([each.to(device) for each in (refuses, *sums)])).tolist()
+    if leaves is None:
+        return
+    ranks = range(mesh.num_ranks) if mesh.device_mesh is None else mesh.device_mesh.mesh.flatten().tolist()
+    if refusing := [str(rank) for rank, (refused, *_) in zip(ranks, every, strict=False) if refused]:
+        raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
+    different = {
+        rank: [number for number, *sums in zip(numbers, of_rank[1:], every[0][1:], strict=True) if len({*sums}) > 1]
+        for rank, of_rank in zip(ranks, every, strict=False)
+        if of_rank != every[0]
+    }  # fmt: skip
+    if different:
+        words = "; ".join(
+            f"rank {rank}: {', '.join(f'inputs.{number}' for number in unlike)}"
+            for rank, unlike in different.items()
+        )
+        raise ValueError(
+            f"the batch is not the same on all ranks (other values than on rank 0 at {words}); give every rank the "
+            'global batch, or, where each has its own rows as of a DistributedSampler, apply(..., batch="local")'
+        )
+
+
+def every_rank(mesh: Mesh, rows: Tensor) -> Tensor:
+    """`[ranks, ...]` for `rows` `[...]`, in the order of ranks on the mesh. All ranks call it."""
+    gathered = rows.unsqueeze(0).contiguous()
+    for axis in reversed(range(len(mesh.degrees))):
+        gathered = mesh.all_gather(gathered, axis)
+    return gathered
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """An int64 scalar of all bits of a tensor and their places: the same for the same values, on any device, with any
+    strides and in any order of summation."""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for first in range(0, flat.numel(), _BLOCK):
+        block = flat[first : first + _BLOCK].contiguous().view(bits).to(torch.int64)
+        place = torch.arange(first, first + block.numel(), dtype=torch.int64, device=flat.device)
+        # sums of int64 wrap around, so that their order does not matter; odd factors lose no bit
+        mixed = (block + place * 0x2545F4914F6CDD1D) * 0x27D4EB2F165667C5
+        total += ((mixed ^ (mixed >> 29)) * 0x1B873593CC9E2D51).sum()
+    return total

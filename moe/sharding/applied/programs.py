@@ -1,0 +1,66 @@
+"""Programs of an applied module: that of its plan, and those of the other mode and of batches of other sizes, made when
+they are first called for and kept up to a bound."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from moe.sharding.applied.batch import batch_like
+from moe.sharding.applied.ready import Ready
+
+Key = tuple[bool, tuple[Any, ...]]
+"""Whether in training, and the shapes and dtypes of the batch's leaves."""
+
+
+class Programs:
+    """All programs of an applied module, over the same shards of parameters."""
+
+    def __init__(
+        self,
+        planned: Ready,
+        is_training: bool,
+        make: Callable[[bool, tuple[Any, ...]], Ready],
+        max_programs: int,
+    ) -> None:
+        """`make` gives the program of a mode for a batch; all ranks call it together."""
+        self.planned, self._is_training, self._make, self._max = planned, is_training, make, max_programs
+        self._kept: OrderedDict[Key, Ready] = OrderedDict()
+        self._compile: dict[str, Any] | None = None
+
+    def compile(self, options: dict[str, Any]) -> None:
+        """Have every program compiled by `torch.compile`, with these options."""
+        self._compile = options
+        self._kept.clear()
+
+    def of_plan(self, training: bool) -> Ready:
+        """The program of a mode for batches of the plan's size."""
+        return self._of((training, self.planned.batch), self.planned.batch)
+
+    def of_batch(self, training: bool, batch: Sequence[Any]) -> Ready:
+        """The program of a mode for a batch. Raises ValueError for one that differs from the plan's in more than
+        sizes."""
+        leaves = batch_like(batch, self.planned.batch, self.planned.batch_tree)
+        return self._of((training, leaves), leaves)
+
+    def _of(self, key: Key, leaves: tuple[Any, ...]) -> Ready:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        ready = self.planned
+        if key != (self._is_training, self.planned.batch):
+            ready = self._make(key[0], self._sample(leaves))
+        self._kept[key] = ready = replace(ready, options=self._compile)
+        while len(self._kept) > self._max:
+            self._kept.popitem(last=False)
+        return ready
+
+    def _sample(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+        tensors = [
+            torch.empty(each[0], dtype=each[1], device="meta") if isinstance(each, tuple) else each
+            for each in leaves
+        ]
+        return tuple(pytree.tree_unflatten(tensors, self.planned.batch_tree))

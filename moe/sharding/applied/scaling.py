@@ -1,0 +1,32 @@
+"""A `GradScaler` over an applied module: all ranks skip a step where one of them has a gradient that is not finite.
+
+Torch's own exchange between the ranks of DTensors goes by the placements of the first gradient alone.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from moe.sharding import torch_private
+from moe.sharding.parameters import APPLIED
+
+
+def _share_found(optimizer: Optimizer, by_device: dict[torch.device, Tensor]) -> None:
+    """Have all ranks skip a step, and change the scale of the loss, where one's shard is not finite. All ranks call
+    it."""
+    ours = [applied.mesh.device_mesh for applied in APPLIED]
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    meshes = {
+        id(parameter.device_mesh): parameter.device_mesh
+        for parameter in parameters
+        if isinstance(parameter, DTensor) and any(parameter.device_mesh is mesh for mesh in ours)
+    }
+    for mesh in meshes.values():
+        for found in by_device.values():
+            for axis in range(mesh.ndim):
+                dist.all_reduce(found, dist.ReduceOp.MAX, group=mesh.get_group(axis))
+
+
+torch_private.after_unscaling(_share_found)

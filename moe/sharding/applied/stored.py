@@ -1,0 +1,117 @@
+"""Shards of parameters and buffers as DTensors, and their way into programs and back.
+
+A DTensor's shards and a program's parts are the same but where several axes split one dimension unevenly (see
+`moe.sharding.placement`): then rows are exchanged within the outermost of these axes.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from moe.sharding.exchange.exchange import gather, padded, take_part, unpadded
+from moe.sharding.exchange.mesh import Mesh
+from moe.sharding.placement import Placements, axes_of, stored_extent
+
+
+def distributed(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
+    """The DTensor of this shape whose shard on this rank is given, in the same memory; the shard itself where the mesh
+    has no other ranks."""
+    if mesh.device_mesh is None:
+        return shard
+    axes = [Replicate() if each.dim is None else Shard(each.dim) for each in placements]
+    stride = torch.empty(tuple(shape), device="meta").stride()
+    return DTensor.from_local(
+        shard, mesh.device_mesh, axes, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor, differentiable and in the same memory; a plain tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def cut(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
+    """This rank's shard of a tensor that every rank has whole: a view."""
+    offsets, sizes = stored_extent(whole.shape, placements, mesh.degrees, mesh.indices)
+    for dim, (first, size) in enumerate(zip(offsets, sizes, strict=True)):
+        whole = whole.narrow(dim, first, size)
+    return whole
+
+
+def to_program(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
+    """This rank's part without padding, as a program takes it, differentiable. Ranks whose parts are not their shards
+    call it together."""
+    if not any(_uneven(shape, placements, mesh)):
+        return shard
+    return _ToProgram.apply(shard, shape, placements, mesh)
+
+
+def from_program(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
+    """This rank's shard of a part as a program gives it, padded or not. Ranks whose parts are not their shards call it
+    together."""
+    part = unpadded(part, shape, placements, mesh)
+    for dim, size, _ in _uneven(shape, placements, mesh):
+        outer, *inner = axes_of(placements, dim)
+        chunk = -(-shape[dim] // mesh.degrees[outer])
+        sizes = [chunk]
+        for axis in inner:
+            sizes.append(-(-sizes[-1] // mesh.degrees[axis]))
+        part = padded(part, dim, sizes[-1])
+        for axis, above in zip(reversed(inner), reversed(sizes[:-1]), strict=True):
+            part = gather(mesh, part, axis, dim, above)
+        part = part.narrow(dim, 0, size)
+        for axis in inner:
+            rows = part.shape[dim]
+            piece = -(-rows // mesh.degrees[axis])
+            first = min(mesh.indices[axis] * piece, rows)
+            part = part.narrow(dim, first, min(piece, rows - first))
+    return part
+
+
+def _recut(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
+    for dim, size, chunk in _uneven(shape, placements, mesh):
+        _, *inner = axes_of(placements, dim)
+        above = [size]  # rows of the shard of each axis before the next one cuts it
+        for axis in inner[:-1]:
+            pieces = -(-above[-1] // mesh.degrees[axis])
+            above.append(min(max(above[-1] - mesh.indices[axis] * pieces, 0), pieces))
+        for axis, rows in zip(reversed(inner), reversed(above), strict=True):
+            shard = padded(shard, dim, -(-rows // mesh.degrees[axis]))
+            shard = gather(mesh, shard, axis, dim, rows)
+        part = padded(shard, dim, chunk)
+        for axis in inner:
+            chunk = -(-chunk // mesh.degrees[axis])
+            part = take_part(mesh, part, axis, dim, chunk)
+        shard = part
+    return unpadded(shard, shape, placements, mesh)
+
+
+def _uneven(shape: Sequence[int], placements: Placements, mesh: Mesh) -> Iterator[tuple[int, int, int]]:
+    """(dimension, rows of this rank's shard along the outermost axis that splits it, rows of a full one) of dimensions
+    that several axes split and whose shards here may not be what a program takes: the same on all ranks that differ in
+    the inner axes alone."""
+    for dim, size in enumerate(shape):
+        axes = axes_of(placements, dim)
+        if len(axes) < 2:
+            continue
+        chunk = -(-size // mesh.degrees[axes[0]])
+        mine = min(max(size - mesh.indices[axes[0]] * chunk, 0), chunk)
+        is_deeper = chunk % math.prod(mesh.degrees[axis] for axis in axes[1:-1]) != 0
+        if mine and (mine < chunk or is_deeper):
+            yield dim, mine, chunk
+
+
+class _ToProgram(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, *layout: Any) -> Tensor:
+        ctx.layout = layout
+        ctx.set_materialize_grads(False)
+        return _recut(shard, *layout)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None if gradient is None else from_program(gradient, *ctx.layout), None, None, None
