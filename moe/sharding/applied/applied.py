@@ -80,7 +80,7 @@ class _Stays(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Called by torch. Whole plain tensors, as of the plain module, become this rank's shards."""
         for last, mine in (*self._parameters.items(), *self._buffers.items()):
-            given = state_dict.get(prefix + last)
+            given: Any = state_dict.get(prefix + last)
             if (
                 isinstance(mine, DTensor)
                 and type(given) in (Tensor, nn.Parameter)

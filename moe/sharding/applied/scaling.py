@@ -16,7 +16,7 @@ from moe.sharding.parameters import APPLIED
 def _share_found(optimizer: Optimizer, by_device: dict[torch.device, Tensor]) -> None:
     """Have all ranks skip a step, and change the scale of the loss, where one's shard is not finite. All ranks call
     it."""
-    ours = [applied.mesh.device_mesh for applied in APPLIED]
+    ours = [vars(applied)["mesh"].device_mesh for applied in APPLIED]
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     meshes = {
         id(parameter.device_mesh): parameter.device_mesh

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from moe.parallel import Layout, LocalParameter, Part, part_of, to_global
 from moe.train.checkpoint.piece import Piece
@@ -30,11 +31,16 @@ def run_tensors(
     for name, buffer in model.named_buffers():
         part = part_of(buffer)
         # A module that was laid out has another tensor after each step that changes it.
-        found = partial(model.get_buffer, name)
+        found = partial(_local_buffer, model, name)
         tensors[f"model.{name}"] = buffer if part.offsets is None else Piece(part.shape, part.offsets, found)
     for name, slot, tensor, part in moments(optimizer, parameters):
         tensors[f"optimizer.{slot}.{name}"] = _of_whole(tensor, part, layout)
     return tensors
+
+
+def _local_buffer(model: nn.Module, name: str) -> Tensor:
+    buffer = model.get_buffer(name)
+    return buffer.to_local() if isinstance(buffer, DTensor) else buffer
 
 
 def _of_whole(local: Tensor, part: Part, layout: Layout) -> Tensor | Piece:
