@@ -17,9 +17,11 @@ from moe.sharding.capture.capture import Captured, capture, device_of
 from moe.sharding.hints.hints import Pin
 from moe.sharding.placement import Placements
 from moe.sharding.planned import in_words
+from moe.sharding.propagation.propagate import Propagation
 from moe.sharding.rules.registry import Rules
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.accumulate import Loop, loop_of, pins_in_loop
+from moe.sharding.solve.bound import bound_by
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
 from moe.sharding.solve.recompute import with_again
@@ -63,13 +65,21 @@ def _chosen(
         for node, leaf in captured.leaves.items()
         if leaf.kind in ("parameter", "buffer")
     }
+    followed = None
+    if wished:
+        degrees = tuple(plan.mesh.values())
+        propagation = Propagation(captured, rules, degrees, with_again(captured, wished), {})
+        followed = propagation.propagated()
     slots = plan.memory.optimizer / plan.memory.gradients if plan.memory.gradients else 0.0
     for times, count, loop in _ways(captured, plan, replicate):
         room = max(1.0, plan.cluster.memory_bytes * times - captured.input_bytes)
         costs = Costs(plan.cluster, plan.degrees if loop is None else (count, *plan.degrees), loop)
         pins = with_again(captured, pins)
         pinned = pins if loop is None else pins_in_loop(pins)
-        found = PlacementProgram(captured, costs, rules, Limits(room, slots), pinned).solved()
+        bound = (
+            {} if followed is None else bound_by(captured, followed, rules, wished, in_loop=loop is not None)
+        )
+        found = PlacementProgram(captured, costs, rules, Limits(room, slots), pinned, bound=bound).solved()
         if found is not None:
             options, kept = found.assignment.options.items(), sorted(found.assignment.kept)
             return {

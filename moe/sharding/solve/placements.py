@@ -18,6 +18,7 @@ from moe.sharding.operands import AGAIN, is_operator, operands, result_nodes, sh
 from moe.sharding.placement import WHOLE, Placements
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.rule import Rule, operand_placements, result_placements
+from moe.sharding.solve.bound import Bound, allows
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
 from moe.sharding.solve.room import Room
@@ -45,9 +46,10 @@ class PlacementProgram:
         pins: Mapping[str, Pin] | None = None,
         classes: Mapping[fx.Node, fx.Node] | None = None,
         allowed: Allowed | None = None,
+        bound: Bound | None = None,
     ) -> None:
         self._captured, self._costs, self._rule_of, self._limits = captured, costs, rule_of, limits
-        self._pins, self._allowed = pins or {}, allowed or {}
+        self._pins, self._allowed, self._bound = pins or {}, allowed or {}, bound or {}
         self._graph = captured.graph.graph
         self._backward = captured.backward
         self._class = {node: (classes or {}).get(node, node) for node in self._graph.nodes}
@@ -125,6 +127,7 @@ class PlacementProgram:
             choice
             for choice in self._costs.choices(node, rule)
             if self._is_among(node, (each.name for each in choice.options))
+            and allows(self._bound, node, tuple(each.name for each in choice.options))
             and all(
                 self._is_allowed(name, result_placements(choice.options, number))
                 for number, name in pinned.items()

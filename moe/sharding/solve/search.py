@@ -16,6 +16,7 @@ from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import is_operator
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.rule import Rule
+from moe.sharding.solve.bound import ANY, Bound
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY
 from moe.sharding.solve.placements import Allowed, PlacementProgram
@@ -41,6 +42,8 @@ class Search:
     limits: Limits
     pins: Mapping[str, Pin]
     classes: Mapping[fx.Node, fx.Node] | None = None
+    bound: Bound = field(default_factory=dict)
+    """What hints split, which no assignment has whole."""
     _found: dict[tuple[int, tuple[str, ...]], Solved | None] = field(default_factory=dict)
     """Of one axis beside others, by what these have."""
 
@@ -94,7 +97,7 @@ class Search:
     ) -> Solved | None:
         limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * room)
         return PlacementProgram(
-            self.captured, self.costs, self.rule_of, limits, self.pins, self.classes, allowed
+            self.captured, self.costs, self.rule_of, limits, self.pins, self.classes, allowed, self.bound
         ).solved(most, quick=quick)
 
     def _num_flows(self) -> int:
@@ -161,11 +164,17 @@ class Search:
             every = self._names(node)
             allowed[node] = tuple(
                 every
-                if axis == free or self._is_loop(axis) or self._is_pinned(node, axis)
+                if axis == free
+                or self._is_loop(axis)
+                or self._is_pinned(node, axis)
+                or self._is_bound(node, axis)
                 else {"whole", "R"}
                 for axis in self._axes()
             )
         return allowed
+
+    def _is_bound(self, node: fx.Node, axis: int) -> bool:
+        return node in self.bound and self.bound[node][axis] != ANY
 
     def _is_pinned(self, node: fx.Node, axis: int) -> bool:
         return any(

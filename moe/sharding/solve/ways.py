@@ -9,6 +9,7 @@ from moe.sharding.planned import Considered
 from moe.sharding.propagation.propagate import Propagated, Propagation
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.accumulate import Loop, classes_of, in_loop, pins_in_loop
+from moe.sharding.solve.bound import Bound, bound_by
 from moe.sharding.solve.candidates import meshes, runs
 from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
@@ -92,13 +93,16 @@ def _on_mesh(
         said = {wish.node.name: wish.said for wish in found.wishes}
         followed = Propagation(captured, rules, tuple(degrees.values()), pins, said).propagated()
     begin = [] if followed is None else [followed.assignment]
+    bound: Bound = {}
+    if followed is not None and asked.search:
+        bound = bound_by(captured, followed, rules, pins, in_loop=loop is not None)
     alike: Mapping[str, Any] = pins
     if loop is not None:
         pins = pins_in_loop(pins)
         begin, alike = [in_loop(each, loop, count) for each in begin], classes_of(loop, pins)
     costs = Costs(asked.cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
     inner = Search(
-        captured, costs, rules, of.limits, pins, classes(captured, alike) if asked.search else None
+        captured, costs, rules, of.limits, pins, classes(captured, alike) if asked.search else None, bound
     )
     solved = inner.best(begin, first=first) if asked.search else inner.priced(*begin)
     return None if solved is None else Way(solved, degrees, costs, rules, followed, count, again)

@@ -1,0 +1,55 @@
+"""Work that hints split stays split: where propagation from hints splits an operator along a mesh axis, no plan has all
+ranks of that axis do all of it. Where hints say how inputs and all parameters lie along an axis, and nowhere contradict
+each other, products are split as propagation has them, as in data parallelism."""
+
+from collections.abc import Callable, Mapping
+
+from torch import fx
+
+from moe.sharding.capture.capture import Captured
+from moe.sharding.hints.hints import Pin
+from moe.sharding.operands import is_operator
+from moe.sharding.propagation.propagate import Propagated
+from moe.sharding.rules.rule import Rule
+
+Bound = Mapping[fx.Node, tuple[str, ...]]
+"""Of operators, what hints ask along each axis: the name of an option, SPLIT or ANY."""
+
+ANY, SPLIT = "any", "split"
+
+
+def bound_by(
+    captured: Captured,
+    followed: Propagated,
+    rule_of: Callable[[fx.Node], Rule],
+    pins: Mapping[str, Pin],
+    *,
+    in_loop: bool,
+) -> Bound:
+    """What follows from hints that pin nodes so, views apart; with a loop before the mesh's axes."""
+    trained = [node.name for node, leaf in captured.leaves.items() if leaf.kind == "parameter" and leaf.shape]
+    num_axes = len(followed.assignment.degrees)
+    conflicting = {conflict.axis for conflict in followed.conflicts}
+    full = [
+        axis not in conflicting and all(name in pins and pins[name][axis] is not None for name in trained)
+        for axis in range(num_axes)
+    ]
+    bound: dict[fx.Node, tuple[str, ...]] = {}
+    for node in captured.graph.graph.nodes:
+        if not is_operator(node) or rule_of(node).work == "none":
+            continue
+        names = [option.name for option in followed.assignment.options[node.name]]
+        asked = [
+            ANY if name == "whole" else name if full[axis] and rule_of(node).is_product else SPLIT
+            for axis, name in enumerate(names)
+        ]
+        bound[node] = (*([ANY] * in_loop), *asked)
+    return bound
+
+
+def allows(bound: Bound, node: fx.Node, names: tuple[str, ...]) -> bool:
+    """Whether an operator may have these options."""
+    return all(
+        asked == ANY or (name != "whole" if asked == SPLIT else name == asked)
+        for asked, name in zip(bound.get(node, ()), names, strict=False)
+    )

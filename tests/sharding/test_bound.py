@@ -1,0 +1,67 @@
+"""Hints bind the work: what they split no plan computes whole on every rank, however dear its exchanges are."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moe import sharding
+from moe.plan import Cluster
+from moe.sharding.applied.other_call import of_other_call, without_values
+from moe.sharding.exchange.exchange import take_part
+from moe.sharding.placement import WHOLE
+from moe.sharding.solve import ways
+from tests.sharding.on_ranks import cores
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def slow_links(num_devices: int) -> Cluster:
+    """Over which gradients take longer than all of the arithmetic."""
+    links = [{"devices": num_devices, "bytes_per_s": 1e5, "latency_s": 0.1}]
+    return Cluster.model_validate(cores(num_devices).model_dump(exclude_none=True) | {"links": links})
+
+
+DDP = {"*": sharding.Replicate(), "inputs": sharding.Split(0)}
+MESHES: tuple[dict[str, int], ...] = ({"a": 4}, {"a": 2, "b": 2})
+
+
+def products(plan: sharding.ShardingPlan) -> list[list[str]]:
+    return [names for node, names in plan.options.items() if node.startswith(("mm", "addmm"))]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_split_batch_with_replicated_parameters_stays_split(mesh: dict[str, int]):
+    batch = (torch.zeros(16, 64),)
+    plan = sharding.plan(Perceptron(), batch, slow_links(4), DDP, mesh=mesh)
+    assert len(products(plan)) >= 7
+    assert all("whole" not in names for names in products(plan))
+    assert {each.kind for each in plan.collectives} == {"all_reduce"}
+    assert set(plan.parameters.values()) == {" ".join("R" for _ in mesh)}
+
+
+def test_without_hints_slow_links_leave_all_of_it_whole(monkeypatch: pytest.MonkeyPatch):
+    """So that the test above can fail."""
+    batch = (torch.zeros(16, 64),)
+    plan = sharding.plan(Perceptron(), batch, slow_links(4), mesh={"a": 4})
+    assert all(names == ["whole"] for names in products(plan))
+    monkeypatch.setattr(ways, "bound_by", lambda *_, **__: {})
+    plan = sharding.plan(Perceptron(), batch, slow_links(4), DDP, mesh={"a": 4})
+    assert any(names == ["whole"] for names in products(plan))
+
+
+def test_evaluation_and_other_sizes_are_bound_too():
+    model = Perceptron()
+    plan = sharding.plan(model, (torch.zeros(16, 64),), slow_links(4), DDP, mesh={"a": 4})
+    placements = dict.fromkeys(plan.parameters, (WHOLE,))
+    ready = of_other_call(without_values(model).eval(), (torch.zeros(8, 64),), None, plan, (), placements)
+    targets = [node.target for node in ready.program.forward.graph.nodes]
+    assert take_part in targets
