@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
+from moe.sharding.applied.stored import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.table import table, with_table
@@ -39,7 +40,7 @@ def run_snippets(path: Path, folder: Path) -> dict[str, Any]:
     for each in snippets(path.read_text()):
         exec(compile(each, str(path), "exec"), names)
     return {
-        "parameters": {name: tuple(each.shape) for name, each in names["again"].named_parameters()},
+        "parameters": {name: tuple(local(each).shape) for name, each in names["again"].named_parameters()},
         "experts": names["whole"].get("experts"),
         "loss": names["loss"].item(),
     }
