@@ -89,7 +89,7 @@ def planned(build: Built, **options: Any) -> sharding.ShardingPlan:
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_checkpointed_is_computed_again_and_not_kept(way: str):
     without, again = planned(built("")), planned(built(way))
-    share = 0.8 if way == "sequential" else 0.6  # its last part is never checkpointed
+    share = 0.95 if way == "sequential" else 0.6  # its last part is never checkpointed, its first is half
     assert again.memory.kept < share * without.memory.kept
     assert kept_bytes(built(way), again) < share * kept_bytes(built(""), without)
     assert again.step_s > without.step_s

@@ -35,12 +35,18 @@ def all_to_all(
 ) -> Tensor:
     """The part split in dimension `after`, `size_after` long, of parts split in `before`, which together are
     `size_before` long."""
+    return begin_all_to_all(mesh, part, axis, before, after, size_before, size_after)()
+
+
+def begin_all_to_all(
+    mesh: Mesh, part: Tensor, axis: int, before: int, after: int, size_before: int, size_after: int
+) -> Pending:
     degree = mesh.degrees[axis]
     rows = padded(part, after, degree * size_after)
     sent = as_bytes(rows.unflatten(after, (degree, size_after)).movedim(after, 0).contiguous())
-    received = mesh.all_to_all(sent, axis, [1] * degree, [1] * degree)
-    every = torch.cat(received.view(part.dtype).unbind(0), before)
-    return every.narrow(before, 0, size_before)
+    wait = mesh.begin_all_to_all(sent, axis, [1] * degree, [1] * degree)
+    dtype = part.dtype
+    return lambda: torch.cat(wait().view(dtype).unbind(0), before).narrow(before, 0, size_before)
 
 
 def all_reduce(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:

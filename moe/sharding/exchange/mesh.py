@@ -69,6 +69,13 @@ class Mesh(ABC):
         total = self.all_reduce(x, axis, combine)
         return lambda: total
 
+    def begin_all_to_all(
+        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+    ) -> Callable[[], Tensor]:
+        """The same of an all-to-all."""
+        arrived = self.all_to_all(rows, axis, sent, received)
+        return lambda: arrived
+
     @abstractmethod
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
         """Starts to send `rows` to the rank whose index is `shift` lower, in a ring; gives what waits for those of the
@@ -209,12 +216,19 @@ class ShardingMesh(Mesh):
         return wait
 
     def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        return self.begin_all_to_all(rows, axis, sent, received)()
+
+    def begin_all_to_all(
+        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+    ) -> Callable[[], Tensor]:
         if (group := self.groups[axis]) is None:
-            return rows
+            return lambda: rows
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
         with self._named("all-to-all", rows, axis):
-            dist.all_to_all_single(arrived, rows, list(received), list(sent), group=group)
-        return arrived
+            work = dist.all_to_all_single(
+                arrived, rows, list(received), list(sent), group=group, async_op=True
+            )
+        return self._waiting("all-to-all", work, arrived, rows, axis)
 
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
         group, degree, index = self.groups[axis], self.degrees[axis], self.indices[axis]

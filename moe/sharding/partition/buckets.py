@@ -18,6 +18,7 @@ from torch import fx
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import BUCKET_BYTES
+from moe.sharding.partition.overlap import begin_all_to_alls
 from moe.sharding.partition.program import Program
 from moe.sharding.partition.writer import moved_bytes
 
@@ -107,7 +108,7 @@ def put_in_buckets(module: fx.GraphModule, degrees: Sequence[int]) -> None:
         for each in bucket.members:
             for node in dict.fromkeys((each.result, each.call)):
                 graph.erase_node(node)
-    graph.lint()
+    begin_all_to_alls(graph)
     module.recompile()
 
 

@@ -103,6 +103,7 @@ def restore(
     numbers, packed = _numbers(applied, optimizer), optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
     shards = applied.shards()
+    of_elements = _slots_of_elements(index, {name: shard.shape for name, shard in shards.items()})
     for name, number in numbers.items():
         kept = index.optimizer.state.get(index.tied.get(name, name), {})
         shape = shards[name].shape
@@ -110,7 +111,7 @@ def restore(
         for slot, value in kept.items():
             if "tensor" in value:
                 stored = index.tensors[value["tensor"]]
-                lies_alike = len(shape) > 0 and stored.shape == shape
+                lies_alike = stored.shape == shape and (len(shape) > 0 or slot in of_elements)
                 state[number][slot] = read(stored, value["tensor"], name if lies_alike else None)
             else:
                 state[number][slot] = _value(value["plain"])
@@ -124,6 +125,18 @@ def restore(
     optimizer.load_state_dict(
         {"state": {n: each for n, each in state.items() if each}, "param_groups": groups}
     )
+
+
+def _slots_of_elements(index: Index, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Slots that have a value for each element of a parameter, as `exp_avg` has and `step` has not: what a slot of a
+    parameter that is one number is like cannot be told by its shape."""
+    assert index.optimizer is not None
+    return {
+        slot
+        for name, kept in index.optimizer.state.items()
+        for slot, value in kept.items()
+        if "tensor" in value and shapes.get(name) and index.tensors[value["tensor"]].shape == shapes[name]
+    }
 
 
 def _names_by_group(applied: Applied, optimizer: Optimizer) -> list[list[str]]:
