@@ -1,5 +1,5 @@
-"""All-to-alls beside what does not need them: each begins as soon as what it sends is there, and is waited for where
-its result is used first."""
+"""All-to-alls beside what does not need them: each begins as soon as what it sends is there, what it does not wait for
+comes after that, and it is waited for where its result is used first."""
 
 from torch import fx
 
@@ -7,21 +7,42 @@ from moe.sharding.exchange import exchange
 
 
 def begin_all_to_alls(graph: fx.Graph) -> None:
-    """Begin the all-to-alls of a program where their operands are made, in place. They keep their order, which is the
-    same on all ranks."""
-    place = {node: at for at, node in enumerate(graph.nodes)}
-    last: fx.Node | None = None
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is not exchange.all_to_all:
-            continue
-        before = [*node.all_input_nodes, *([last] if last is not None else [])]
-        ready = max(before, key=lambda each: place[each])
-        with graph.inserting_after(ready):
+    """Begin the all-to-alls of a program before what they do not need, in place. Order is the same on all ranks."""
+    exchanges = [
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and node.target is exchange.all_to_all and node.users
+    ]
+    for node in exchanges:
+        with graph.inserting_before(node):
             begun = graph.call_function(exchange.begin_all_to_all, node.args, node.kwargs)
         begun.meta.update(node.meta)
-        place[begun], last = place[ready], begun
         node.target, node.args, node.kwargs = exchange.finish, (begun,), {}
         node.meta.pop("move", None)
-        if node.users:
-            min(node.users, key=lambda user: place[user]).prepend(node)
+        _put_behind(graph, begun)
+    place = {node: at for at, node in enumerate(graph.nodes)}
+    for node in exchanges:
+        min(node.users, key=lambda user: place[user]).prepend(node)
     graph.lint()
+
+
+def _put_behind(graph: fx.Graph, begun: fx.Node) -> None:
+    """Move calls that a collective does not need from before it to behind it, in their order."""
+    needed, waiting = {begun}, [begun]
+    while waiting:
+        for operand in waiting.pop().all_input_nodes:
+            if operand not in needed:
+                needed.add(operand)
+                waiting.append(operand)
+    before: list[fx.Node] = []
+    for node in graph.nodes:
+        if node is begun:
+            break
+        before.append(node)
+    # the list of arguments is emptied once; results of earlier exchanges stay where they are waited for
+    last_argument = max((at for at, node in enumerate(before) if node.op == "call_method"), default=0)
+    behind = begun
+    for node in before[last_argument + 1 :]:
+        if node not in needed and node.op == "call_function":
+            behind.append(node)
+            behind = node
