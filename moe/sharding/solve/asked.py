@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint
+from moe.sharding.solve.own_cluster import own_cluster
 from moe.spec import Problem, SpecError
 from moe.spec.files import read_plain
 
@@ -87,7 +87,7 @@ def _kind(value: Any) -> str:
 def asked_cluster(given: Any) -> Cluster:
     """A cluster, that of a file, or where there is none one device of this kind for each rank. Raises SpecError."""
     if given is None:
-        return one_cluster_of({"num_nodes": 1, "devices_per_node": together.world_size()})
+        return own_cluster()
     if isinstance(given, Cluster):
         return given
     if not isinstance(given, str | Path):

@@ -1,13 +1,13 @@
 """From a running cluster's facts to what the planner plans for."""
 
 import math
-import re
 from collections.abc import Sequence
 
 from pydantic import ValidationError
 
 from moe.plan import DEVICES, Cluster, DeviceFacts, Plan, Pools, Search, plan_anywhere
 from moe.plan.cluster.cluster import of_several_kinds
+from moe.plan.cluster.named import device_named, unknown_gpu
 from moe.plan.executable import check_asked
 from moe.plan.goal import Goal
 from moe.plan.profile import ProfileName
@@ -17,17 +17,7 @@ from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.lifecycle.admission import gpus_per_worker
 
-_ASSUMED = "a100-80"
-"""The device type whose rates an unknown GPU is planned with, and is said to be."""
-_ASSUMED_FACTS = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2.039e12, "link_bytes_per_s": 300e9,
-                  "across_nodes_bytes_per_s": 25e9}  # fmt: skip
 _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
-_GPU_NAMES = {
-    "A100": "a100-80", "V100": "v100", "H100": "h100", "H200": "h200", "B200": "b200", "GB200": "gb200",
-    "B300": "b300", "GB300": "gb300", "H20": "h20", "H800": "h800", "L40S": "l40s", "A10G": "a10g",
-    "4090": "rtx-4090", "5090": "rtx-5090", "MI300X": "mi300x", "MI355X": "mi355x",
-}  # fmt: skip
-"""Device types by a part of the names that Ray gives accelerators: `H100`, `A100-40G`, `AMD-Instinct-MI300X-OAM`."""
 
 
 def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
@@ -172,20 +162,14 @@ def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
 
 def _device_type(node: NodeFacts) -> str | None:
     """The type in `DEVICES`; None of a GPU that is not known here."""
-    parts = set(re.split(r"[^A-Z0-9]+", (node.accelerator or "").upper()))
-    if "A100" in parts and parts & {"40G", "40GB"}:
-        return "a100-40"
-    return next((device for part, device in _GPU_NAMES.items() if part in parts), None)
+    return device_named(node.accelerator or "")
 
 
 def _gpu_of(nodes: Sequence[NodeFacts]) -> str | DeviceFacts:
     """The type of these nodes' GPUs, of several kinds the slowest; what is assumed of a kind that is not known."""
     for node in nodes:
         if _device_type(node) is None:
-            return DeviceFacts(
-                name=f"unknown GPU {node.accelerator or ''}".strip()[:64], assumed_as=_ASSUMED,
-                memory_bytes=_gpu_memory_bytes(node), **_ASSUMED_FACTS,
-            )  # fmt: skip
+            return unknown_gpu(node.accelerator or "", _gpu_memory_bytes(node))
     types = {device for node in nodes if (device := _device_type(node)) is not None}
     return min(sorted(types), key=lambda each: max(DEVICES[each].peak_flops_per_s.values()))
 

@@ -1,0 +1,34 @@
+"""Device types by the names that drivers, torch and Ray have for them."""
+
+import re
+
+from moe.plan.cluster.facts import DeviceFacts
+
+_GPU_NAMES = {
+    "A100": "a100-80", "V100": "v100", "H100": "h100", "H200": "h200", "B200": "b200", "GB200": "gb200",
+    "B300": "b300", "GB300": "gb300", "H20": "h20", "H800": "h800", "L40S": "l40s", "A10G": "a10g",
+    "4090": "rtx-4090", "5090": "rtx-5090", "MI300X": "mi300x", "MI355X": "mi355x",
+}  # fmt: skip
+"""Device types by a part of such a name: `H100`, `A100-40G`, `NVIDIA H100 80GB HBM3`, `AMD-Instinct-MI300X-OAM`."""
+_ASSUMED = "a100-80"
+"""The device type whose rates an unknown GPU is planned with, and is said to be."""
+_ASSUMED_FACTS = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2.039e12, "link_bytes_per_s": 300e9,
+                  "across_nodes_bytes_per_s": 25e9}  # fmt: skip
+
+
+def device_named(name: str) -> str | None:
+    """The type in `DEVICES` of a GPU with this name; None of one that is not known here."""
+    parts = set(re.split(r"[^A-Z0-9]+", name.upper()))
+    if "A100" in parts and parts & {"40G", "40GB"}:
+        return "a100-40"
+    return next((device for part, device in _GPU_NAMES.items() if part in parts), None)
+
+
+def unknown_gpu(name: str, memory_bytes: int) -> DeviceFacts:
+    """What is assumed of a GPU whose name says nothing here."""
+    return DeviceFacts(
+        name=f"unknown GPU {name}".strip()[:64],
+        assumed_as=_ASSUMED,
+        memory_bytes=memory_bytes,
+        **_ASSUMED_FACTS,
+    )

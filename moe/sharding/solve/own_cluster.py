@@ -1,0 +1,35 @@
+"""The cluster that the present ranks are: one device of this machine's kind for each."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moe.parallel import together
+from moe.parallel.accelerator import accelerator, has_gpu
+from moe.plan.cluster.cluster import Cluster, one_cluster_of
+from moe.plan.cluster.named import device_named, unknown_gpu
+
+
+def own_cluster() -> Cluster:
+    """GPUs where there are and the default process group, if there is one, joins them; else cores."""
+    ranks = together.world_size()
+    if not has_gpu() or not _joins_gpus():
+        return one_cluster_of({"num_nodes": 1, "devices_per_node": ranks})
+    name = accelerator("cuda").name or ""
+    memory_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return one_cluster_of(cluster_of_gpus(name, memory_bytes, torch.cuda.device_count(), ranks))
+
+
+def cluster_of_gpus(name: str, memory_bytes: int, num_gpus: int, num_ranks: int) -> dict[str, Any]:
+    """The cluster of so many ranks on machines with so many GPUs each, as plain values."""
+    per_node = math.gcd(num_gpus, num_ranks)
+    device = device_named(name) or unknown_gpu(name, memory_bytes).model_dump(exclude_none=True)
+    return {"num_nodes": num_ranks // per_node, "devices_per_node": per_node, "device": device,
+            "memory_bytes": memory_bytes}  # fmt: skip
+
+
+def _joins_gpus() -> bool:
+    """Whether collectives of tensors on GPUs go over NCCL: gloo would take them through the host."""
+    return not dist.is_initialized() or "nccl" in str(dist.get_backend_config())
