@@ -11,4 +11,4 @@ class ModuleReport(JsonRecord):
 
     num_steps: int = 0
     loss: float | None = None
-    """Loss of the batch after the last that it was trained on."""
+    """Loss of the batch after the last of `train.num_steps`, which it was not trained on."""

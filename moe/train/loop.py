@@ -11,7 +11,7 @@ from typing import Any, Literal
 from moe.activity import doing
 from moe.parallel import Layout, together, values_changed
 from moe.plan import Plan
-from moe.records import JsonRecord, StepRecord
+from moe.records import JsonRecord, ModuleReport, StepRecord
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from moe.spec.adapter import base_in_words
 from moe.spec.patterns import matches, starred
@@ -139,6 +139,8 @@ def train(
 
     with doing("evaluation", "evaluation of the finished model"):
         report = task.evaluate(state.model, layout, data)
+    if isinstance(report, ModuleReport):
+        report = replace(report, num_steps=done)  # fewer than were asked for, where its time was over
     if layout.rank == 0:
         folder.write(REPORT, json.dumps(report.to_plain(), indent=1, ensure_ascii=False).encode())
     return Outcome("succeeded", done, report)

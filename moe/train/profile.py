@@ -66,5 +66,11 @@ class StepProfile:
         if self._layout.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._first = self._last = step
-        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True)
-        self._profiler.start()
+        profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+        try:
+            profiler.start()
+        except RuntimeError as error:
+            self._recorder.log("warning", f"steps from {step} on are not traced: {error}")
+            self._spec = None
+            return
+        self._profiler = profiler

@@ -70,7 +70,7 @@ class HeartbeatServer:
     async def _end(self) -> None:
         self._server.close()
         for writer in self._writers:
-            writer.close()
+            writer.transport.abort()  # a stopped process takes nothing of what is still to be sent
         # Each ends by itself once its connection is closed; one that is cancelled would be told of as an error.
         while self._writers:
             await asyncio.sleep(0)
