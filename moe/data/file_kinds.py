@@ -13,8 +13,6 @@ HEAD_BYTES = 48
 """First bytes of a file that tell its kind."""
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Errors of reading a file that is damaged, or gone."""
-_MAX_WINDOW_BYTES = 1 << 27
-"""Memory that decompression may take, as `zstd` has it where nothing else is said."""
 
 
 def _zstd(raw: IO[bytes]) -> Any:
