@@ -124,7 +124,7 @@ def test_every_metric_may_be_named_as_the_harness_names_it(tmp_path: Path, outpu
         ({"dataset_kwargs": {"data_files": {"test": "none.jsonl"}}}, "data_files.test .* does not exist"),
         (
             {"dataset_kwargs": {"data_files": {"test": "link.jsonl"}}},
-            "data_files.test .* lies outside the folders",
+            "data_files.test .* leads out of the folders",
         ),
         ({"dataset_kwargs": {"data_files": {"test": "empty.jsonl"}}}, "data_files.test .* has no document"),
         ({"test_split": "train"}, r"test_split \(='train'\) must be one of dataset_kwargs.data_files: test"),

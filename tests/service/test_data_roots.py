@@ -39,7 +39,7 @@ def test_a_file_swapped_for_a_link_after_the_post_is_not_read(
 
     posted.unlink()
     posted.symlink_to(secret)
-    with pytest.raises(SpecError, match="outside the folders"):
+    with pytest.raises(SpecError, match="leads out of the folders"):
         prepare(launch.spec.data, launch.spec.model, tmp_path / "cache", roots=launch.data_roots)
 
 
