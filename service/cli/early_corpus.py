@@ -9,10 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from service.cli.checks import available_memory_bytes
+
 if TYPE_CHECKING:
     from moe.spec import CatalogsSpec, TranslationModelSpec
 
 PATIENCE_S = 5.0
+MIN_MEMORY_BYTES = 2 * 1024**3
+"""Of the machine; the preparation takes 0.63 GB at most."""
 
 
 class EarlyCorpus:
@@ -27,6 +31,9 @@ class EarlyCorpus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "EarlyCorpus":
+        available = available_memory_bytes()
+        if available is not None and available < MIN_MEMORY_BYTES:
+            return self
         command = [sys.executable, "-m", "service.cli.early_corpus", str(self._cache_dir)]
         # Of tokenizers' threads.
         environment = {**os.environ, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -73,10 +80,15 @@ def catalogs() -> "tuple[CatalogsSpec, TranslationModelSpec]":
     return CatalogsSpec(corpus="catalogs"), TranslationModelSpec.model_validate({"preset": "gshard-tiny"})
 
 
-def machine_cache() -> Path:
-    """The folder for what is made once for a user of this machine, by the XDG base directory specification."""
+def machine_cache() -> Path | None:
+    """The folder for what is made once for a user of this machine, by the XDG base directory specification; None for a
+    user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "shardyard" / "corpora"
+    try:
+        cache = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    except RuntimeError:
+        return None
+    return cache / "shardyard" / "corpora"
 
 
 if __name__ == "__main__":

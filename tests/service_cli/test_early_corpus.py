@@ -80,10 +80,11 @@ def test_without_a_shared_folder_each_builds_its_own(tmp_path: Path) -> None:
 def test_it_ends_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real one, in the middle of its work: nothing goes on, and nothing is left that a job would take for whole."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert machine_cache() == tmp_path / "home" / "shardyard" / "corpora"
+    shared = machine_cache()
+    assert shared == tmp_path / "home" / "shardyard" / "corpora"
     with EarlyCorpus(tmp_path / "cache") as early:
         process = early._process
         assert process is not None
-        await_that(lambda: list(machine_cache().glob("*.building-*")), lambda: str(process.poll()))
+        await_that(lambda: list(shared.glob("*.building-*")), lambda: str(process.poll()))
     assert process.poll() is not None
-    assert not [folder for folder in machine_cache().iterdir() if (folder / "complete.json").exists()]
+    assert not [folder for folder in shared.iterdir() if (folder / "complete.json").exists()]
