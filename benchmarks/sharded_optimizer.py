@@ -18,6 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from benchmarks import results
 from moe import sharding
 from moe.plan import Cluster
+from moe.sharding.applied.stored import local
 
 RANKS, LAYERS, WIDTH, ROUNDS, WARM_UP = 2, 75, 64, 60, 5
 FORMS: dict[str, dict[str, bool]] = {"one by one": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -56,7 +57,7 @@ def _dtensors() -> list[nn.Parameter]:
 def _plain(parts: list[nn.Parameter]) -> list[nn.Parameter]:
     found = []
     for each in parts:
-        parameter = nn.Parameter(each.detach().clone())
+        parameter = nn.Parameter(local(each.detach()).clone())
         parameter.grad = torch.randn_like(parameter)
         found.append(parameter)
     return found
