@@ -82,19 +82,19 @@ class Texts:
         if calls := message.get("tool_calls"):
             name = calls[0]["function"]["name"]
             next_word = {"role": "tool", "content": "x", "name": name, "tool_call_id": calls[0].get("id", "")}
-        found = []
+        continuations = []
         for follower in (*self.messages[at + 1 : at + 2], next_word):
             before_it = self.messages[:at]
-            silent = [without_thoughts(each) for each in (*before_it, message)]
+            silent = [without_thoughts(earlier) for earlier in (*before_it, message)]
             for messages in ([*before_it, message], [*before_it, silent[-1]], silent):
                 try:
                     before, after = self.of(messages), self.of([*messages, follower])
                 except Unreadable:
                     continue
                 if after.startswith(before):
-                    found.append(after[len(before) :])
+                    continuations.append(after[len(before) :])
                     break
-        return found
+        return continuations
 
     def _going_on(self, at: int, asked: str) -> str | None:
         """What asks for an answer, with the answer behind it; None where none can be told. The thoughts are left out
@@ -132,8 +132,10 @@ class Texts:
     def _head(self, at: int) -> str | None:
         """What the template writes up to where message `at` begins to speak."""
         sign = f"said-{secrets.token_hex(8)}"
-        head, found, _ = self.of([*self.messages[:at], {"role": ASSISTANT, "content": sign}]).partition(sign)
-        return head if found else None
+        head, has_sign, _ = self.of([*self.messages[:at], {"role": ASSISTANT, "content": sign}]).partition(
+            sign
+        )
+        return head if has_sign else None
 
     def _begin_of_opening(self, text: str) -> int:
         """Where an answer begins that nobody has asked for: nothing can be rendered before it, since templates look at
@@ -191,9 +193,9 @@ def _written_behind(content: str, asked: str, head: str) -> str | None:
 
 
 def _behind(head: str, text: str) -> str | None:
-    for each in (head, head.rstrip()):
-        if text.startswith(each):
-            return text[len(each) :]
+    for beginning in (head, head.rstrip()):
+        if text.startswith(beginning):
+            return text[len(beginning) :]
     return None
 
 

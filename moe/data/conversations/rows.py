@@ -52,9 +52,9 @@ class RowWriter:
 
     def _prepared(self, conversation: Conversation) -> Conversation:
         """The same conversation, its thoughts and calls as the template reads them."""
-        messages = tuple(with_thoughts(each) for each in conversation.messages)
+        messages = tuple(with_thoughts(message) for message in conversation.messages)
         conversation = replace(conversation, messages=messages)
-        if not any(each.get("tool_calls") for each in messages):
+        if not any(message.get("tool_calls") for message in messages):
             return conversation
         if self._forms is None:
             self._forms = CallForms.of(lambda messages: self._template.render(messages).text)
@@ -103,13 +103,13 @@ class RowWriter:
         model. At the end of the text, what would follow answer `at` says which that is."""
         if self._end is None or text[begin:end].rstrip().endswith(self._ends):
             return text, end
-        if found := self._end.match(text, end):
-            return text, found.end()
+        if match := self._end.match(text, end):
+            return text, match.end()
         if end < len(text) or at is None or not self._ends_behind():
             return text, end
         for following in texts.follows(at):
-            if found := self._end.match(following):
-                return text + found[0], end + found.end()
+            if match := self._end.match(following):
+                return text + match[0], end + match.end()
         return text, end
 
     def _ends_behind(self) -> bool:
@@ -119,7 +119,7 @@ class RowWriter:
             question, answer = {"role": "user", "content": "x"}, {"role": ASSISTANT, "content": "y"}
             texts = Texts(self._template, Conversation((question, answer)))
             try:
-                self._has_end_behind = any(self._end.match(each) for each in texts.follows(1))
+                self._has_end_behind = any(self._end.match(following) for following in texts.follows(1))
             except Unreadable:
                 self._has_end_behind = True
         return self._has_end_behind
@@ -139,7 +139,7 @@ class RowWriter:
             _add(rows, Answer(at, text, common_length(before, text)))
         if len(rows) == 1 and whole.startswith(rows[0][-1].text):
             return ()
-        found = []
+        written = []
         for row in rows:
             text, spans = row[-1].text, []
             for answer in row:
@@ -149,8 +149,8 @@ class RowWriter:
                     text, end = self._with_end(texts, answer.at, text, begin, end)
                     spans.append((begin, end))
             if spans:
-                found.append(Written(text, tuple(spans), by_marks=True))
-        return tuple(found)
+                written.append(Written(text, tuple(spans), by_marks=True))
+        return tuple(written)
 
     def _by_marks(self, texts: Texts) -> Written:
         conversation = texts.conversation
@@ -201,7 +201,7 @@ def _add(rows: list[list[Answer]], answer: Answer) -> None:
 
 def _is_opening(before: Sequence[Message]) -> bool:
     """Whether nobody has said anything yet that could be answered."""
-    return all(each["role"] in ("system", "developer", "assistant") for each in before)
+    return all(message["role"] in ("system", "developer", "assistant") for message in before)
 
 
 def _left_out(message: Message, answer: Answer, at: int) -> list[str]:

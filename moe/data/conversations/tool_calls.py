@@ -92,14 +92,14 @@ def _named(messages: Sequence[Message]) -> list[Message]:
     number, named, waiting = 0, list[Message](), list[tuple[Any, str]]()
     for message in messages:
         if calls := message.get("tool_calls"):
-            waiting, told = [], []
+            waiting, renamed = [], []
             for call in calls:
                 id, name = str(call.get("id", "")), call["function"]["name"]
                 new = id if name in id else f"functions.{name}:{number}"
                 number += 1
                 waiting.append((call.get("id"), new))
-                told.append({**call, "id": new})
-            message = {**message, "tool_calls": told}
+                renamed.append({**call, "id": new})
+            message = {**message, "tool_calls": renamed}
         elif message["role"] == "tool" and waiting:
             of_id = [
                 pair for pair in waiting if pair[0] is not None and pair[0] == message.get("tool_call_id")
