@@ -42,7 +42,7 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     given = {
         "name": "tuned", "model": {"from": str(folder), "moe": {"group_tokens": 512}}, "adapter": {"rank": 2},
         "data": {"corpus": corpus, "paths": [f"{tmp_path}/data/*"], "max_tokens": 512, "held_out": 0.2},
-        "train": {"num_steps": 4, "batch_tokens": 1024, "optimizer": {"name": "adamw", "peak_lr": 2e-3}},
+        "train": {"num_steps": 4, "batch_tokens": 1024, "optimizer": {"name": "adamw", "peak_lr": 2e-2}},
         "resources": {"num_workers": 1}, "checkpoint": {"every_steps": 2},
     }  # fmt: skip
     expanded = expand(given, None)
