@@ -166,7 +166,8 @@ def test_a_head_of_an_earlier_release_is_stopped(state_dir: Path, version: int) 
         process = {"pid": shown.pid, "started": shown.started}
         node = {"session": core.pid, "processes": [process]}
         folder = state_dir / "head"
-        folder.mkdir()
+        (folder / "n0").mkdir(parents=True)
+        (folder / "n0" / "ray_current_cluster").write_text("127.0.0.1:1")
         record = {
             "version": version, "folder": str(folder), "token_path": str(state_dir / "token"), "num_cpus": 1,
             "address": "127.0.0.1:1", "nodes": [node], "dashboard_url": "http://127.0.0.1:2",
