@@ -1,10 +1,13 @@
 """Random numbers are a function of seed, step, operator and position: any layout draws those that one device draws."""
 
+import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +18,7 @@ from moe.sharding.exchange.mesh import OneDevice
 from moe.sharding.operands import is_operator
 from moe.sharding.placement import WHOLE
 from moe.sharding.propagation.assignment import Assignment
+from moe.sharding.rules.distributions import DISTRIBUTIONS, values
 from moe.sharding.rules.registry import rule_of
 from moe.spec import SpecError
 from tests.sharding.partitioned import MESHES, drawn, programmed, run_program
@@ -45,6 +49,29 @@ class Drawn(nn.Module):
         return self.w * (noise + coins) + whole_rows
 
 
+class Distributions(nn.Module):
+    """Noise of every distribution, from functions and methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(5, 7, dtype=D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        like = torch.empty_like(x)
+        noise = torch.randn(5, 7, dtype=D) + torch.randn_like(x) + torch.empty(7, dtype=D).normal_(1, 2)
+        noise = noise + torch.normal(x, x.abs()) + torch.normal(0.5, x.abs()) + torch.normal(x, 2.0)
+        noise = noise + torch.normal(0.0, 1.0, (5, 7), dtype=D) + like.exponential_(2.0).log()
+        noise = noise + torch.empty_like(x).log_normal_(0.1, 0.2) + torch.empty_like(x).geometric_(0.3)
+        noise = (
+            noise
+            + torch.empty_like(x).cauchy_(1, 2).tanh()
+            + torch.randint(9, (5, 7))
+            + torch.randint(-3, 3, (7,))
+        )
+        noise = noise + torch.randint_like(x, 4) + torch.randint_like(x, -2, 9)
+        return self.w * noise + F.gumbel_softmax(self.w, hard=True)
+
+
 def on_one(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
     captured = capture(module, sample)
     whole = {
@@ -57,7 +84,7 @@ def on_one(module: nn.Module, sample: tuple[Tensor, ...], draws: Draws) -> Any:
     return run_program(program, module, sample, OneDevice(draws=draws))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [Dropped, Drawn])
+@pytest.mark.parametrize("kind", [Dropped, Drawn, Distributions])
 def test_any_layout_draws_the_same(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     module, sample = kind(), (torch.randn(5, 6 if kind is Dropped else 7, dtype=D),)
@@ -109,13 +136,64 @@ def test_what_is_drawn_is_distributed_as_torch_says() -> None:
     assert (rows - torch.eye(3)).abs().max() < 0.03, "operators draw from streams of their own"
 
 
+class Samples(nn.Module):
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.draw(torch.empty_like(x))
+
+
+@pytest.mark.parametrize(
+    ("draw", "distribution"),
+    [
+        (torch.randn_like, stats.norm()),
+        (lambda x: x.normal_(1, 2), stats.norm(1, 2)),
+        (lambda x: x.log_normal_(0.5, 0.4), stats.lognorm(0.4, scale=math.exp(0.5))),
+        (lambda x: x.exponential_(3), stats.expon(scale=1 / 3)),
+        (lambda x: x.cauchy_(-1, 2), stats.cauchy(-1, 2)),
+        (lambda x: x.geometric_(0.3), stats.geom(0.3)),
+        (lambda x: torch.randint_like(x, 5), stats.randint(0, 5)),
+        (lambda x: torch.randint_like(x, -4, 9), stats.randint(-4, 9)),
+    ],
+    ids=["randn", "normal", "log-normal", "exponential", "Cauchy", "geometric", "below", "between"],
+)
+def test_distributions_are_those_of_torch(draw: Callable[[Tensor], Tensor], distribution: Any) -> None:
+    """By the Kolmogorov-Smirnov statistic of continuous ones, and the greatest error of a frequency of others."""
+    (numbers,) = on_one(Samples(draw), (torch.zeros(300, 100, dtype=D),), Draws())[0]
+    assert numbers.isfinite().all()
+    if hasattr(distribution, "pmf"):
+        numbers, counts = numbers.unique(return_counts=True)
+        assert float((counts / 30_000 - torch.tensor(distribution.pmf(numbers.numpy()))).abs().max()) < 0.01
+    else:
+        assert stats.kstest(numbers.flatten().numpy(), distribution.cdf).statistic < 0.01
+
+
+@pytest.mark.parametrize("draw", [0.0, 2.0**-53, 1 - 2.0**-53])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_the_least_and_the_greatest_draw_give_finite_numbers(name: str, draw: float) -> None:
+    parameters: list[Any] = {"integer": [2, 5], "geometric": [0.5]}.get(name, [])
+    dtypes = (torch.float16, torch.float32, D) if name == "exponential" else (D,)
+    for dtype in dtypes:
+        number = values(name, torch.tensor(draw, dtype=D), parameters, dtype)
+        assert number.isfinite()
+        assert name != "exponential" or number.log().isfinite()
+        assert name != "integer" or 2 <= number < 5
+
+
 def test_dropout_of_a_module_that_is_evaluated_drops_nothing() -> None:
     module, sample = Dropped().eval(), (torch.randn(5, 6, dtype=D),)
     assert torch.allclose(on_one(module, sample, Draws())[0][0], module(*sample))
 
 
 @pytest.mark.parametrize(
-    "function", [lambda x: torch.randn(3), lambda x: torch.randperm(5), lambda x: torch.multinomial(x, 1)]
+    "function",
+    [
+        lambda x: torch.randn(3, dtype=torch.complex64).real,
+        lambda x: torch.randperm(5),
+        lambda x: torch.multinomial(x, 1),
+    ],
 )
 def test_others_are_refused_in_words(function: Any) -> None:
     class Other(nn.Module):
@@ -123,7 +201,7 @@ def test_others_are_refused_in_words(function: Any) -> None:
             return function(x)
 
     captured = capture(Other(), (torch.ones(2, 4),))
-    (node,) = [each for each in captured.graph.graph.nodes if is_operator(each)]
+    node = next(node for node in captured.graph.graph.nodes if is_operator(node))
     with pytest.raises(
         SpecError, match=r"test_random_numbers.py:\d+.*would be others on each layout; make them of"
     ):

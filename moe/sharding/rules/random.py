@@ -11,6 +11,7 @@ from moe import random
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import AGAIN, operands, results, shape_of
 from moe.sharding.rules.dims import named, sizes_of, unsplit
+from moe.sharding.rules.distributions import QUANTILES, parameters, values
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Rule
 from moe.spec import Problem, SpecError
@@ -26,6 +27,8 @@ def _drawn(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], R
     """The rule of an operator that draws a number for each element of its result."""
 
     def rule(node: fx.Node) -> Rule:
+        if results(node)[0].dtype.is_complex:
+            return refused(node)
         shape = tuple(results(node)[0].shape)
         dims = named(shape)
         number = _number(node)
@@ -74,6 +77,20 @@ def _uniform(local: LocalCall, elements: Elements) -> Any:
     return local.runtime(uniform, elements, *bounds, value.dtype, value.device)
 
 
+def _distributed(local: LocalCall, elements: Elements) -> Any:
+    """One of the distributions of `QUANTILES`."""
+    value = results(local.node)[0]
+    arguments = list(local.arguments()[0])
+    return local.runtime(
+        distributed,
+        elements,
+        QUANTILES[local.node.target].__name__,
+        parameters(local.node, arguments),
+        value.dtype,
+        value.device,
+    )
+
+
 def dropout(mesh: Mesh, elements: Elements, part: Tensor, probability: float) -> tuple[Tensor, Tensor]:
     """(the part with elements zeroed with this probability and the rest scaled up, which ones are kept)."""
     if probability == 1:
@@ -95,6 +112,18 @@ def uniform(
     bits = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}[dtype]
     numbers = torch.floor(_draws(mesh, elements, device) * 2.0**bits) * 2.0**-bits
     return (low + (high - low) * numbers).to(dtype)
+
+
+def distributed(
+    mesh: Mesh,
+    elements: Elements,
+    distribution: str,
+    parameters: list[Any],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Numbers of a distribution of `DISTRIBUTIONS`."""
+    return values(distribution, _draws(mesh, elements, device), parameters, dtype)
 
 
 def _key(mesh: Mesh, elements: Elements) -> int:
@@ -135,8 +164,8 @@ def refused(node: fx.Node) -> Rule:
     raise SpecError(
         Problem(node.meta.get("where") or node.name, str(node.target),
                 "draws random numbers that would be others on each layout",
-                "make them of torch.rand, whose numbers are keyed by position here (torch.erfinv(2 * "
-                "torch.rand(...) - 1) * 2 ** 0.5 is a normal variable), or give them to the module"))  # fmt: skip
+                "make them of torch.rand or torch.randn, whose numbers are keyed by position here, or give them to the "
+                "module"))  # fmt: skip
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
@@ -147,13 +176,10 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.rand.default: _drawn(_uniform),
     aten.rand_like.default: _drawn(_uniform),
     aten.uniform.default: _drawn(_uniform),
+    **dict.fromkeys(QUANTILES, _drawn(_distributed)),
     **dict.fromkeys(
         (
-            aten.randn.default, aten.randn_like.default, aten.normal_functional.default,
-            aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float,
-            aten.randint.default, aten.randint.low, aten.randint_like.default, aten.randint_like.low_dtype,
-            aten.randperm.default, aten.multinomial.default, aten.exponential.default, aten.geometric.default,
-            aten.cauchy.default, aten.log_normal.default, aten.poisson.default, aten.binomial.default,
+            aten.randperm.default, aten.multinomial.default, aten.poisson.default, aten.binomial.default,
             aten._standard_gamma.default, aten._sample_dirichlet.default,
         ),
         refused,
