@@ -68,6 +68,7 @@ __all__ = [
     "before_wrapping",
     "checkpointing",
     "compiling",
+    "cond_as",
     "decompositions",
     "has_hooks",
     "is_compiled",
@@ -116,6 +117,18 @@ def compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def cond_as(substitute: Callable[..., Any]) -> Iterator[None]:
+    """Within, `torch.cond` calls another function, also where it was imported before."""
+    module = sys.modules["torch._higher_order_ops.cond"]
+    before = module.cond_op
+    module.cond_op = substitute  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.cond_op = before  # type: ignore[attr-defined]
 
 
 @contextmanager

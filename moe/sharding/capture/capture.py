@@ -23,6 +23,7 @@ from moe.sharding.capture.refusals import cannot, changed, check_returned, effec
 from moe.sharding.capture.registered import written_back
 from moe.sharding.capture.siblings import repeated
 from moe.sharding.capture.simplify import CHECKS, FREE, simplify
+from moe.sharding.capture.substitutes import Substitutes, cond
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
 from moe.sharding.lines import REGION, Lines, beginning, checkpointed, note_lines
@@ -155,6 +156,7 @@ def capture(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch_private.without_mkldnn())
         stack.enter_context(torch_private.checkpointing(checkpointed))
+        stack.enter_context(torch_private.cond_as(cond))
         stack.enter_context(faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:
@@ -213,7 +215,7 @@ def _block(call: blocks.Call, wrapped: "_Traced") -> blocks.Block:
 def _marked(wrapped: "_Traced", module: nn.Module) -> Iterator[None]:
     """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
     wrapped.begin()
-    with Lines(wrapped.mark, module), written_back(module, wrapped.line_of):
+    with Lines(wrapped.mark, module), Substitutes(), written_back(module, wrapped.line_of):
         yield
 
 

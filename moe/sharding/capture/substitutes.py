@@ -1,0 +1,91 @@
+"""Functions of torch that are captured as others which compute the same, and whose operators have rules."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """`F.embedding_bag`, `[B, M]`, by a look-up in the table `weight` `[V, M]` and a reduction: over the last dimension
+    of `input` `[B, L]`, or of `input` `[N]` over bags that begin at `offsets` `[B]`. Empty bags give zeros."""
+    if max_norm is not None or sparse or scale_grad_by_freq:  # the refusal of the operator names it
+        return F.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+            include_last_offset, padding_idx,
+        )  # fmt: skip
+    rows = F.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    counts = torch.ones_like(input, dtype=rows.dtype)
+    if padding_idx is not None:
+        counts = (input != padding_idx % weight.shape[0]).to(rows.dtype)
+    if input.dim() == 2:
+        return _reduced(mode, rows, counts, lambda x: x.sum(1), lambda x: x.max(1).values)
+    assert offsets is not None
+    begins = offsets[:-1] if include_last_offset else offsets
+    bags = torch.searchsorted(begins, torch.arange(len(input), device=input.device), right=True) - 1
+
+    def total(x: Tensor) -> Tensor:
+        return x.new_zeros(len(begins), *x.shape[1:]).index_add(0, bags, x)
+
+    def greatest(x: Tensor) -> Tensor:
+        least = x.new_full((len(begins), *x.shape[1:]), -torch.inf)
+        return least.scatter_reduce(0, bags.unsqueeze(-1).expand_as(x), x, "amax")
+
+    return _reduced(mode, rows, counts, total, greatest)
+
+
+def _reduced(
+    mode: str,
+    rows: Tensor,
+    counts: Tensor,
+    total: Callable[[Tensor], Tensor],
+    greatest: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """The reduction of rows whose count is 1, and not of those whose count is 0."""
+    in_bag = total(counts).unsqueeze(-1)
+    if mode == "max":
+        most = greatest(rows.masked_fill(counts.unsqueeze(-1) == 0, -torch.inf))
+        return torch.where(in_bag > 0, most, 0.0)
+    summed = total(rows * counts.unsqueeze(-1))
+    return summed / in_bag.clamp_min(1) if mode == "mean" else summed
+
+
+def cond(
+    predicate: Any,
+    true_branch: Callable[..., Any],
+    false_branch: Callable[..., Any],
+    operands: Sequence[Any] = (),
+) -> Any:
+    """`torch.cond`, by both branches and a choice between their results."""
+    if not isinstance(predicate, Tensor):
+        return (true_branch if predicate else false_branch)(*operands)
+    chosen, other = true_branch(*operands), false_branch(*operands)
+    return pytree.tree_map(lambda one, another: torch.where(predicate, one, another), chosen, other)
+
+
+_SUBSTITUTES = {F.embedding_bag: embedding_bag}
+
+
+class Substitutes(TorchFunctionMode):
+    """Within, functions are called by their substitutes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
