@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from moe import sharding
 from tests.sharding.on_ranks import cores
+from tests.sharding.partitioned import check_at_random
 from tests.sharding.refused import BATCH, MESH, Plain, lines_of, refused
 
 STEPS = 0
@@ -355,3 +356,44 @@ def test_tensors_that_a_class_keeps_are_refused_and_taken_out_again() -> None:
     assert "(='Plain.kept') is changed in forward" in message
     assert message.endswith("compute it in __init__, and register it as a buffer if it is a tensor")
     assert Plain.kept == {}
+
+
+class Hooked(nn.Module):
+    """Layers whose results are recorded by hooks that the first call registers, as models of the transformers library
+    record what their routers say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+        self._is_hooked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        recorded: list[Tensor] = []
+        RECORDERS.append(recorded)
+        try:
+            if not self._is_hooked:
+                for layer in self.layers:
+                    layer[0].register_forward_hook(lambda module, given, result: RECORDERS[-1].append(result))
+                self._is_hooked = True
+            for layer in self.layers:
+                x = layer(x)
+            return x.sum() + torch.stack(recorded).square().sum()
+        finally:
+            RECORDERS.pop()
+
+
+RECORDERS: list[list[Tensor]] = []
+
+
+def test_hooks_that_the_first_call_registers_run_once_a_layer_and_are_taken_off() -> None:
+    torch.manual_seed(0)
+    module, x = Hooked().double(), torch.randn(8, 6, dtype=torch.float64)
+    check_at_random(module, (x,), cases=3)
+    fresh = Hooked().double()
+    fresh.load_state_dict(module.state_dict())
+    plans = [sharding.plan(fresh, (x,), cores(4), mesh=MESH) for _ in range(2)]
+    assert plans[0].digest == plans[1].digest
+    assert not any(layer[0]._forward_hooks for layer in fresh.layers)
+    assert not fresh._is_hooked
+    applied = sharding.apply(fresh, sharding.plan(fresh, (x,), cores(1), mesh={"a": 1}))
+    assert torch.allclose(applied(x), module(x), rtol=1e-12)

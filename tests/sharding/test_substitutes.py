@@ -1,11 +1,13 @@
 """Functions that are captured as others: `nn.EmbeddingBag` and `torch.cond` compute what torch computes."""
 
+import importlib
 import random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, cond, nn
+from torch.nn import functional as F
 
 from moe import sharding
 from moe.spec import SpecError
@@ -66,6 +68,111 @@ def test_bags_without_a_substitute_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as caught:
         sharding.plan(module, (torch.randint(7, (8, 3)),), cores(2), mesh={"a": 2})
     assert any("test_substitutes.py" in problem.path for problem in caught.value.problems)
+
+
+class Counts(nn.Module):
+    def __init__(self, bins: int, low: float, high: float) -> None:
+        super().__init__()
+        self.bins, self.bounds = bins, (low, high)
+        self.scale = nn.Parameter(torch.ones((), dtype=D))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        counts = torch.histc(x, self.bins, *self.bounds)
+        return (counts * self.scale).square().sum(), x.histc(self.bins, *self.bounds), x.histc(self.bins)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_counts_in_bins(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    bins = draw.randint(1, 7)
+    whole = torch.randint(-1, bins + 1, (draw.randint(1, 30),)).to(D)
+    x, bounds = draw.choice(
+        [(whole, (0, max(1, bins - 1))), (whole.new_ones(5), (0, 0)), (torch.randn(20).to(D), (-1, 2))]
+    )
+    check_at_random(Counts(bins, *bounds), (x,), cases=2, seed=seed)
+
+
+class GroupedProducts(nn.Module):
+    """Two grouped products of rows sorted by group, by the operator that the transformers library registers."""
+
+    def __init__(self, num_groups: int) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(num_groups, 5, 3, dtype=D))
+        self.second = nn.Parameter(torch.randn(num_groups, 3, 4, dtype=D))
+        self.before = nn.Parameter(torch.randn(5, dtype=D))
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        hidden = torch.ops.transformers.grouped_mm_fallback(rows * self.before, self.first, ends).tanh()
+        return torch.ops.transformers.grouped_mm_fallback(hidden, self.second, ends).square().sum()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_grouped_products(seed: int) -> None:
+    """Groups of any sizes, some of them empty, and rows behind the last group."""
+    importlib.import_module("transformers.integrations.moe")
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    num_rows, num_groups = draw.randint(1, 17), draw.randint(1, 7)
+    ends = sorted(draw.randint(0, num_rows) for _ in range(num_groups))
+    sample = (torch.randn(num_rows, 5, dtype=D), torch.tensor(ends, dtype=torch.int32))
+    check_at_random(GroupedProducts(num_groups), sample, cases=4, seed=seed)
+
+
+class TorchProducts(nn.Module):
+    """The same by torch's own operator, in whole numbers that bfloat16 adds without rounding."""
+
+    def __init__(self, num_groups: int) -> None:
+        super().__init__()
+        self.matrices = nn.Parameter(torch.randint(-1, 2, (num_groups, 16, 8)).bfloat16())
+        self.scale = nn.Parameter(torch.randint(-1, 2, (16,)).bfloat16())
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        return F.grouped_mm(rows * self.scale, self.matrices, offs=ends).float().sum()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_grouped_products_of_torch(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    num_groups, num_rows = draw.randint(1, 5), draw.randint(1, 17)
+    ends = [*sorted(draw.randint(0, num_rows) for _ in range(num_groups - 1)), num_rows]
+    rows = torch.randint(-1, 2, (num_rows, 16)).bfloat16()
+    module = TorchProducts(num_groups)
+    check_at_random(module, (rows, torch.tensor(ends, dtype=torch.int32)), cases=4, seed=seed)
+
+
+class Loop(nn.Module):
+    """Experts in a loop over those that have tokens, as they are often written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, index = self.gate(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            row, choice = torch.where(index == number)
+            out = out.index_add(0, row, expert(x[row]) * weight[row, choice, None])
+        return out.square().sum()
+
+
+def test_a_loop_over_experts_is_refused_with_the_form_to_write() -> None:
+    module, x = Loop().to(D), torch.randn(8, 4, dtype=D)
+    with pytest.raises(SpecError) as caught:
+        sharding.plan(module, (x,), cores(2), mesh={"a": 2})
+    remedy = caught.value.problems[0].remedy
+    assert all(
+        part in remedy for part in ('torch.einsum("tm,emh->teh"', "scatter(1, index, weight)", "moe.MoELayer")
+    )
+    weight, index = module.gate(x).softmax(-1).topk(2)
+    gates = torch.zeros(8, 3, dtype=D).scatter(1, index, weight)
+    stacked = torch.stack([expert.weight.t() for expert in module.experts])
+    biases = torch.stack([expert.bias for expert in module.experts])
+    outputs = torch.einsum("tm,emh->teh", x, stacked) + biases
+    assert torch.allclose(torch.einsum("teh,te->th", outputs, gates).square().sum(), module(x))
 
 
 class Branches(nn.Module):

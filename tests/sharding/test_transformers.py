@@ -43,6 +43,18 @@ def llama(attention: str, num_layers: int) -> Built:
     return LlamaForCausalLM(config), (words, is_word, None, None, None, labels)
 
 
+def mixtral(experts: str, num_layers: int) -> Built:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        **SIZES, num_hidden_layers=num_layers, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+        output_router_logits=True, use_cache=False, attn_implementation="sdpa", experts_implementation=experts,
+    )  # fmt: skip
+    words, is_word = text()
+    labels = words.masked_fill(is_word == 0, -100)
+    return MixtralForCausalLM(config), (words, is_word, None, None, None, labels)
+
+
 def t5(attention: str, num_layers: int) -> Built:
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -70,7 +82,7 @@ def text() -> tuple[Tensor, Tensor]:
     return words, is_word
 
 
-MODELS = {"llama": llama, "t5": t5, "vit": vit}
+MODELS = {"llama": llama, "mixtral": mixtral, "t5": t5, "vit": vit}
 
 
 def built(name: str, attention: str, num_layers: int = 2) -> Built:
@@ -90,6 +102,7 @@ class Case:
 
     model: str
     attention: str
+    """The implementation of its attention, or, of Mixtral, of its experts."""
     mesh: dict[str, int]
     hints: Hints = field(default_factory=dict)
     num_layers: int = 2
@@ -108,7 +121,9 @@ def columns_and_rows(columns: tuple[str, ...], rows: tuple[str, ...], axis: str 
 
 LLAMA = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
 T5 = ("q", "k", "v", "wi"), ("o", "wo")
+EXPERTS = {"*.experts.gate_up_proj": sharding.Split(0), "*.experts.down_proj": sharding.Split(0)}
 CASES = [
+    Case("mixtral", "eager", {"a": 4}, EXPERTS, num_layers=1),
     Case("llama", "sdpa", {"a": 2}, num_layers=1),
     Case("llama", "sdpa", {"a": 4}, {"inputs": sharding.Split(0)}, num_layers=1),
     Case("llama", "sdpa", {"data": 2, "model": 2},
@@ -118,6 +133,10 @@ CASES = [
     Case("vit", "eager", {"a": 4}, {"inputs.0": sharding.Split(2), "*.bias": sharding.Replicate()}),
 ]  # fmt: skip
 MORE = [
+    Case("mixtral", "eager", {"data": 2, "expert": 2},
+         {"inputs": sharding.Split(0, "data"), "*.experts.*": sharding.Split(0, "expert")}),
+    Case("mixtral", "eager", {"a": 2}),
+    Case("mixtral", "batched_mm", {"a": 2}, num_layers=1),
     Case("llama", "sdpa", {"a": 2}),
     Case("llama", "sdpa", {"a": 2, "b": 2}),
     Case("llama", "eager", {"a": 4}),
@@ -160,3 +179,17 @@ def test_what_a_model_returns_has_its_names() -> None:
     assert torch.allclose(found.logits, expected.logits, rtol=1e-10, atol=1e-10)
     found.loss.backward()
     assert applied.get_parameter("lm_head.weight").grad is not None
+
+
+def test_experts_as_grouped_products_are_those_of_one_device() -> None:
+    model, batch = built("mixtral", "grouped_mm", num_layers=2)
+    model = model.float()  # torch's own kernel, of the plain model, takes no float64
+    applied = sharding.apply(model, sharding.plan(model, batch, cores(1)))
+    assert torch.allclose(applied(*batch).loss, model(*batch).loss, rtol=1e-5)
+
+
+def test_the_choice_of_a_loop_over_experts_is_the_models_own_afterwards() -> None:
+    model, batch = built("mixtral", "eager", num_layers=1)
+    with InFloat64():
+        sharding.plan(model, batch, cores(2), mesh={"a": 2})
+    assert model.config._experts_implementation == "eager"

@@ -60,6 +60,8 @@ class Call:
 class Calls:
     """Calls of repeated blocks, found while a module runs."""
 
+    kinds: list[list[nn.Module]]
+    """Blocks that are the same."""
     by_key: dict[Hashable, Call] = field(default_factory=dict)
     numbers: dict[Hashable, int] = field(default_factory=dict)
     """Of keys, in the order in which they are found."""
@@ -174,7 +176,7 @@ def _fresh(value: Any) -> Any:
 
 
 @contextmanager
-def observed(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
+def observed(calls: Calls) -> Iterator[None]:
     """Runs within find how repeated blocks are called: each way is run once, then what it gave is given again."""
 
     def run(module: nn.Module, given: Any, kind: int) -> Any:
@@ -193,12 +195,12 @@ def observed(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
             calls.number(key)
         return pytree.tree_map(_fresh, calls.by_key[key].returned)
 
-    with _standing_in(kinds, run):
+    with _standing_in(calls.kinds, run):
         yield
 
 
 @contextmanager
-def as_operators(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
+def as_operators(calls: Calls) -> Iterator[None]:
     """Within, repeated blocks are operators."""
 
     def run(module: nn.Module, given: Any, kind: int) -> Any:
@@ -226,7 +228,7 @@ def as_operators(kinds: list[list[nn.Module]], calls: Calls) -> Iterator[None]:
         {calls.number(key): call.block for key, call in calls.by_key.items() if call.block is not None}
     )
     try:
-        with _standing_in(kinds, run):
+        with _standing_in(calls.kinds, run):
             yield
     finally:
         _BLOCKS.reset(token)

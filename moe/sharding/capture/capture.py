@@ -23,7 +23,7 @@ from moe.sharding.capture.refusals import cannot, changed, check_returned, effec
 from moe.sharding.capture.registered import written_back
 from moe.sharding.capture.siblings import repeated
 from moe.sharding.capture.simplify import CHECKS, FREE, simplify
-from moe.sharding.capture.substitutes import Substitutes, cond
+from moe.sharding.capture.substitutes import Substitutes, cond, grouped_experts
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
 from moe.sharding.lines import REGION, Lines, beginning, checkpointed, note_lines
@@ -157,18 +157,19 @@ def capture(
         stack.enter_context(torch_private.without_mkldnn())
         stack.enter_context(torch_private.checkpointing(checkpointed))
         stack.enter_context(torch_private.cond_as(cond))
+        stack.enter_context(grouped_experts(module))
         stack.enter_context(faked(module, mode, torch.device(device)))
         wrapped.mark = mark
         try:
-            effects, kinds, observed = Effects(module), repeated(module), list[blocks.Calls]()
+            effects, observed = Effects(module), list[blocks.Calls]()
             wrapped.line_of, wrapped.begin = effects.line_of, effects.clear_caches
             stack.callback(effects.put_back)
-            effects.check(lambda: observed.append(_observe(wrapped, arguments, kinds)))
+            effects.check(lambda: observed.append(_observe(wrapped, arguments)))
             calls = observed[-1]
             calls.paths = {id(each): path for path, each in module.named_modules()}
             for call in calls.by_key.values():
                 call.block = _block(call, wrapped)
-            with blocks.as_operators(kinds, calls):
+            with blocks.as_operators(calls):
                 traced = torch_private.joint_graph(stack, wrapped, arguments, decompositions())
             _check_changes(wrapped, arguments, traced)
         except SpecError:
@@ -191,11 +192,11 @@ def _check_changes(wrapped: "_Traced", arguments: tuple[Any, ...], traced: fx.Gr
                 raise changed(wrapped.module, lambda: wrapped(*arguments), name, parameter, False)
 
 
-def _observe(wrapped: "_Traced", arguments: tuple[Any, ...], kinds: list[list[nn.Module]]) -> blocks.Calls:
+def _observe(wrapped: "_Traced", arguments: tuple[Any, ...]) -> blocks.Calls:
     """Run the module to see how blocks are called."""
-    calls, token = blocks.Calls(), PARTS.set({})
+    calls, token = blocks.Calls(repeated(wrapped.module)), PARTS.set({})
     try:
-        with blocks.observed(kinds, calls):
+        with blocks.observed(calls):
             wrapped(*arguments)
     finally:
         PARTS.reset(token)

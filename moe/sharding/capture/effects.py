@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
 from moe.sharding.capture.constants import Constants
+from moe.sharding.capture.hooks import Hooks
 from moe.sharding.capture.places import (
     CONTAINERS,
     NOTHING,
@@ -62,6 +63,7 @@ class Effects:
         self._cached: list[Any] = []
         self._held: list[Any] = [look]
         self._problems: dict[Problem, None] = {}
+        self._hooks = Hooks(module)
 
     def check(self, run: Callable[[], Any]) -> None:
         """Raise SpecError for all that a run changes and would change again. It is run twice; what has changed is put
@@ -73,7 +75,7 @@ class Effects:
             with self._watched(), first:
                 run()
             self._find_caches()
-            if self._cached:  # they may have held something before
+            if self._cached or self._hooks.were_added():  # what ran before did not run as it will from now on
                 first = Constants()
                 with self._watched(), first:
                     run()
@@ -261,6 +263,7 @@ class Effects:
     def put_back(self) -> None:
         """What has changed as it was, as far as it can be."""
         self.clear_caches()
+        self._hooks.put_back()
         for place in attributes(self._module):
             if place.key not in self._attributes:
                 place.write(NOTHING)

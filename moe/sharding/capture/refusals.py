@@ -28,6 +28,8 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
         case torch_private.DynamicOutputShapeException():
             rule = f"must have shapes that do not depend on the data ({cause.func})"
             remedy = "use an operator whose result has a fixed shape: a mask in place of its positions"
+            if "nonzero" in str(cause.func):
+                remedy = _POSITIONS
             if "ctc_loss" in str(cause.func):
                 remedy = (
                     "return the log-probabilities, and compute the loss of what the applied module returns"
@@ -56,6 +58,13 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
         remedy = "write out what it computes, without the check"
     return SpecError(Problem(where, _path_of(module, error), rule, remedy))
 
+
+_POSITIONS = (
+    "use a mask in place of its positions; a loop over experts that looks for the tokens of each "
+    "(torch.where(index == e)) is one product over stacked weights: "
+    'h = act(torch.einsum("tm,emh->teh", x, w_in)); y = torch.einsum("teh,ehm,te->tm", h, w_out, gates), with '
+    "gates = torch.zeros(T, E).scatter(1, index, weight); moe.MoELayer dispatches by index"
+)
 
 _READ = (
     "must not read a tensor's values: which way it goes would depend on the data",

@@ -1,10 +1,11 @@
 """Functions of torch that are captured as others which compute the same, and whose operators have rules."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -68,6 +69,20 @@ def _reduced(
     return summed / in_bag.clamp_min(1) if mode == "mean" else summed
 
 
+def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """`torch.histc`, `[bins]`: counts of the elements in bins of one width, from `min` to `max`, or from the least to
+    the greatest element where both are 0."""
+    x = input.reshape(-1)
+    if min == max == 0:
+        low, high = x.min(), x.max()
+        low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
+    else:
+        low, high = x.new_tensor(min), x.new_tensor(max)
+    is_counted = (x >= low) & (x <= high)
+    position = ((x - low) * (bins / (high - low))).nan_to_num(0, 0, 0).to(torch.int64).clamp(0, bins - 1)
+    return x.new_zeros(bins).index_add(0, position, is_counted.to(x.dtype))
+
+
 def cond(
     predicate: Any,
     true_branch: Callable[..., Any],
@@ -81,7 +96,25 @@ def cond(
     return pytree.tree_map(lambda one, another: torch.where(predicate, one, another), chosen, other)
 
 
-_SUBSTITUTES = {F.embedding_bag: embedding_bag}
+@contextmanager
+def grouped_experts(module: nn.Module) -> Iterator[None]:
+    """Within, models of the transformers library whose experts are computed in a loop over those that have tokens
+    (`experts_implementation="eager"`) compute them by grouped products, whose shapes do not depend on the data."""
+    configs = {
+        id(config): config
+        for part in module.modules()
+        if getattr(config := getattr(part, "config", None), "_experts_implementation", None) == "eager"
+    }
+    try:
+        for config in configs.values():
+            config._experts_implementation = "grouped_mm"
+        yield
+    finally:
+        for config in configs.values():
+            config._experts_implementation = "eager"
+
+
+_SUBSTITUTES = {F.embedding_bag: embedding_bag, torch.histc: histc, Tensor.histc: histc}
 
 
 class Substitutes(TorchFunctionMode):

@@ -19,6 +19,7 @@ from moe.sharding.rules import (
     creation,
     dtensor,
     gathers,
+    grouped_products,
     manual,
     norms,
     pointwise,
@@ -42,6 +43,7 @@ RULES: dict[Any, RuleMaker] = {
     **convolutions.RULES,
     **creation.RULES,
     **gathers.RULES,
+    **grouped_products.RULES,
     **norms.RULES,
     **pooling.RULES,
     **products.RULES,
@@ -69,6 +71,8 @@ def rule_of(node: fx.Node) -> Rule:
     """Raises SpecError where an operator has none."""
     if node.target in RULES:
         rule = RULES[node.target](node)
+    elif (maker := grouped_products.BY_NAME.get(str(node.target))) is not None:
+        rule = maker(node)
     elif pointwise.is_pointwise(node):
         rule = pointwise.pointwise(node)
     elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):

@@ -1,0 +1,130 @@
+"""Products of groups of rows with a matrix of their own, as of experts: rows sorted by group, with the row at which
+each group ends. Where groups are split, each rank multiplies the rows of its own: partial sums."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from moe.sharding.operands import operands, shape_of
+from moe.sharding.rules.local import LocalCall
+from moe.sharding.rules.rule import Dims, Rule
+
+aten = torch.ops.aten
+
+_ROWS: Dims = (("t",), ("m",))
+_MATRICES: Dims = (("e",), ("m",), ("n",))
+_ENDS: Dims = ((),)
+_PRODUCTS: Dims = (("t",), ("n",))
+
+
+def _rule(
+    node: fx.Node,
+    given: Sequence[Dims],
+    results: Sequence[Dims],
+    function: Callable[..., Any],
+    linear: Sequence[int],
+) -> Rule:
+    sizes: dict[str, int] = {}
+    for operand, dims in zip(operands(node), given, strict=True):
+        for factors, size in zip(dims, shape_of(operand), strict=True):
+            sizes |= dict.fromkeys(factors, size)
+
+    def lower(local: LocalCall) -> fx.Node:
+        return local.call(function, *local.parts, local.first("t"), local.first("e"), local.size("e"))
+
+    sizes.setdefault("e", shape_of(operands(node)[given.index(_ENDS)])[0])
+    return Rule(
+        operands=tuple(given),
+        results=tuple(results),
+        sizes=sizes,
+        combine=dict.fromkeys(("t", "m", "n", "e"), "sum"),
+        linear=tuple(frozenset({operand}) for operand in linear),
+        work="product",
+        flops=2.0 / sizes["e"],  # each row is in one group
+        lower=lower,
+    )
+
+
+def grouped_mm(node: fx.Node) -> Rule:
+    """`_grouped_mm` of rows `[t, m]` and matrices `[e, m, n]`, and of columns `[m, t]` and rows `[t, n]`."""
+    first, second = (shape_of(operand) for operand in operands(node)[:2])
+    if len(node.args) < 3 or node.args[2] is None or len(first) != 2 or any(node.args[3:]) or node.kwargs:
+        return Rule(
+            operands=tuple(((),) * len(shape_of(operand)) for operand in operands(node)),
+            results=(((),) * len(node.meta["val"].shape),), sizes={}, work="product",
+        )  # fmt: skip
+    if len(second) == 3:
+        return _rule(node, (_ROWS, _MATRICES, _ENDS), (_PRODUCTS,), product, (0, 1))
+    columns: Dims = (("m",), ("t",))
+    return _rule(node, (columns, _PRODUCTS, _ENDS), (_MATRICES,), product_by_columns, (0, 1))
+
+
+def fallback(node: fx.Node) -> Rule:
+    """The operator of the transformers library, where torch's own does not run."""
+    return _rule(node, (_ROWS, _MATRICES, _ENDS), (_PRODUCTS,), product, (0, 1))
+
+
+def fallback_backward(node: fx.Node) -> Rule:
+    given = (_ROWS, _MATRICES, _ENDS, _PRODUCTS)
+    return _rule(node, given, (_ROWS, _MATRICES), gradients, (3,))
+
+
+def _groups(
+    ends: Tensor, num_rows: int, first_row: int, first_group: int, num_groups: int
+) -> Iterator[tuple[int, slice]]:
+    """(number of a group on this rank, rows of it on this rank), of those that have some."""
+    bounds = [0, *ends.tolist()]
+    for number in range(min(num_groups, len(bounds) - 1 - first_group)):
+        begin, end = bounds[first_group + number], bounds[first_group + number + 1]
+        begin, end = max(begin - first_row, 0), min(end - first_row, num_rows)
+        if begin < end:
+            yield number, slice(begin, end)
+
+
+def product(
+    rows: Tensor, matrices: Tensor, ends: Tensor, first_row: int, first_group: int, num_groups: int
+) -> Tensor:
+    """`[t, n]`: rows `[t, m]` by the matrices `[e, m, n]` of their groups, 0 for those of other ranks' groups. `ends`
+    `[E]` are of all groups, in rows of the whole."""
+    results = rows.new_zeros(rows.shape[0], matrices.shape[2])
+    for number, at in _groups(ends, rows.shape[0], first_row, first_group, num_groups):
+        torch.mm(rows[at], matrices[number], out=results[at])
+    return results
+
+
+def product_by_columns(
+    columns: Tensor, rows: Tensor, ends: Tensor, first_row: int, first_group: int, num_groups: int
+) -> Tensor:
+    """`[e, m, n]`: for each group its columns of `[m, t]` by its rows of `[t, n]`."""
+    results = rows.new_zeros(num_groups, columns.shape[0], rows.shape[1])
+    for number, at in _groups(ends, rows.shape[0], first_row, first_group, num_groups):
+        torch.mm(columns[:, at], rows[at], out=results[number])
+    return results
+
+
+def gradients(
+    rows: Tensor,
+    matrices: Tensor,
+    ends: Tensor,
+    gradient: Tensor,
+    first_row: int,
+    first_group: int,
+    num_groups: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `product` for rows and matrices."""
+    place = (first_row, first_group, num_groups)
+    return (
+        product(gradient, matrices.transpose(1, 2), ends, *place),
+        product_by_columns(rows.t(), gradient, ends, *place),
+    )
+
+
+RULES = {aten._grouped_mm.default: grouped_mm}
+
+BY_NAME = {
+    "transformers.grouped_mm_fallback.default": fallback,
+    "transformers.grouped_mm_fallback_backward.default": fallback_backward,
+}
+"""Rules of operators that are there where their library is imported."""
