@@ -2,6 +2,7 @@
 that a release of torch that changes one fails there, in words."""
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
