@@ -100,11 +100,11 @@ def cond(
 def grouped_experts(module: nn.Module) -> Iterator[None]:
     """Within, models of the transformers library whose experts are computed in a loop over those that have tokens
     (`experts_implementation="eager"`) compute them by grouped products, whose shapes do not depend on the data."""
-    configs = {
-        id(config): config
-        for part in module.modules()
-        if getattr(config := getattr(part, "config", None), "_experts_implementation", None) == "eager"
-    }
+    configs: dict[int, Any] = {}
+    for part in module.modules():
+        config: Any = getattr(part, "config", None)
+        if getattr(config, "_experts_implementation", None) == "eager":
+            configs[id(config)] = config
     try:
         for config in configs.values():
             config._experts_implementation = "grouped_mm"
