@@ -6,6 +6,7 @@ from typing import Any
 
 from moe.interchange.families import BY_TYPE, FAMILIES
 from moe.interchange.family import Family, Fields
+from moe.interchange.ignored import BOOKKEEPING, GENERATION, REASONS, SO_ANYWAY, ignored, refused_dropout
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -14,39 +15,16 @@ from moe.spec.language.attention import MAX_LAYERS
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
-    "attention_dropout": (0,),
-    "output_router_logits": (False,),
     "per_layer_config": (),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "pruned_heads": ({},),
 }
-"""Keys of any family. The router's loss that `output_router_logits` asks for is none of ours; `moe.aux_coefficient`
-is."""
-
-_UNUSED = frozenset({
-    "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version",
-    "quantization_config", "_name_or_path", "name_or_path", "_commit_hash", "use_cache", "initializer_range",
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "unk_token_id",
-    "mask_token_id", "use_return_dict", "return_dict", "output_attentions", "output_hidden_states",
-    "torchscript", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "id2label", "label2id",
-    "num_labels", "problem_type", "finetuning_task", "tokenizer_class", "prefix", "task_specific_params",
-    "tie_encoder_decoder", "cross_attention_hidden_size", "is_decoder", "_attn_implementation",
-    "attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
-    "_experts_implementation", "experts_implementation", "tie_last_hidden_states", "use_flash_attn", "use_sdpa",
-    "unsloth_fixed",
-    # Of generation, which transformers 4 kept here and 5 leaves out.
-    "max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
-    "num_beam_groups", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
-    "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
-    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
-    "diversity_penalty",
-})  # fmt: skip
-"""Keys that change nothing of what a model computes here. They are carried through."""
+"""Keys of any family that may have one value alone."""
 
 TRAINING_ONLY = (
-    "preset", "from", "from_config", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope", "moe.z_coefficient",
+    "preset", "from", "from_config", "ignored_keys", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope",
+    "moe.z_coefficient",
     "moe.input_jitter", "moe.bias_update_rate", "moe.drop_by", "moe.min_capacity",
     "moe.capacity_factor",
 )  # fmt: skip
@@ -68,6 +46,10 @@ class Described:
     quantization: Quantization | None
     notes: tuple[str, ...]
     """For the user."""
+    ignored: tuple[str, ...] = ()
+    """Keys that change nothing of what is computed here, each with the reason."""
+    asks_router_loss: bool = False
+    """Whether `output_router_logits` asks for transformers' loss of routers, which is none of ours."""
 
 
 def described(config: Mapping[str, Any], place: str) -> Described:
@@ -87,8 +69,12 @@ def described(config: Mapping[str, Any], place: str) -> Described:
         fields |= found
         written = {*each.keys, *(alias for alias, key in family.aliases.items() if key in each.keys)}
         keys |= dict.fromkeys(found, tuple(key for key in config if key in written))
-    for key, allowed in {**_ONLY, **family.only}.items():
+    so_anyway = _so_anyway(family)
+    for key, allowed in {**_ONLY, **so_anyway}.items():
         reading.only(key, allowed)
+    refused_dropout(reading)
+    asks_loss = config.get("output_router_logits")
+    reading.only("output_router_logits", (True, False))
     quantization, problem = quantization_of(
         config.get("quantization_config"), f"{place}:quantization_config", family
     )
@@ -102,13 +88,39 @@ def described(config: Mapping[str, Any], place: str) -> Described:
     ]  # fmt: skip
     if problems:
         raise SpecError(problems)
-    return Described(family, _nested(fields), keys, quantization, tuple(_notes(config)))
+    notes, passed_over = tuple(_notes(config)), tuple(ignored(config, _reasons(family)))
+    return Described(
+        family,
+        _nested(fields),
+        keys,
+        quantization,
+        notes,
+        passed_over,
+        bool(asks_loss) and "moe.router" in fields,
+    )
 
 
 def known_keys(family: Family) -> set[str]:
     """Keys of a family's config that are read, that may have one value, or that change nothing."""
-    read = {key for each in family.fields for key in each.keys}
-    return read | _ONLY.keys() | family.only.keys() | _UNUSED | family.unused | family.aliases.keys()
+    free = BOOKKEEPING | GENERATION | _reasons(family).keys()
+    return _read(family) | _ONLY.keys() | _so_anyway(family).keys() | free
+
+
+def _reasons(family: Family) -> dict[str, str]:
+    """Keys that change nothing of a family's models, each with the reason."""
+    read = _read(family)
+    return {key: reason for key, reason in {**REASONS, **family.unused}.items() if key not in read}
+
+
+def _read(family: Family) -> set[str]:
+    """Keys that say something of a family's models."""
+    return {key for each in family.fields for key in each.keys} | family.aliases.keys()
+
+
+def _so_anyway(family: Family) -> dict[str, tuple[Any, ...]]:
+    """Keys that may have these values alone, as all models of a family do."""
+    read = _read(family)
+    return {key: allowed for key, allowed in SO_ANYWAY.items() if key not in read} | dict(family.only)
 
 
 def family_of(config: Mapping[str, Any], place: str) -> Family:

@@ -23,7 +23,7 @@ def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, A
     day that a chat template will be told."""
     if not isinstance(model := given.get("model"), Mapping):
         return dict(given)
-    model, data = expand_model(model, roots), given.get("data")
+    model, data = expand_model(model, roots, trained=True), given.get("data")
     expanded = {**given, "model": model, **_expanded_adapter(given, model, roots, "adapter", "model")}
     if isinstance(data, Mapping) and data.get("corpus") in _DATED and data.get("date") is None:
         expanded["data"] = {**data, "date": datetime.now(UTC).date().isoformat()}
@@ -46,12 +46,13 @@ def expand_request(given: Any, roots: Sequence[str] | None) -> Any:
 
 
 def expand_model(
-    given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model"
+    given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model", *, trained: bool = False
 ) -> dict[str, Any]:
-    """A model as plain data: its dimensions are those of the folder that it names by `from`, with what is written
-    beside that in their place, part by part in `moe` and `attention`; with `upcycle`, those of the mixture that it
-    becomes; and its adapter as the folder has it that this names. Raises SpecError."""
-    found = _expanded(given, roots, place)
+    """A model as plain data, whether it is to be `trained` or only read: its dimensions are those of the folder that it
+    names by `from`, with what is written beside that in their place, part by part in `moe` and `attention`; with
+    `upcycle`, those of the mixture that it becomes; and its adapter as the folder has it that this names. Raises
+    SpecError."""
+    found = _expanded(given, roots, place, trained)
     return {**found, **_expanded_adapter(found, found, roots, f"{place}.adapter", place)}
 
 
@@ -74,7 +75,9 @@ def _expanded_adapter(
     return {"adapter": folder.filled_in(adapter, place, (spec, family))}
 
 
-def _expanded(given: Mapping[str, Any], roots: Sequence[str] | None, place: str) -> dict[str, Any]:
+def _expanded(
+    given: Mapping[str, Any], roots: Sequence[str] | None, place: str, trained: bool
+) -> dict[str, Any]:
     """A model with what its folder says filled in.
 
     One that names no folder, or is filled in already, is returned as it is. Only `config.json` is read, under the
@@ -111,9 +114,15 @@ def _expanded(given: Mapping[str, Any], roots: Sequence[str] | None, place: str)
         ]
         if problems:
             raise SpecError(problems) from None
+    if trained and found.asks_router_loss and not _says(given, "moe.aux_coefficient"):
+        raise SpecError(Problem(
+            f"{file}:output_router_logits", True, "asks for a loss over all layers together, which is none of ours",
+            f"say how the router is balanced, {place}: {{from: FOLDER, moe: {{aux_coefficient: 0.01}}}}, or 0 for not",
+        ))  # fmt: skip
+    told = {"ignored_keys": found.ignored, "from_config": digest}
     if given.get("upcycle") is not None:
-        return {**mixture(found, given, place), "from_config": digest}
-    return {**expansion.over(found.given, given), "from_config": digest}
+        return {**mixture(found, given, place), **told}
+    return {**expansion.over(found.given, given), **told}
 
 
 def _keys_of(keys: Mapping[str, tuple[str, ...]], path: str) -> tuple[str, ...]:

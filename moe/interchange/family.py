@@ -115,8 +115,8 @@ class Family:
     fields: tuple[Field, ...]
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys that may have these values alone: others change what the model computes, in ways that ours does not."""
-    unused: frozenset[str] = frozenset()
-    """Keys that change nothing here, beside those that change nothing anywhere."""
+    unused: Mapping[str, str] = field(default_factory=dict)
+    """Keys that change nothing here, beside those that change nothing anywhere, each with the reason."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys."""
     tensors: tuple[Row, ...] = ()

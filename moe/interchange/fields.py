@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from moe.interchange.family import Field, Fields
-from moe.interchange.reading import Reading
+from moe.interchange.reading import Reading, same
 from moe.spec import LanguageModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec
 
@@ -321,6 +321,31 @@ class LinearLayers(Field):
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         full = [spec.has_full_attention(layer) for layer in range(spec.num_layers)]
         return {"layer_types": [FULL if each else LINEAR for each in full]}
+
+
+@dataclass(frozen=True)
+class EveryLayer(Field):
+    """A list with an entry for each layer, all of which are this one."""
+
+    theirs: str
+    entry: Any
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, config: Reading) -> Fields:
+        entries = config.raw(self.theirs)
+        if entries is not None and (
+            not isinstance(entries, list) or any(not same(each, self.entry) for each in entries)
+        ):
+            config.refuse(
+                self.theirs, None, f"must be {self.entry!r} for every layer: nothing else is supported"
+            )
+        return {}
+
+    def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
+        return {}
 
 
 def _of_type(config: Reading, number: int, kind: str) -> list[int]:

@@ -16,7 +16,7 @@ FORMS: tuple[MixtureFamily, ...] = get_args(MixtureFamily)
 """Families that a mixture may be of; where none is asked for it is of the first of them that can say it."""
 _ALWAYS_SHARED = ("qwen2_moe", "glm4_moe")
 """Those of which every model has shared experts."""
-_NOT_OF_DENSE = {"upcycle", "moe", "adapter", "from", "from_config", "preset"}
+_NOT_OF_DENSE = {"upcycle", "moe", "adapter", "from", "from_config", "ignored_keys", "preset"}
 """Keys of a model that say nothing of the dense one."""
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "initializer_range")
 """Keys of a dense config that its mixture's has, too."""

@@ -42,6 +42,8 @@ class Reading:
         value = self._values.get(key, self._defaults.get(key))
         if value is None and null is not ...:
             return null
+        if value is None and kind is bool and key in self._values:
+            return False  # as whoever asks only whether it is true has it
         fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
         if not fits or (isinstance(value, bool) and kind is not bool):
             self.refuse(key, value, f"must be {_KINDS[kind]}, not {value!r}", "correct config.json")
@@ -62,12 +64,12 @@ class Reading:
         """Note a problem where a key that is written has another value than these; null is as if it was not."""
         allowed = list(allowed)
         value = self._values.get(key)
-        if value is not None and not any(_same(value, each) for each in allowed):
+        if value is not None and not any(same(value, each) for each in allowed):
             told = " or ".join(map(repr, allowed)) or "left out"
             self.refuse(key, value, f"must be {told}: nothing else is supported", REMEDY)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether two values of JSON are the same: 0 is 0.0, and not false."""
     return one == other and (type(one) is type(other) or (_is_number(one) and _is_number(other)))
 

@@ -1,7 +1,7 @@
 """Lines of the tables that most families have in common."""
 
 from moe.interchange.family import Row, in_layers, same, turned
-from moe.interchange.fields import Key, Told, always
+from moe.interchange.fields import FULL, EveryLayer, Key, Told, always
 
 DECODER = (
     Key("vocab_size", "vocab_size"),
@@ -11,6 +11,9 @@ DECODER = (
     Key("tie_word_embeddings", "tie_embeddings", bool),
 )
 """Keys of every family."""
+
+FULL_LAYERS = EveryLayer("layer_types", FULL)
+"""Of families that have neither windows nor linear attention."""
 
 AUXILIARY = (Told("router_aux_loss_coef", "moe.aux_coefficient"), always(moe__aux_coefficient=0.0))
 """A loss that is computed only with `output_router_logits`, over all layers together: not one of ours. A user who wants

@@ -1,6 +1,16 @@
 """DeepSeek-V2 (arXiv 2405.04434)."""
 
-from moe.interchange.families.decoder import DECODER, DENSE, FUSED, LATENT, STACK, experts, router, shared
+from moe.interchange.families.decoder import (
+    DECODER,
+    DENSE,
+    FULL_LAYERS,
+    FUSED,
+    LATENT,
+    STACK,
+    experts,
+    router,
+    shared,
+)
 from moe.interchange.family import Family
 from moe.interchange.fields import (
     ExpertGroups,
@@ -25,17 +35,10 @@ LATENT_KEYS = (
     Told("num_key_value_heads", "attention.num_heads", int),
     always(attention__kind="latent"),
 )
-LATENT_UNUSED = frozenset(
-    {
-        "head_dim",
-        "qk_head_dim",
-        "aux_loss_alpha",
-        "seq_aux",
-        "ep_size",
-        "pretraining_tp",
-    }
-)
-"""Keys of the hub's configs that say how a model was trained, or what others say too."""
+LATENT_UNUSED = {
+    "head_dim": "the widths of a head's parts are other keys",
+    "qk_head_dim": "the widths of a head's parts are other keys",
+}
 
 DEEPSEEK_V2 = Family(
     model_types=("deepseek_v2",),
@@ -50,6 +53,7 @@ DEEPSEEK_V2 = Family(
     },
     fields=(
         *DECODER,
+        FULL_LAYERS,
         *LATENT_KEYS,
         Rope(pairing="interleaved"),
         FirstDense(),

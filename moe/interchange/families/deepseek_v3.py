@@ -3,6 +3,7 @@
 from moe.interchange.families.decoder import (
     DECODER,
     DENSE,
+    FULL_LAYERS,
     FUSED,
     LATENT,
     STACK,
@@ -23,6 +24,11 @@ SIGMOID = always(
 """The bias of the choice is loaded, and stays as it is: a user who wants it to follow the loads writes
 `moe: {bias_update_rate: 0.001}` beside `from`."""
 
+FURTHER_TOKENS = dict.fromkeys(
+    ("num_nextn_predict_layers", "num_mtp_layers"),
+    "heads that predict further tokens are carried through, and not trained",
+)
+
 DEEPSEEK_V3 = Family(
     model_types=("deepseek_v3", "kimi_k2"),
     architecture="DeepseekV3ForCausalLM",
@@ -36,6 +42,7 @@ DEEPSEEK_V3 = Family(
     },
     fields=(
         *DECODER,
+        FULL_LAYERS,
         *LATENT_KEYS,
         Rope(pairing="key"),
         FirstDense(),
@@ -49,7 +56,7 @@ DEEPSEEK_V3 = Family(
         SIGMOID,
     ),
     only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
-    unused=LATENT_UNUSED | {"num_nextn_predict_layers", "num_mtp_layers"},
+    unused=LATENT_UNUSED | FURTHER_TOKENS,
     aliases={"num_local_experts": "n_routed_experts"},
     tensors=(
         *STACK,

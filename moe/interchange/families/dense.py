@@ -1,6 +1,6 @@
 """Models without experts: Llama (arXiv 2302.13971) and Qwen3."""
 
-from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, STACK
+from moe.interchange.families.decoder import ATTENTION, DECODER, DENSE, FULL_LAYERS, STACK
 from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Key, Switch, Windows, always
 from moe.interchange.rope import Rope
@@ -17,11 +17,12 @@ LLAMA = Family(
         *DECODER,
         Heads(),
         Rope(),
+        FULL_LAYERS,
         Switch("attention_bias", ("attention.bias", "attention.output_bias")),
         Key("intermediate_size", "ffn_dim"),
     ),
-    only={"mlp_bias": (False,), "rope_interleaved": (False,)},
-    unused=frozenset({"pretraining_tp", "is_llama_config"}),
+    only={"use_qk_norm": (False,)},
+    unused={"is_llama_config": "a note of its author"},
     tensors=(*STACK, *ATTENTION, *DENSE),
 )  # fmt: skip
 
@@ -43,5 +44,6 @@ QWEN3 = Family(
         Key("intermediate_size", "ffn_dim"),
         always(attention__query_key_norm="head"),
     ),
+    only={"qkv_bias": (False,), "use_qk_norm": (True,)},
     tensors=(*STACK, *ATTENTION, *DENSE),
 )  # fmt: skip

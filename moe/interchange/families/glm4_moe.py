@@ -4,6 +4,7 @@ from moe.interchange.families.decoder import (
     ATTENTION,
     DECODER,
     DENSE,
+    FULL_LAYERS,
     FUSED,
     STACK,
     experts,
@@ -11,7 +12,7 @@ from moe.interchange.families.decoder import (
     selection_bias,
     shared,
 )
-from moe.interchange.families.deepseek_v3 import SIGMOID
+from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
 from moe.interchange.family import Family
 from moe.interchange.fields import ExpertGroups, FirstDense, Heads, Key, SharedExperts, Switch
 from moe.interchange.rope import Rope
@@ -28,6 +29,7 @@ GLM4_MOE = Family(
     },
     fields=(
         *DECODER,
+        FULL_LAYERS,
         Heads(),
         Rope(fraction=0.5),
         Switch("attention_bias", ("attention.bias",)),  # the output's has none
@@ -42,7 +44,7 @@ GLM4_MOE = Family(
         Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
         SIGMOID,
     ),
-    unused=frozenset({"num_nextn_predict_layers", "num_mtp_layers"}),
+    unused=FURTHER_TOKENS,
     aliases={"num_local_experts": "n_routed_experts"},
     tensors=(
         *STACK,

@@ -38,7 +38,7 @@ GPT_OSS = Family(
         ),
         *AUXILIARY,
     ),
-    unused=frozenset({"initial_context_length", "experts_per_token"}),
+    unused=dict.fromkeys(("initial_context_length", "experts_per_token"), "another key says the same"),
     aliases={"num_experts": "num_local_experts"},
     tensors=(
         *STACK,

@@ -1,6 +1,6 @@
 """Granite 3 with experts, and with a shared expert beside them."""
 
-from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, STACK, fused, router
+from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, FULL_LAYERS, STACK, fused, router
 from moe.interchange.family import Family, in_layers, part, turned
 from moe.interchange.fields import Heads, Key, Optional, Scale, Switch, always
 from moe.interchange.rope import Rope
@@ -13,6 +13,7 @@ _DEFAULTS = {
 }  # fmt: skip
 _FIELDS = (
     *DECODER,
+    FULL_LAYERS,
     Heads(),
     Rope(),
     Switch("attention_bias", ("attention.bias", "attention.output_bias")),

@@ -4,15 +4,16 @@ from moe.interchange.families.decoder import (
     ATTENTION,
     AUXILIARY,
     DECODER,
+    FULL_LAYERS,
     FUSED,
     STACK,
     experts,
     router,
     selection_bias,
 )
-from moe.interchange.families.deepseek_v3 import SIGMOID
+from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
 from moe.interchange.family import Family
-from moe.interchange.fields import Heads, Key, always
+from moe.interchange.fields import EveryLayer, Heads, Key, always
 from moe.interchange.rope import Rope
 
 MINIMAX_M2 = Family(
@@ -25,6 +26,8 @@ MINIMAX_M2 = Family(
     },
     fields=(
         *DECODER,
+        FULL_LAYERS,
+        EveryLayer("attn_type_list", 1),
         Heads(head_dim=128),
         Rope(base=5e6, fraction=1.0, dim_key="rotary_dim"),
         Key("num_local_experts", "moe.num_experts"),
@@ -39,10 +42,13 @@ MINIMAX_M2 = Family(
         "qk_norm_type": ("per_layer",), "use_routing_bias": (True,), "shared_intermediate_size": (0,),
         "sliding_window": (), "layernorm_full_attention_beta": (1,), "layernorm_mlp_beta": (1,),
     },
-    unused=frozenset({
-        "attn_type_list", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "shared_moe_mode",
-        "mlp_intermediate_size", "layernorm_linear_attention_beta",
-    }),
+    unused={
+        **dict.fromkeys(("use_mtp", "num_mtp_modules", "mtp_transformer_layers"), FURTHER_TOKENS["num_mtp_layers"]),
+        **dict.fromkeys(
+            ("shared_moe_mode", "mlp_intermediate_size", "layernorm_linear_attention_beta"),
+            "it is about layers that this type has none of",
+        ),
+    },
     aliases={"num_experts": "num_local_experts"},
     tensors=(
         *STACK,

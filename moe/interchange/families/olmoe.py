@@ -1,6 +1,15 @@
 """OLMoE (arXiv 2409.02060)."""
 
-from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, FUSED, STACK, experts, router
+from moe.interchange.families.decoder import (
+    ATTENTION,
+    AUXILIARY,
+    DECODER,
+    FULL_LAYERS,
+    FUSED,
+    STACK,
+    experts,
+    router,
+)
 from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Key, Optional, Switch, always
 from moe.interchange.rope import Rope
@@ -16,6 +25,7 @@ OLMOE = Family(
     },
     fields=(
         *DECODER,
+        FULL_LAYERS,
         Heads(),
         Rope(),
         Switch("attention_bias", ("attention.bias", "attention.output_bias")),

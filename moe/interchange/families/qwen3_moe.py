@@ -38,7 +38,8 @@ QWEN3_MOE = Family(
         always(attention__query_key_norm="head", moe__router="softmax_topk", moe__activation="swiglu"),
         *AUXILIARY,
     ),
-    unused=frozenset({"max_window_layers"}),
+    only={"qkv_bias": (False,), "shared_expert_intermediate_size": (0,), "use_qk_norm": (True,)},
+    unused={"max_window_layers": "a window is on all layers, or on none"},
     aliases={"num_local_experts": "num_experts"},
     tensors=(
         *STACK,

@@ -62,6 +62,8 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
             reasons.append(f"{axis} degree {degree}{', as asked for' * (axis in asked)}: {what}")
     reasons += _of_options(spec, plan, asked)
     reasons += _of_freezing(spec)
+    if keys := getattr(spec.model, "ignored_keys", ()):
+        reasons.append(f"ignored of config.json: {'; '.join(keys)}")
     reasons.append(
         f"{number_of(options.micro_batch_groups, 'group')} at a time in "
         f"{number_of(options.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.needed)} predicted of "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
@@ -43,6 +43,9 @@ class LanguageModelSpec(Counted):
     from_config: str | None = Field(default=None, pattern="^[0-9a-f]{16}$")
     """Digest of that folder's `config.json`, written where it fills in the other fields: they do not go with another
     one."""
+    ignored_keys: tuple[Annotated[Text, Field(max_length=400)], ...] = Field(default=(), max_length=200)
+    """Keys of that `config.json` that change nothing of what is computed here, each with the reason, written where it
+    fills in the other fields."""
     model_dim: Count
     """M, the width of a token."""
     num_layers: Count = Field(le=MAX_LAYERS)

@@ -1,0 +1,121 @@
+"""Keys of `config.json` that change nothing of what a model computes here, with the reason for each. No torch."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moe.interchange.reading import Reading, same
+
+BOOKKEEPING = frozenset({
+    "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version",
+    "quantization_config", "_name_or_path", "name_or_path", "_commit_hash", "use_cache", "initializer_range",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "unk_token_id",
+    "mask_token_id", "eod_token_id", "use_return_dict", "return_dict", "output_attentions", "output_hidden_states",
+    "torchscript", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "id2label", "label2id",
+    "num_labels", "problem_type", "finetuning_task", "tokenizer_class", "prefix", "task_specific_params",
+    "tie_encoder_decoder", "cross_attention_hidden_size", "is_decoder", "_attn_implementation",
+    "attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+    "_experts_implementation", "experts_implementation", "tie_last_hidden_states", "use_flash_attn", "use_sdpa",
+    "transformers.js_config",
+})  # fmt: skip
+"""Keys that are read elsewhere (tokens, dtypes, formats of weights), or are about code that does not run here. They are
+carried through without a word."""
+
+GENERATION = frozenset({
+    "max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "repetition_penalty", "encoder_repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "output_logits",
+    "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "diversity_penalty", "max_time",
+    "stop_strings", "penalty_alpha", "renormalize_logits", "sequence_bias", "guidance_scale", "low_memory",
+    "token_healing", "watermarking_config", "cache_implementation", "cache_config", "return_legacy_cache",
+    "prefill_chunk_size", "compile_config", "disable_compile", "use_model_defaults", "is_assistant",
+    "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens",
+    "max_matching_ngram_size", "constraints", "force_words_ids", "dola_layers", "continuous_batching_config", "max_cache_len",
+    "assistant_ensemble_weight", "speculation_type", "use_mtp", "_from_model_config",
+})  # fmt: skip
+"""Keys about how texts are generated, which transformers 4 kept here and 5 leaves out. They are carried through."""
+
+_LENGTH = "positions have no bound of their own here; data.max_tokens says how long a sequence is"
+_TRAINER = "another trainer's note"
+_MEMORY = "the plan says what is recomputed"
+_LOSS = "a loss of other trainers; moe.aux_coefficient and moe.z_coefficient say ours"
+_TOKENIZER = "the tokenizer's own files say it, and no layout depends on a side of padding"
+_DROPOUT = "attention drops nothing in training here"
+
+REASONS: Mapping[str, str] = {
+    "attention_dropout": _DROPOUT,
+    "output_router_logits": "transformers' loss over all layers together; moe.aux_coefficient says ours",
+    "router_aux_loss_coef": _LOSS, "router_z_loss_coef": _LOSS, "aux_loss_alpha": _LOSS, "seq_aux": _LOSS,
+    "aux_loss_coef": _LOSS, "z_loss_coef": _LOSS,
+    "unsloth_version": _TRAINER, "unsloth_fixed": _TRAINER, "unsloth_tiled_mlp": _TRAINER,
+    "neftune_noise_alpha": "no noise is added to embeddings in training here",
+    "gradient_checkpointing": _MEMORY, "gradient_checkpointing_kwargs": _MEMORY, "use_reentrant": _MEMORY,
+    "max_sequence_length": _LENGTH, "max_seq_length": _LENGTH, "max_seq_len": _LENGTH, "seq_length": _LENGTH,
+    "seq_len": _LENGTH, "n_ctx": _LENGTH, "model_max_length": _LENGTH, "tokenizer_model_max_length": _LENGTH,
+    "max_model_len": _LENGTH,
+    "tokenizer_padding_side": _TOKENIZER, "padding_side": _TOKENIZER, "tokenizer_truncation_side": _TOKENIZER,
+    "bos_token": _TOKENIZER, "eos_token": _TOKENIZER, "pad_token": _TOKENIZER, "unk_token": _TOKENIZER,
+    "classifier_dropout": "there is no classifier", "score_bias": "there is no classifier",
+    "pretraining_tp": "how products are cut up elsewhere; the plan says it here",
+    "ep_size": "how experts are split elsewhere; the plan says it here",
+    "license": "a note of its author", "license_name": "a note of its author", "model_name": "a note of its author",
+    "base_model": "a note of its author", "base_model_name_or_path": "a note of its author",
+}  # fmt: skip
+"""Keys whose value may be any, with why it does not matter here."""
+
+_OFF: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attention_dropout", "classifier_dropout", "neftune_noise_alpha"), (0,)),
+    **dict.fromkeys(("output_router_logits", "gradient_checkpointing", "use_reentrant"), (False,)),
+    **dict.fromkeys(("pretraining_tp", "ep_size"), (1,)),
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"), (0,)),
+    "use_mtp": (False,),
+}
+"""Values of such keys that need no word."""
+
+SO_ANYWAY: Mapping[str, tuple[Any, ...]] = {
+    "position_embedding_type": ("rope", "rotary"),
+    "use_mrope": (False,),
+    "rope_interleaved": (False,),
+    "use_sliding_window": (False,),
+    "use_dual_chunk_attention": (False,),
+    "mlp_bias": (False,),
+    "use_parallel_residual": (False,),
+    "is_causal": (True,),
+    "causal": (True,),
+    "hidden_dropout": (0,), "hidden_dropout_prob": (0,), "attention_probs_dropout_prob": (0,), "resid_pdrop": (0,),
+    "embd_pdrop": (0,), "attn_pdrop": (0,), "residual_dropout": (0,), "expert_dropout": (0,),
+    "router_jitter_noise": (0,), "jitter_noise": (0,),
+    "normalization": ("rmsnorm", "RMSNorm"), "norm_type": ("rmsnorm", "rms_norm", "RMSNorm"),
+}  # fmt: skip
+"""Keys that say what is so of every family that does not read them; another value is refused."""
+
+
+def ignored(config: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[str]:
+    """Lines about the keys that a config has and that change nothing, by their reasons."""
+    for key in sorted(config.keys() & reasons.keys()):
+        value = config[key]
+        if value is not None and not _is_off(key, value):
+            yield f"{key}={_short(value)}: {reasons[key]}"
+
+
+def refused_dropout(reading: Reading) -> None:
+    """Note a problem of `attention_dropout` where it is no probability."""
+    value = reading.raw("attention_dropout")
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1
+    ):
+        reading.refuse(
+            "attention_dropout", value, "must be a number from 0 to below 1", "correct config.json"
+        )
+
+
+def _is_off(key: str, value: Any) -> bool:
+    """Whether a key says that something is off, or on one device, as it is where the key is missing."""
+    return any(same(value, each) for each in _OFF.get(key, ()))
+
+
+def _short(value: Any) -> str:
+    told = repr(value)
+    return told if len(told) <= 40 else f"{told[:37]}..."
