@@ -32,8 +32,8 @@ GENERATION = frozenset({
     "prefill_chunk_size", "compile_config", "disable_compile", "use_model_defaults", "is_assistant",
     "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
     "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens",
-    "max_matching_ngram_size", "constraints", "force_words_ids", "dola_layers", "continuous_batching_config", "max_cache_len",
-    "assistant_ensemble_weight", "speculation_type", "use_mtp", "_from_model_config",
+    "max_matching_ngram_size", "constraints", "force_words_ids", "dola_layers", "continuous_batching_config",
+    "max_cache_len", "assistant_ensemble_weight", "speculation_type", "use_mtp", "_from_model_config",
 })  # fmt: skip
 """Keys about how texts are generated, which transformers 4 kept here and 5 leaves out. They are carried through."""
 

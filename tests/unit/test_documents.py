@@ -31,3 +31,23 @@ def test_files_that_a_document_names_are_there(document: str) -> None:
 def test_files_that_a_docstring_names_are_there() -> None:
     found = {path: names for path in FILES if (names := unknown((ROOT / path).read_text()))}
     assert found == {}
+
+
+DENIALS = re.compile(
+    r"[Nn]othing[^.]{0,30} (has )?(ran|run) on a GPU|^\W*No line of this has run on a GPU", re.M
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_document_denies_a_run_on_a_gpu_that_was_measured(document: str) -> None:
+    assert (ROOT / "benchmarks/results/layer_gpu.json").is_file()
+    assert DENIALS.findall((ROOT / document).read_text()) == []
+
+
+def test_results_and_commands_that_the_readme_names_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path in re.findall(r"benchmarks/results/[\w./-]+\.json", text):
+        assert (ROOT / path).is_file(), path
+    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M)
+    for target in re.findall(r"`make ([a-z][\w-]*)`", text):
+        assert target in targets, target
