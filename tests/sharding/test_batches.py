@@ -138,6 +138,53 @@ def test_local_batches_of_other_sizes_by_rank_are_refused_on_all(ranks: Pools):
         assert "{0: [4, 4], 1: [3, 3]}" in said
 
 
+def applied_to_mappings() -> sharding.Applied:
+    sample = {
+        "rows": torch.ones(4, 6, dtype=torch.float64),
+        "temperature": torch.ones((), dtype=torch.float64),
+    }
+    plan = sharding.plan(Scaled(), (sample,), cores(2), {"inputs.0": sharding.Split(0)}, mesh={"a": 2})
+    return sharding.apply(Scaled(), plan, batch="local")
+
+
+def unlike_on_ranks() -> list[str]:
+    """Messages on this rank for lengths, dtypes, nesting and dimensions that differ from rank to rank."""
+    applied, rank, said = applied_to_mappings(), dist.get_rank(), []
+    rows, temperature = torch.ones(2, 6, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    for other in (
+        rows[:, : 6 - rank],
+        rows.to(torch.float32) if rank else rows,
+        rows[..., None] if rank else rows,
+    ):
+        with pytest.raises(ValueError) as error:
+            applied({"rows": other, "temperature": temperature})
+        said.append(str(error.value))
+    with pytest.raises(ValueError) as error:
+        applied({"rows": rows} if rank else {"rows": rows, "temperature": temperature})
+    said.append(str(error.value))
+    sharding.close(applied)
+    return said
+
+
+def test_local_batches_that_differ_in_more_than_values_are_refused_on_all(ranks: Pools):
+    for rank, said in enumerate(ranks[2].run(unlike_on_ranks)):
+        assert all("rows of inputs.0 have different shapes or dtypes" in words for words in said[:3])
+        assert ("refused on rank 1" in said[3]) == (rank == 0)
+
+
+def mapping_on_ranks() -> float:
+    """Loss of a local batch whose keys are in another order than the sample's."""
+    applied = applied_to_mappings()
+    rows = torch.full((2, 6), 1.0 + 2 * dist.get_rank(), dtype=torch.float64)
+    loss = applied({"temperature": torch.ones((), dtype=torch.float64), "rows": rows})
+    sharding.close(applied)
+    return loss.item()
+
+
+def test_local_batches_of_mappings_have_keys_in_any_order(ranks: Pools):
+    assert ranks[2].run(mapping_on_ranks) == [5.0, 5.0]  # the mean of 1 and 9
+
+
 SIZES = (8, 5, 8, 1, 13, 5, 8)
 
 
@@ -206,12 +253,27 @@ def test_sequences_of_other_lengths():
         assert torch.allclose(applied.get_parameter(name).grad, parameter.grad, atol=1e-6)
 
 
+class Scaled(nn.Module):
+    """Rows of any length times a number, and means of them, called by one mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor | dict[str, Tensor], times: float = 1.0) -> Tensor:
+        rows = x["rows"] * x["temperature"] if isinstance(x, dict) else x
+        return (rows * self.weight).square().mean() * times
+
+
 def test_what_a_batch_may_not_differ_in():
     _, applied = applied_on({"all": 1})
     x, *rest = batch_of(8)
     for batch in ((x.float(), *rest), (x[None], *rest), (x, *rest[:2]), ("x", *rest)):
         with pytest.raises(ValueError, match=r"inputs\.0|has 3 values"):
             applied(*batch)
+    plan = sharding.plan(Scaled(), (x, 2.0), cores(1), mesh={"a": 1})
+    with pytest.raises(ValueError, match=r"inputs\.1"):
+        sharding.apply(Scaled(), plan)(x, torch.ones(3))
     for options in ({"batch": "mine"}, {"max_programs": 0}):
         with pytest.raises(SpecError, match=next(iter(options))):
             applied_on({"all": 1}, **options)
@@ -239,4 +301,5 @@ def test_checksums_tell_values_and_places_apart():
         assert checksum(x) != checksum(other) or torch.equal(x[39, 49].float(), other[39, 49].float())
     nan = torch.full((3,), math.nan)
     assert checksum(nan) == checksum(nan.clone())
-    assert checksum(torch.zeros(0, 3)) == checksum(torch.zeros(0))
+    for one, other in (((2, 3), (3, 2)), ((6,), (2, 3)), ((0, 3), (0,))):
+        assert checksum(torch.zeros(one)) != checksum(torch.zeros(other))

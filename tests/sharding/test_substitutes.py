@@ -10,6 +10,7 @@ from torch import Tensor, cond, nn
 from torch.nn import functional as F
 
 from moe import sharding
+from moe.sharding.capture.substitutes import embedding_bag, histc
 from moe.spec import SpecError
 from tests.sharding.on_ranks import cores
 from tests.sharding.partitioned import check_at_random
@@ -58,6 +59,21 @@ def bags(seed: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
 def test_bags_of_embeddings(seed: int) -> None:
     module, sample = bags(seed)
     check_at_random(module, sample, cases=3, seed=seed)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_long_bags_in_bfloat16(mode: str) -> None:
+    torch.manual_seed(0)
+    table, index = torch.rand(10, 3).bfloat16(), torch.randint(10, (3000,))
+    offsets = torch.tensor([0, 2000])
+    expected = F.embedding_bag(index, table, offsets, mode=mode)
+    torch.testing.assert_close(embedding_bag(index, table, offsets, mode=mode), expected)
+
+
+@pytest.mark.parametrize("bound", [0.0, 1.0])
+def test_equal_bounds_of_counts_are_those_of_the_elements(bound: float) -> None:
+    x = torch.linspace(0, 4, 20)
+    assert torch.equal(histc(x, 4, bound, bound), torch.histc(x, 4, bound, bound))
 
 
 @pytest.mark.parametrize(

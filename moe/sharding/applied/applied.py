@@ -230,11 +230,11 @@ class Applied(_Stays):
 
     def _called_with(self, batch: Sequence[Any]) -> tuple[Ready, list[Any]]:
         """(the program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the
-        plan's in more than sizes; on every rank for one that ranks do not have alike."""
+        plan's in more than sizes, and on every rank where ranks are found to have different batches."""
         planned, is_checked = self._programs.planned, self._num_calls % EVERY_CALLS == 0
         self._num_calls += 1
         if self._is_local:
-            batch = global_batch(self.mesh, batch, planned.batch, self._device)
+            batch = global_batch(self.mesh, batch, planned.batch, planned.batch_tree, self._device)
         try:
             inputs = checked(batch, planned.batch, planned.batch_tree)
         except ValueError:

@@ -28,7 +28,7 @@ def batch_like(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeS
 def checked(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
     """Leaves of a batch. Raises ValueError where they differ from the plan's in more than the sizes of dimensions, or
     are nested otherwise."""
-    leaves = _leaves(batch, tree)
+    leaves = leaves_in_order(batch, tree)
     for number, (given, wanted) in enumerate(zip(leaves, expected, strict=True)):
         if isinstance(wanted, tuple):
             if isinstance(given, Tensor) and given.requires_grad and torch.is_grad_enabled():
@@ -42,14 +42,14 @@ def checked(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec
                     f"inputs.{number} (={has}) must be like {list(wanted[0])} {wanted[1]}, which the plan is for: "
                     "sizes may differ, dtype and number of dimensions may not; plan again for this batch"
                 )
-        elif given != wanted:
+        elif isinstance(given, Tensor) or given != wanted:
             raise ValueError(
                 f"inputs.{number} (={given!r}) must be {wanted!r}, which the captured graph has; plan again"
             )
     return [each.resolve_conj().resolve_neg() if isinstance(each, Tensor) else each for each in leaves]
 
 
-def _leaves(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:
+def leaves_in_order(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:
     """Leaves of a batch in the plan's order, whatever order a dict's keys have. Raises ValueError for one that is
     nested otherwise."""
     try:

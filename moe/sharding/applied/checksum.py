@@ -1,5 +1,6 @@
 """Checks that all ranks are called with the same batch."""
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +12,14 @@ from moe.sharding.exchange.mesh import Mesh
 EVERY_CALLS = 50
 """Calls between two checks; the first call is checked too."""
 _BLOCK = 1 << 20
-"""Elements that are summed at a time."""
+"""Elements summed at a time."""
 
 
 def check_same(
     mesh: Mesh, leaves: Sequence[Any] | None, expected: Sequence[Any], device: torch.device
 ) -> None:
-    """Raise ValueError, on every rank, where ranks were called with different tensors, or one of them with a batch that
-    it refuses (`leaves` None). `expected` has a tuple where a tensor belongs. All ranks call it."""
+    """Raise ValueError, on every rank, where ranks were called with different tensors or a rank has refused its batch
+    (`leaves` is None there). `expected` has a tuple in the place of each tensor. All ranks call it."""
     numbers = [number for number, each in enumerate(expected) if isinstance(each, tuple)]
     if mesh.num_ranks == 1:
         return
@@ -57,17 +58,17 @@ def every_rank(mesh: Mesh, rows: Tensor) -> Tensor:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """An int64 scalar of all bits of a tensor and their places: the same for the same values, on any device, with any
-    strides and in any order of summation."""
+    """Checksum of a tensor's shape and bits, an int64 scalar: independent of device, strides and order of summation."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    of_shape = zlib.crc32(repr(tuple(tensor.shape)).encode())
+    total = torch.tensor(of_shape, dtype=torch.int64, device=flat.device)
     for first in range(0, flat.numel(), _BLOCK):
         block = flat[first : first + _BLOCK].contiguous().view(bits).to(torch.int64)
         place = torch.arange(first, first + block.numel(), dtype=torch.int64, device=flat.device)
-        # sums of int64 wrap around, so that their order does not matter; odd factors lose no bit
+        # int64 sums wrap around, so their order does not matter; odd factors lose no bits
         mixed = (block + place * 0x2545F4914F6CDD1D) * 0x27D4EB2F165667C5
         total += ((mixed ^ (mixed >> 29)) * 0x1B873593CC9E2D51).sum()
     return total

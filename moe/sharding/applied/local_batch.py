@@ -1,6 +1,7 @@
 """Local batches: each rank is called with rows of its own, as a DistributedSampler gives them, and the global batch is
-gathered of them, in the order of ranks."""
+gathered from them in rank order."""
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,42 +9,70 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from moe.sharding.applied.batch import leaves_in_order
 from moe.sharding.applied.checksum import every_rank
 from moe.sharding.exchange.exchange import as_bytes
 from moe.sharding.exchange.mesh import Mesh
 
 
 def global_batch(
-    mesh: Mesh, batch: Sequence[Any], expected: Sequence[Any], device: torch.device
+    mesh: Mesh, batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec, device: torch.device
 ) -> tuple[Any, ...]:
-    """The global batch of all ranks' local ones. The tensors that the plan has with as many rows as the first (of
-    `expected`, a shape and a dtype each) are cut by rows; others, as a mask or a temperature, are the same everywhere.
-    All ranks call it. Raises ValueError, on every rank, where ranks have other numbers of rows."""
-    leaves, tree = pytree.tree_flatten(list(batch))
+    """The global batch gathered from all ranks' local ones. Tensors that have as many rows in the plan as its first
+    tensor (`expected` has a shape and a dtype for each) are split by rows; others, such as a mask or a temperature, are
+    the same on all ranks. All ranks call it. Raises ValueError, on every rank, where local batches differ in more than
+    values."""
     if mesh.num_ranks == 1:
         return tuple(batch)
-    planned = [each[0] if isinstance(each, tuple) else () for each in expected]
+    refusal, leaves = None, list[Any]()
+    try:
+        leaves = leaves_in_order(batch, tree)
+    except ValueError as error:  # raised once all ranks know of it
+        refusal = error
+    planned = [entry[0] if isinstance(entry, tuple) else () for entry in expected]
     num_rows = next((shape[0] for shape in planned if shape), None)
-    own = [
+    split = [
         number
         for number, (leaf, shape) in enumerate(zip(leaves, planned, strict=False))
         if isinstance(leaf, Tensor) and leaf.dim() and shape and shape[0] == num_rows
     ]
-    # a collective that each rank enters in whatever it was called with, and in which all see who differs
-    shapes = torch.zeros(1 + len(expected), dtype=torch.int64)
-    shapes[0] = len(leaves)
-    for number in own:
-        shapes[1 + number] = leaves[number].shape[0]
-    every = every_rank(mesh, shapes.to(device)).tolist()
-    if any(rows != every[0] for rows in every):
-        rows = {rank: [count for count in of_rank[1:] if count] for rank, of_rank in enumerate(every)}
-        raise ValueError(
-            f"local batches have other numbers of rows by rank ({rows}); give all ranks the same number, as "
-            "DistributedSampler(..., drop_last=True) and DataLoader(..., drop_last=True) do"
-        )
-    for number in own:
+    # of one size on every rank, whatever its batch is, so that no rank waits for another and all see which differ
+    signature = torch.zeros(1 + len(expected), 2, dtype=torch.int64)
+    signature[0, 0] = len(leaves)
+    for number in split:
+        rows = leaves[number]
+        signature[1 + number, 0] = rows.shape[0]
+        signature[1 + number, 1] = zlib.crc32(repr((tuple(rows.shape[1:]), rows.dtype)).encode())
+    signatures = every_rank(mesh, signature.to(device)).tolist()
+    if refusal is not None:
+        raise refusal
+    _check_alike(signatures)
+    for number in split:
         leaves[number] = _gathered(mesh, leaves[number])
     return tuple(pytree.tree_unflatten(leaves, tree))
+
+
+def _check_alike(signatures: list[list[list[int]]]) -> None:
+    """Raise ValueError where ranks have different signatures of their local batches."""
+    if refusing := [str(rank) for rank, ((num_leaves, _), *_) in enumerate(signatures) if not num_leaves]:
+        raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
+    rows = {rank: [count for count, _ in of_rank[1:] if count] for rank, of_rank in enumerate(signatures)}
+    if any(counts != rows[0] for counts in rows.values()):
+        raise ValueError(
+            f"local batches have different numbers of rows by rank ({rows}); give all ranks the same number, as "
+            "DistributedSampler(..., drop_last=True) and DataLoader(..., drop_last=True) do"
+        )
+    if different := {
+        number
+        for of_rank in signatures
+        for number, (mine, first) in enumerate(zip(of_rank[1:], signatures[0][1:], strict=True))
+        if mine != first
+    }:
+        names = ", ".join(f"inputs.{number}" for number in sorted(different))
+        raise ValueError(
+            f"rows of {names} have different shapes or dtypes on different ranks; pad the local batches of all ranks "
+            "to the same length"
+        )
 
 
 def _gathered(mesh: Mesh, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Functions of torch that are captured as others which compute the same, and whose operators have rules."""
+"""Substitutes for functions of torch whose operators have no rules: captured in their place, they compute the same."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,13 +32,15 @@ def embedding_bag(
             include_last_offset, padding_idx,
         )  # fmt: skip
     rows = F.embedding(input, weight)
+    dtype = rows.dtype
+    rows = rows.to(torch.promote_types(dtype, torch.float32))  # counts and sums stop growing in bfloat16
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     counts = torch.ones_like(input, dtype=rows.dtype)
     if padding_idx is not None:
         counts = (input != padding_idx % weight.shape[0]).to(rows.dtype)
     if input.dim() == 2:
-        return _reduced(mode, rows, counts, lambda x: x.sum(1), lambda x: x.max(1).values)
+        return _reduced(mode, rows, counts, lambda x: x.sum(1), lambda x: x.max(1).values).to(dtype)
     assert offsets is not None
     begins = offsets[:-1] if include_last_offset else offsets
     bags = torch.searchsorted(begins, torch.arange(len(input), device=input.device), right=True) - 1
@@ -50,7 +52,7 @@ def embedding_bag(
         least = x.new_full((len(begins), *x.shape[1:]), -torch.inf)
         return least.scatter_reduce(0, bags.unsqueeze(-1).expand_as(x), x, "amax")
 
-    return _reduced(mode, rows, counts, total, greatest)
+    return _reduced(mode, rows, counts, total, greatest).to(dtype)
 
 
 def _reduced(
@@ -60,7 +62,7 @@ def _reduced(
     total: Callable[[Tensor], Tensor],
     greatest: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """The reduction of rows whose count is 1, and not of those whose count is 0."""
+    """Reduction of the rows whose count is 1; rows whose count is 0, those of the padding index, are left out."""
     in_bag = total(counts).unsqueeze(-1)
     if mode == "max":
         most = greatest(rows.masked_fill(counts.unsqueeze(-1) == 0, -torch.inf))
@@ -70,10 +72,12 @@ def _reduced(
 
 
 def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """`torch.histc`, `[bins]`: counts of the elements in bins of one width, from `min` to `max`, or from the least to
-    the greatest element where both are 0."""
+    """`torch.histc`, `[bins]`: counts of the elements in bins of equal width from `min` to `max`, or from the least to
+    the greatest element where the bounds are equal."""
+    if min > max:
+        return torch.histc(input, bins, min, max)  # raises
     x = input.reshape(-1)
-    if min == max == 0:
+    if min == max:
         low, high = x.min(), x.max()
         low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
     else:
@@ -89,7 +93,7 @@ def cond(
     false_branch: Callable[..., Any],
     operands: Sequence[Any] = (),
 ) -> Any:
-    """`torch.cond`, by both branches and a choice between their results."""
+    """`torch.cond`: computes both branches and selects one result."""
     if not isinstance(predicate, Tensor):
         return (true_branch if predicate else false_branch)(*operands)
     chosen, other = true_branch(*operands), false_branch(*operands)
@@ -98,8 +102,8 @@ def cond(
 
 @contextmanager
 def grouped_experts(module: nn.Module) -> Iterator[None]:
-    """Within, models of the transformers library whose experts are computed in a loop over those that have tokens
-    (`experts_implementation="eager"`) compute them by grouped products, whose shapes do not depend on the data."""
+    """Compute experts of transformers models by grouped products within, whose shapes do not depend on the data, where
+    they would loop over the experts that have tokens (`experts_implementation="eager"`)."""
     configs: dict[int, Any] = {}
     for part in module.modules():
         config: Any = getattr(part, "config", None)
@@ -118,7 +122,7 @@ _SUBSTITUTES = {F.embedding_bag: embedding_bag, torch.histc: histc, Tensor.histc
 
 
 class Substitutes(TorchFunctionMode):
-    """Within, functions are called by their substitutes."""
+    """Calls substitutes in place of their functions within."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))
