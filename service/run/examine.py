@@ -1,7 +1,7 @@
-"""Look at a worker process from outside, on its own node: whether it is stopped, what it takes, its stack.
+"""Examination of a worker process from outside, on its own node: whether it is stopped, its CPU time, its stack.
 
-A process that does not beat cannot speak for itself. It is ended only where it is certain that it does nothing of its
-own: one that is stopped, or one whose group the watchdog has given up.
+A process that sends no heartbeat is ended only if it is certainly not working: if it is stopped, or if the watchdog has
+given up its group and it takes no CPU time.
 """
 
 import os
@@ -18,6 +18,8 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+WORKING_CPU_SHARE = 0.05
+"""CPU seconds a second of a process that works. Threads that only wait, send and seal take less."""
 BETWEEN_LOOKS_S = 1.0
 STACK_TIMEOUT_S = 10.0
 REMOTE_TIMEOUT_S = 20.0
@@ -28,11 +30,12 @@ _FREEZERS = ("__refrigerator", "do_freezer_trap")
 ATTEMPT_VARIABLE = "SHARDYARD_ATTEMPT"
 """In the environment of an attempt's workers: the attempt's submission id, by which they are found before they beat."""
 
-Ending = Literal["never", "if_stopped", "always"]
+Ending = Literal["never", "if_stopped", "if_idle"]
+"""When to end a process that is examined; one that is stopped is idle, too."""
 
 
 class Look(BaseModel):
-    """State of a process, as two looks a second apart saw it."""
+    """State of a process, from two samples a second apart."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -43,7 +46,7 @@ class Look(BaseModel):
     """CPU seconds a second between the looks."""
     stack: str = ""
     ended: bool = False
-    """Whether it was ended for it."""
+    """Whether the process was ended because of it."""
 
     def __str__(self) -> str:
         match self.state:
@@ -70,7 +73,8 @@ def examine(pid: int, created_at: float, ending: Ending) -> Look:
         cpu_share = (_cpu_s(process) - cpu_before) / (time.monotonic() - began)
         is_stopped = state == before and state in ("stopped", "frozen")
         stack = _stack(pid)
-        ended = ending == "always" or (ending == "if_stopped" and is_stopped)
+        is_idle = is_stopped or cpu_share < WORKING_CPU_SHARE
+        ended = (ending == "if_stopped" and is_stopped) or (ending == "if_idle" and is_idle)
         if ended:
             process.kill()
         return Look(pid=pid, state=state, cpu_share=cpu_share, stack=stack, ended=ended)

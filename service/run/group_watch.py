@@ -1,4 +1,4 @@
-"""Watch over a worker group: has the watchdog judge its heartbeats, and carries out what that decides."""
+"""Watch over a worker group: passes its heartbeats to the watchdog and carries out the watchdog's judgement."""
 
 import logging
 import time
@@ -26,43 +26,42 @@ class GroupWatch:
         self._looked_at: dict[tuple[str, int], float] = {}
         """When a process was last looked at, by node and pid."""
         self._named: set[tuple[str, int, str]] = set()
-        """(node, pid, activity) of what was named as idle."""
+        """(node, pid, activity) of ranks that were reported as idle."""
         self._reason = ""
 
     def take_reason(self) -> str:
-        """Why ranks were ended since this was last asked; empty where none were."""
+        """Reason why ranks were ended since the last call; empty where none were."""
         reason, self._reason = self._reason, ""
         return reason
 
     def look(self) -> None:
-        """Judge the group once, and act on it. Raises what looking at another node raises."""
+        """Judge the group once and act on the judgement. Raises the last error of a node that could not be looked at,
+        after all others have been."""
         now = time.monotonic()
         states = self._server.ranks()
         judgement = judge([_facts(state, now) for state in states], self._limits)
         if judgement.stuck:
-            stuck = [state for state in states if state.rank in judgement.stuck]
-            self._end(stuck, "always", judgement.reason)
+            stuck = [state for state in states if state.rank in judgement.stuck and self._is_due(state, now)]
+            self._end(stuck, "if_idle", judgement.reason)
             return
         for state in states:
             if state.rank in judgement.idle:
                 self._name(state, states)
-        silent = [
-            state
-            for state in states
-            if state.rank in judgement.silent
-            and now - self._looked_at.get(_process(state), -LOOK_AGAIN_S) >= LOOK_AGAIN_S
-        ]
-        if silent:
-            self._end(silent, "if_stopped", "")
+        silent = [state for state in states if state.rank in judgement.silent and self._is_due(state, now)]
+        self._end(silent, "if_stopped", "")
+
+    def _is_due(self, state: RankState, now: float) -> bool:
+        """Whether a process was not looked at a moment ago."""
+        return now - self._looked_at.get(_process(state), -LOOK_AGAIN_S) >= LOOK_AGAIN_S
 
     def _name(self, state: RankState, states: Iterable[RankState]) -> None:
-        """Say once which rank does nothing, and have it write its stacks to its log."""
-        what = (*_process(state), state.beat.doing)
-        if what in self._named:
+        """Log once that a rank is idle, and have it write its stacks to its log."""
+        activity = (*_process(state), state.beat.doing)
+        if activity in self._named:
             return
-        self._named.add(what)
+        self._named.add(activity)
         state.wants_stacks = True
-        waiting = sum(each.beat.in_collective for each in states if each is not state)
+        waiting = sum(other.beat.in_collective for other in states if other is not state)
         others = f", while {waiting} other ranks wait in collectives" if waiting else ""
         _log.warning(
             "%s has done nothing for %.0f s (%s)%s; its log has its stacks",
@@ -70,28 +69,36 @@ class GroupWatch:
         )  # fmt: skip
 
     def _end(self, states: Sequence[RankState], ending: Ending, reason: str) -> None:
-        """Look at processes, node by node, and end those of which `ending` says so."""
+        """Look at processes, node by node, and end those that `ending` selects."""
+        failure: Exception | None = None
         now = time.monotonic()
         for state in states:
             self._looked_at[_process(state)] = now
         for node in dict.fromkeys(state.introduction.node for state in states):
-            here = [state for state in states if state.introduction.node == node]
-            looks = self._examine_on(
-                node, [(state.introduction.pid, state.introduction.created_at) for state in here], ending
-            )
-            for state, look in zip(here, looks, strict=True):
+            on_node = [state for state in states if state.introduction.node == node]
+            processes = [(state.introduction.pid, state.introduction.created_at) for state in on_node]
+            try:
+                looks = self._examine_on(node, processes, ending)
+            except (
+                Exception
+            ) as error:  # such as a node that was lost; processes elsewhere are looked at all the same
+                failure = error
+                continue
+            for state, look in zip(on_node, looks, strict=True):
                 self._tell(state, look, reason, now)
+        if failure is not None:
+            raise failure
 
     def _tell(self, state: RankState, look: Look, reason: str, now: float) -> None:
         if look.state == "gone":
-            return  # Ray tells of it, and why
-        told = reason or f"no heartbeat for {state.silent_s(now):.0f} s, last in {state.beat.doing}"
+            return  # Ray reports that, and why
+        cause = reason or f"no heartbeat for {state.silent_s(now):.0f} s, last in {state.beat.doing}"
         verdict = "ended, and the group is made anew" if look.ended else "left alone"
         _log.warning(
-            "%s: %s; its process %s: %s; its stack:\n%s", _name(state), told, look, verdict, look.stack
+            "%s: %s; its process %s: %s; its stack:\n%s", _name(state), cause, look, verdict, look.stack
         )
         if look.ended and not self._reason:
-            self._reason = f"rank {state.rank} was ended: {told}; its process {look}"
+            self._reason = f"rank {state.rank} was ended: {cause}; its process {look}"
 
 
 def _facts(state: RankState, now: float) -> RankFacts:

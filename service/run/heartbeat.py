@@ -1,8 +1,8 @@
-"""Heartbeat of a worker: every two seconds it tells the driver what its training thread does and whether it gets on.
+"""Heartbeat of a worker: every two seconds it tells the driver what its training thread is doing and whether it works.
 
-A thread of its own sends it, so that a rank that waits in a collective, or computes for an hour, beats on; a process
-that is stopped does not. The driver's answer may ask for the stacks of all threads, which then stand in this rank's
-log. Nothing here makes training wait, and nothing that fails here ends it.
+A thread of its own sends it, so that a rank that waits in a collective, or computes for an hour, still sends them; a
+stopped process does not. The driver's answer may ask for the stacks of all threads, which are then written to this
+rank's log. Nothing here makes training wait, and no failure here ends it.
 """
 
 import json
@@ -21,21 +21,19 @@ from pydantic import BaseModel, ConfigDict
 
 from moe.activity import activities, num_begun
 from service.run.device_use import DeviceUse, device_use
-from service.run.examine import let_itself_be_looked_at
+from service.run.examine import WORKING_CPU_SHARE, let_itself_be_looked_at
 
 BEAT_INTERVAL_S = 2.0
 ANSWER_TIMEOUT_S = 10.0
 WORK_WINDOW_S = 10.0
-"""Over which it is measured whether the process works."""
-WORKING_CPU_SHARE = 0.05
-"""CPU seconds a second of a process that works. Threads that only wait, send and seal take less."""
+"""Time over which CPU time and I/O are measured to tell whether the process works."""
 WORKING_BYTES_PER_S = 100e3
 """Read and written by a process that works."""
 
 
 @dataclass(frozen=True)
 class HeartbeatAddress:
-    """Where the driver listens, and the secret that it asks for."""
+    """Address on which the driver listens, and the secret that it expects."""
 
     host: str
     port: int
@@ -50,7 +48,7 @@ class Beat(BaseModel):
     phase: str = "start"
     """`moe.activity.Phase` of the outermost activity of the training thread."""
     doing: str = "start"
-    """The innermost, in words."""
+    """The innermost activity, in words."""
     in_collective: bool = False
     for_s: float = 0.0
     """Seconds in the innermost activity."""
@@ -62,7 +60,7 @@ class Beat(BaseModel):
 
 
 class Introduction(BaseModel):
-    """The first line of a connection: whose heartbeats come over it."""
+    """First line of a connection: the process whose heartbeats follow."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -97,11 +95,11 @@ class Heartbeat:
         self._thread.start()
 
     def follow(self, log: Callable[[str, str], None]) -> None:
-        """From now on the calling thread is the one that trains; `log` takes the level and text of log lines."""
+        """Report the calling thread's activities from now on; `log` takes the level and text of log lines."""
         self._training_thread, self._log = threading.get_ident(), log
 
     def unfollow(self) -> None:
-        """The calling thread trains no more, and its log takes nothing more."""
+        """Stop reporting that thread's activities and writing to its log."""
         self._training_thread = self._log = None
 
     def stop(self) -> None:
@@ -121,7 +119,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            # Whatever it is: without heartbeats the driver looks at this process, and finds it well.
+            # Whatever fails: without heartbeats the driver examines this process, and finds that it works.
             with suppress(Exception):
                 self._beat_until_broken()
             self._over.wait(BEAT_INTERVAL_S)
@@ -148,7 +146,7 @@ class Heartbeat:
 
 
 class WorkMeter:
-    """Tells how long this process has been idle: whether it waits, or computes, reads and writes."""
+    """Measures how long this process has been idle: since it last computed, read or wrote."""
 
     def __init__(self) -> None:
         self._window = self._counts()

@@ -1,4 +1,4 @@
-"""The driver's side of heartbeats: it listens, and knows what each rank said last and when."""
+"""Server of the driver that receives heartbeats and keeps the last one of each rank."""
 
 import asyncio
 import json
@@ -13,14 +13,16 @@ from pydantic import ValidationError
 from service.run.heartbeat import Beat, HeartbeatAddress, Introduction
 
 MAX_LINE_BYTES = 1 << 16
+INTRODUCTION_TIMEOUT_S = 10.0
+"""A connection that has not introduced itself by then is closed."""
 TICK_S = 1.0
 PAUSE_S = 5.0
-"""A loop that was away for longer was itself stopped: no rank is to be blamed for the silence."""
+"""An event loop that did not run for longer was itself stopped: the silence is no rank's fault."""
 
 
 @dataclass
 class RankState:
-    """What is known of one worker process whose connection is open."""
+    """Last heartbeat of a connected worker process."""
 
     introduction: Introduction
     beat: Beat
@@ -36,12 +38,12 @@ class RankState:
 
 
 class HeartbeatServer:
-    """Takes heartbeats in a thread of its own, until `close`."""
+    """Receives heartbeats in a thread of its own until `close`."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ranks: dict[int, RankState] = {}
-        """By the number of their connection: one that closes is of a process that ended."""
+        """By connection number; removed when the connection closes, as it does when the process ends."""
         self._num_connections = 0
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -71,7 +73,7 @@ class HeartbeatServer:
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()  # a stopped process takes nothing of what is still to be sent
-        # Each ends by itself once its connection is closed; one that is cancelled would be told of as an error.
+        # Handlers end by themselves once their connections are closed; cancelled ones would be logged as errors.
         while self._writers:
             await asyncio.sleep(0)
         self._pauses.cancel()
@@ -81,8 +83,9 @@ class HeartbeatServer:
         number = self._num_connections
         self._writers.add(writer)
         try:
-            introduction = Introduction.model_validate_json(await reader.readline())
-            if not secrets.compare_digest(introduction.secret, self.address.secret):
+            async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
+                introduction = Introduction.model_validate_json(await reader.readline())
+            if not secrets.compare_digest(introduction.secret.encode(), self.address.secret.encode()):
                 return
             while line := await reader.readline():
                 beat = Beat.model_validate_json(line)
@@ -93,7 +96,7 @@ class HeartbeatServer:
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (OSError, ValidationError, ValueError):
-            pass  # a process that died, or no worker of ours: its next connection begins anew
+            pass  # a process that died, or a stranger; a worker connects again
         finally:
             with self._lock:
                 self._ranks.pop(number, None)
@@ -101,9 +104,10 @@ class HeartbeatServer:
             self._writers.discard(writer)
 
     def _new_state(self, number: int, introduction: Introduction, beat: Beat) -> RankState:
-        """The state of a process that has connected, in place of what an older connection of its said."""
+        """State of a newly connected process. It replaces that of any older connection of its rank: a connection from a
+        node that was lost never closes."""
         self._ranks = {
-            each: state for each, state in self._ranks.items() if state.introduction != introduction
+            other: state for other, state in self._ranks.items() if state.rank != introduction.rank
         }
         self._ranks[number] = RankState(introduction, beat, self._clock())
         return self._ranks[number]

@@ -1,9 +1,8 @@
-"""Judgement of a worker group by its heartbeats: who is frozen, who waits for whom, and whether all are stuck.
+"""Judgement of a worker group by its heartbeats: which ranks are silent or idle, and whether the group is stuck.
 
-Pure: from what the ranks said last to what is to be done. A rank that does not beat is looked at from outside. One
-that beats and does nothing, while others wait for it, is named, and its stacks are asked for; it is ended only when
-nobody in its group has worked for longer than any honest wait. A slow rank works, and is left alone for as long as it
-does.
+A pure function of the ranks' last heartbeats. A rank that sends none is examined from outside. One that sends them but
+is idle while others wait for it is reported, with its stacks; it is ended only when no rank of its group has worked
+for longer than any legitimate wait. A slow rank works, and is left alone for as long as it does.
 """
 
 from collections.abc import Sequence
@@ -13,29 +12,29 @@ MAX_SHOWN = 8
 """Ranks that a reason names."""
 _PATIENT = ("checkpoint", "loading")
 _UNWATCHED = ("start", "preparation")
-"""In these a rank may wait for a process of another job, which prepares the same corpus."""
+"""Phases in which a rank may wait for a process of another job that prepares the same corpus."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds after which something is done."""
+    """Seconds after which the driver acts."""
 
     silent_s: float = 20.0
-    """A rank that has not beaten for so long is looked at."""
+    """Silence after which a rank is examined."""
     idle_s: float = 20.0
-    """A rank that has done nothing for so long, while others wait for it, is named."""
+    """Idle time after which a rank that others wait for is reported."""
     stuck_s: float = 300.0
-    """A group in which nobody has done anything for so long is stuck."""
+    """Idle time of all ranks after which a group is stuck."""
     slowest_steps: int = 20
-    """It has this many times as long as its last step took, if that is more."""
+    """A group is not stuck within this many times the duration of its last step."""
     storage_s: float = 1800.0
-    """It has so long while a rank reads or writes a checkpoint: storage may take its time, and neither CPU time nor
-    files tell of what is on its way to it."""
+    """Idle time allowed while a rank reads or writes a checkpoint: storage may be slow, and what is on its way there
+    shows neither as CPU time nor as I/O."""
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank said last, and how long ago."""
+    """Last heartbeat of a rank, and its age."""
 
     rank: int
     phase: str
@@ -51,20 +50,20 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is to be done about a group; all empty where it gets on."""
+    """Ranks of a group to act on; all empty while it makes progress."""
 
     silent: tuple[int, ...] = ()
-    """Ranks to be looked at: no heartbeat for `Limits.silent_s`."""
+    """Ranks to examine: no heartbeat for `Limits.silent_s`."""
     idle: tuple[int, ...] = ()
-    """Ranks whose stacks are to be asked for: they beat, and do nothing."""
+    """Ranks to ask for their stacks: they send heartbeats and are idle."""
     stuck: tuple[int, ...] = ()
-    """Ranks to be ended: the group gets nowhere because of them."""
+    """Ranks to end unless an examination finds them working: the group makes no progress because of them."""
     reason: str = ""
     """Why, for `stuck`."""
 
 
 def judge(ranks: Sequence[RankFacts], limits: Limits) -> Judgement:
-    """Judge a group by its ranks, all of those whose processes are there."""
+    """Judge a group by the last heartbeats of all its connected ranks."""
     silent = [rank for rank in ranks if rank.silent_s >= limits.silent_s]
     watched = [rank for rank in ranks if rank not in silent and rank.phase not in _UNWATCHED]
     outside = [rank for rank in watched if not rank.in_collective]
@@ -77,7 +76,7 @@ def judge(ranks: Sequence[RankFacts], limits: Limits) -> Judgement:
 
 
 def _stuck(ranks: Sequence[RankFacts], limits: Limits) -> tuple[tuple[int, ...], str]:
-    """(ranks to be ended, why) of a group in which nobody has done anything for too long."""
+    """(ranks to end, reason) of a group in which no rank has worked for too long."""
     still_s = min((max(rank.idle_s, rank.silent_s) for rank in ranks), default=0.0)
     if still_s < _patience_s(ranks, limits) or any(rank.phase in _UNWATCHED for rank in ranks):
         return (), ""

@@ -6,8 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 
 from service.run.examine import ATTEMPT_VARIABLE, Ending, Look, end_stopped, examine
 from service.run.group_watch import GroupWatch
+from service.run.heartbeat import Beat, Introduction
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.watchdog import Limits
 from tests.processes import DEADLINE_S, await_that
@@ -145,15 +147,68 @@ def test_a_worker_that_is_stopped_before_it_beats_is_found_by_its_attempt() -> N
             process.wait()
 
 
+def test_a_silent_rank_that_works_is_left_alone_however_long_it_is_silent(server: HeartbeatServer) -> None:
+    """As one whose heartbeat thread cannot get the interpreter lock."""
+    command = [sys.executable, "-c", "while True: pass"]
+    watch = GroupWatch(server, here, Limits(silent_s=0.1, idle_s=0.1, stuck_s=0.2))
+    with subprocess.Popen(command) as process:
+        try:
+            with introduced(server, rank=0, pid=process.pid):
+                await_that(lambda: server.ranks()[0].silent_s(time.monotonic()) > 0.2)
+                watch.look()
+            assert (process.poll(), watch.take_reason()) == (None, "")
+        finally:
+            process.kill()
+
+
+def test_a_node_that_cannot_be_reached_keeps_no_rank_of_another_from_being_examined(
+    server: HeartbeatServer, start: Start
+) -> None:
+    def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[Look]:
+        if node == "lost-node":
+            raise TimeoutError(node)
+        return here(node, processes, ending)
+
+    frozen = start(1, "step", "computes")
+    watch = GroupWatch(server, examine_on, LIMITS)
+    with introduced(server, rank=0, pid=frozen.pid, node="lost-node"):
+        frozen.send_signal(signal.SIGSTOP)
+        await_that(
+            lambda: all(state.silent_s(time.monotonic()) > LIMITS.silent_s for state in server.ranks())
+        )
+        with pytest.raises(TimeoutError):
+            watch.look()
+        assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
+    assert watch.take_reason().startswith("rank 1 was ended")
+
+
+def test_a_rank_that_begins_on_another_node_replaces_the_one_of_a_lost_node(server: HeartbeatServer) -> None:
+    with (
+        introduced(server, rank=0, node="lost-node"),
+        introduced(server, rank=1, node="lost-node"),
+        introduced(server, rank=0, node="new-node"),
+    ):
+        nodes = [(state.rank, state.introduction.node) for state in server.ranks()]
+        assert nodes == [(0, "new-node"), (1, "lost-node")]
+
+
 def test_another_process_with_the_same_number_is_not_touched() -> None:
     created_at = psutil.Process().create_time()
-    assert examine(os.getpid(), created_at - 60.0, "always") == Look(state="gone")
+    assert examine(os.getpid(), created_at - 60.0, "if_idle") == Look(state="gone")
 
 
-def test_nobody_is_heard_who_does_not_know_the_secret(server: HeartbeatServer) -> None:
+def test_nobody_is_heard_who_does_not_know_the_secret(
+    server: HeartbeatServer, caplog: pytest.LogCaptureFixture
+) -> None:
     address = server.address
     stranger = b'{"secret": "", "rank": 0, "pid": 1, "created_at": 0, "node": "", "host": ""}\n{}\n'
-    for sent in (stranger, b"\xff\xfe\n", b"[1]\n", b"x" * (1 << 17)):
+    for sent in (
+        stranger,
+        stranger.replace(b'""', b'"\\u00e9"', 1),
+        b"\xff\xfe\n",
+        b"[1]\n",
+        b"x" * (1 << 17),
+    ):
         with socket.create_connection((address.host, address.port), DEADLINE_S) as connection:
             connection.settimeout(DEADLINE_S)
             answer = b""
@@ -163,6 +218,24 @@ def test_nobody_is_heard_who_does_not_know_the_secret(server: HeartbeatServer) -
                 answer = connection.recv(100)
             assert answer == b""
     assert server.ranks() == []
+    assert caplog.text == ""  # a stranger cannot fill the driver's log
+
+
+@contextmanager
+def introduced(
+    server: HeartbeatServer, rank: int, pid: int | None = None, node: str = "this-node"
+) -> Iterator[None]:
+    """Within: a connection over which a process sent one heartbeat and then nothing."""
+    process = psutil.Process(pid)
+    introduction = Introduction(
+        secret=server.address.secret, rank=rank, pid=process.pid, created_at=process.create_time(),
+        node=node, host="host",
+    )  # fmt: skip
+    with socket.create_connection((server.address.host, server.address.port), DEADLINE_S) as connection:
+        beat = Beat(phase="step", doing="step 1")
+        connection.sendall(f"{introduction.model_dump_json()}\n{beat.model_dump_json()}\n".encode())
+        assert connection.recv(100) == b'{"stacks": false}\n'
+        yield
 
 
 def _is_stopped(pid: int) -> bool:
