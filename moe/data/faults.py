@@ -1,6 +1,7 @@
-"""Records of a corpus that cannot be learned from: told all at once, or skipped up to a share."""
+"""Unusable records of a corpus: reported all at once, or skipped up to a share."""
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -8,9 +9,13 @@ from moe.spec import Problem, SpecError
 from moe.spec.bad_records import BadRecordsFields
 
 MAX_KINDS, MAX_EXAMPLES = 20, 5
-"""Kinds of faults that are told, and places of each."""
+"""Kinds of faults in a report, and further places named for each."""
 _VARIES = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")
-"""Part of a rule in which faults of one kind differ: numbers and what is quoted."""
+"""Parts of a rule that vary within one kind of fault: numbers and quoted text."""
+
+
+class OutOfTime(Exception):
+    """The deadline of a pass over the records has passed."""
 
 
 @dataclass
@@ -23,25 +28,28 @@ class _Kind:
 
 
 class Faults:
-    """Faults of records, by kind. `skips` leaves such records out as long as they are at most `max_share` of all."""
+    """Faults of records, by kind. With `skips`, unusable records are left out, up to `max_share` of all records. After
+    `deadline`, a value of `time.monotonic`, reading another record raises OutOfTime."""
 
-    def __init__(self, *, skips: bool = False, max_share: float = 0.0) -> None:
-        self.skips, self._max_share = skips, max_share
+    def __init__(self, *, skips: bool = False, max_share: float = 0.0, deadline: float | None = None) -> None:
+        self.skips, self._max_share, self._deadline = skips, max_share, deadline
         self.num_records = self.num_bad = 0
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     @classmethod
-    def of(cls, data: object) -> "Faults":
-        """None so far, of a corpus that is handled as its spec says."""
+    def of(cls, data: object, deadline: float | None = None) -> "Faults":
+        """An empty collection that stops or skips as the corpus's spec says."""
         assert isinstance(data, BadRecordsFields)
-        return cls(skips=data.on_bad == "skip", max_share=data.max_bad_share)
+        return cls(skips=data.on_bad == "skip", max_share=data.max_bad_share, deadline=deadline)
 
     def read(self, num_records: int = 1) -> None:
-        """Count records that were looked at, the bad ones among them."""
+        """Count records that were read, good and bad. Raises OutOfTime after the deadline."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise OutOfTime
         self.num_records += num_records
 
     def add(self, error: SpecError) -> None:
-        """Take up what is wrong with a record."""
+        """Add the fault of a record."""
         self.num_bad += 1
         problem = error.problems[0]
         key = problem.path, _VARIES.sub("#", problem.rule)
@@ -55,12 +63,12 @@ class Faults:
             kind.examples.append(where if is_same_file else str(problem.value))
 
     def end_file(self) -> None:
-        """Raise SpecError, as `require_none` does, where nothing may be skipped: one file is enough to stop for."""
+        """Raise SpecError as `require_none` does, unless records may be skipped: their share is known at the end."""
         if not self.skips:
             self.require_none()
 
     def require_none(self) -> None:
-        """Raise SpecError with every kind of fault, its number and first places, unless they may be skipped."""
+        """Raise SpecError with every kind of fault, its count and first places, unless all of them may be skipped."""
         if self.num_bad and not (self.skips and self.num_bad <= self._max_share * self.num_records):
             raise SpecError(self._problems())
 
@@ -89,7 +97,7 @@ class Faults:
 
 
 def fault(faults: Faults | None, error: SpecError) -> None:
-    """Take up what is wrong with a record. Raises it where nobody gathers faults."""
+    """Add `error` to `faults`; raise it if there are none to add to."""
     if faults is None:
         raise error
     faults.add(error)

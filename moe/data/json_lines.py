@@ -151,7 +151,8 @@ class _Items:
             self._read(file, to_text)
 
     def _next(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> str:
-        """The next character that is no space; none at the end of the file."""
+        """The next character that is not white space; "" at the end of the file."""
+        num_spaces = 0
         while True:
             while self._at < len(self._text):
                 if self._text[self._at] not in _SPACE:
@@ -159,6 +160,10 @@ class _Items:
                 self._at += 1
             if not self._has_more:
                 return ""
+            num_spaces += len(self._text)
+            if num_spaces > self._max_item_bytes:
+                rule = f"is followed by more than {self._max_item_bytes} bytes of white space"
+                raise self._broken(rule, "write the array anew, without it")
             self._read(file, to_text)
 
     def _read(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:

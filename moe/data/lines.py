@@ -1,7 +1,6 @@
 """Lines of a user's text file, numbered from 1."""
 
 from collections.abc import Iterator
-from typing import IO
 
 from moe.data.faults import Faults
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
@@ -17,7 +16,7 @@ class Lines:
 
     Stops after `limit_bytes` (None: never), but not before the first line; `ended` tells whether the file's
     end was reached. Raises SpecError at `place`, naming file and line, for what cannot be read; `remedy` is that of a
-    line that is too long. With `faults`, a line that is no UTF-8 or too long is a fault, and an empty line here.
+    line that is too long. With `faults`, a line that is not UTF-8 or too long is added to them and read as empty.
     """
 
     def __init__(
@@ -55,11 +54,18 @@ class Lines:
                         self.ended = True
                         return
                     number, num_bytes = number + 1, num_bytes + len(raw)
-                    yield number, self._line(file, number, raw)
+                    yield number, self._line(number, raw)
+                    while len(raw) > self.max_line_bytes and not raw.endswith(
+                        b"\n"
+                    ):  # the rest of a long line
+                        if self.limit_bytes is not None and num_bytes >= self.limit_bytes:
+                            return
+                        raw = file.readline(self.max_line_bytes + 1)
+                        num_bytes += len(raw)
         except DAMAGED as error:
             raise self.broken(number + 1, f"cannot be read: {error}", "make the file whole again") from None
 
-    def _line(self, file: IO[bytes], number: int, raw: bytes) -> str:
+    def _line(self, number: int, raw: bytes) -> str:
         if number == 1 and (kind := no_text(raw[:HEAD_BYTES])) is not None:
             raise self.broken_at("", *kind)
         try:
@@ -69,10 +75,6 @@ class Lines:
                 raise
             self._faults.read()
             self._faults.add(error)
-            while len(raw) > self.max_line_bytes and not raw.endswith(b"\n"):
-                raw = file.readline(self.max_line_bytes + 1)
-                if len(raw) <= self.max_line_bytes:
-                    break
             return ""
 
     def _text(self, number: int, raw: bytes) -> str:

@@ -207,7 +207,10 @@ class Locator:
                 link = os.path.join(real, part)
                 is_beneath = any(beneath.contains(folder, link) for folder in self._folders)
                 if not is_beneath or os.path.islink(link):
-                    real = links.followed(link)
+                    try:
+                        real = links.followed(link)
+                    except OSError:  # outside, since `_followed` found it so
+                        break
                     if is_beneath and not any(beneath.contains(folder, real) for folder in self._folders):
                         raise _OutwardLink(link) from None
                 else:

@@ -4,30 +4,28 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
-from moe.data.faults import Faults
+from moe.data.faults import Faults, OutOfTime
 from moe.data.limited import take_limits
 from moe.spec import ConversationsSpec, DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
 
-_CHECKED_EACH = 64
-"""Records between two looks at the clock."""
-
 
 class Records(Protocol):
-    """Corpus whose records can be looked at one by one."""
+    """Corpus whose records can be read one by one."""
 
     def records(self, faults: Faults) -> Iterable[object]:
-        """Every record that can be learned from, as far as it tells so itself; the others are faults."""
+        """Every record that is well-formed by itself; the others are added to `faults`."""
 
 
 def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Iterator[Problem]:
     corpus = _corpus(data, roots)
-    faults = Faults.of(data)
+    faults = Faults.of(data, deadline)
     try:
-        for number, _ in enumerate(corpus.records(faults)):
-            if number % _CHECKED_EACH == 0 and time.monotonic() > deadline:
-                break
+        with suppress(OutOfTime):
+            for _ in corpus.records(faults):
+                pass
         faults.require_none()
     except SpecError as error:
         yield from error.problems

@@ -218,7 +218,7 @@ def test_a_template_that_leaves_out_a_call_is_refused():
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     (found,) = template.written([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
     assert isinstance(found, Unreadable)
-    assert found.rule.startswith("leaves out a call of the tool 'f' in an answer (messages[1])")
+    assert found.rule.startswith("drops a call of the tool 'f' from an answer (messages[1])")
 
 
 def test_a_record_sets_arguments_of_the_template():

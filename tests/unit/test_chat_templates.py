@@ -123,10 +123,10 @@ def test_an_answer_may_be_left_out_by_its_weight():
         ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "fails: access to attribute '__init__'"),
         ("{% include '/etc/passwd' %}", "fails: no loader"),
         ("{{ messages[7].content }}", "fails: "),
-        ("{{ messages[0].content }}", "writes nothing for the answers"),
+        ("{{ messages[0].content }}", "renders nothing for the answers"),
         ("{{ add_generation_prompt }}{% for m in messages %}{{ m.content }}{% endfor %}"
          "{{ '!' if add_generation_prompt }}",
-         "writes what asks for an answer otherwise"),
+         "renders another text before an answer"),
         ("{% generation %}{% endgeneration %}", "marks nothing"),
         ("{% for m in messages %}{{ m.content * 9000000 }}{% endfor %}", "writes more than 16777216 characters"),
     ],

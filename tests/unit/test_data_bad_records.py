@@ -10,11 +10,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from moe.data.faults import MAX_EXAMPLES, MAX_KINDS
+from moe.data.faults import MAX_EXAMPLES, MAX_KINDS, Faults, OutOfTime
+from moe.data.lines import Lines
+from moe.data.locations import Location
 from moe.data.pairs import corpora as pairs
 from moe.data.sequences import check, prepare
+from moe.data.sequences.conversation_files import records
 from moe.data.sequences.corpora import build
 from moe.data.sequences.corpus import CHECK_BYTES
+from moe.data.sequences.formats import File
 from moe.spec import DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
 from tests.unit.test_data_conversations import VOCABULARY, chat, tokenizer_of
 
@@ -181,3 +185,49 @@ def test_what_is_never_skipped_changes_no_key(tmp_path: Path) -> None:
     plain = prepare(spec_of("documents", path), VOCABULARY, tmp_path / "cache", tokenizer_of("chatml"))
     other = spec_of("documents", path, max_bad_share=0.3)
     assert prepare(other, VOCABULARY, tmp_path / "cache", tokenizer_of("chatml")).key == plain.key
+
+
+def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", *[b"{"] * 100)
+    for corpus in ("documents", "jsonl", "chat"):
+        data = spec_of(corpus, path)
+        reading = pairs.build(data, None) if corpus == "jsonl" else build(data, None, tokenizer_of("chatml"))
+        faults = Faults.of(data, deadline=0.0)
+        with pytest.raises(OutOfTime):
+            list(reading.records(faults))
+        assert faults.num_records == 0, "the first record read after the deadline ends the pass"
+
+
+def test_bad_records_do_not_stretch_what_a_check_reads(tmp_path: Path) -> None:
+    num_lines = CHECK_BYTES // 2
+    path = tmp_path / "data" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"{[{[{[{\n" * num_lines)
+    faults = Faults()
+    assert not list(records(File("data", Location("file", str(path))), CHECK_BYTES, faults))
+    assert 0 < faults.num_records < num_lines
+
+
+def test_a_line_without_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * 5000 + b"\n" + b"y\n")
+    place = Location("file", str(path))
+    faults = Faults()
+    lines = Lines("data", place, 1000, max_line_bytes=100, faults=faults)
+    assert list(lines) == [(1, "")]
+    assert not lines.ended, "the rest of the line was not looked for"
+    assert (faults.num_records, faults.num_bad) == (1, 1)
+    lines = Lines("data", place, max_line_bytes=100, faults=Faults())
+    assert list(lines) == [(1, ""), (2, "y")]
+    assert lines.ended
+
+
+def test_bad_lines_of_parallel_text_count_once(tmp_path: Path) -> None:
+    written(tmp_path / "de", *[b"\xff"] * 6, *[b"eins"] * 4)
+    written(tmp_path / "en", *[b"one"] * 10)
+    files = ({"source": f"{tmp_path}/de", "target": f"{tmp_path}/en", "lang": "de"},)
+    faults = Faults()
+    list(pairs.build(ParallelTextSpec(corpus="text", files=files), None).records(faults))
+    assert (faults.num_bad, faults.num_records) == (6, 10)
+    skip = ParallelTextSpec(corpus="text", files=files, on_bad="skip", max_bad_share=0.5)
+    assert look(skip, tmp_path)[-1].path == "data.max_bad_share"

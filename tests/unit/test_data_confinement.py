@@ -113,6 +113,17 @@ def test_of_a_folder_with_one_outward_link_that_link_is_named(places):
         assert str(places["outside"]) not in str(problem)
 
 
+def test_links_outside_that_lead_in_a_circle_are_not_told(places):
+    (places["outside"] / "circle").symlink_to(places["outside"] / "circle")
+    (places["root"] / "folder/away.jsonl").symlink_to(places["outside"] / "circle")
+    with pytest.raises(SpecError) as refused:
+        check(
+            JsonlSpec(corpus="jsonl", paths=(f"{places['root']}/folder/away.jsonl",)), [str(places["root"])]
+        )
+    (problem,) = refused.value.problems
+    assert "outside the folders" in problem.rule
+
+
 def test_preparing_is_confined_as_checking_is(places, tmp_path):
     spec = job({"corpus": "jsonl", "paths": [str(places["root"] / "link.jsonl")]})
     with pytest.raises(SpecError, match="leads out of the folders"):

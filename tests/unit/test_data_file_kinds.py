@@ -158,6 +158,14 @@ def test_mistakes_of_an_array_are_told_by_item(text: str, where: str, rule: str,
     assert rule in error.value.problems[0].rule
 
 
+def test_white_space_of_an_array_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[" + " " * (2 * json_lines._CHUNK_BYTES) + '{"text": "a"}]')
+    place = Location("file", str(tmp_path / "a.json"))
+    with pytest.raises(SpecError, match="white space"):
+        list(rows(Lines("data", place, max_line_bytes=1000)))
+    assert len(list(rows(Lines("data", place)))) == 1
+
+
 def test_a_file_of_nothing_is_told(tmp_path: Path) -> None:
     for content in (b"", b"\n \n", b"\xef\xbb\xbf\n", b"[]", gzip.compress(b"")):
         (tmp_path / "a.jsonl").write_bytes(content)

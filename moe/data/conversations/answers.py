@@ -1,8 +1,7 @@
-"""Text of a conversation up to one of its answers, as the model sees it when it is asked for that answer, and the
-answer itself.
+"""Answers of a conversation, each after the generation prompt that the model sees when it generates that answer.
 
-Most templates write the answer behind what they ask with. Where one asks with an opened thought (`<think>`), or with
-more than it writes before an answer, the answer goes on from what it asks with.
+Most templates render an answer right after their generation prompt. If the prompt opens a thought (`<think>`), or has
+more text than the template renders before an answer, the answer is rewritten to continue the prompt.
 """
 
 import re
@@ -16,26 +15,26 @@ from moe.data.conversations.jinja_template import JinjaTemplate
 from moe.data.conversations.thoughts import parted, without_thoughts
 
 _OPENED = re.compile(r"<((?:\w+:)?(?:think|thought|reason)\w*)>(\s*)$")
-"""Thought that a prompt ends within."""
+"""Open thought at the end of a prompt."""
 _EMPTY = re.compile(r"\s*<((?:\w+:)?(?:think|thought|reason)\w*)>(\s*)</\1>")
-"""Thought of nothing that an answer begins with."""
+"""Empty thought at the beginning of an answer."""
 _PROBE: Message = {"role": "user", "content": "x"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, behind all that comes before it."""
+    """An answer with all of the text before it."""
 
     at: int
-    """Number of its message."""
+    """Index of its message."""
     text: str
-    """All up to the end of the answer."""
+    """Text up to the end of the answer."""
     begin: int
-    """Where the answer begins, by characters."""
+    """Offset of the answer in `text`, in characters."""
 
 
 class Texts:
-    """Texts of one conversation, each rendered once."""
+    """Rendered texts of one conversation; each prefix is rendered once."""
 
     def __init__(self, template: JinjaTemplate, conversation: Conversation) -> None:
         self.conversation, self.messages = conversation, conversation.messages
@@ -43,19 +42,19 @@ class Texts:
         self._first = dict[tuple[int, bool], str]()
 
     def first(self, number: int, *, asks: bool = False) -> str:
-        """Text of the first so many messages. Raises Unreadable."""
+        """Text of the first `number` messages; with `asks`, and the generation prompt. Raises Unreadable."""
         if (number, asks) not in self._first:
             self._first[number, asks] = self.of(self.messages[:number], asks=asks)
         return self._first[number, asks]
 
     def of(self, messages: Sequence[Message], *, asks: bool = False) -> str:
-        """Text of other messages in the same place. Raises Unreadable."""
-        given = self.conversation
-        return self._template.render(messages, given.tools, given.arguments, asks=asks).text
+        """Text of any messages, with the tools and arguments of this conversation. Raises Unreadable."""
+        tools, arguments = self.conversation.tools, self.conversation.arguments
+        return self._template.render(messages, tools, arguments, asks=asks).text
 
     def answer(self, at: int) -> Answer:
-        """The answer that is message `at`. Raises Unreadable where the template cannot ask for it, or writes it so
-        that it cannot be told from what asks for it."""
+        """The answer in message `at`. Raises Unreadable if the template cannot render a prompt for it, or if the
+        answer cannot be separated from its prompt."""
         answered = self.first(at + 1)
         if at == 0:
             return Answer(at, answered, self._begin_of_opening(answered))
@@ -66,17 +65,17 @@ class Texts:
         text = self._going_on(at, asked)
         if text is None:
             rule = (
-                f"writes what asks for an answer otherwise before one (messages[{at}], {_parting(asked, answered)}), "
-                "so that what the assistant says cannot be told by what the text grows by"
+                f"renders another text before an answer than its generation prompt (messages[{at}], "
+                f"{_parting(asked, answered)}), so that the assistant's part cannot be found"
             )
             raise Unreadable(
-                rule, "put generation marks around it in a template, and name that by data.chat_template"
+                rule, "mark that part by {% generation %} in a template, and name it by data.chat_template"
             )
         return Answer(at, text, len(asked))
 
     def follows(self, at: int) -> list[str]:
-        """What the template may write behind the answer that is message `at`: for the message that follows, and for one
-        of whoever has the next word."""
+        """Texts that the template may render after the answer in message `at`: for the message that follows, and for
+        a made-up one from whoever speaks next."""
         message = self.messages[at]
         next_word: Message = dict(_PROBE)
         if calls := message.get("tool_calls"):
@@ -97,12 +96,12 @@ class Texts:
         return continuations
 
     def _going_on(self, at: int, asked: str) -> str | None:
-        """What asks for an answer, with the answer behind it; None where none can be told. The thoughts are left out
-        unless it asks for some."""
+        """The prompt `asked` followed by the answer; None if the answer cannot be found. Thoughts are dropped unless
+        the prompt opens one."""
         message, asking, head = self.messages[at], self._asking(), self._head(at)
         opened = _OPENED.search(asked)
         if opened is None and head is not None and asking and asked.endswith(asking) and asking in head:
-            # The messages before it are written otherwise once the answer is there.
+            # The template renders the messages before it differently once the answer is there.
             place, answered = head.rindex(asking), self.first(at + 1)
             before, asked_in = head[: place + len(asking)], self.messages[at - 1]["content"].strip()
             is_own = not asked_in or head.rfind(asked_in) < place
@@ -130,7 +129,7 @@ class Texts:
         return asked + thoughts + space + close + (gap if closes else 2 * space) + said
 
     def _head(self, at: int) -> str | None:
-        """What the template writes up to where message `at` begins to speak."""
+        """Text that the template renders before the content of message `at`; None if it drops the content."""
         sign = f"said-{secrets.token_hex(8)}"
         head, has_sign, _ = self.of([*self.messages[:at], {"role": ASSISTANT, "content": sign}]).partition(
             sign
@@ -138,14 +137,14 @@ class Texts:
         return head if has_sign else None
 
     def _begin_of_opening(self, text: str) -> int:
-        """Where an answer begins that nobody has asked for: nothing can be rendered before it, since templates look at
+        """Offset of an answer that opens the conversation. No prompt can be rendered for it, since templates look at
         the first message."""
         message = self.messages[0]
         if asks := self._asking():
             place = text.find(asks)
             if place >= 0:
                 return place + len(asks)
-        else:  # it grows by all that is written for it
+        else:  # the text of a repeated message is what one message adds
             twice = self._tried([message, message])
             length = len(twice) - len(text)
             if length > 0 and twice == text + text[len(text) - length :]:
@@ -158,7 +157,7 @@ class Texts:
         return common_length(text, self._tried([other]))
 
     def _asking(self) -> str:
-        """What asks for an answer, behind a message of a user."""
+        """Generation prompt after a user message; empty if there is none."""
         plain, asked = self._tried([_PROBE]), self._tried([_PROBE], asks=True)
         return asked[len(plain) :] if plain and asked.startswith(plain) else ""
 
@@ -170,8 +169,8 @@ class Texts:
 
 
 def _with_own_thoughts(message: Message, said: str) -> str:
-    """An answer with the thoughts of its message in the place of the empty ones that it begins with: Kimi K2's template
-    leaves out those of an answer that calls no tool, though it does not ask for one without."""
+    """An answer with its message's thoughts instead of the empty thought that it begins with: Kimi K2's template drops
+    the thoughts of an answer without tool calls, though its prompt does not turn thinking off."""
     thoughts = parted(message)[0].strip("\n")
     empty = _EMPTY.match(said)
     if empty is None or not thoughts.strip() or f"<{empty[1]}>" in said[empty.end() :]:
@@ -181,9 +180,9 @@ def _with_own_thoughts(message: Message, said: str) -> str:
 
 
 def _written_behind(content: str, asked: str, head: str) -> str | None:
-    """What the beginning of an answer, `head`, has more than what asks for it behind the message before, where that is
-    white space; None of others. What comes before that message may differ: Mistral's templates write the system prompt
-    only to ask."""
+    """White space by which `head`, the text before an answer, exceeds the prompt `asked` after the message `content`;
+    None if they differ in more than that. The text before that message may differ: Mistral's templates render the
+    system prompt only in a generation prompt."""
     if not content or content not in asked or content not in head:
         return None
     ends, begins = asked.rpartition(content)[2], head.rpartition(content)[2]
@@ -200,13 +199,13 @@ def _behind(head: str, text: str) -> str | None:
 
 
 def common_length(one: str, other: str) -> int:
-    """Characters that both begin with."""
+    """Length of the common prefix, in characters."""
     return next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
 def _parting(one: str, other: str) -> str:
-    """Where two texts part, in words."""
+    """Description of where two texts diverge."""
     at = common_length(one, other)
-    return f"at character {at}: {one[at : at + 20]!r} there, {other[at : at + 20]!r} here"
+    return f"at character {at}: {other[at : at + 20]!r} instead of {one[at : at + 20]!r}"

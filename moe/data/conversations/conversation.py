@@ -1,4 +1,4 @@
-"""A conversation, as chat templates take it, and where the text that one becomes is learned."""
+"""Conversations as chat templates take them, and rendered text with the spans to learn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,55 +13,55 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in order, and the tools that are there to be called."""
+    """Messages in order, and the tools that may be called."""
 
     messages: tuple[Message, ...]
     tools: tuple[Any, ...] | None = None
     """As the template takes them: functions by JSON schema."""
     num_given: int = 0
-    """Messages at the beginning that are not learned, whoever says them."""
+    """Number of messages at the beginning that are not learned, whatever their role."""
     arguments: Mapping[str, Any] | None = None
-    """Arguments of the template that the record sets: `enable_thinking`, for one."""
+    """Template arguments that the record sets, such as `enable_thinking`."""
 
     @property
     def first_answer(self) -> int:
-        """Number of the first message that is learned; of all messages where none is."""
+        """Index of the first learned message; the number of messages if none is."""
         return next(
-            (at for at, each in enumerate(self.messages) if self.learns(at, each)), len(self.messages)
+            (at for at, message in enumerate(self.messages) if self.learns(at, message)), len(self.messages)
         )
 
     def learns(self, at: int, message: Message) -> bool:
-        """Whether a message is an answer to learn; a `weight` of 0, as OpenAI's records have, leaves one out."""
+        """Whether a message is an answer to learn; a `weight` of 0, as in OpenAI's records, excludes it."""
         return at >= self.num_given and message["role"] == ASSISTANT and message.get("weight") != 0
 
 
 @dataclass(frozen=True)
 class Written:
-    """Text of a conversation, or of it up to one of its answers."""
+    """Rendered text of a conversation, or of its beginning up to one of its answers."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
-    """Where the assistant speaks, by characters: begin and end of each stretch, in order."""
+    """Learned spans, in order: begin and end of each, in characters."""
     by_marks: bool = False
-    """Whether the template says so itself."""
+    """Whether the template marks the spans itself."""
 
 
 NOTES = {
-    "thoughts": "answers whose thoughts the template leaves out",
-    "openings": "openings that are not learned, since the template cannot ask for one",
-    "calls": "conversations whose calls of tools were put into a message each, since the template writes one a message",
+    "thoughts": "answers whose thoughts the chat template drops",
+    "openings": "opening answers not learned, since the chat template cannot render a prompt for them",
+    "calls": "conversations whose tool calls were split into one message per call, as the chat template requires",
 }
-"""Remarks on how conversations were written, by name."""
+"""Remarks on rendered conversations, by name."""
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """Rows of text that a conversation becomes: one, or one for each answer where a template writes earlier answers
-    otherwise once more messages follow."""
+    """Rows of a conversation: one, or one for each answer if the template renders earlier answers differently once more
+    messages follow."""
 
     rows: tuple[Written, ...]
     notes: tuple[str, ...] = ()
-    """Names of `NOTES`, each as often as it applies."""
+    """Keys of `NOTES`, each as often as it applies."""
 
 
 class Unreadable(Exception):

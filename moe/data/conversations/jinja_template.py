@@ -22,10 +22,10 @@ class _Refused(Exception):
 
 
 class JinjaTemplate:
-    """A template, and what it is told beside the messages."""
+    """A template, with its variables other than the messages."""
 
     def __init__(self, source: str, variables: Mapping[str, Any], date: str | None) -> None:
-        """Raises Unreadable for a source that is no template."""
+        """Raises Unreadable for an invalid source."""
         self._variables, self._date = dict(variables), date
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationMarks, "jinja2.ext.loopcontrols"]
@@ -43,7 +43,7 @@ class JinjaTemplate:
 
     @property
     def has_marks(self) -> bool:
-        """Whether the template says itself what the assistant generates."""
+        """Whether the template marks the assistant's text by `{% generation %}`."""
         return self._marks.is_used
 
     def render(

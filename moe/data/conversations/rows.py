@@ -1,8 +1,8 @@
-"""Rows of text that a conversation becomes, and the stretches of them that are learned.
+"""Rows of a conversation, and their learned spans.
 
-They are what the text grows by with each answer, or what a template marks. Where a template writes earlier answers
-otherwise once more messages follow (it leaves out thoughts, or changes an end), each answer gets a row of its own, as
-the model sees it when it is asked for that answer.
+A span is the text that an answer adds, or what the template marks. If a template renders earlier answers differently
+once more messages follow (it drops thoughts, or changes the closing token), each answer gets its own row, with the text
+before it as the model sees it when it generates that answer.
 """
 
 import re
@@ -24,10 +24,10 @@ from moe.data.conversations.tool_calls import CallForms
 
 
 class RowWriter:
-    """Writes conversations by a template, each answer up to the token that ends it."""
+    """Renders conversations by a template, each answer with the token that ends it."""
 
     def __init__(self, template: JinjaTemplate, ends: Sequence[str] = ()) -> None:
-        """`ends`: texts of the tokens that end a text for the model."""
+        """`ends`: texts of the tokens that stop generation."""
         self._template = template
         either = "|".join(re.escape(end) for end in sorted(ends, key=len, reverse=True) if end)
         self._end = re.compile(rf"\s*(?:{either})") if either else None
@@ -46,12 +46,12 @@ class RowWriter:
         return Rendering(rows, (*notes, *more))
 
     def asked(self, conversation: Conversation) -> Written:
-        """The text of a conversation that an answer is to follow. Raises Unreadable."""
+        """The text of a conversation with the generation prompt. Raises Unreadable."""
         texts = Texts(self._template, self._prepared(conversation))
         return Written(texts.first(len(texts.messages), asks=True), ())
 
     def _prepared(self, conversation: Conversation) -> Conversation:
-        """The same conversation, its thoughts and calls as the template reads them."""
+        """The conversation with thoughts and calls in the form that the template reads."""
         messages = tuple(with_thoughts(message) for message in conversation.messages)
         conversation = replace(conversation, messages=messages)
         if not any(message.get("tool_calls") for message in messages):
@@ -81,7 +81,7 @@ class RowWriter:
             _add(rows, answer)
         if not rows:
             raise refusal or Unreadable(
-                "writes nothing for the answers of a conversation", "correct the template"
+                "renders nothing for the answers of a conversation", "correct the template"
             )
         texts_of_rows = [row[-1].text for row in rows]
         if whole.startswith(texts_of_rows[-1]):
@@ -99,8 +99,8 @@ class RowWriter:
         return Written(text, tuple(spans))
 
     def _with_end(self, texts: Texts, at: int | None, text: str, begin: int, end: int) -> tuple[str, int]:
-        """A text, and the end of a learned stretch of it, with the token behind it where that ends a text for the
-        model. At the end of the text, what would follow answer `at` says which that is."""
+        """The text, and the end of its span from `begin`, extended over the token that stops generation. If the text
+        ends with the span, that token is taken from what the template renders after answer `at`, and appended."""
         if self._end is None or text[begin:end].rstrip().endswith(self._ends):
             return text, end
         if match := self._end.match(text, end):
@@ -113,7 +113,7 @@ class RowWriter:
         return text, end
 
     def _ends_behind(self) -> bool:
-        """Whether the template writes a token that ends a text behind an answer, in a conversation made to see."""
+        """Whether the template renders a token that stops generation after an answer, found by a probe conversation."""
         if self._has_end_behind is None:
             assert self._end is not None
             question, answer = {"role": "user", "content": "x"}, {"role": ASSISTANT, "content": "y"}
@@ -125,8 +125,8 @@ class RowWriter:
         return self._has_end_behind
 
     def _by_marks_apart(self, texts: Texts) -> tuple[Written, ...]:
-        """Rows of marked answers, where the template writes an earlier one otherwise once more messages follow; none
-        where one row has all of them."""
+        """Rows of marked answers, if the template renders an earlier one differently once more messages follow; empty
+        if one row holds all of them."""
         conversation, whole = texts.conversation, texts.first(len(texts.messages))
         rows: list[list[Answer]] = []
         for at, message in enumerate(conversation.messages):
@@ -134,7 +134,7 @@ class RowWriter:
                 continue
             try:
                 text, before = texts.first(at + 1), texts.first(at, asks=True) if at else ""
-            except Unreadable:  # the whole of it can be written, as the caller does
+            except Unreadable:  # the caller renders the whole conversation instead
                 return ()
             _add(rows, Answer(at, text, common_length(before, text)))
         if len(rows) == 1 and whole.startswith(rows[0][-1].text):
@@ -176,11 +176,11 @@ class RowWriter:
     def _behind_given(
         self, conversation: Conversation, marked: Written, learned: Sequence[bool], answers: Sequence[int]
     ) -> tuple[tuple[int, int], ...]:
-        """Stretches behind the given messages, of a template that does not mark each answer once."""
+        """Marked spans after the first `num_given` messages, of a template that does not mark each answer once."""
         given = self._marked(conversation, conversation.num_given).text
         is_after = all(learned[place] for place, at in enumerate(answers) if at >= conversation.num_given)
         if not conversation.num_given or not is_after or not marked.text.startswith(given):
-            rule = f"marks {len(marked.spans)} stretches of {len(answers)} answers, of which some are not to be learned"
+            rule = f"marks {len(marked.spans)} spans for {len(answers)} answers, some of which must not be learned"
             raise Unreadable(rule, "mark each answer once")
         return tuple((begin, end) for begin, end in marked.spans if begin >= len(given))
 
@@ -191,7 +191,7 @@ class RowWriter:
 
 
 def _add(rows: list[list[Answer]], answer: Answer) -> None:
-    """Put an answer into the last row, where that has all that comes before it, or into one of its own."""
+    """Append an answer to the last row if that is a prefix of its text, else to a new row."""
     before = rows[-1][-1].text if rows else None
     if before is not None and answer.begin >= len(before) and answer.text.startswith(before):
         rows[-1].append(answer)
@@ -200,20 +200,20 @@ def _add(rows: list[list[Answer]], answer: Answer) -> None:
 
 
 def _is_opening(before: Sequence[Message]) -> bool:
-    """Whether nobody has said anything yet that could be answered."""
+    """Whether no message so far could be answered."""
     return all(message["role"] in ("system", "developer", "assistant") for message in before)
 
 
 def _left_out(message: Message, answer: Answer, at: int) -> list[str]:
-    """Notes on what the row of an answer leaves out of it. Raises Unreadable for a call, without which it would be
-    another answer."""
+    """Notes on what the template drops from an answer. Raises Unreadable if it drops a tool call, which would change
+    the answer."""
     said = answer.text[answer.begin :]
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     for name in names:
         if said.count(name) < names.count(name):
-            rule = f"leaves out a call of the tool {name!r:.60} in an answer (messages[{at}])"
+            rule = f"drops a call of the tool {name!r:.60} from an answer (messages[{at}])"
             raise Unreadable(
-                rule, "leave the record out, or name a template that writes calls by data.chat_template"
+                rule, "remove the record, or name a template that renders calls by data.chat_template"
             )
     thoughts, _ = parted(message)
     return ["thoughts"] if thoughts.strip() and thoughts.strip() not in said else []

@@ -1,14 +1,14 @@
-"""Thoughts of an answer: what a model reasons before it speaks, under the names that records and templates have."""
+"""Thoughts of an answer, i.e. the reasoning before it, under the keys that records and templates use."""
 
 from moe.data.conversations.conversation import Message
 
 NAMES = ("reasoning_content", "thinking", "reasoning")
-"""Keys of a message, by precedence. They are one thing to transformers, which fills one from another."""
+"""Keys of a message, by precedence. They are synonyms: transformers fills one from another."""
 _CLOSE = "</think>"
 
 
 def with_thoughts(message: Message) -> Message:
-    """A message whose thoughts, where it has any, stand under every name that a template may read."""
+    """The message with its thoughts, if any, under every key that a template may read."""
     thoughts = next((message[name] for name in NAMES if message.get(name) is not None), None)
     if thoughts is None:
         return message
@@ -16,13 +16,13 @@ def with_thoughts(message: Message) -> Message:
 
 
 def without_thoughts(message: Message) -> Message:
-    """A message that only speaks."""
+    """The message without its thoughts."""
     said = {name: value for name, value in message.items() if name not in NAMES}
     return {**said, "content": parted(message)[1]}
 
 
 def parted(message: Message) -> tuple[str, str]:
-    """(thoughts, what is said), also of a message that has its thoughts between tags in its content."""
+    """(thoughts, spoken content) of a message; thoughts between tags in the content are split off."""
     content = message["content"]
     for name in NAMES:
         if message.get(name) is not None:

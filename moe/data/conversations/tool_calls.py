@@ -1,5 +1,5 @@
-"""Calls of tools in the form that a chat template takes: arguments as an object or as JSON text, one call a message or
-several. A template does not say which; a call of its own making, rendered, tells."""
+"""Tool calls in the form that a chat template takes: arguments as an object or as JSON text, one call per message or
+several. A template does not declare its form, so it is found by rendering probe calls."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,20 +15,20 @@ _QUESTION: Message = {"role": "user", "content": "x"}
 
 @dataclass(frozen=True)
 class CallForms:
-    """Forms of calls that a template writes."""
+    """Forms of tool calls that a template renders."""
 
     takes_text: bool
-    """Whether arguments that are JSON text come out as that text: some templates quote it a second time, or fail."""
+    """Whether arguments given as JSON text are rendered unchanged: some templates quote them again, or fail."""
     takes_objects: bool
-    """Whether arguments that are objects come out as JSON or tags: templates that join strings fail."""
+    """Whether arguments given as objects are rendered as JSON or tags: templates that join strings fail."""
     takes_several: bool
-    """Whether all calls of a message are written."""
+    """Whether all calls of a message are rendered."""
     writes_ids: bool = False
-    """Whether a call is written by its id, without its name, as Kimi K2's are: the id must have the name then."""
+    """Whether calls are rendered by id, without the name, as by Kimi K2: the id must then contain the name."""
 
     @classmethod
     def of(cls, render: Callable[[Sequence[Message]], str]) -> "CallForms":
-        """Forms of the template that `render` renders messages by; raises nothing."""
+        """Forms of the template behind `render`; raises nothing."""
 
         def rendered(*calls: Mapping[str, Any]) -> str:
             try:
@@ -56,7 +56,7 @@ class CallForms:
         return replace(conversation, messages=tuple(messages), num_given=num_given)
 
     def _in_turn(self, messages: Sequence[Message]) -> Iterator[tuple[int, list[Message]]]:
-        """(number of messages up to there, messages that take the place of the last of them), in order."""
+        """(number of messages consumed, messages that replace those consumed last), in order."""
         at = 0
         while at < len(messages):
             message = messages[at]
@@ -87,8 +87,8 @@ def _call(arguments: Any, number: int = 0) -> dict[str, Any]:
 
 
 def _named(messages: Sequence[Message]) -> list[Message]:
-    """The same messages with ids of calls that have the names of their functions, as Kimi K2 was trained on them:
-    `functions.NAME:NUMBER`, counted over the conversation. Results without an id are of the calls in their order."""
+    """The same messages with call ids that contain the function's name, as Kimi K2 was trained on:
+    `functions.NAME:NUMBER`, numbered over the conversation. Results without an id are matched to the calls in order."""
     number, named, waiting = 0, list[Message](), list[tuple[Any, str]]()
     for message in messages:
         if calls := message.get("tool_calls"):
@@ -112,13 +112,13 @@ def _named(messages: Sequence[Message]) -> list[Message]:
 
 
 def _results(messages: Sequence[Message]) -> list[Message]:
-    """Results of tools that messages begin with."""
+    """The tool results at the beginning of `messages`."""
     number = next((at for at, each in enumerate(messages) if each["role"] != "tool"), len(messages))
     return list(messages[:number])
 
 
 def _apart(message: Message, calls: Sequence[Any], results: Sequence[Message]) -> Iterator[Message]:
-    """A message for each call, the thoughts with the first, each followed by its result."""
+    """One message per call, each followed by its result; the first has the thoughts and content."""
     by_id = {result["tool_call_id"]: result for result in results if "tool_call_id" in result}
     has_ids = len(by_id) == len(results) and {call.get("id") for call in calls} >= set(by_id)
     for number, call in enumerate(calls):

@@ -79,15 +79,17 @@ class ParallelText(Corpus):
 
 
 def _read(files: _Files, faults: Faults, limit_bytes: int | None = None) -> Iterator[Pair]:
-    """The pairs of two files, or of their beginnings, with an empty side for each line that is a fault. Unequal numbers
-    of lines are an error."""
+    """The pairs of two files, or of their beginnings; a faulty line becomes an empty side. Raises SpecError for
+    unequal numbers of lines."""
     sources = Lines(f"{files.place}.source", files.source, limit_bytes, faults=faults)
     targets = Lines(f"{files.place}.target", files.target, limit_bytes, faults=faults)
     num_sources = num_targets = 0
+    num_records = faults.num_records
     for source, target in zip_longest(sources, targets):
         num_sources += source is not None
         num_targets += target is not None
-        faults.read()
+        num_records += 1
+        faults.read(num_records - faults.num_records)  # a faulty line was counted when it was read
         if source is not None and target is not None:
             yield Pair(files.lang, source[1], target[1])
     if sources.ended and targets.ended and num_sources != num_targets:

@@ -31,9 +31,9 @@ class Record(NamedTuple):
 
 def records(file: File, limit_bytes: int | None = None, faults: Faults | None = None) -> Iterator[Record]:
     """The records of a file, in order; with a limit, those within about so many bytes, and the first in any case.
-    Raises SpecError, naming the file and the line or row, for what cannot be read; one that is no object is one of the
-    `faults`, if they are given."""
-    found = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, faults)
+    Raises SpecError, naming the file and the line or row, for what cannot be read; a record that is not an object is
+    added to `faults`, where given."""
+    found = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, limit_bytes, faults)
     num_bytes = 0
     for each in found:
         yield each
@@ -64,9 +64,14 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def _of_lines(file: File, faults: Faults | None) -> Iterator[Record]:
+def _of_lines(file: File, limit_bytes: int | None, faults: Faults | None) -> Iterator[Record]:
     lines = Lines(
-        file.place, file.location, max_line_bytes=MAX_DOCUMENT_BYTES, remedy=_SHORTER, faults=faults
+        file.place,
+        file.location,
+        limit_bytes,
+        max_line_bytes=MAX_DOCUMENT_BYTES,
+        remedy=_SHORTER,
+        faults=faults,
     )
     for row in rows(lines, faults):
         yield Record(row.where, row.values, row.num_bytes)
