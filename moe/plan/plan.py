@@ -45,12 +45,12 @@ class MemoryEstimate(Frozen):
 
     @property
     def needed(self) -> int:
-        """Bytes that the job itself takes: without what is left to the framework and to fragmentation."""
+        """Bytes that the job itself takes, without the allowance for the framework and fragmentation."""
         return self.total - self.allowance
 
     @property
     def margin(self) -> int:
-        """Bytes of the device that the job leaves free: the allowance at least, where it fits."""
+        """Bytes of the device that the job leaves free; at least the allowance where it fits."""
         return self.limit - self.needed
 
     def by_kind(self) -> dict[str, int]:
@@ -169,12 +169,12 @@ class StagePlace(Frozen):
 
 
 class FewestWorkers(Frozen):
-    """The fewest workers of a kind of cluster, with a device each, that hold a job; None where no number does."""
+    """Fewest workers of a kind of cluster, one per device, that hold a job; None where no number does."""
 
     in_any_layout: Count | None
-    """In layouts that can be planned, whether or not they can be run yet."""
+    """In any layout, whether or not it can be run yet."""
     to_run: Count | None
-    """In layouts that can be run."""
+    """In a layout that can be run."""
 
 
 class MadeFor(Frozen):
@@ -197,7 +197,7 @@ class Plan(Spec):
     degrees: Degrees
     options: Options = Options()
     profile: ProfileName = "ours"
-    """Whose executor runs it: ours, a peer's, which is Megatron-Core, or torchtitan's."""
+    """Executor that runs it: ours, a peer's (Megatron-Core) or torchtitan's."""
     software: SoftwareName | None = None
     """Software whose host times and sustained rates it was priced by. Plans of earlier releases do not say."""
     placements: tuple[Placement, ...] | None = None
@@ -210,17 +210,17 @@ class Plan(Spec):
     flops_per_step: float = 0.0
     """Of the model, forward and backward, as far as it is trained, without what is computed again."""
     peak_flops_per_s: float | None = None
-    """Dense rate of a device in the job's dtype by its data sheet, of GPUs."""
+    """Dense data-sheet rate of a device in the job's dtype; None where not known."""
     ends_s: tuple[float, float] | None = None
-    """Seconds of a step at the faster and the slower end of what is known of the software; None where it is one."""
+    """Seconds of a step at the faster and the slower end of what is known of the software; None where both are one."""
     fewest: FewestWorkers | None = None
-    """Sizes of this kind of cluster that hold the job, where that was asked or the plan cannot be run."""
+    """Sizes of this kind of cluster that hold the job; set where asked for or where the plan cannot be run."""
     num_steps: Count | None = None
     """That the job takes."""
     money: MoneyEstimate | None = None
     """Its price, where the cluster has one."""
     num_billed_devices: Count | None = None
-    """Devices that are paid for it, those of whole nodes; left out where each has a worker."""
+    """Devices that are billed for it, in whole billing units; None where each has a worker."""
     pool: str | None = None
     """The pool that it lies on, of a cluster of several."""
     stages: tuple[StagePlace, ...] = ()
@@ -330,7 +330,7 @@ class Plan(Spec):
 
     @property
     def billed_devices(self) -> int:
-        """Devices that are paid for it."""
+        """Devices that are billed for it."""
         return self.num_billed_devices or self.num_workers
 
     @property

@@ -65,16 +65,16 @@ class Software:
     is_fused: bool = False
     """Whether a row travels once to each node and once to each rank, by one kernel (DeepEP, HybridEP)."""
     attention_share: float = 1.0
-    """Share of the rate of attention kernels as measured that its own ones reach."""
+    """Share of the measured rate of attention kernels that its own kernels reach."""
     exchange_rate: float = 1.0
-    """Times the measured rate at which its fused exchange moves rows within a node or domain."""
+    """Rate of its fused exchange within a node or domain, as a multiple of the measured one."""
     fitted_on: tuple[str, ...] = ()
-    """Device types of all runs that it was fitted on, where these are few."""
+    """Device types of the runs it was fitted on; empty where these are many."""
     error: float | None = None
     """Mean |ln(predicted / published)| of a step, each model on each device left out of its own fit; None where no run
     was ever measured on a GPU."""
     overlaps: tuple[Overlap, Overlap] | None = None
-    """The least and the most that may hide; None where what hides is known."""
+    """The least and the most communication that may hide; None where the share is known."""
 
     @property
     def extremes(self) -> tuple["Software", ...]:
@@ -149,7 +149,7 @@ SOFTWARE: Mapping[SoftwareName, Software] = {
 _OF_PROFILES: Mapping[ProfileName, SoftwareName] = {
     "ours": "ours-eager", "peer": "megatron-eager", "torchtitan": "torchtitan",
 }  # fmt: skip
-"""Software of each executor, where none is named."""
+"""Default software of each executor."""
 
 
 def software_of(name: SoftwareName | None, profile: ProfileName, layer_s: float | None) -> Software:

@@ -8,7 +8,7 @@ from moe.plan.speed import speed_in_words
 
 
 def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(what is judged, the judgement) of a job's plan, the most important first."""
+    """(question, answer) pairs on a job's plan, the most important first."""
     yield "fits", _fits(plan)
     yield "can be run", _can_be_run(plan)
     yield "speed", _speed(plan)
@@ -25,16 +25,16 @@ def _fits(plan: Plan) -> str:
 
 def _can_be_run(plan: Plan) -> str:
     if not plan.not_yet:
-        told = "yes"
+        answer = "yes"
         if (fewest := plan.fewest) is not None and fewest.in_any_layout != fewest.to_run:
-            told += f"; {_in_any_layout(fewest.in_any_layout)} only in a layout that cannot be run yet"
-        return told
-    told = f"not yet: {', '.join(plan.not_yet)}"
+            answer += f"; {_in_any_layout(fewest.in_any_layout)} only in a layout that cannot be run yet"
+        return answer
+    answer = f"not yet: {', '.join(plan.not_yet)}"
     if plan.fewest is None:
-        return told
+        return answer
     if (to_run := plan.fewest.to_run) is None:
-        return f"{told}; no number of workers of this kind has a layout that can be run"
-    return f"{told}; a layout that can be run takes {number_of(to_run, 'worker')} of this kind"
+        return f"{answer}; no number of workers of this kind has a layout that can be run"
+    return f"{answer}; a layout that can be run takes {number_of(to_run, 'worker')} of this kind"
 
 
 def _in_any_layout(num_workers: int | None) -> str:
@@ -45,14 +45,14 @@ def _speed(plan: Plan) -> str:
     step = f"{seconds_of(plan.predicted.step_s)} a step"
     if plan.ends_s is not None:
         step += f" ({seconds_of(plan.ends_s[0])} to {seconds_of(plan.ends_s[1])})"
-    told = f"{step}, {plan.tokens_per_s:,.0f} tokens/s"
+    speed = f"{step}, {plan.tokens_per_s:,.0f} tokens/s"
     if (utilization := plan.utilization) is not None:
-        told += f", MFU {utilization:.0%} ({plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device)"
-    return told
+        speed += f", MFU {utilization:.0%} ({plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device)"
+    return speed
 
 
 def _faster(plan: Plan) -> str:
-    """The fastest layout that cannot be run yet, where it is faster than a plan that can be."""
+    """The fastest layout that cannot be run yet, if it is faster than a plan that can be run; else empty."""
     blocked = [other for other in plan.runners_up if other.not_yet and other.step_s is not None]
     if plan.not_yet or not blocked:
         return ""

@@ -25,7 +25,7 @@ from moe.sharding.sharding_plan import ShardingPlan
 from moe.spec import Problem, SpecError
 
 MAX_PROGRAMS = 8
-"""Programs that an applied module keeps, for its modes and sizes of batches."""
+"""Default number of programs that an applied module keeps, over its modes and batch sizes."""
 
 
 def apply(
@@ -110,7 +110,7 @@ def apply(
 
 
 def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> None:
-    """Raises SpecError where a loss is missing that the plan was made with, and for one that it was made without."""
+    """Raises SpecError where the plan was made with a loss and none is given, or the other way round."""
     if plan.loss is not None and loss is None:
         raise SpecError(Problem("loss", None, f"is missing, and the plan was made with one ({plan.loss})",
                                 "give sharding.apply the same loss="))  # fmt: skip

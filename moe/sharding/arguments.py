@@ -1,5 +1,4 @@
-"""Arguments of a module's call, in the one form that a plan has of them: those given by position, in order, then
-`Keywords` with those given by name."""
+"""Arguments of a module's call in canonical form: positional arguments in order, then `Keywords` with the others."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -11,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 
 class Keywords(dict[str, Any]):
-    """Arguments by name, sorted: calls that name the same arguments in another order are the same."""
+    """Keyword arguments, sorted by name, so that their order in a call does not matter."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         super().__init__((name, named[name]) for name in sorted(named))
@@ -25,13 +24,13 @@ pytree.register_pytree_node(
 
 
 def call(module: nn.Module, arguments: Sequence[Any]) -> Any:
-    """Call a module with arguments in the form that this file is about."""
+    """Call a module with arguments in canonical form."""
     positional, named = _parts(arguments)
     return module(*positional, **named)
 
 
 def signature_of(module: nn.Module) -> Signature | None:
-    """The signature of a module's `forward`; None where Python cannot tell it, and for what is no module."""
+    """Signature of a module's `forward`; None where Python has none, or `module` is not a module."""
     try:
         return signature(module.forward)
     except (AttributeError, TypeError, ValueError):
@@ -39,9 +38,9 @@ def signature_of(module: nn.Module) -> Signature | None:
 
 
 def arguments_of_sample(module: nn.Module, sample: Any) -> tuple[Any, ...] | list[Any] | Any:
-    """Arguments of a module's call with a sample: a tuple or list of them in order, a mapping of them by name, or
-    forward's only argument, as a data class, or a dict or named tuple that forward takes whole. What none of these
-    fits comes back as it is."""
+    """Canonical arguments of a sample: a tuple or list of arguments in order, a mapping of arguments by name, or the
+    only argument of `forward` (a data class, or a mapping or named tuple whose fields are not its arguments). Anything
+    else is returned unchanged."""
     register_data_classes(sample)
     takes = signature_of(module)
     if isinstance(sample, Mapping):
@@ -59,8 +58,8 @@ def arguments_of_sample(module: nn.Module, sample: Any) -> tuple[Any, ...] | lis
 def canonical(
     takes: Signature | None, positional: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """Arguments by position as far as a signature takes them so, whether they were given by position or by name, and
-    `Keywords` with the others. Raises TypeError for arguments by name that the signature does not take."""
+    """Canonical arguments of a call: by position as far as the signature allows it, then `Keywords` with the others.
+    Raises TypeError for keyword arguments that the signature does not take."""
     if takes is not None and named:
         bound = takes.bind(*positional, **named)
         positional, named = bound.args, bound.kwargs
@@ -68,8 +67,8 @@ def canonical(
 
 
 def names_of_inputs(takes: Signature | None, arguments: Sequence[Any]) -> dict[str, str]:
-    """Names of inputs by the names that forward has for them: `inputs.labels`, with the `inputs.1` that a graph calls
-    it. An argument of several values has none."""
+    """Names of inputs in the graph (`inputs.1`) by their names in `forward` (`inputs.labels`). Arguments of several
+    tensors are left out."""
     positional, named = _parts(arguments)
     in_order = [
         name
@@ -87,7 +86,7 @@ def names_of_inputs(takes: Signature | None, arguments: Sequence[Any]) -> dict[s
 
 
 def register_data_classes(value: Any) -> None:
-    """Have torch look into the data classes in a batch or a result, as it looks into tuples and dicts."""
+    """Register the data classes in a batch or a result as pytree nodes."""
     for data_class in _unregistered(value):
         if data_class not in pytree.SUPPORTED_NODES:
             pytree.register_dataclass(data_class)
@@ -102,7 +101,7 @@ def _unregistered(value: Any) -> Iterator[type]:
 
 
 def _parts(arguments: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """(arguments by position, arguments by name)."""
+    """(positional arguments, keyword arguments)."""
     if arguments and isinstance(arguments[-1], Keywords):
         return arguments[:-1], arguments[-1]
     return arguments, {}

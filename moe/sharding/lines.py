@@ -33,7 +33,7 @@ _MODES = ("__torch_function__", "__torch_dispatch__")
 
 
 REGION = "checkpointed"
-"""Key in the meta of a node that a user's `torch.utils.checkpoint` is to compute again: the call that it is within."""
+"""Key in a node's meta: the user's call of `torch.utils.checkpoint` that the node is within, to be recomputed."""
 
 _CURRENT: ContextVar["Lines | None"] = ContextVar("lines", default=None)
 
@@ -89,7 +89,7 @@ class Lines(TorchFunctionMode):
 
 
 def checkpointed() -> AbstractContextManager[None]:
-    """A call whose nodes are marked as computed again in the backward pass."""
+    """Context whose nodes are marked as recomputed in the backward pass."""
     lines = _CURRENT.get()
     return nullcontext() if lines is None else lines._within_region()
 

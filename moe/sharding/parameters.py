@@ -1,4 +1,4 @@
-"""Applied modules, known to what has to tell them from others."""
+"""Registry of applied modules."""
 
 from weakref import WeakSet
 

@@ -79,8 +79,8 @@ def unpadded_shape(
 def stored_extent(
     shape: Sequence[int], placements: Placements, degrees: Sequence[int], indices: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(offsets, sizes) in the whole of a rank's shard as DTensor cuts it: where several axes split a dimension, each
-    cuts the shard of those before it by that shard's own size."""
+    """(offsets, sizes) of a rank's shard in the whole tensor, as DTensor cuts it: where several axes split a dimension,
+    each splits the shard of the axes before it evenly."""
     offsets, sizes = [0] * len(shape), list(shape)
     for each, degree, index in zip(placements, degrees, indices, strict=True):
         if (dim := each.dim) is not None:

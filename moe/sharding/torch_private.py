@@ -122,7 +122,7 @@ def compiling() -> Iterator[None]:
 
 @contextmanager
 def cond_as(substitute: Callable[..., Any]) -> Iterator[None]:
-    """Within, `torch.cond` calls another function, also where it was imported before."""
+    """Replace `torch.cond` by another function within, including where it was imported by name."""
     module = sys.modules["torch._higher_order_ops.cond"]
     before = module.cond_op
     module.cond_op = substitute  # type: ignore[attr-defined]
@@ -134,8 +134,8 @@ def cond_as(substitute: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def checkpointing(region: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Within, `torch.utils.checkpoint.checkpoint` calls its function once, within a `region`: one graph says by its
-    nodes what is to be computed again, and numbers that torch drew again would be others."""
+    """Have `torch.utils.checkpoint.checkpoint` call its function once, within a `region`: marks on the graph's nodes
+    say what is recomputed, and torch would draw other random numbers the second time."""
 
     class Plain:
         @staticmethod

@@ -30,7 +30,7 @@ FACTS = (
     "{name: x100, memory_bytes: 80000000000, bfloat16_flops_per_s: 5.0e+14, memory_bytes_per_s: 2.0e+12, "
     "link_bytes_per_s: 3.0e+11}"
 )
-"""Facts of a device as an error shows them."""
+"""Example of device facts, shown in an error."""
 _device_of = lru_cache(64)(DeviceFacts.device)
 
 
@@ -93,8 +93,8 @@ class Cluster(Spec):
     price_per_hour: Price | None = None
     """Price of one device, in whatever currency the file counts in."""
     billing_unit: Count | None = None
-    """Devices that are paid together, whether or not all have a worker: those of a node when left out, 1 where devices
-    are rented singly."""
+    """Devices that are billed together, whether or not all have a worker: a node's when left out, 1 where devices are
+    rented singly."""
 
     @model_validator(mode="before")
     @classmethod
@@ -162,13 +162,13 @@ class Cluster(Spec):
         return self.num_nodes * self.devices_per_node
 
     def billed(self, num_workers: int) -> int:
-        """Devices that are paid for so many workers: whole nodes, or whole billing units."""
+        """Devices that are billed for so many workers: whole billing units."""
         unit = self.billing_unit or self.devices_per_node
         return -(-num_workers // unit) * unit
 
     @property
     def device_type(self) -> Device:
-        """The device as its type is, without calibration."""
+        """The device type, without calibration."""
         return DEVICES[self.device] if self.device_facts is None else _device_of(self.device_facts)
 
     @property

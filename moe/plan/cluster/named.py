@@ -1,4 +1,4 @@
-"""Device types by the names that drivers, torch and Ray have for them."""
+"""Device types by the names that drivers, torch and Ray report."""
 
 import re
 
@@ -11,13 +11,13 @@ _GPU_NAMES = {
 }  # fmt: skip
 """Device types by a part of such a name: `H100`, `A100-40G`, `NVIDIA H100 80GB HBM3`, `AMD-Instinct-MI300X-OAM`."""
 _ASSUMED = "a100-80"
-"""The device type whose rates an unknown GPU is planned with, and is said to be."""
+"""The device type whose rates an unknown GPU is planned with; plans name it."""
 _ASSUMED_FACTS = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2.039e12, "link_bytes_per_s": 300e9,
                   "across_nodes_bytes_per_s": 25e9}  # fmt: skip
 
 
 def device_named(name: str) -> str | None:
-    """The type in `DEVICES` of a GPU with this name; None of one that is not known here."""
+    """The type in `DEVICES` of a GPU with this name; None for an unknown one."""
     parts = set(re.split(r"[^A-Z0-9]+", name.upper()))
     if "A100" in parts and parts & {"40G", "40GB"}:
         return "a100-40"
@@ -25,7 +25,7 @@ def device_named(name: str) -> str | None:
 
 
 def unknown_gpu(name: str, memory_bytes: int) -> DeviceFacts:
-    """What is assumed of a GPU whose name says nothing here."""
+    """Facts assumed of a GPU whose name is unknown."""
     return DeviceFacts(
         name=f"unknown GPU {name}".strip()[:64],
         assumed_as=_ASSUMED,

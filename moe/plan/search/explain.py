@@ -125,7 +125,7 @@ def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
 
 
 def of_other_devices(software: Software, cluster: Cluster) -> Iterator[str]:
-    """Line about software that was fitted on other devices alone; none where it was on this one, or on many."""
+    """Line about software fitted only on other devices; none where it was fitted on this one, or on many."""
     if software.fitted_on and cluster.device not in software.fitted_on:
         yield (
             f"{software.name} was fitted on runs on {' and '.join(software.fitted_on)} alone: on {cluster.device} it "
@@ -134,7 +134,7 @@ def of_other_devices(software: Software, cluster: Cluster) -> Iterator[str]:
 
 
 def of_device(cluster: Cluster) -> Iterator[str]:
-    """Line about a device type whose kernels were not measured; none where they were, or the cluster is calibrated."""
+    """Line about a device type whose kernels were not measured; none where they were or the cluster is calibrated."""
     if (source := cluster.device_type.priced_by) and cluster.calibration is None:
         yield (
             f"kernels of {cluster.device} were never measured: priced by {source}; shardyard calibrate --cluster "

@@ -1,4 +1,4 @@
-"""Refusal of a job that no layout holds: what is lacking, and what would hold it."""
+"""Refusal of a job that fits in no layout: how much memory lacks, and what would be enough."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from moe.spec.errors import Problem
 
 @dataclass(frozen=True)
 class Lacking:
-    """The layout that takes the least memory, and still more than there is."""
+    """The layout that needs the least memory, which still does not fit."""
 
     candidate: Candidate
     memory: MemoryEstimate
@@ -20,8 +20,8 @@ class Lacking:
 
 
 def does_not_fit(lacking: Lacking, fewest: FewestWorkers, adapter: AdapterSpec | None) -> Problem:
-    """Error where no layout fits: what lacks on the one that takes the least, how many workers would hold the job and
-    how many in a layout that can be run, and the adapter that would fit on these, where one does."""
+    """Error for a job that fits in no layout: the memory that lacks, the number of workers that would hold it in any
+    layout and in one that can be run, and the adapter that would fit on the present workers, if any."""
     kinds = {kind: amount for kind, amount in lacking.memory.by_kind().items() if kind != "allowance"}
     largest, usable = (
         max(kinds, key=lambda kind: kinds[kind]),
@@ -44,7 +44,7 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, adapter: AdapterSpec |
 
 
 def would_hold(fewest: FewestWorkers) -> str:
-    """The sizes of this kind of cluster that hold a job, as a remedy."""
+    """Remedy: the sizes of this kind of cluster that hold a job."""
     if fewest.in_any_layout is None:
         return (
             "no number of workers would do: use devices with more memory, smaller groups or a smaller model"
@@ -52,10 +52,10 @@ def would_hold(fewest: FewestWorkers) -> str:
     others = "devices with more memory, or a smaller model"
     if fewest.to_run is None:
         return f"use {fewest.in_any_layout:,} workers of this kind, only in a layout that cannot be run yet, {others}"
-    told = f"use {fewest.to_run:,} workers of this kind"
+    remedy = f"use {fewest.to_run:,} workers of this kind"
     if fewest.in_any_layout != fewest.to_run:
-        told += f" ({fewest.in_any_layout:,} would hold it in a layout that cannot be run yet)"
-    return f"{told}, {others}"
+        remedy += f" ({fewest.in_any_layout:,} would hold it in a layout that cannot be run yet)"
+    return f"{remedy}, {others}"
 
 
 def _in_words(adapter: AdapterSpec) -> str:

@@ -37,11 +37,11 @@ class Chosen:
 
 
 def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[End]) -> Chosen:
-    """The candidate that is chosen of some, of which the first is the fastest by `step_s`, between the ends.
+    """Choice among candidates, ranked by `step_s`, their step between the ends.
 
-    It is the first, unless one of those within the error of it splits along fewer axes, and lies no further behind at
-    either end; or another that splits along as many is better at both ends. So the plan chosen is never slower than
-    the fastest by more than the error, whatever the ends say; and what is better at the centre and at one end stays.
+    It is the fastest, unless one within the error of it splits along fewer axes and is within the error at both ends
+    too; another that splits along no more axes replaces that only if it is faster at both ends. So the choice is never
+    slower than the fastest by more than the error, and a candidate better between the ends and at one end stays.
     """
     first = ranked[0]
     limit_s = step_s(first) * WITHIN_ERROR
@@ -68,12 +68,12 @@ def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[End]) -> C
 
 
 def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[End]) -> float:
-    """Times the first's step that the candidate's takes at the end where that is the most."""
+    """Largest ratio, over the ends, of the candidate's step to that of the first."""
     return max((end.step_s(candidate) / end.step_s(first) for end in ends), default=1.0)
 
 
 def _disagreement(chosen: Candidate, ends: Sequence[End]) -> Iterator[str]:
-    """Line on what would be faster at an end, where anything is by more than 2%."""
+    """Line on the layouts that are faster by more than 2% at an end; none where there are none."""
     behind = [
         f"with {end.name} {end.fastest} would be {speed_in_words(end.step_s(end.fastest), end.step_s(chosen))}"
         for end in ends

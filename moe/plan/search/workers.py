@@ -174,7 +174,7 @@ def effort_of(plan: Plan, goal: Goal) -> float:
 
 
 def effort_in_words(effort: float, than: float, goal: Goal) -> str:
-    """An effort beside another: as a speed where the goal is time, else `12.3% dearer`."""
+    """Comparison of efforts in words: as speeds where the goal is time, else as `12.3% dearer`."""
     if goal == "time":
         return speed_in_words(effort, than)
     more = effort / than - 1

@@ -46,12 +46,12 @@ _OF_ALL = frozenset(vars(nn.Module()))
 
 
 class _Stays(nn.Module):
-    """A module whose tensors keep device and dtype, which its program was made for, as its values are those of then."""
+    """A module whose tensors keep the device and dtype, and whose attributes keep the values, that were planned."""
 
     _planned: bool | None = None
     """The mode, training or not, of the module that it stands for."""
     _fixed: frozenset[str] = frozenset()
-    """Attributes that that module has, whose values the program has as they were."""
+    """Attributes of that module, whose values were captured in the program."""
 
     def stand_for(self, module: nn.Module) -> None:
         torch_private.refuse_composable(self, refuse_wrapper)
@@ -78,16 +78,16 @@ class _Stays(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Called by torch. Whole plain tensors, as of the plain module, become this rank's shards."""
+        """Called by torch. Cuts this rank's shards from whole tensors, such as those of the plain module."""
         for last, mine in (*self._parameters.items(), *self._buffers.items()):
-            given: Any = state_dict.get(prefix + last)
+            loaded: Any = state_dict.get(prefix + last)
             if (
                 isinstance(mine, DTensor)
-                and type(given) in (Tensor, nn.Parameter)
-                and given.shape == mine.shape
+                and type(loaded) in (Tensor, nn.Parameter)
+                and loaded.shape == mine.shape
             ):
                 state_dict[prefix + last] = distribute_tensor(
-                    given.detach().to(mine.to_local().device),
+                    loaded.detach().to(mine.to_local().device),
                     mine.device_mesh,
                     mine.placements,
                     src_data_rank=None,
@@ -167,7 +167,7 @@ class Applied(_Stays):
         self._programs.compile(dict(zip(("fullgraph",), args, strict=False)) | options)
 
     def train(self, mode: bool = True) -> "Applied":
-        """In the mode that was planned, submodules have their own modes of then; in the other all have the same."""
+        """Set the mode. In the planned mode submodules have the modes they had then; in the other, all have it."""
         for each in self.modules():
             planned = each._planned if mode == self._planned and isinstance(each, _Stays) else None
             each.training = mode if planned is None else planned
@@ -319,14 +319,14 @@ class Applied(_Stays):
         return {name: self.shard_of(name, tensors[name]) for name in self._shapes if name in tensors}
 
     def shard_of(self, name: str, tensor: Tensor) -> Shard:
-        """Of something that lies as a parameter does: its gradient, its optimizer state."""
+        """This rank's shard of a tensor sharded as a parameter is: its gradient or optimizer state."""
         shape, placements = self._shapes[name], self._placements[name]
         offsets, _ = stored_extent(shape, placements, self.mesh.degrees, self.mesh.indices)
         others = [axis for axis, each in enumerate(placements) if each.dim is None]
         return Shard(shape, offsets, local(tensor.detach()), self.mesh.is_first(others))
 
     def like(self, name: str, shard: Tensor) -> Tensor:
-        """A tensor that lies as a parameter does, of this rank's shard: as optimizers keep beside it."""
+        """A tensor sharded as a parameter is, such as an optimizer state, from this rank's shard."""
         return distributed(shard, self._shapes[name], self._placements[name], self.mesh)
 
 

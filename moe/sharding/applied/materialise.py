@@ -92,8 +92,8 @@ class Materialiser:
         self.applied.get_submodule(within).add_module(last, module)
 
     def _part(self, name: str, tensor: Tensor, whole: Tensor | None) -> Tensor:
-        """A tensor as this rank has it, with the values of `whole`; without any where it is left for later. Buffers
-        that no axis splits stay plain."""
+        """This rank's DTensor of a tensor, cut from `whole`; uninitialised where that has no values yet. Buffers that
+        no axis splits stay plain."""
         placements, mesh = self.applied.placements_of(name), self.applied.mesh
         if whole is None or whole.is_meta:
             _, shape = stored_extent(tensor.shape, placements, mesh.degrees, mesh.indices)

@@ -29,7 +29,7 @@ from moe.sharding.solve.solved import Limits
 from moe.spec import SpecError
 
 _BEYOND = (2.0, 4.0, 8.0, 16.0, float("inf"))
-"""Times the memory that there is, with which a program is looked for that nothing has room for."""
+"""Multiples of the device's memory that are tried in turn where no program fits."""
 
 
 def of_other_call(
@@ -40,9 +40,9 @@ def of_other_call(
     replicate: Sequence[str],
     placements: Mapping[str, Placements],
 ) -> Ready:
-    """The program of a module, in its mode, for a batch. Where there is no room for the whole batch it goes through in
-    the plan's micro-batches; where that is not possible, the program needs as little more memory as can be. Hints hold
-    as in the plan. Rank 0 solves, and all ranks call this."""
+    """The program of a module, in its mode, for a batch. A batch that does not fit whole is split into the plan's
+    micro-batches; where that is not possible, the program exceeds memory by as little as it can. Hints hold as in the
+    plan. A collective: rank 0 solves."""
     captured = capture(skeleton, batch, loss, device_of(plan.cluster))
     wished = prepare(captured, plan).pins(plan.mesh)
     rules = Rules(replicate, captured.parts, plan.mesh)

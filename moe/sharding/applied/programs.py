@@ -1,5 +1,5 @@
-"""Programs of an applied module: that of its plan, and those of the other mode and of batches of other sizes, made when
-they are first called for and kept up to a bound."""
+"""Programs of an applied module: the planned one, and those for the other mode and other batch sizes, which are made on
+first use; the most recently used are kept."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from moe.sharding.applied.batch import batch_like
 from moe.sharding.applied.ready import Ready
 
 Key = tuple[bool, tuple[Any, ...]]
-"""Whether in training, and the shapes and dtypes of the batch's leaves."""
+"""(is training, shapes and dtypes of the batch's leaves)."""
 
 
 class Programs:
@@ -26,7 +26,7 @@ class Programs:
         make: Callable[[bool, tuple[Any, ...]], Ready],
         max_programs: int,
     ) -> None:
-        """`make` gives the program of a mode for a batch; all ranks call it together."""
+        """`make` builds the program of a mode for a batch; it is a collective."""
         self.planned, self._is_training, self._make, self._max = planned, is_training, make, max_programs
         self._kept: OrderedDict[Key, Ready] = OrderedDict()
         self._compile: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
-"""A `GradScaler` over an applied module: all ranks skip a step where one of them has a gradient that is not finite.
+"""`GradScaler` on applied modules: all ranks skip a step where one of them has a gradient that is not finite.
 
-Torch's own exchange between the ranks of DTensors goes by the placements of the first gradient alone.
+Torch's own reduction over DTensors uses the placements of the first gradient only.
 """
 
 import torch
@@ -14,8 +14,7 @@ from moe.sharding.parameters import APPLIED
 
 
 def _share_found(optimizer: Optimizer, by_device: dict[torch.device, Tensor]) -> None:
-    """Have all ranks skip a step, and change the scale of the loss, where one's shard is not finite. All ranks call
-    it."""
+    """Reduce over ranks whether a gradient is not finite, so that all skip the step and scale alike. A collective."""
     ours = [vars(applied)["mesh"].device_mesh for applied in APPLIED]
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     meshes = {

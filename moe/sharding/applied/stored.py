@@ -1,7 +1,7 @@
 """Shards of parameters and buffers as DTensors, and their way into programs and back.
 
-A DTensor's shards and a program's parts are the same but where several axes split one dimension unevenly (see
-`moe.sharding.placement`): then rows are exchanged within the outermost of these axes.
+A DTensor's shards and a program's parts are the same unless several axes split one dimension unevenly (see
+`moe.sharding.placement`); then rows are exchanged within each slice of the outermost of these axes.
 """
 
 import math
@@ -18,8 +18,7 @@ from moe.sharding.placement import Placements, axes_of, stored_extent
 
 
 def distributed(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
-    """The DTensor of this shape whose shard on this rank is given, in the same memory; the shard itself where the mesh
-    has no other ranks."""
+    """The DTensor of this shape with this rank's shard, in the same memory; on one device, the shard itself."""
     if mesh.device_mesh is None:
         return shard
     axes = [Replicate() if each.dim is None else Shard(each.dim) for each in placements]
@@ -43,16 +42,15 @@ def cut(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
 
 
 def to_program(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
-    """This rank's part without padding, as a program takes it, differentiable. Ranks whose parts are not their shards
-    call it together."""
+    """This rank's part, unpadded, as a program takes it; differentiable. Collective where shards and parts differ."""
     if not any(_uneven(shape, placements, mesh)):
         return shard
     return _ToProgram.apply(shard, shape, placements, mesh)
 
 
 def from_program(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
-    """This rank's shard of a part as a program gives it, padded or not. Ranks whose parts are not their shards call it
-    together."""
+    """This rank's shard, from the part that a program returns, padded or not. Collective where shards and parts
+    differ."""
     part = unpadded(part, shape, placements, mesh)
     for dim, size, _ in _uneven(shape, placements, mesh):
         outer, *inner = axes_of(placements, dim)
@@ -91,9 +89,8 @@ def _recut(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Me
 
 
 def _uneven(shape: Sequence[int], placements: Placements, mesh: Mesh) -> Iterator[tuple[int, int, int]]:
-    """(dimension, rows of this rank's shard along the outermost axis that splits it, rows of a full one) of dimensions
-    that several axes split and whose shards here may not be what a program takes: the same on all ranks that differ in
-    the inner axes alone."""
+    """(dimension, rows of this rank's slice along the outermost axis that splits it, rows of a full slice) for the
+    dimensions whose shards and parts may differ here. Ranks that differ only in inner axes get the same."""
     for dim, size in enumerate(shape):
         axes = axes_of(placements, dim)
         if len(axes) < 2:

@@ -163,12 +163,12 @@ def _like(value: Any) -> Any:
 
 
 def _versions(leaves: list[Any]) -> list[int]:
-    """Counts of in-place changes of the tensors among the leaves."""
+    """Version counters of the tensors among the leaves."""
     return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _fresh(value: Any) -> Any:
-    """A tensor like a block's result, which the caller may change in place as it may the result itself."""
+    """A new tensor like a block's result, which the caller may change in place."""
     if not isinstance(value, Tensor):
         return value
     tensor = torch.empty_like(value, requires_grad=value.requires_grad)

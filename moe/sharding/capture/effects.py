@@ -57,7 +57,7 @@ class Effects:
         """The user's functions that ran."""
         self._seen: set[tuple[CodeType, int]] = set()
         self._constructed: set[int] = set()
-        """Ids of objects that forward constructs; what is set on them is gone with them."""
+        """Ids of objects that forward constructs: attributes set on them are no side effects."""
         self._library: set[CodeType] = set()
         self._caches: list[Any] | None = None
         self._cached: list[Any] = []
@@ -167,7 +167,7 @@ class Effects:
                 self._reached[place.key] = place, state(place, look)
 
     def _note_constructed(self, frame: FrameType) -> None:
-        """Note the object that is initialised; one with attributes already was there before."""
+        """Note an object that `__init__` is called on; one that has attributes already existed before."""
         code = frame.f_code
         value = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if getattr(value, "__dict__", None) == {} and not isinstance(value, nn.Module):

@@ -1,5 +1,5 @@
-"""Hooks of a module and its parts: those that forward registers are taken off again, as models of the transformers
-library register some in their first call."""
+"""Hooks of a module and its submodules. Those that `forward` registers, as transformers models do in their first call,
+are removed after capture."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ _KINDS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 
 
 class Hooks:
-    """Hooks of a module's parts, as they are now."""
+    """Snapshot of the hooks of a module and its submodules."""
 
     def __init__(self, module: nn.Module) -> None:
         self._before = [

@@ -30,7 +30,7 @@ class Mesh(ABC):
     draws: Draws
     """What random numbers depend on: the same on all ranks, and set anew for each step."""
     device_mesh: DeviceMesh | None = None
-    """The same mesh as DTensors have it; None where tensors are plain, as on one device."""
+    """The same mesh for DTensors; None where tensors are plain, as on one device."""
 
     @property
     def num_ranks(self) -> int:
@@ -72,7 +72,7 @@ class Mesh(ABC):
     def begin_all_to_all(
         self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
     ) -> Callable[[], Tensor]:
-        """The same of an all-to-all."""
+        """The same for an all-to-all."""
         arrived = self.all_to_all(rows, axis, sent, received)
         return lambda: arrived
 
@@ -154,8 +154,8 @@ class ShardingMesh(Mesh):
         """All ranks call it, with a default process group over as many as the degrees multiply to; the last axis joins
         consecutive ranks. Raises ValueError where they multiply to another number.
 
-        Process groups are made once and stay as long as the default one: DTensor remembers operations by meshes that
-        are equal, and with them the groups of the first.
+        Process groups are created once and live as long as the default one: DTensor caches operations by equal meshes,
+        together with the groups of the first.
         """
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         if num_ranks != math.prod(degrees):
@@ -257,10 +257,10 @@ class ShardingMesh(Mesh):
 
 @dataclass(frozen=True)
 class _Joined:
-    """Process groups of a mesh, and the mesh of them that DTensors have."""
+    """Process groups of a mesh, and the DeviceMesh of them."""
 
     world: Any
-    """The default process group that they are of."""
+    """The default process group they belong to."""
     groups: tuple[dist.ProcessGroup | None, ...]
     device_mesh: DeviceMesh
 

@@ -1,4 +1,4 @@
-"""Torch's own forms of placements and meshes, taken where ours are: DTensor's `Shard` and `Replicate`, `DeviceMesh`."""
+"""Conversion of torch's placements and meshes (`Shard`, `Replicate`, `DeviceMesh`) to ours."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from moe.spec import Problem, SpecError
 
 
 def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
-    """A hint of ours for one of DTensor's placements, or for a sequence of them, one a mesh axis in the order of
-    `axes`; anything else comes back as it is. A placement by itself is of all devices, as `Split(dim)` is. Raises
-    SpecError for partial sums, and for a sequence without a mesh to name its axes."""
+    """Our hint for a DTensor placement, or for a sequence of them, one for each mesh axis in the order of `axes`;
+    anything else is returned unchanged. A single placement is over all devices, as `Split(dim)` is. Raises SpecError
+    for partial sums, and for a sequence whose mesh axes are not known."""
     if isinstance(hint, Placement):
         return _split(path, hint) or Replicate()
     if not isinstance(hint, list | tuple) or not hint or not all(isinstance(one, Placement) for one in hint):
@@ -23,7 +23,7 @@ def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
     if axes is None or len(axes) != len(hint):
         axes_there = "no mesh was given" if axes is None else f"the mesh has {len(axes)}"
         raise SpecError(
-            Problem(path, str(hint), f"has a placement for each of {len(hint)} mesh axes, and {axes_there}",
+            Problem(path, str(hint), f"has placements for {len(hint)} mesh axes, but {axes_there}",
                     'give plan(..., mesh=...) with as many axes, or sharding.Shard({"data": 0})')
         )  # fmt: skip
     splits = {axis: _split(path, placement) for axis, placement in zip(axes, hint, strict=True)}
@@ -38,14 +38,17 @@ def _split(path: str, placement: Placement) -> Split | None:
         return None
     raise SpecError(
         Problem(
-            path, str(placement), "is no placement of a whole tensor's parts", "use Shard(dim) or Replicate()"
+            path,
+            str(placement),
+            "does not say how a whole tensor is sharded",
+            "use Shard(dim) or Replicate()",
         )
     )
 
 
 def axes_of_mesh(mesh: Any) -> Any:
-    """Sizes of mesh axes by name, for a DeviceMesh; anything else comes back as it is. Axes without a name are
-    `axis0`, `axis1`."""
+    """Sizes of a DeviceMesh's axes by name (`axis0`, `axis1` where they have none); anything else is returned
+    unchanged."""
     if not isinstance(mesh, DeviceMesh):
         return mesh
     names = mesh.mesh_dim_names or tuple(f"axis{number}" for number in range(mesh.ndim))
@@ -59,7 +62,7 @@ def is_ascending(mesh: DeviceMesh) -> bool:
 
 
 def hints_of_torch(hints: Any, axes: Any) -> Any:
-    """Hints by name, with ours for those of DTensor's."""
+    """Hints by name, DTensor's placements converted to ours."""
     if not isinstance(hints, Mapping):
         return hints
     names = tuple(axes) if isinstance(axes, Mapping) else None

@@ -1,5 +1,5 @@
-"""All-to-alls beside what does not need them: each begins as soon as what it sends is there, what it does not wait for
-comes after that, and it is waited for where its result is used first."""
+"""Overlap of all-to-alls with computation: each begins as soon as its operand is computed, calls it does not depend on
+are moved behind that, and it is waited for at the first use of its result."""
 
 from torch import fx
 
@@ -7,7 +7,8 @@ from moe.sharding.exchange import exchange
 
 
 def begin_all_to_alls(graph: fx.Graph) -> None:
-    """Begin the all-to-alls of a program before what they do not need, in place. Order is the same on all ranks."""
+    """Split each all-to-all of a program, in place, into its begin and a later wait. The order of collectives is the
+    same on all ranks."""
     exchanges = [
         node
         for node in graph.nodes
@@ -27,7 +28,7 @@ def begin_all_to_alls(graph: fx.Graph) -> None:
 
 
 def _put_behind(graph: fx.Graph, begun: fx.Node) -> None:
-    """Move calls that a collective does not need from before it to behind it, in their order."""
+    """Move the calls that a collective does not depend on behind it, in their order."""
     needed, waiting = {begun}, [begun]
     while waiting:
         for operand in waiting.pop().all_input_nodes:

@@ -1,5 +1,5 @@
-"""Random numbers of torch's distributions, from uniform draws: by the inverse of the distribution's function, so that
-one draw, keyed by its position, makes one number."""
+"""Random numbers of torch's distributions by inverse transform sampling: one uniform draw, keyed by its position, makes
+one number."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 
 Quantile = Callable[..., Tensor]
-"""The inverse of a distribution's function: of draws, float64 in (0, 1), and the operator's parameters."""
+"""Quantile function of a distribution: of draws, float64 in (0, 1), and the operator's parameters."""
 
 
 def normal(draws: Tensor, mean: float | Tensor = 0.0, std: float | Tensor = 1.0) -> Tensor:
@@ -31,12 +31,12 @@ def cauchy(draws: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
 
 
 def geometric(draws: Tensor, probability: float) -> Tensor:
-    """Trials until the first success, from 1."""
+    """Number of trials up to the first success, at least 1."""
     return torch.ceil(torch.log(draws) / math.log1p(-probability)).clamp_min(1)
 
 
 def integer(draws: Tensor, low: int, high: int) -> Tensor:
-    """Whole numbers in [low, high)."""
+    """Integers in [low, high)."""
     return (low + torch.floor(draws * (high - low))).clamp(low, high - 1)
 
 
@@ -70,8 +70,8 @@ _LIKE = {
 
 
 def parameters(node: fx.Node, arguments: list[Any]) -> list[Any]:
-    """Parameters of an operator's distribution, in the order in which its quantile takes them, from its arguments, of
-    which tensors are this rank's parts."""
+    """Parameters of an operator's distribution, in the order its quantile function takes them, from the operator's
+    arguments, whose tensors are this rank's parts."""
     if node.target in _OF_SHAPE:
         return []
     if node.target in _LIKE:
@@ -83,9 +83,9 @@ def parameters(node: fx.Node, arguments: list[Any]) -> list[Any]:
 
 
 def values(distribution: str, draws: Tensor, parameters: list[Any], dtype: torch.dtype) -> Tensor:
-    """Numbers of a distribution, by its name, from draws, float64 in [0, 1)."""
+    """Random numbers of the named distribution from draws, float64 in [0, 1)."""
     inside = (draws + 2.0**-54).clamp_max(1 - 2.0**-53)
     numbers = DISTRIBUTIONS[distribution](inside, *parameters).to(dtype)
-    if distribution == "exponential":  # whose logarithm must be finite, also where the dtype is a narrow one
+    if distribution == "exponential":  # its logarithm must be finite, in narrow dtypes too
         numbers = numbers.clamp_min(torch.finfo(dtype).tiny)
     return numbers

@@ -1,5 +1,5 @@
-"""Products of groups of rows with a matrix of their own, as of experts: rows sorted by group, with the row at which
-each group ends. Where groups are split, each rank multiplies the rows of its own: partial sums."""
+"""Grouped matrix products, as of experts: rows are sorted by group, each group has its own matrix, and `ends` has the
+row at which each group ends. Where groups are split, each rank multiplies the rows of its own: partial sums."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def _rule(
 
 
 def grouped_mm(node: fx.Node) -> Rule:
-    """`_grouped_mm` of rows `[t, m]` and matrices `[e, m, n]`, and of columns `[m, t]` and rows `[t, n]`."""
+    """`_grouped_mm` of rows `[t, m]` and matrices `[e, m, n]`, or of columns `[m, t]` and rows `[t, n]`."""
     first, second = (shape_of(operand) for operand in operands(node)[:2])
     if len(node.args) < 3 or node.args[2] is None or len(first) != 2 or any(node.args[3:]) or node.kwargs:
         return Rule(
@@ -62,7 +62,7 @@ def grouped_mm(node: fx.Node) -> Rule:
 
 
 def fallback(node: fx.Node) -> Rule:
-    """The operator of the transformers library, where torch's own does not run."""
+    """The operator that transformers registers for devices without torch's own."""
     return _rule(node, (_ROWS, _MATRICES, _ENDS), (_PRODUCTS,), product, (0, 1))
 
 
@@ -74,7 +74,7 @@ def fallback_backward(node: fx.Node) -> Rule:
 def _groups(
     ends: Tensor, num_rows: int, first_row: int, first_group: int, num_groups: int
 ) -> Iterator[tuple[int, slice]]:
-    """(number of a group on this rank, rows of it on this rank), of those that have some."""
+    """(index of a group on this rank, its rows on this rank) for groups that have rows here."""
     bounds = [0, *ends.tolist()]
     for number in range(min(num_groups, len(bounds) - 1 - first_group)):
         begin, end = bounds[first_group + number], bounds[first_group + number + 1]
@@ -86,8 +86,8 @@ def _groups(
 def product(
     rows: Tensor, matrices: Tensor, ends: Tensor, first_row: int, first_group: int, num_groups: int
 ) -> Tensor:
-    """`[t, n]`: rows `[t, m]` by the matrices `[e, m, n]` of their groups, 0 for those of other ranks' groups. `ends`
-    `[E]` are of all groups, in rows of the whole."""
+    """`[t, n]`: rows `[t, m]` times the matrices `[e, m, n]` of their groups; zeros for rows of other ranks' groups.
+    `ends` `[E]` is of all groups, in global rows."""
     results = rows.new_zeros(rows.shape[0], matrices.shape[2])
     for number, at in _groups(ends, rows.shape[0], first_row, first_group, num_groups):
         torch.mm(rows[at], matrices[number], out=results[at])
@@ -97,7 +97,7 @@ def product(
 def product_by_columns(
     columns: Tensor, rows: Tensor, ends: Tensor, first_row: int, first_group: int, num_groups: int
 ) -> Tensor:
-    """`[e, m, n]`: for each group its columns of `[m, t]` by its rows of `[t, n]`."""
+    """`[e, m, n]`: for each group, its columns of `[m, t]` times its rows of `[t, n]`."""
     results = rows.new_zeros(num_groups, columns.shape[0], rows.shape[1])
     for number, at in _groups(ends, rows.shape[0], first_row, first_group, num_groups):
         torch.mm(columns[:, at], rows[at], out=results[number])
@@ -113,7 +113,7 @@ def gradients(
     first_group: int,
     num_groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of `product` for rows and matrices."""
+    """Gradients of `product` with respect to rows and matrices."""
     place = (first_row, first_group, num_groups)
     return (
         product(gradient, matrices.transpose(1, 2), ends, *place),
@@ -127,4 +127,4 @@ BY_NAME = {
     "transformers.grouped_mm_fallback.default": fallback,
     "transformers.grouped_mm_fallback_backward.default": fallback_backward,
 }
-"""Rules of operators that are there where their library is imported."""
+"""Rules of operators that a library registers when it is imported."""

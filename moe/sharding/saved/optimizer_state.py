@@ -128,8 +128,8 @@ def restore(
 
 
 def _slots_of_elements(index: Index, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
-    """Slots that have a value for each element of a parameter, as `exp_avg` has and `step` has not: what a slot of a
-    parameter that is one number is like cannot be told by its shape."""
+    """Slots with one value per element of a parameter, such as `exp_avg` but not `step`. The shape alone does not tell
+    them apart for a parameter of no dimensions."""
     assert index.optimizer is not None
     return {
         slot

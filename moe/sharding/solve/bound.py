@@ -1,6 +1,6 @@
-"""Work that hints split stays split: where propagation from hints splits an operator along a mesh axis, no plan has all
-ranks of that axis do all of it. Where hints say how inputs and all parameters lie along an axis, and nowhere contradict
-each other, products are split as propagation has them, as in data parallelism."""
+"""Work that hints split stays split: where propagation from hints splits an operator along a mesh axis, no plan repeats
+it whole on every rank of that axis. Where hints place inputs and all parameters along an axis without contradiction,
+products are split exactly as propagation splits them, as in data parallelism."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,7 +13,7 @@ from moe.sharding.propagation.propagate import Propagated
 from moe.sharding.rules.rule import Rule
 
 Bound = Mapping[fx.Node, tuple[str, ...]]
-"""Of operators, what hints ask along each axis: the name of an option, SPLIT or ANY."""
+"""By operator, what hints require along each axis: the name of an option, SPLIT or ANY."""
 
 ANY, SPLIT = "any", "split"
 
@@ -26,7 +26,8 @@ def bound_by(
     *,
     in_loop: bool,
 ) -> Bound:
-    """What follows from hints that pin nodes so, views apart; with a loop before the mesh's axes."""
+    """Requirements on operators, apart from views, that follow from hints (`pins`); `in_loop` adds the axis of the loop
+    over micro-batches before the mesh's."""
     trained = [node.name for node, leaf in captured.leaves.items() if leaf.kind == "parameter" and leaf.shape]
     num_axes = len(followed.assignment.degrees)
     conflicting = {conflict.axis for conflict in followed.conflicts}

@@ -1,4 +1,4 @@
-"""The cluster that the present ranks are: one device of this machine's kind for each."""
+"""The cluster of the ranks that are running: one device of this machine's kind for each."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from moe.plan.cluster.named import device_named, unknown_gpu
 
 
 def own_cluster() -> Cluster:
-    """GPUs where there are and the default process group, if there is one, joins them; else cores."""
+    """GPUs, if this machine has them and the default process group, if any, connects them; otherwise CPU cores."""
     ranks = together.world_size()
     if not has_gpu() or not _joins_gpus():
         return one_cluster_of({"num_nodes": 1, "devices_per_node": ranks})

@@ -51,8 +51,8 @@ def plan_view(plan: Plan, where: str) -> RenderableType:
 
 def _verdict(plan: Plan) -> Table:
     grid = labels()
-    for what, judgement in verdict(plan):
-        grid.add_row(what, judgement)
+    for question, answer in verdict(plan):
+        grid.add_row(question, answer)
     return grid
 
 

@@ -12,18 +12,18 @@ from service.cli.view.amounts import num_bytes
 from service.cli.view.plan import labels, run_of, section
 
 _LARGEST = 4
-"""Kinds of time and of memory that are told one by one."""
+"""Kinds of time and of memory that are listed."""
 
 
 def short_plan_view(plan: Plan, where: str) -> RenderableType:
-    """What a person reads first: whether the job fits and can be run, how fast, and beside what."""
+    """Summary of a plan: whether the job fits and can be run, its speed, and the runners-up."""
     return Group(
         _verdict(plan, where),
         *section("layouts (predicted)", _layouts(plan)),
         Text(""),
         _where_it_goes(plan),
         Text(""),
-        Text("--full tells why, where parameters lie, and memory and time by kind", "dim"),
+        Text("--full shows why, where parameters lie, and memory and time by kind", "dim"),
     )
 
 
@@ -31,9 +31,9 @@ def _verdict(plan: Plan, where: str) -> Table:
     grid = labels()
     workers = f"{plan.num_workers:,} worker{'' if plan.num_workers == 1 else 's'}"
     grid.add_row("for", f"{workers} on {where}")
-    for what, judgement in verdict(plan):
-        style = "yellow" if judgement.startswith(("no", "not yet")) else ""
-        grid.add_row(what, Text(judgement, style))
+    for question, answer in verdict(plan):
+        style = "yellow" if answer.startswith(("no", "not yet")) else ""
+        grid.add_row(question, Text(answer, style))
     return grid
 
 
@@ -71,13 +71,13 @@ def _where_it_goes(plan: Plan) -> Table:
     if (measured := plan.measured) is not None:
         speed = f"{seconds_of(measured.step_s)} a step, {measured.tokens_per_s:,.0f} tokens/s"
         grid.add_row("measured", Text(f"{speed}, the median of {measured.num_steps} steps", "bold"))
-    for label, told in run_of(plan):
-        grid.add_row(label, told)
+    for label, figures in run_of(plan):
+        grid.add_row(label, figures)
     if plan.software is not None and plan.device != "cpu":
         grid.add_row("priced by", plan.software)
     return grid
 
 
-def _largest(told: dict[str, str], amounts: dict[str, float] | dict[str, int]) -> str:
+def _largest(figures: dict[str, str], amounts: dict[str, float] | dict[str, int]) -> str:
     order = sorted((kind for kind in amounts if amounts[kind]), key=lambda kind: -amounts[kind])
-    return ", ".join(f"{kind} {told[kind]}" for kind in order[:_LARGEST])
+    return ", ".join(f"{kind} {figures[kind]}" for kind in order[:_LARGEST])
