@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -183,6 +184,28 @@ def test_folders_of_jobs_are_found_below_roots_and_through_no_link(tmp_path: Pat
     assert sorted(job_folders(roots)) == [str(root / job) for job in jobs]
 
 
+def test_a_folder_that_may_not_be_read_keeps_no_job_from_being_found() -> None:
+    """As the `lost+found` of a volume that is a storage root."""
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    user = os.geteuid()
+    closed, job = root / "lost+found", root / "team" / "job-aaaaaaaaaaaa"
+    try:
+        root.chmod(0o755)
+        job.mkdir(parents=True)
+        (job / "spec.json").write_text("{}")
+        closed.mkdir(mode=0o000)
+        skipped: list[str] = []
+        if user == 0:
+            os.seteuid(54321)  # root may read everything
+        try:
+            folders = list(job_folders(StorageRoots([str(root)]), lambda folder, _: skipped.append(folder)))
+        finally:
+            os.seteuid(user)
+        assert (folders, skipped) == ([str(job)], [str(closed)])
+    finally:
+        shutil.rmtree(root)
+
+
 RUNNING, PAUSED, RECOVERING = "running", "paused", "recovering"
 
 
@@ -194,12 +217,13 @@ RUNNING, PAUSED, RECOVERING = "running", "paused", "recovering"
         (1, "cancelled", "running", "cancelled"),
         (1, "paused", "unknown", PAUSED),
         (1, "failed", "failed", "failed"),
-        (1, "died", "failed", RECOVERING),
+        (1, "died", "failed", PAUSED),
         (1, "died", "unknown", PAUSED),
         (1, None, None, RECOVERING),
         (1, None, "running", RECOVERING),
         (1, None, "pending", RECOVERING),
-        (1, None, "failed", RECOVERING),
+        (1, None, "failed", PAUSED),
+        (1, None, "succeeded", PAUSED),
         (1, None, "stopped", PAUSED),
         (1, None, "unknown", PAUSED),
     ],

@@ -1,13 +1,13 @@
-"""Jobs put back into a store that lost them, from what lies in their storage; what still runs is adopted.
+"""Recovery of jobs that the store lost, from their storage; attempts that still run are adopted.
 
-Storage has a job's spec, each attempt's launch and result, its records and its checkpoints. It does not say what users
-asked since the last attempt, nor whose the jobs are where several services share a root: so nothing is launched by
-itself. A job whose attempt is neither over nor known to the cluster is paused, and goes on when somebody resumes it.
+Storage has a job's spec, each attempt's launch and result, its records and its checkpoints. It does not have users'
+requests since the last attempt, nor the jobs' owners where several services share a root: so recovery launches nothing.
+A job whose newest attempt left no final result and does not run is paused until somebody resumes it.
 """
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
 from service.control.lifecycle.admission import Gang
 from service.control.lifecycle.changes import enter, tell_new
+from service.control.lifecycle.results import read_result
 from service.control.lifecycle.roots import StorageRoots
 from service.control.lifecycle.starter import ACTOR
 from service.control.lifecycle.stored_jobs import StoredJob, job_folders, read_stored_job
@@ -40,12 +41,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Standing:
-    """State that a job is recovered in, and why."""
+    """State in which a job is recovered, and the reason."""
 
     state: State
     reason: str
     is_on_cluster: bool = False
-    """Whether the controller has to look after an attempt of it."""
+    """Whether the controller has to watch an attempt of the job."""
 
 
 @dataclass
@@ -55,11 +56,11 @@ class Recovered:
     jobs: list[tuple[str, str, Standing]] = field(default_factory=list)
     """Id, name and standing of each job that was put back."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    """Storage of each that could not be, and why."""
+    """Storage of each job that could not be put back, or folder that could not be searched, and the reason."""
 
 
 class Recovery:
-    """Puts jobs back. Each is one transaction, and one that is there already is left as it is: it may be repeated."""
+    """Puts jobs back, each in one transaction; jobs that the store has are left as they are, so it may be repeated."""
 
     def __init__(
         self,
@@ -73,10 +74,11 @@ class Recovery:
         self._database, self._roots, self._launcher, self._ingest = database, roots, launcher, ingest
         self._owner = owner
         self._unfinished = state_dir / "recovering"
+        self._cluster_answers = True
 
     def run_if_empty(self) -> None:
-        """Recovers into a store that holds nothing, or where a recovery was broken off. Never raises: a service whose
-        storage cannot be read takes new jobs all the same."""
+        """Recover into an empty store, or go on with a recovery that was interrupted. Never raises: a service whose
+        storage cannot be read still takes new jobs."""
         try:
             with self._database.read() as tx:
                 empty = is_empty(tx)
@@ -94,25 +96,32 @@ class Recovery:
             log.exception("jobs could not be recovered from storage; 'shardyard recover' tries again")
 
     def run(self, tell: Callable[[str, str, Standing], None] = lambda *_: None) -> Recovered:
-        """Recovers every job that storage has and the store has not; `tell` hears of each. Raises OSError."""
+        """Recover every job that is in storage and not in the store, and pass each to `tell`. Raises OSError where a
+        storage root cannot be read."""
         recovered = Recovered()
         stored = []
-        for storage in job_folders(self._roots):
+        self._cluster_answers = True
+        for storage in job_folders(
+            self._roots, lambda folder, error: recovered.skipped.append((folder, _first_line(error)))
+        ):
             with self._database.read() as tx:
                 if _is_known(tx, storage.rpartition("/")[2]):
                     continue
             try:
                 stored.append(read_stored_job(self._roots, storage))
             except (OSError, ValueError) as error:
-                recovered.skipped.append((storage, str(error).splitlines()[0]))
+                recovered.skipped.append((storage, _first_line(error)))
         if stored:
             self._unfinished.touch()
         for job in sorted(stored, key=lambda job: (job.created_at, job.id)):
-            standing = standing_of(job, self._observe(job))
+            seen = self._observe(job)
             try:
+                if seen is not None and seen.ended and job.result is None:  # it may have ended only just now
+                    job = replace(job, result=read_result(self._roots.folder(job.storage), job.attempt))
+                standing = standing_of(job, seen)
                 new = self._restore(job, standing)
             except (OSError, ValueError) as error:
-                recovered.skipped.append((job.storage, str(error).splitlines()[0]))
+                recovered.skipped.append((job.storage, _first_line(error)))
                 continue
             if new:
                 recovered.jobs.append((job.id, job.spec.name, standing))
@@ -121,15 +130,16 @@ class Recovery:
         return recovered
 
     def _observe(self, job: StoredJob) -> Observation | None:
-        if job.attempt == 0:
+        if job.attempt == 0 or not self._cluster_answers:
             return None
         try:
             return self._launcher.observe(submission_id(job.id, job.attempt))
         except LauncherUnavailable:
+            self._cluster_answers = False  # each further question could take until its timeout, too
             return None
 
     def _restore(self, job: StoredJob, standing: Standing) -> bool:
-        """Store the job, its records and its standing; False where another was quicker."""
+        """Store the job, its records and its standing; False if the store has the job by now."""
         storage = self._roots.folder(job.storage)
         started_at: int | None = None
         last_at = to_us(job.created_at)
@@ -161,7 +171,7 @@ class Recovery:
         return True
 
     def _values(self, job: StoredJob) -> dict[str, Any]:
-        """The row of a job of which nothing is known but what lies in its storage."""
+        """Columns of a job's row, from its storage alone."""
         at = to_us(job.created_at)
         values: dict[str, Any] = {
             "id": job.id,
@@ -190,6 +200,8 @@ class Recovery:
         return values
 
     def _dashboard_url(self, job: StoredJob) -> str | None:
+        if not self._cluster_answers:
+            return None
         try:
             return self._launcher.dashboard_url(submission_id(job.id, job.attempt))
         except LauncherUnavailable:
@@ -197,8 +209,8 @@ class Recovery:
 
 
 def standing_of(job: StoredJob, seen: Observation | None) -> Standing:
-    """Where a job stands, from its storage and from what the cluster says of its newest attempt; None where the cluster
-    was not asked or did not answer."""
+    """Standing of a job, from its storage and the cluster's observation of its newest attempt; `seen` is None where the
+    cluster was not asked or did not answer."""
     resumes = f"from step {job.checkpoint.step}" if job.checkpoint else "from its beginning"
     if job.attempt == 0:
         return Standing(
@@ -212,18 +224,25 @@ def standing_of(job: StoredJob, seen: Observation | None) -> Standing:
         )
     if seen is None:
         return Standing(State.RECOVERING, "recovered; its cluster has yet to say what became of it", True)
-    if seen.status in ("running", "pending") or (seen.ended and seen.status != "stopped"):
+    if seen.status in ("running", "pending"):
         return Standing(
             State.RECOVERING, f"recovered; attempt {number} is {seen.status} on the cluster", True
         )
-    what = "was stopped by force" if seen.ended else "is not on the cluster any more"
+    if result is not None:
+        what = f"failed at step {result.step}"
+    elif seen.status == "stopped":
+        what = "was stopped by force"
+    elif seen.ended:
+        what = "ended without a result"
+    else:
+        what = "is not on the cluster any more"
     return Standing(
         State.PAUSED, f"recovered from its storage; attempt {number} {what}: 'resume' goes on {resumes}"
     )
 
 
 def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
-    """Columns that records alone do not say: failures before the newest attempt, and a checkpoint nobody told of."""
+    """Columns that records do not give: earlier attempts' failures, and a checkpoint that no record mentions."""
     columns: dict[str, Any] = {}
     losses = read_losses(row.losses, row.failures)
     if job.launch is not None and losses.progress_at[0] < job.attempt:
@@ -246,12 +265,16 @@ def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
 
 
 def _is_known(tx: Connection, job_id: str) -> bool:
-    """Whether the store has the job, or had it, or is about to."""
+    """Whether the store has the job, has deleted it, or is about to store it."""
     return (
         get_job(tx, job_id) is not None
         or find_deletion(tx, job_id=job_id) is not None
         or find_draft(tx, job_id) is not None
     )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _again(tx: Connection, job_id: str) -> JobRow:

@@ -1,8 +1,8 @@
-"""Jobs as their storage has them: found below the storage roots, and read without a database."""
+"""Jobs in storage: search of the storage roots for them, and reading them without a database."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,13 +23,13 @@ from service.wire.launch import Launch, Result
 SPEC = "spec.json"
 MAX_SPEC_BYTES = 1 << 24
 MAX_DEPTH = 8
-"""Folders between a storage root and a job's own, which jobs name by their `storage`."""
+"""Most folders between a storage root and a job's own, which a job's `storage` names."""
 _JOB_ID = re.compile(r"job-[a-z2-7]{12}")
 
 
 @dataclass(frozen=True)
 class StoredJob:
-    """All that storage says of a job, but its records."""
+    """Contents of a job's storage, without its records."""
 
     id: str
     storage: str
@@ -37,23 +37,24 @@ class StoredJob:
     spec_text: str
     created_at: datetime
     attempt: int
-    """The newest; 0 where none was launched."""
+    """Number of the newest attempt; 0 where none was launched."""
     launch: Launch | None
-    """Of that attempt, where it can be read."""
+    """Launch of that attempt, if it can be read."""
     result: Result | None
     checkpoint: StoredCheckpoint | None
-    """The newest that is committed."""
+    """Newest committed checkpoint."""
 
 
-def job_folders(roots: StorageRoots) -> Iterator[str]:
-    """The folder of each job below a root, by its URL. Raises OSError where a root cannot be read."""
+def job_folders(roots: StorageRoots, skip: Callable[[str, OSError], None] = lambda *_: None) -> Iterator[str]:
+    """URL of each job's folder below the roots. Raises OSError where a root cannot be read; a folder below one that
+    cannot, such as a volume's `lost+found`, is passed to `skip`."""
     for root in roots.places():
         files: Any
         files, path = fsspec.core.url_to_fs(root)
         if "://" not in root:
-            yield from _below(path, 0)
+            yield from _below(path, 0, skip)
         elif files.exists(path):
-            for storage in _below_remote(files, path.rstrip("/"), 0):
+            for storage in _below_remote(files, path.rstrip("/"), 0, skip):
                 yield f"{root.partition('://')[0]}://{storage.lstrip('/')}"
 
 
@@ -69,37 +70,49 @@ def read_stored_job(roots: StorageRoots, storage: str) -> StoredJob:
         launches = AttemptFolder(storage, attempt).launches()
         launch = min(launches, key=lambda launch: launch.max_failures, default=None)
         result = read_result(folder, attempt)
-    whole = [checkpoint for checkpoint in list_checkpoints(folder) if not checkpoint.fault]
+    committed = [checkpoint for checkpoint in list_checkpoints(folder) if not checkpoint.fault]
     return StoredJob(
         id=storage.rpartition("/")[2],
         storage=storage,
         spec=spec,
         spec_text=spec.model_dump_json(),
-        created_at=_made_at(folder),
+        created_at=_created_at(folder),
         attempt=attempt,
         launch=launch,
         result=result,
-        checkpoint=whole[-1] if whole else None,
+        checkpoint=committed[-1] if committed else None,
     )
 
 
-def _below(folder: str, depth: int) -> Iterator[str]:
-    """Follows no link."""
+def _below(folder: str, depth: int, skip: Callable[[str, OSError], None]) -> Iterator[str]:
+    """Job folders below a local folder; no link is followed."""
     try:
         with os.scandir(folder) as entries:
             folders = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     except FileNotFoundError:
+        return
+    except OSError as error:
+        if depth == 0:
+            raise
+        skip(folder, error)
         return
     for path in folders:
         if _JOB_ID.fullmatch(os.path.basename(path)):
             if os.path.isfile(os.path.join(path, SPEC)):
                 yield path
         elif depth < MAX_DEPTH:
-            yield from _below(path, depth + 1)
+            yield from _below(path, depth + 1, skip)
 
 
-def _below_remote(files: Any, folder: str, depth: int) -> Iterator[str]:
-    for entry in files.ls(folder, detail=True):
+def _below_remote(files: Any, folder: str, depth: int, skip: Callable[[str, OSError], None]) -> Iterator[str]:
+    try:
+        entries = files.ls(folder, detail=True)
+    except OSError as error:
+        if depth == 0:
+            raise
+        skip(folder, error)
+        return
+    for entry in entries:
         path = entry["name"].rstrip("/")
         if entry["type"] != "directory" or path.strip("/") == folder.strip("/"):
             continue
@@ -107,11 +120,11 @@ def _below_remote(files: Any, folder: str, depth: int) -> Iterator[str]:
             if files.exists(f"{path}/{SPEC}"):
                 yield path
         elif depth < MAX_DEPTH:
-            yield from _below_remote(files, path, depth + 1)
+            yield from _below_remote(files, path, depth + 1, skip)
 
 
-def _made_at(folder: Folder) -> datetime:
-    """When the job was posted: its spec is written then, and never again."""
+def _created_at(folder: Folder) -> datetime:
+    """Time at which the job was posted: its spec is written then and never again."""
     with suppress(OSError, NotImplementedError, KeyError):
         at: datetime = folder.files.modified(folder.path_of(SPEC))
         return at if at.tzinfo else at.replace(tzinfo=UTC)
