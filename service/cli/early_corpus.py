@@ -1,4 +1,4 @@
-"""The corpus of the built-in catalogs, prepared while Ray starts: most first jobs read it."""
+"""Early preparation of the built-in catalogs corpus, while Ray starts: most first jobs read it."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0
 MIN_MEMORY_BYTES = 2 * 1024**3
-"""Of the machine; the preparation takes 0.63 GB at most."""
+"""Available memory below which nothing is prepared early; the preparation takes 0.63 GB at most."""
 
 
 class EarlyCorpus:
-    """A process that prepares what a job of the catalogs corpus reads, in the folder where jobs look for it.
+    """Process that prepares the catalogs corpus in the folder where jobs look for it.
 
-    One thread, so that a core is left to what starts beside it. Where it is prepared already, it ends at once; a job
-    that comes meanwhile waits for it rather than doing the same once more. At the end of the block it is gone.
+    It uses one thread, to leave a core to Ray. It ends at once where the corpus is prepared already; a job that starts
+    meanwhile waits for it rather than preparing the corpus again. The end of the block ends it.
     """
 
     def __init__(self, cache_dir: Path) -> None:
@@ -35,7 +35,7 @@ class EarlyCorpus:
         if available is not None and available < MIN_MEMORY_BYTES:
             return self
         command = [sys.executable, "-m", "service.cli.early_corpus", str(self._cache_dir)]
-        # Of tokenizers' threads.
+        # Threads of `tokenizers`, and of OpenMP.
         environment = {**os.environ, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with suppress(OSError):  # without it the first job prepares the corpus itself
             self._process = subprocess.Popen(
@@ -63,10 +63,10 @@ class EarlyCorpus:
 
 
 def prepare_catalogs(cache_dir: Path, machine_dir: Path | None) -> Path:
-    """The prepared corpus that jobs of the catalogs have who say no more than that, in `cache_dir`.
+    """Prepare the catalogs corpus with default settings, and return its folder in `cache_dir`.
 
-    `machine_dir`: a folder that all control planes of this user share. The corpus is built in it once, and is linked
-    into the folders of the others.
+    `machine_dir`: a folder that all control planes of this user share. The corpus is built there once and linked into
+    each `cache_dir`.
     """
     from moe.data.pairs import prepare
 
@@ -74,15 +74,15 @@ def prepare_catalogs(cache_dir: Path, machine_dir: Path | None) -> Path:
 
 
 def catalogs() -> "tuple[CatalogsSpec, TranslationModelSpec]":
-    """Data and model of a job that names the built-in catalogs and a preset, and says no more."""
+    """Data and model of a job that names the built-in catalogs and a preset, with defaults for all else."""
     from moe.spec import CatalogsSpec, TranslationModelSpec
 
     return CatalogsSpec(corpus="catalogs"), TranslationModelSpec.model_validate({"preset": "gshard-tiny"})
 
 
 def machine_cache() -> Path | None:
-    """The folder for what is made once for a user of this machine, by the XDG base directory specification; None for a
-    user without a home."""
+    """Folder for corpora that are built once per user of this machine, by the XDG base directory specification; None
+    for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     try:
         cache = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()

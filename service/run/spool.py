@@ -1,11 +1,11 @@
-"""Records on the node's own disk first: an append that outlives the process, sealed on storage in pieces.
+"""Spool of records and log lines on the node's disk, from which complete segments are sealed on storage.
 
 A writer has a folder of numbered segments. Lines are appended to the newest; the others are complete. A complete
-segment is sealed by copying it to the job's storage, and removed here once nobody needs it. Every line lies in the
-operating system's hands when `append` returns, so that killing the process loses none.
+segment is sealed by copying it to the job's storage, and removed here once it is no longer needed. The operating system
+has every line when `append` returns, so killing the process loses none.
 
-The folder may be removed, renamed, closed or full at any moment. The process that writes holds each file open until it
-is sealed, and so reads it under whatever name, or none; lines that no file takes wait in memory.
+The folder may be removed, renamed, made unreadable or full at any moment. The writing process holds each file open
+until it is sealed, and so can read it even after it was renamed or removed; lines that no file takes wait in memory.
 """
 
 import errno
@@ -24,7 +24,7 @@ from service.wire.node_folder import make_private
 
 SEGMENT_MOST_BYTES = 1_000_000
 MEMORY_MOST_BYTES = 32_000_000
-"""Lines of one writer that wait in memory where no file takes them."""
+"""Most bytes of one writer's lines that wait in memory while no file takes them."""
 MAX_HELD_FILES = 64
 """Unsealed segments that a writer holds open, so that removing their files loses nothing."""
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:jsonl|log)(\.sealed)?")

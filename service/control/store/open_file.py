@@ -1,7 +1,7 @@
-"""Identity of the files of an open SQLite database: whether what is at the path still is what is open.
+"""Identity of the files of an open SQLite database: whether the files at its path are still the open ones.
 
-SQLite goes on with a file that was moved or removed, and what it then commits is nobody's. A look is a `stat` of each:
-opening one would drop the locks that this process has on it.
+SQLite goes on writing to a file that was moved or removed, and those commits are lost. The check is a `stat` of each
+file: opening and closing one would drop the locks that this process holds on it.
 """
 
 from pathlib import Path
@@ -13,10 +13,10 @@ Identity = tuple[int, int]
 
 
 class OpenFile:
-    """The database at a path, and its write-ahead log once there is one."""
+    """Database file at a path, and its write-ahead log once there is one."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError where it is not there."""
+        """Raises OSError where there is no such file."""
         self._path = Path(path)
         self._log = Path(f"{path}-wal")
         self._opened = _identity(self._path)
