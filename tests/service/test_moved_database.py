@@ -88,8 +88,8 @@ def test_whoever_has_no_token_is_not_told_where_it_lay(tmp_path: Path) -> None:
 
 
 def test_the_controller_does_nothing_meanwhile(own_plane: ControlPlane) -> None:
+    own_plane.launcher.set_nodes()  # before the start: what a cluster has is remembered for seconds
     own_plane.start()
-    own_plane.launcher.set_nodes()
     job = own_plane.post()
     _moved(own_plane.database)
     log = own_plane.folder / "control-plane.log"
