@@ -164,7 +164,7 @@ def test_a_folder_of_another_user_is_not_taken(node: Path) -> None:
         make_private(base.parent, base / JOB)
 
 
-def test_a_full_disk_loses_no_line(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_line(tmp_path: Path, node: Path) -> None:
     """A bound on the size of files stands for it; storage has none."""
     storage = str(tmp_path / "storage" / JOB)
     code = (
@@ -172,7 +172,7 @@ def test_a_full_disk_loses_no_line(tmp_path: Path) -> None:
         "from tests.procs.test_spool_folder import write_beyond; write_beyond(sys.argv[1])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, storage, str(tmp_path)],
+        [sys.executable, "-c", code, storage, str(node)],
         capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.node import node  # noqa: F401, a fixture
 from tests.service.control_plane import TOKEN, ControlPlane
 from tests.service.quiet_run import Run
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -305,12 +304,9 @@ def test_a_step_takes_a_bounded_number_of_files_and_rows(
     step_until(services, is_gone(services, job_id))
 
 
-def test_what_a_killed_process_spooled_here_goes_too(
-    services: Services, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_what_a_killed_process_spooled_here_goes_too(services: Services, node: Path) -> None:
     job_id, _ = cancelled_job(services)
-    base = tmp_path / f"shardyard-spool-{os.getuid()}"
+    base = node / f"shardyard-spool-{os.getuid()}"
     (base / job_id / "logs/a1.driver").mkdir(parents=True)
     (base / job_id / "logs/a1.driver/segment-00000000.log").touch()
     (base / "job-of-another").mkdir()

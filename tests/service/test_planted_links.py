@@ -19,7 +19,6 @@ from moe.train.recorder import MemoryRecorder
 from service.control.lifecycle.requests import _write_spec
 from service.control.lifecycle.roots import StorageRoots
 from service.run.spool import Seals, Spool
-from service.run.watchdog import Watchdog
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result
 from service.wire.segments import SegmentFolder
@@ -166,17 +165,6 @@ def test_of_what_lies_outside_the_roots_nothing_is_told(tmp_path: Path) -> None:
             roots.job_folder(str(tmp_path / asked), "job-x")
         told |= {problem.rule for problem in refused.value.problems}
     assert told == {"must lie under a storage root of this service"}
-
-
-def test_a_watchdog_reads_no_progress_of_another_folder(tmp_path: Path) -> None:
-    other = tmp_path / "other/metrics/a1.g0"
-    other.mkdir(parents=True)
-    (other / "segment-00000000.jsonl").write_text('{"seq": 0, "kind": "metric", "data": {"step": 1}}\n')
-    watchdog = Watchdog(str(tmp_path / "other"), 1, JOB, patience_s=0)
-    assert [watchdog.stalled(group_runs=True) for _ in range(3)][-1]
-    (tmp_path / "job").symlink_to(tmp_path / "other")
-    watchdog = Watchdog(str(tmp_path / "job"), 1, JOB, patience_s=0)
-    assert [watchdog.stalled(group_runs=True) for _ in range(3)] == [None] * 3
 
 
 def test_a_launch_that_was_altered_is_not_taken(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from service.run.recorder import SpoolRecorder
 from service.wire.launch import Result
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane, spec
-
-
-@pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "node").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
 
 
 def lose_database(plane: ControlPlane) -> None:
