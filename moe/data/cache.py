@@ -67,11 +67,11 @@ class Cache:
 
 
 def link(place: Path, into: Path) -> None:
-    """Fills an empty folder with the files of a built one, without copying them where that can be: nobody writes to a
-    file of a built folder."""
+    """Fill an empty folder with the files of a built one, by hard links where possible: files of a built folder are
+    never written to."""
     for path in _files(place):
         if path.name == _MARKER:
-            continue  # who builds a folder writes its marker
+            continue  # the builder of a folder writes its marker
         target = into / path.relative_to(place)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -85,15 +85,15 @@ class Faults:
         if self.skips:
             share = self.num_bad / max(1, self.num_records)
             rule = (
-                f"is less than the share of records that cannot be learned from: {self.num_bad:,} of "
+                f"is less than the share of unusable records: {self.num_bad:,} of "
                 f"{self.num_records:,} ({share:.3g})"
             )
-            yield Problem("data.max_bad_share", self._max_share, rule, "correct them, or raise it")
-        elif self.num_bad > 1:
-            rule = (
-                f"has {self.num_bad:,} records that cannot be learned from, of {self.num_records:,} looked at"
+            yield Problem(
+                "data.max_bad_share", self._max_share, rule, "correct the records, or raise this share"
             )
-            yield Problem("data", None, rule, "correct them, or leave them out by data.on_bad: skip")
+        elif self.num_bad > 1:
+            rule = f"has {self.num_bad:,} records that are unusable, of {self.num_records:,} looked at"
+            yield Problem("data", None, rule, "correct them, or skip them by data.on_bad: skip")
 
 
 def fault(faults: Faults | None, error: SpecError) -> None:

@@ -1,4 +1,4 @@
-"""A look through all records of a user's corpus before a job is launched, for a bounded time, in a limited process."""
+"""Scan of a user's corpus before a job is launched, for a bounded time, in a limited process."""
 
 import json
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from moe.spec import Problem, SpecError
 from moe.spec.bad_records import BadRecordsFields
 
 SECONDS = 10.0
-"""Time for which records are looked at. What comes behind is found when the corpus is prepared."""
+"""Time limit of a scan. Faults beyond it are found when the corpus is prepared."""
 _TIMEOUT_S, _MEMORY_BYTES = 40.0, 4 << 30
 
 
 def scan(
     data: BadRecordsFields, files: Sequence[Location], roots: Sequence[str] | None, checked_bytes: int
 ) -> None:
-    """Raise SpecError with all kinds of records of a corpus that cannot be learned from. Its files were looked at up to
-    `checked_bytes` of all together before; those of remote stores are not looked at any further, since the process has
-    none of the credentials for them."""
+    """Raise SpecError with every kind of unusable record of a corpus. `checked_bytes` of all files together were
+    checked before; nothing is done if there is no more. Remote files are not scanned, since the process has no
+    credentials for them."""
     if any(file.protocol != "file" for file in files):
         return
     if not any(_is_longer(file, checked_bytes // len(files)) for file in files):
@@ -37,13 +37,13 @@ def scan(
             memory_bytes=_MEMORY_BYTES,
         )
     except Ended:
-        return  # what it is will be told when the corpus is prepared
+        return  # preparation reports the cause
     if problems := json.loads(answer):
         raise SpecError([Problem(*problem) for problem in problems])
 
 
 def _is_longer(file: Location, limit_bytes: int) -> bool:
-    """Whether a file may have more than the beginning that was looked at."""
+    """Whether a file may hold more than the beginning that was checked."""
     try:
         with file.raw() as raw:
             if raw.seek(0, 2) > limit_bytes:

@@ -45,7 +45,7 @@ def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str)
 
 
 class _Vocabulary:
-    """Ids of a tokenizer's tokens, given as the tokenizers library gives them."""
+    """Token ids of a tokenizer, assigned as the tokenizers library assigns them."""
 
     def __init__(self, ids: dict[str, int], num_model_tokens: int) -> None:
         self.ids = ids
@@ -117,7 +117,7 @@ class _Declared:
             self._by_id.update({token["id"]: token for token in vocabulary.added})
 
     def tokens(self, vocabulary: _Vocabulary) -> Iterator[_Token]:
-        """Tokens to add or to replace, in order: those with an id, then those that are named by a role alone."""
+        """Tokens to add or to replace, in order: those with an id, then those with only a role."""
         of_roles = {role: token for role, token in self._roles().items() if token}
         role_texts = {_text_of(token) for token in of_roles.values()}
         texts = {token["content"] for token in vocabulary.added}
@@ -164,7 +164,7 @@ def _entries(given: Any, place: str) -> Iterable[tuple[int, _Token]]:
 
 
 def _token(value: Any, special: bool = False) -> _Token:
-    """A token as it is named, without `normalized` where nothing is said of that."""
+    """A token as declared; `normalized` only if declared."""
     given = {"content": value, "special": special} if isinstance(value, str) else value
     special = bool(given.get("special", special))
     flags = {name: bool(given.get(name, False)) for name in ("single_word", "lstrip", "rstrip")}
@@ -179,7 +179,7 @@ def _made_special(token: _Token) -> _Token:
 
 
 def _whole(token: _Token) -> _Token:
-    """A token with all of its flags: where nothing else is said, only an ordinary one is found in normalized text."""
+    """A token with all of its flags: by default, an ordinary token matches normalized text, a special one does not."""
     defaults = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
     return {**defaults, "normalized": not token.get("special", False), **token}
 

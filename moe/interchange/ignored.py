@@ -1,4 +1,4 @@
-"""Keys of `config.json` that change nothing of what a model computes here, with the reason for each. No torch."""
+"""Keys of `config.json` that do not affect what a model computes here, with the reason for each. No torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,8 +17,8 @@ BOOKKEEPING = frozenset({
     "_experts_implementation", "experts_implementation", "tie_last_hidden_states", "use_flash_attn", "use_sdpa",
     "transformers.js_config",
 })  # fmt: skip
-"""Keys that are read elsewhere (tokens, dtypes, formats of weights), or are about code that does not run here. They are
-carried through without a word."""
+"""Keys that are read elsewhere (tokens, dtypes, weight formats), or concern code that does not run here. They are
+carried through without a note."""
 
 GENERATION = frozenset({
     "max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
@@ -35,7 +35,7 @@ GENERATION = frozenset({
     "max_matching_ngram_size", "constraints", "force_words_ids", "dola_layers", "continuous_batching_config",
     "max_cache_len", "assistant_ensemble_weight", "speculation_type", "use_mtp", "_from_model_config",
 })  # fmt: skip
-"""Keys about how texts are generated, which transformers 4 kept here and 5 leaves out. They are carried through."""
+"""Generation settings, which transformers 4 kept in this file and 5 omits. They are carried through."""
 
 _LENGTH = "positions have no bound of their own here; data.max_tokens says how long a sequence is"
 _TRAINER = "another trainer's note"
@@ -63,7 +63,7 @@ REASONS: Mapping[str, str] = {
     "license": "a note of its author", "license_name": "a note of its author", "model_name": "a note of its author",
     "base_model": "a note of its author", "base_model_name_or_path": "a note of its author",
 }  # fmt: skip
-"""Keys whose value may be any, with why it does not matter here."""
+"""Keys with any value, and why it does not matter here."""
 
 _OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention_dropout", "classifier_dropout", "neftune_noise_alpha"), (0,)),
@@ -72,7 +72,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules"), (0,)),
     "use_mtp": (False,),
 }
-"""Values of such keys that need no word."""
+"""Values of such keys that need no note."""
 
 SO_ANYWAY: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": ("rope", "rotary"),
@@ -89,11 +89,11 @@ SO_ANYWAY: Mapping[str, tuple[Any, ...]] = {
     "router_jitter_noise": (0,), "jitter_noise": (0,),
     "normalization": ("rmsnorm", "RMSNorm"), "norm_type": ("rmsnorm", "rms_norm", "RMSNorm"),
 }  # fmt: skip
-"""Keys that say what is so of every family that does not read them; another value is refused."""
+"""Keys that state what holds for every family that does not read them; other values are refused."""
 
 
 def ignored(config: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[str]:
-    """Lines about the keys that a config has and that change nothing, by their reasons."""
+    """A line for each key of a config that does not affect the computation, with its reason."""
     for key in sorted(config.keys() & reasons.keys()):
         value = config[key]
         if value is not None and not _is_off(key, value):
@@ -101,7 +101,7 @@ def ignored(config: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[s
 
 
 def refused_dropout(reading: Reading) -> None:
-    """Note a problem of `attention_dropout` where it is no probability."""
+    """Report an `attention_dropout` that is not a probability."""
     value = reading.raw("attention_dropout")
     if value is not None and (
         isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1
@@ -112,7 +112,7 @@ def refused_dropout(reading: Reading) -> None:
 
 
 def _is_off(key: str, value: Any) -> bool:
-    """Whether a key says that something is off, or on one device, as it is where the key is missing."""
+    """Whether a key has the value that its absence means: off, or one device."""
     return any(same(value, each) for each in _OFF.get(key, ()))
 
 

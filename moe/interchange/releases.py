@@ -1,4 +1,4 @@
-"""Releases of transformers that read an export, and what the older of them compute otherwise. No torch."""
+"""Releases of transformers that read an export, and what the older one computes differently. No torch."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from moe.interchange.family import Family
 from moe.spec import LanguageModelSpec
 
 CURRENT, OLDER = "5.24.0", "4.57.6"
-"""Releases that every family's exports were held against (`python -m benchmarks older_transformers`)."""
+"""Releases that every family's exports were compared with (`python -m benchmarks.older_transformers`)."""
 PEFT = "0.21.2"
-"""The release that adapters were held against."""
+"""Release that adapters were compared with."""
 _UNKNOWN_TO_OLDER = ("minimax_m2",)
 _SWIGLU = (1.702, 7.0)
-"""Alpha and limit that transformers 4 has in its code of GPT-OSS."""
+"""Alpha and limit that transformers 4 hard-codes for GPT-OSS."""
 
 
 def readers(spec: LanguageModelSpec, family: Family) -> str:
@@ -29,7 +29,7 @@ def adapter_readers(spec: LanguageModelSpec, family: Family, parameters: bool) -
     them, which PEFT has known since 0.17, and not modules alone."""
     reasons = list(unlike_older(spec, family))
     if parameters:
-        reasons.append("its experts lie in other tensors than those that this adapter lies beside")
+        reasons.append("it stores experts in other tensors than those that this adapter targets")
     peft = f"PEFT {'from 0.17 on ' if parameters else ''}(compared with {PEFT})"
     if not reasons:
         return f"{peft} on transformers 5 and 4 (compared with {CURRENT} and {OLDER})"

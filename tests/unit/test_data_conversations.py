@@ -344,7 +344,7 @@ def test_an_answer_of_a_pair_that_needs_several_rows_is_refused(tmp_path: Path):
     row = {"prompt": "q", "chosen": [*end, {"role": "assistant", "content": "b"}], "rejected": "c"}
     write(tmp_path / "data" / "a.jsonl", [{"prompt": "q", "chosen": "b", "rejected": "c"}, row])
     tokenizer = ModelTokenizer(chats.tokenizer_files(published("qwen3")), eos_id=1, bos_id=0)
-    with pytest.raises(SpecError, match=r"line 2'\) has a conversation that .* writes as 2 rows"):
+    with pytest.raises(SpecError, match=r"line 2'\) has a conversation that .* renders as 2 rows"):
         check(chat(tmp_path / "data", corpus="preference"), [str(tmp_path)], tokenizer)
 
 

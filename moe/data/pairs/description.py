@@ -12,7 +12,7 @@ def describe(stats: dict[str, Any]) -> list[str]:
     lines = [f"{stats['read']:,} pairs read from {stats['files']:,} files, {kept:,} kept"]
     lines += [f"  {count:,} left out: {RULES[rule]}" for rule, count in stats["dropped"].items() if count]
     if stats.get("bad"):
-        lines.append(f"  {stats['bad']:,} left out: cannot be learned from (data.on_bad: skip)")
+        lines.append(f"  {stats['bad']:,} left out: unusable (data.on_bad: skip)")
     if stats.get("unreadable"):
         lines.append(f"  {len(stats['unreadable']):,} catalogs could not be read")
     sizes = [sum(lang[part] for part in pairs) for lang in langs.values()]

@@ -1,4 +1,4 @@
-"""Tokens that close answers: what a model that was tuned on them ends a text with."""
+"""Tokens that close answers, and so stop the generation of a model tuned on them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,20 +10,20 @@ from moe.data.sequences.encoding import EncodedDocument
 from moe.data.tokenizer import Tokenizer
 
 _SHARE = 0.01
-"""Of the answers that a special token must close, to be taken for an end: one that a user wrote out closes few."""
+"""Smallest share of answers that a special token must close to stop generation: one typed by a user closes few."""
 
 
 class Closers:
-    """Special tokens behind which nothing but white space is learned, counted."""
+    """Counts of the special tokens that close answers, with only white space learned after them."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
-        """`ends`: ids of the tokens that end a text anyway."""
+        """`ends`: ids of the tokens that already stop generation."""
         self._ends = frozenset(ends)
         self._closing = tokenizer.special_ids | self._ends
         self._counts, self._num_answers = Counter[int](), 0
 
     def add(self, encoded: EncodedDocument) -> None:
-        """Count the closers of a document with spans: of each answer, or of the last part that a template marks."""
+        """Count the closers of a document: of each span, or of the last one if the template marks the spans."""
         document = encoded.document
         assert document.spans is not None
         assert encoded.ends is not None
@@ -37,10 +37,10 @@ class Closers:
                 self._counts[id] += 1
 
     def further(self) -> list[int]:
-        """Ids of those that are no ends yet, the most frequent first."""
+        """Ids of frequent closers that do not stop generation yet, the most frequent first."""
         least = _SHARE * self._num_answers
         return [id for id, count in self._counts.most_common() if id not in self._ends and count >= least]
 
     def facts(self) -> dict[str, Any]:
-        """Answers that were learned up to their ends, and those of them that a token closes."""
+        """Number of answers learned to their end, number of those closed by a token, and the further closers."""
         return {"answers": self._num_answers, "closed": self._counts.total(), "closers": self.further()}

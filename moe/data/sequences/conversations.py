@@ -22,24 +22,24 @@ SOURCE = "conversations"
 """Name in the report."""
 _KEY = b"shardyard held-out conversations"
 _CHUNK_BYTES, _CHUNK = 8 << 20, 1000
-"""Of records that are written at a time: each as often as it has answers."""
+"""Size of a batch of records to render, counting a record's bytes once for each message; and their number."""
 _WAYS = {False: "what the text grows by", True: "the template's generation marks"}
-"""Of telling what the assistant says, by whether the template marks it."""
+"""Ways to find the assistant's text, by whether the template marks it."""
 _CHECKED = 32
-"""Records of each file that are written before anything is launched."""
+"""Records of each file that are rendered before a job is launched."""
 _MAX_CHECKED_FILES = 16
 _READ, _MAX_UNREAD = frozenset(KEYS), 20
-"""Keys of records that are read; others that are told."""
+"""Keys of records that are read, and the number of other keys in a report."""
 _ENDLESS = (
     "nothing that is learned ends in a token that ends a text, so that the model would never learn to stop: name that "
     "token by eos_token_id in the folder's generation_config.json, or a template that writes one by data.chat_template"
 )
 _MAX_REFUSED = 10
-"""Conversations that the template refuses before it is asked whether to go on: each takes a process."""
+"""Refused conversations after which the share is checked at each further one, since each costs a process."""
 
 
 class _Entry(NamedTuple):
-    """A record, read."""
+    """A record with its conversations."""
 
     file: File
     where: str
@@ -60,7 +60,7 @@ class Conversations(Corpus):
         roots: Sequence[str] | None,
         closers: tuple[str, ...] = (),
     ) -> None:
-        """`closers`: texts of tokens that may end an answer: those that end a text, and all special ones."""
+        """`closers`: texts of tokens that may close an answer: those that stop generation, and all special ones."""
         self._data, self._template, self._closers = data, template, closers
         self._locator = Locator(roots)
         self._is_pair = isinstance(data, PreferenceSpec)
@@ -169,7 +169,7 @@ class Conversations(Corpus):
     def _written(
         self, entries: Iterable[_Entry], faults: Faults
     ) -> Iterator[tuple[_Entry, tuple[Rendering, ...]]]:
-        """Each entry with its rows; one that has none is a fault."""
+        """Each entry with its renderings; an entry that the template refuses is added to `faults`."""
         num_refused = 0
         for some in _chunks(entries):
             left = some
@@ -195,13 +195,13 @@ class Conversations(Corpus):
                     left = []
 
     def _refusal(self, rendering: Rendering | Unreadable) -> Unreadable | None:
-        """Refusal of what has no text, and of an answer of a pair that would need several rows; None of what can be
-        learned."""
+        """Reason to refuse a rendering: the template's own, or an answer of a pair that would need several rows; None
+        if it can be learned."""
         if isinstance(rendering, Unreadable):
             return rendering
         if not self._is_pair or len(rendering.rows) == 1:
             return None
-        rule = f"writes as {len(rendering.rows)} rows, since it writes earlier answers otherwise where more follow"
+        rule = f"renders as {len(rendering.rows)} rows, since it renders earlier answers differently once more follow"
         return Unreadable(rule, "let 'chosen' and 'rejected' be one answer each, behind the same messages")
 
     def _is_held_out(self, conversation: Conversation) -> bool:

@@ -7,7 +7,7 @@ from moe.data.conversations.conversation import NOTES
 
 REASONS = {
     "empty": "nothing in them but white space",
-    "bad": "records that cannot be learned from (data.on_bad: skip)",
+    "bad": "unusable records (data.on_bad: skip)",
     "not_utf8": "not UTF-8 text",
     "generated": "say that they were generated",
     "too_large": "too large to be written by hand",
@@ -18,21 +18,21 @@ REASONS = {
 
 
 def _of_conversations(stats: dict[str, Any]) -> Iterator[str]:
-    """Lines about conversations: what was written otherwise than in one row, and what ends an answer."""
+    """Lines about conversations: those split into rows, remarks, keys not read, and the tokens that close answers."""
     written = stats["written"]
     if written["apart"]:
         yield (
             f"{written['apart']:,} of {written['conversations']:,} conversations are learned in "
-            f"{written['rows_apart']:,} rows, up to one for each answer, since the chat template writes earlier "
-            "answers otherwise once more messages follow"
+            f"{written['rows_apart']:,} rows, up to one for each answer, since the chat template renders earlier "
+            "answers differently once more messages follow"
         )
     yield from (f"{written[name]:,} {words}" for name, words in NOTES.items() if written[name])
     if stats["unread"]:
         yield f"keys of the records that are not read: {', '.join(map(repr, stats['unread']))[:400]}"
     if not stats["closed"] and stats["answers"]:
-        yield "warning: no answer ends in a token that ends a text, so that the model never learns to stop"
+        yield "warning: no answer ends in a token that stops generation, so the model never learns to stop"
     elif stats["closers"]:
-        yield f"answers are closed by tokens {stats['closers']}, which end what the model generates from now on"
+        yield f"answers are closed by tokens {stats['closers']}, which now also stop the model's generation"
 
 
 def describe(stats: dict[str, Any]) -> list[str]:
