@@ -30,7 +30,7 @@ class Activity:
 
 
 _activities: dict[int, list[Activity]] = {}
-"""Of each thread that has any, by its identifier; the innermost last."""
+"""Activities of each thread, by its identifier, the innermost last."""
 _num_begun = 0
 
 

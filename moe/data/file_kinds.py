@@ -28,7 +28,7 @@ _COMPRESSIONS: tuple[tuple[bytes, Callable[[IO[bytes]], Any]], ...] = (
     (b"\x28\xb5\x2f\xfd", _zstd),
 )
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
-"""What follows `BZh` and a digit in every bzip2 file, and in hardly a text."""
+"""Bytes behind `BZh` and a digit in every bzip2 file, which hardly occur in text."""
 _BINARY: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a Zip archive"), (b"PK\x05\x06", "an empty Zip archive"), (b"PAR1", "a Parquet file"),
     (b"ARROW1\x00\x00", "an Arrow file"), (b"\xff\xff\xff\xff", "an Arrow stream"),

@@ -55,7 +55,7 @@ def kind_of(value: object) -> str:
 
 
 def _value(lines: Lines, where: str, line: str) -> object:
-    """What a line says as JSON. Raises SpecError."""
+    """Parse a line as JSON. Raises SpecError."""
     try:
         value: object = json.loads(line)
     except json.JSONDecodeError as error:
@@ -97,7 +97,7 @@ class _Items:
         self._decode = json.JSONDecoder().raw_decode
         self._text, self._at, self._has_more = "", 0, True
         self._number = 0
-        """Of the item that is read."""
+        """Number of the item that is read, for messages."""
 
     def __iter__(self) -> Iterator[tuple[str, object, int]]:
         to_text = codecs.getincrementaldecoder("utf-8-sig")()
