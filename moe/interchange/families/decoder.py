@@ -13,7 +13,7 @@ DECODER = (
 """Keys of every family."""
 
 FULL_LAYERS = EveryLayer("layer_types", FULL)
-"""Keys of families without windows and linear attention."""
+"""Layer types of families without windows or linear attention."""
 
 AUXILIARY = (Told("router_aux_loss_coef", "moe.aux_coefficient"), always(moe__aux_coefficient=0.0))
 """A loss that is computed only with `output_router_logits`, over all layers together: not one of ours. A user who wants
