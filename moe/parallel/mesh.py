@@ -106,10 +106,14 @@ class Layout:
         return cls(dist.get_rank(), dist.get_world_size(), device, degrees, groups, **options)
 
     def close(self) -> None:
-        """Let go of the process groups made for it, with their threads and connections. All ranks call it, and use
-        nothing that was built with it any more."""
-        for group in set(self.groups.values()) - {dist.group.WORLD}:
-            dist.destroy_process_group(group)
+        """End the process groups made for it, with their threads and connections. All ranks call it, and use
+        nothing that was built with it any more.
+
+        All ranks end them in one order: over NCCL, to end a group is to wait for its other ranks.
+        """
+        for group in reversed(dict.fromkeys(self.groups.values())):
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
 
     def degree(self, *axes: str) -> int:
         """Ranks along these axes together."""

@@ -61,7 +61,7 @@ def test_initial_weights_are_the_same() -> None:
 def test_experts_equal_the_reference(dtype: torch.dtype, backend: str) -> None:
     products = BACKENDS[backend]
     if not products.supports(dtype, "cuda", (64, 128)):
-        assert (backend, dtype) == ("grouped_mm", torch.float32), "all others take everything"
+        assert (backend, dtype) == ("grouped_mm", torch.float32) or backend == "widened"  # for CPUs alone
         return
     counts = [5, 0, 30, 1]
     generator = torch.Generator().manual_seed(0)
