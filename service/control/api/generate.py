@@ -110,8 +110,8 @@ def _asked(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
     """Raises Invalid, and SpecError."""
     given = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
     prompt = given.pop("prompt", None)
-    if not isinstance(prompt, str) or any("\ud800" <= each <= "\udfff" for each in prompt):
-        problem = Problem("prompt", prompt, "must be text that UTF-8 can hold", "give the text to go on from")
+    if not isinstance(prompt, str):
+        problem = Problem("prompt", prompt, "must be text", "give the text to go on from")
         raise Invalid(str(problem), problem)
     default = GenerationSpec.model_fields["max_tokens"].default
     spec = GenerationSpec(**{"max_tokens": min(default, max_tokens), **given})
