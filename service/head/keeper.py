@@ -112,6 +112,7 @@ class HeadKeeper:
                 log.warning("the Ray head was stopped, and is left so")
             self._trouble, self._runs_nothing = STOPPED, True
             return
+        self._keep_token()
         dead = self._dead()
         self._runs_nothing = dead == "head"
         if dead is None:
@@ -149,7 +150,8 @@ class HeadKeeper:
                 log.error("the Ray head is given up", why=self._trouble)
 
     def _keep_token(self) -> None:
-        """Writes the token again where its file was removed: Ray's processes have it, everybody else reads it there."""
+        """Remember the token, and write it again where its file was removed: all but Ray's own processes read it
+        there."""
         path = self.head.token_path
         try:
             self._token = (self.head.folder, path.read_text())
