@@ -208,7 +208,7 @@ class Plan(Spec):
     predicted: TimeEstimate
     tokens_per_step: Count
     flops_per_step: float = 0.0
-    """Of the model, forward and backward, as far as it is trained, without what is computed again."""
+    """FLOPs of the model, forward and backward: no gradients of frozen weights, and nothing of recomputation."""
     peak_flops_per_s: float | None = None
     """Dense data-sheet rate of a device in the job's dtype; None where not known."""
     ends_s: tuple[float, float] | None = None
@@ -356,7 +356,7 @@ class Plan(Spec):
 
     @property
     def flops_per_s_per_device(self) -> float:
-        """Of the model, each worker: what is published as TFLOP/s a GPU."""
+        """FLOP/s of the model for each worker, published elsewhere as TFLOP/s a GPU."""
         return self.flops_per_step / self.predicted.step_s / self.num_workers
 
     @property

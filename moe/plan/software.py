@@ -38,11 +38,11 @@ class Overlap:
     """Shares of communication that hide behind arithmetic, where there is enough of it."""
 
     gathers: float
-    """Of gathers and reductions."""
+    """Share of gathers and reductions."""
     exchanges: float
-    """Of all-to-alls, behind other rows' arithmetic."""
+    """Share of all-to-alls, which hide behind the arithmetic of other rows."""
     tensor: float = 0.0
-    """Of what tensor and context ranks gather and scatter, behind the products that need it."""
+    """Share of the gathers and scatters of tensor and context ranks, which hide behind the products that need them."""
 
 
 @dataclass(frozen=True)

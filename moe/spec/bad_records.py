@@ -1,4 +1,4 @@
-"""What happens to records of a user's files that cannot be learned from."""
+"""Treatment of unusable records in a user's files."""
 
 from typing import Literal
 
@@ -11,8 +11,8 @@ class BadRecordsFields(Spec):
     """Fields of every corpus of the user's own files."""
 
     on_bad: Literal["stop", "skip"] = "stop"
-    """What a record that cannot be learned from does, as a line that is no JSON: `stop` refuses the corpus, and tells
-    all kinds of such records with their numbers; `skip` leaves them out, and counts them."""
+    """Treatment of an unusable record, such as a line that is not JSON. `stop` refuses the corpus and lists the kinds
+    of such records with their numbers; `skip` leaves them out and counts them."""
     max_bad_share: NonNegative = Field(default=0.01, lt=1)
     """Share of the records that `skip` may leave out: with more, the corpus is refused."""
 

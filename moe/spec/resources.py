@@ -159,7 +159,7 @@ class RetrySpec(Spec):
 
 
 class LogsSpec(Spec):
-    """What is kept of what a job's driver and workers print and log."""
+    """Retention of the output and log lines of a job's driver and workers."""
 
     max_bytes: Count = Field(default=268_435_456, ge=1_000_000)
-    """Of all of them together on storage, the newest; a line says where older ones were removed."""
+    """Largest size of the stored log, all processes together. The oldest lines go first, and a line says where."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 Request = Literal["pause", "cancel"]
 Ask = Request | Literal["finish"]
-"""What rank 0 asks of all ranks at a step: a request from outside, or to finish since `train.max_duration` is over."""
+"""A request from outside, or `finish` once `train.max_duration` is over: rank 0 hands it to all ranks at a step."""
 
 
 class Control(ABC):

@@ -147,7 +147,7 @@ def train(
 
 
 def _asked(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
-    """What rank 0 asks of all ranks before a step."""
+    """The request that rank 0 hands to all ranks before a step."""
     limit_s = spec.train.max_duration_s
     return "finish" if limit_s is not None and trained_s >= limit_s else control.requested()
 

@@ -28,8 +28,8 @@ from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
 
 COLLECTIVE_TIMEOUT_S = 1800
-"""Of the default process group. Ranks wait in it while one still prepares data; what is stuck, the watch over their
-heartbeats notices sooner."""
+"""Timeout of the default process group, in which ranks wait while one still prepares data. The watch over their
+heartbeats notices stuck ranks sooner."""
 PATIENCE_TERMINATED_S = 1.0
 """Ray kills a driver 3 s after it asked it to end."""
 WATCH_INTERVAL_S = 0.25

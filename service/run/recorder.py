@@ -82,7 +82,7 @@ class SpoolRecorder(Recorder):
         self._storage, self._is_last = storage, group == "driver"
         self._closed = False
         self.of_group: dict[str, int] = {}
-        """What a record says of the worker group that it is about: `group` and `num_workers`."""
+        """The worker group that records are about: `group` and `num_workers`."""
 
     def record(self, kind: RecordKind, data: dict[str, Any]) -> None:
         """Keeps a record, if this process speaks for its group; NaN and infinity become null."""

@@ -1,4 +1,4 @@
-"""What an applied module is called with: a batch like the plan's sample."""
+"""Arguments of an applied module's call: a batch like the plan's sample."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -43,7 +43,7 @@ class Search:
     pins: Mapping[str, Pin]
     classes: Mapping[fx.Node, fx.Node] | None = None
     bound: Bound = field(default_factory=dict)
-    """What hints split, which no assignment has whole."""
+    """Dimensions that hints split: no assignment replicates them."""
     _found: dict[tuple[int, tuple[str, ...]], Solved | None] = field(default_factory=dict)
     """Of one axis beside others, by what these have."""
 

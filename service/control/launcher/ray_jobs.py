@@ -41,7 +41,7 @@ _FAILED = re.compile(
     r"(?:\. No logs available\.|, last available logs[^\n]*:\n(?P<output>.*))",
     re.DOTALL,
 )
-"""What Ray says of a driver that ended with an error, and the end of the driver's log."""
+"""Ray's message about a driver that ended with an error, and the end of the driver's log."""
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
 _STATUS: dict[str, Status] = {
     "PENDING": "pending",

@@ -8,11 +8,11 @@ _SEQUENCES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
     r"|\x9b[0-?]*[ -/]*[@-~]"
 )
-"""Of ECMA-48, whole ones; of one that was cut short, its beginning."""
+"""Escape sequences of ECMA-48; of one that was cut short, its beginning."""
 _CONTROLS = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
-"""What is left of control characters, and what turns the direction of text around; tabs stay."""
+"""Other control characters but tabs, and those that change the direction of text."""
 
 
 def plain_text(line: str) -> str:
