@@ -82,6 +82,11 @@ class Job:
         self._data = self._connection.get(self._path())
         return self
 
+    def run_status(self) -> dict[str, Any] | None:
+        """What each rank of its running attempt said last, as of now; None where the control plane knows of none."""
+        run = self._connection.get(self._path()).get("run")
+        return run if isinstance(run, dict) else None
+
     def events(
         self,
         last_id: int | None = None,

@@ -4,19 +4,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-
-class DeviceUse(BaseModel):
-    """Use of one GPU."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    utilization: float | None = None
-    """Share of the last moments in which anything ran on it, 0 to 1; None where the driver does not say."""
-    memory_bytes: int = 0
-    """In use, by this process and others."""
-    memory_total_bytes: int = 0
+from service.wire.run_status import DeviceUse
 
 
 def device_use() -> DeviceUse | None:

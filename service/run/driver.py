@@ -24,6 +24,7 @@ from service.run.log_limit import remove_oldest, share_of_writer
 from service.run.placement import nodes_of_gang, why_unplaced
 from service.run.preparation import PreparationProgress
 from service.run.recorder import CapturedOutput, SpoolRecorder
+from service.run.status import status_of
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Result
 
@@ -129,6 +130,7 @@ class Driver:
 
         heartbeats = HeartbeatServer(node_address())
         self._group_watch = GroupWatch(heartbeats)
+        self._recorder.report_status(lambda: status_of(heartbeats.ranks()))
         trainer = self._trainer(heartbeats)
         self._recorder.phase("imports", _seconds_since_start())
         threading.Thread(target=self._watch, name="watch", daemon=True).start()

@@ -20,8 +20,9 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from moe.activity import activities, num_begun
-from service.run.device_use import DeviceUse, device_use
+from service.run.device_use import device_use
 from service.run.examine import WORKING_CPU_SHARE, let_itself_be_looked_at
+from service.wire.run_status import DeviceUse
 
 BEAT_INTERVAL_S = 2.0
 ANSWER_TIMEOUT_S = 10.0

@@ -20,6 +20,7 @@ from service.run.sender import Sender
 from service.run.spool import Seals, Spool, tidy, writer_folders
 from service.wire.events import RECORD_VERSION, RecordKind, rfc3339
 from service.wire.node_folder import spool_folder
+from service.wire.run_status import RunStatus
 
 CLOSE_PATIENCE_S = 10.0
 """Longest that the end of a process may wait for storage, and for a control plane that answers slowly."""
@@ -138,6 +139,11 @@ class SpoolRecorder(Recorder):
     def control(self) -> Control:
         """The control plane's request to the run; never anything for a process that does not speak."""
         return _SenderControl(self._sender)
+
+    def report_status(self, status: Callable[[], RunStatus | None]) -> None:
+        """Have the control plane told of the attempt's status every few seconds."""
+        if self._sender is not None:
+            self._sender.run_status = status
 
     def close(self, patience_s: float = CLOSE_PATIENCE_S, after_workers: bool = False) -> None:
         """Delivers what is left, within about `patience_s`. `after_workers`: no worker group comes any more that

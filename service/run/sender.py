@@ -8,16 +8,19 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
 from pydantic import ValidationError
 
 from service.run.outbox import Outbox
 from service.wire.events import RecordAnswer, Request
+from service.wire.run_status import RunStatus
 
 SEND_INTERVAL_S = 0.2
 HEARTBEAT_S = 1.0
+STATUS_INTERVAL_S = 2.0
 BACK_OFF_MOST_S = 1.0
 NOTHING_LEFT = -1.0
 CONNECT_TIMEOUT_S = 2.0
@@ -48,6 +51,9 @@ class Sender:
             logging.getLogger(library).setLevel(logging.WARNING)  # they would tell of every batch
         self.request: Request | None = None
         """The control plane's last request to the run."""
+        self.run_status: Callable[[], RunStatus | None] = lambda: None
+        """Status of the attempt, asked for every few seconds; the driver sets it."""
+        self._status_at = 0.0
         self._reached = False
         self._posted_at, self._back_off_s = 0.0, SEND_INTERVAL_S
         self._ending = threading.Event()
@@ -110,7 +116,12 @@ class Sender:
 
     def _post(self, outbox: Outbox, lines: list[bytes]) -> bool:
         """Sends one batch; False when the control plane could not be reached or could not answer now."""
-        head = {"attempt": self._attempt, "writer": outbox.writer, "first_seq": outbox.next_seq}
+        head = {
+            "attempt": self._attempt,
+            "writer": outbox.writer,
+            "first_seq": outbox.next_seq,
+            **self._status(),
+        }
         body = b'%s,"records":[%s]}' % (json.dumps(head).encode()[:-1], b",".join(lines))
         try:
             response = self._client.post(self._url, content=body)
@@ -142,6 +153,14 @@ class Sender:
         _log.warning("%s: the control plane refuses its records (%d): %s; they stay on storage",
                      outbox.writer, response.status_code, response.text[:300])  # fmt: skip
         return True
+
+    def _status(self) -> dict[str, Any]:
+        """Status of the attempt, where it is time to tell it."""
+        if time.monotonic() - self._status_at < STATUS_INTERVAL_S:
+            return {}
+        self._status_at = time.monotonic()
+        status = self.run_status()
+        return {} if status is None else {"run": status.model_dump(mode="json")}
 
     def _note_unreachable(self, why: str) -> None:
         if self._reached:

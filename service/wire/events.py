@@ -100,6 +100,8 @@ class RecordBatch(_Wire):
     first_seq: int = Field(ge=0)
     """The sequence number of the first record; a writer's sequence starts at 0."""
     records: tuple[Record, ...] = Field(max_length=MAX_BATCH_RECORDS)
+    run: dict[str, Any] | None = None
+    """A `RunStatus`, from an attempt's driver every few seconds. Read apart, so that a bad one costs no records."""
 
 
 class RecordAnswer(_Wire):

@@ -14,6 +14,7 @@ class Receiver:
         self.records: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.order: list[str] = []
         """Writers in the order in which their records came."""
+        self.statuses: list[dict[str, Any]] = []
         self.refuses = False
         self.knows_job = True
         self.request: str | None = None
@@ -63,6 +64,7 @@ class Receiver:
                 return 404, {"detail": "there is no such job"}
             if self.refuses:
                 return 403, {"detail": "superseded"}
+            self.statuses += [batch["run"]] if batch.get("run") else []
             known = self.records[batch["writer"]]
             if batch["first_seq"] > len(known):
                 return 409, {"next_seq": len(known), "request": self.request}

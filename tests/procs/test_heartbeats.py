@@ -18,6 +18,7 @@ from service.run.examine import ATTEMPT_VARIABLE, Ending, Look, end_stopped, exa
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat import Beat, Introduction
 from service.run.heartbeat_server import HeartbeatServer
+from service.run.status import status_of
 from service.run.watchdog import Limits
 from tests.processes import DEADLINE_S, await_that
 
@@ -252,3 +253,13 @@ def _is_stopped(pid: int) -> bool:
 
 def _idle_s(server: HeartbeatServer, rank: int) -> float:
     return next(state.beat.idle_s for state in server.ranks() if state.rank == rank)
+
+
+def test_a_status_has_the_last_heartbeat_of_each_rank(server: HeartbeatServer, start: Start) -> None:
+    processes = [start(0, "collective", "waits"), start(1, "step", "waits")]
+    status = status_of(server.ranks())
+    assert (status.pid, status.num_ranks) == (os.getpid(), 2)
+    assert [(rank.rank, rank.phase, rank.pid) for rank in status.ranks] == [
+        (0, "collective", processes[0].pid), (1, "step", processes[1].pid),
+    ]  # fmt: skip
+    assert all(0.0 <= rank.silent_s < DEADLINE_S and rank.device is None for rank in status.ranks)

@@ -18,7 +18,9 @@ from service.run.outbox import Outbox
 from service.run.recorder import CapturedOutput
 from service.run.sender import Sender
 from service.run.spool import Spool, local_segments
+from service.run.status import status_of
 from service.wire.node_folder import spool_folder
+from service.wire.run_status import RunStatus
 from service.wire.segments import SegmentFolder
 from tests.processes import await_that
 from tests.procs.receiver import Receiver
@@ -210,3 +212,11 @@ def _sealed(storage: str, writer: str) -> list:
         for line in folder.read(segment, 0, segment.num_bytes).splitlines():
             json.loads(line)
     return list(folder.records(found))
+
+
+def test_a_driver_tells_of_its_attempt_beside_its_records(receiver: Receiver, storage: str) -> None:
+    run = recorder(receiver.url, storage, "driver")
+    run.report_status(lambda: status_of([]))
+    await_that(lambda: bool(receiver.statuses))
+    run.close()
+    assert RunStatus.model_validate(receiver.statuses[0]).pid == os.getpid()

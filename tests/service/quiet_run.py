@@ -36,10 +36,17 @@ class Run:
         writer: str = "group-0",
         attempt: int = 1,
         token: str = "",
+        run: dict[str, Any] | None = None,
     ) -> httpx.Response:
         return self.plane.http.post(
             f"/internal/v1/jobs/{self.id}/records",
-            json={"attempt": attempt, "writer": writer, "first_seq": first_seq, "records": records},
+            json={
+                "attempt": attempt,
+                "writer": writer,
+                "first_seq": first_seq,
+                "records": records,
+                "run": run,
+            },
             headers={"authorization": f"Bearer {token or self.token}"},
         )
 

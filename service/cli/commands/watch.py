@@ -36,7 +36,8 @@ def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
     from service.cli.view.progress import Progress
 
     out = console()
-    shown = follower(Progress(job.id, job.name, job.num_steps, words_of(job).last_work), out, as_json)
+    progress = Progress(job.id, job.name, job.num_steps, words_of(job).last_work)
+    shown = follower(progress, out, as_json, job.run_status)
     try:
         with closing(job.events(on_lost=shown.lost, redone=as_json)) as events:
             shown.show(events)

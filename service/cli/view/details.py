@@ -12,6 +12,7 @@ from service.cli.view.amounts import duration, moment, num_bytes, rate
 from service.cli.view.kinds import report_view, words_of
 from service.cli.view.preparation import preparation_in_words
 from service.cli.view.printable import printable
+from service.cli.view.ranks import gpu_use, rank_rows
 from service.cli.view.states import state
 
 BAR_WIDTH = 20
@@ -47,6 +48,10 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     for label, key in (("submitted", "created_at"), ("started", "started_at"), ("finished", "finished_at")):
         if data.get(key):
             grid.add_row(label, moment(data[key]))
+    if run := data.get("run"):
+        if uses := gpu_use(run):
+            grid.add_row("GPUs", uses)
+        grid.add_row("ranks", rank_rows(run))
     if metric := data.get("last_metric"):
         grid.add_row("last step", _metric_line(metric))
     if saved := data.get("last_checkpoint"):

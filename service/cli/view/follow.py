@@ -4,9 +4,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.control import Control
@@ -19,12 +19,14 @@ from service.cli.view.output import on_terminal, print_json
 from service.cli.view.preparation import preparation_in_words
 from service.cli.view.progress import Notice, Progress
 from service.cli.view.states import STATE_STYLES
+from service.client.errors import ClientError
 from service.wire.events import Event
 
 FRAMES_PER_S = 5
 KEPT_NOTICES = 200
 """Lines that are drawn again where a terminal was resized, as far as they fit."""
 LINE_INTERVAL_S = 5.0
+STATUS_INTERVAL_S = 5.0
 NOTICE_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
@@ -47,8 +49,17 @@ class LiveFollower:
     up the frame begins while the other writes, and erases rows that are not its own.
     """
 
-    def __init__(self, progress: Progress, console: Console, frames_per_s: float = FRAMES_PER_S) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        console: Console,
+        frames_per_s: float = FRAMES_PER_S,
+        run_status: Callable[[], dict[str, Any] | None] | None = None,
+    ) -> None:
+        """`run_status`: fetches what ranks said last, every few seconds, in a thread of its own."""
         self.progress, self._console, self._note = progress, console, ""
+        self._run_status = run_status
+        self._run: dict[str, Any] | None = None
         self._interval_s = 1 / frames_per_s
         self._lock = threading.RLock()
         self._size = console.size
@@ -60,6 +71,8 @@ class LiveFollower:
         redraws = threading.Thread(target=self._redraw, args=(over,), daemon=True)
         with self._live:
             redraws.start()
+            if self._run_status is not None:
+                threading.Thread(target=self._ask_for_status, args=(over,), daemon=True).start()
             try:
                 for event in events:
                     with self._lock:
@@ -74,6 +87,14 @@ class LiveFollower:
     def lost(self, error: Exception) -> None:
         with self._lock:
             self._note = f"{error} Trying again."
+
+    def _ask_for_status(self, over: threading.Event) -> None:
+        while not over.wait(STATUS_INTERVAL_S):
+            assert self._run_status is not None
+            try:
+                self._run = self._run_status()
+            except ClientError:
+                self._run = None  # what is old would seem to be of now
 
     def _redraw(self, over: threading.Event) -> None:
         while not over.wait(self._interval_s):
@@ -110,7 +131,7 @@ class LiveFollower:
         return newest[::-1]
 
     def _frame(self) -> Group:
-        return frame(self.progress, self._console.width, self._console.height, self._note)
+        return frame(self.progress, self._console.width, self._console.height, self._note, self._run)
 
 
 class PlainFollower:
@@ -157,12 +178,19 @@ class JsonFollower:
         print(f"shardyard: {error}", file=sys.stderr, flush=True)
 
 
-def follower(progress: Progress, console: Console, as_json: bool = False) -> Follower:
+def follower(
+    progress: Progress,
+    console: Console,
+    as_json: bool = False,
+    run_status: Callable[[], dict[str, Any] | None] | None = None,
+) -> Follower:
     """The way to show a run that suits where the output goes."""
     if as_json:
         return JsonFollower(progress)
     drawable = on_terminal() and not console.is_dumb_terminal and not console.options.ascii_only
-    return LiveFollower(progress, console) if drawable else PlainFollower(progress, console)
+    if drawable:
+        return LiveFollower(progress, console, run_status=run_status)
+    return PlainFollower(progress, console)
 
 
 def last_step(progress: Progress) -> bool:

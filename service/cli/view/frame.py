@@ -1,6 +1,7 @@
 """One frame of the live display: the state, the bar, the figures, and each MoE layer's expert loads."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -13,6 +14,7 @@ from service.cli.view.amounts import duration, rate
 from service.cli.view.bars import experts_per_bar, load_bars
 from service.cli.view.preparation import preparation_in_words
 from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
+from service.cli.view.ranks import ranks_in_words
 from service.cli.view.states import STATE_STYLES
 
 MIN_NAME = 8
@@ -21,12 +23,15 @@ CHART_WIDTH, WIDEST_CHART = 38, 64
 """A terminal of 80 columns holds two of the narrowest side by side, one of 140 three."""
 TALL, LOW = 5, 1
 """Rows of bars in a chart: tall while few layers leave room for it."""
-OTHER_ROWS = 8
+OTHER_ROWS = 9
 """Of the screen, above and below the charts."""
 
 
-def frame(progress: Progress, width: int, height: int, note: str = "") -> Group:
-    """Content of the screen now. It holds no reference to `progress`, which goes on changing."""
+def frame(
+    progress: Progress, width: int, height: int, note: str = "", run: dict[str, Any] | None = None
+) -> Group:
+    """Content of the screen now; `run` is what its ranks said last. It holds no reference to `progress`, which goes on
+    changing."""
     parts: list[RenderableType] = [_headline(progress, width)]
     if progress.preparation is not None:
         parts.append(preparation_bar(progress.preparation))
@@ -34,6 +39,9 @@ def frame(progress: Progress, width: int, height: int, note: str = "") -> Group:
         parts.append(_bar(progress))
     if progress.metric is not None:
         parts.append(_figures(progress, width))
+    if run is not None and not progress.ended and (ranks := ranks_in_words(run)) is not None:
+        ranks.no_wrap, ranks.overflow = True, "ellipsis"
+        parts.append(ranks)
     if layers := progress.layers():
         parts += [Text(""), charts(layers, width, max(LOW + 2, height - OTHER_ROWS))]
     if below := note or ("" if progress.preparation else progress.doing):

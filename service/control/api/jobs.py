@@ -81,12 +81,16 @@ def get_jobs(
 
 @router.get("/jobs/{job_id}", responses=refusals(NotFound, Gone))
 def get_job(job_id: JobId, services: Called) -> dict[str, Any]:
-    """Everything about a job but what it recorded; of one on its way out also why it is still there."""
+    """Everything about a job but what it recorded; of one on its way out also why it is still there.
+
+    `run` has what each rank of a running attempt said last, its GPU's use where it has one, and how old that is.
+    """
     with services.database.read() as tx:
         job = read_job(tx, job_id)
         if job is None:
             raise absence(tx, job_id)
-    return job_view(job)
+    run = services.ingest.statuses.view(job.id, job.attempt) if job.launch is not None else None
+    return job_view(job) | {"run": run}
 
 
 @router.delete(

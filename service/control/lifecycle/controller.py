@@ -134,7 +134,7 @@ class Controller:
                 did |= self._do(chore)
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
-            self._ingest.forget_all_but({job.id for job in jobs})
+            self._ingest.statuses.forget_all_but({job.id for job in jobs})
             self._logged.keep_only(
                 {(what, job.number) for job in jobs for what in ("decided", "failed")} | set(self._chores)
             )
@@ -257,7 +257,8 @@ class Controller:
             room=self._starter.room_for(job) if self._reach.answers else None,
             reason=job.reason,
             unreachable=self._reach.words(_seconds(job.unreachable_since)),
-            heard_at=self._ingest.heard_at(job.id),
+            heard_at=self._ingest.statuses.heard_at(job.id),
+            driver_trouble=self._ingest.statuses.driver_trouble(job.id, job.attempt),
             runs_nothing=self._reach.runs_nothing,
             unreachable_since=_seconds(job.unreachable_since),
             saving_trouble=read_saves(job.saves).trouble(),

@@ -77,6 +77,8 @@ class JobFacts:
     """Since when the cluster cannot be reached, and why, in words; nothing while it answers."""
     heard_at: float | None = None
     """When its run last sent anything to this control plane."""
+    driver_trouble: str = ""
+    """In words, that its driver is silent while its workers are heard."""
     runs_nothing: bool = False
     """Whether what the cluster's jobs run on is known to be dead."""
     unreachable_since: float | None = None
@@ -240,7 +242,7 @@ def _running_reason(job: JobFacts) -> str:
     if job.heard_at is not None and job.now - job.heard_at >= SILENCE_S:
         since = f"{datetime.fromtimestamp(job.heard_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
         runs += f"; nothing has been heard of it since {since}"
-    return f"{runs}; {job.saving_trouble}" if job.saving_trouble else runs
+    return "; ".join(filter(None, (runs, job.driver_trouble, job.saving_trouble)))
 
 
 def _between_attempts(job: JobFacts) -> Decision:

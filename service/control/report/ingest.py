@@ -1,7 +1,6 @@
 """Takes in what runs say: each record once, in order, from the newest attempt and group only."""
 
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,6 +11,7 @@ from service.control.report.event_text import data_text, to_wire
 from service.control.report.hub import Hub
 from service.control.report.losses import Losses, read_losses
 from service.control.report.plans import change_of, recorded_plan
+from service.control.report.run_status import RunStatuses
 from service.control.report.saves import read_saves
 from service.control.report.tokens import TokenMint, hash_token, matches
 from service.control.store import writers
@@ -35,17 +35,7 @@ class Ingest:
         self._database, self._hub, self._mint = database, hub, mint
         self._on_phase = on_phase
         """Called when a worker group started or died, so that the controller looks at once."""
-        self._began_at = time.time()
-        self._heard_at: dict[str, float] = {}
-
-    def heard_at(self, job_id: str) -> float:
-        """Time at which a run last sent anything, were it only a heartbeat; since when this process listens, where it
-        has not."""
-        return self._heard_at.get(job_id, self._began_at)
-
-    def forget_all_but(self, job_ids: Collection[str]) -> None:
-        """Forget when other jobs were heard of."""
-        self._heard_at = {job_id: at for job_id, at in self._heard_at.items() if job_id in job_ids}
+        self.statuses = RunStatuses()
 
     def admit(self, job_id: str, token: str) -> None:
         """Returns if the token is that of the job's newest attempt. Raises NotFound, Forbidden (stop sending).
@@ -77,7 +67,7 @@ class Ingest:
         if not batch.records:
             with self._database.read() as tx:
                 job = self._admitted(tx, job_id, token, batch)
-                self._heard_at[job_id] = time.time()
+                self.statuses.hear(job_id, batch)
                 expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
             if job.launch is None:
                 return _end_yourself(batch)
@@ -85,7 +75,7 @@ class Ingest:
             return RecordAnswer(next_seq=expected, request=_request(job))
         with self._database.write() as tx:
             job = self._admitted(tx, job_id, token, batch)
-            self._heard_at[job_id] = time.time()
+            self.statuses.hear(job_id, batch)
             if job.launch is None:
                 return _end_yourself(batch)
             expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)

@@ -1,0 +1,34 @@
+"""Status of an attempt from the last heartbeats of its ranks, for the control plane."""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from functools import cache
+
+import psutil
+
+from service.run.heartbeat_server import RankState
+from service.wire.run_status import MAX_TEXT, RankStatus, RunStatus, listed
+
+
+def status_of(states: Sequence[RankState]) -> RunStatus:
+    """Status of the attempt that this process drives."""
+    now = time.monotonic()
+    host, pid, created_at = _this_process()
+    ranks = listed([_rank_status(state, now) for state in states])
+    return RunStatus(host=host, pid=pid, created_at=created_at, num_ranks=len(states), ranks=ranks)
+
+
+def _rank_status(state: RankState, now: float) -> RankStatus:
+    beat = state.beat
+    return RankStatus(
+        rank=state.rank, host=state.introduction.host[:MAX_TEXT], pid=state.introduction.pid,
+        phase=beat.phase[:MAX_TEXT], doing=beat.doing[:MAX_TEXT], for_s=round(beat.for_s, 1),
+        idle_s=round(beat.idle_s, 1), silent_s=round(max(0.0, state.silent_s(now)), 1), device=beat.device,
+    )  # fmt: skip
+
+
+@cache
+def _this_process() -> tuple[str, int, float]:
+    return socket.gethostname()[:MAX_TEXT], os.getpid(), psutil.Process().create_time()
