@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -11,8 +12,11 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
-settings.register_profile("untimed", settings.default, deadline=None)  # a busy machine fails no test
-settings.load_profile("untimed")
+# Without deadlines, a busy machine fails no test. `make test THOROUGH=1` takes more random cases where a test does not
+# say how many.
+settings.register_profile("quick", deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 OWN_HEADS = ("tests/ray/test_elastic.py", "tests/service_cli/test_demo.py", "tests/service_cli/test_up.py")
 """Files with tests that start Ray heads of their own: one of them at a time."""
@@ -35,9 +39,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The scopes that take longest come first. The two with Ray mostly wait: others compute meanwhile."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Before pytest selects by markers: cases beyond a test's sample are slow. After it: the part, and the order."""
+    mark_beyond_samples(items)
+    yield
+    select_part(config, items)
+    sort_scopes(items)
+
+
+def mark_beyond_samples(items: list[pytest.Item]) -> None:
+    """Of a test's cases, all but the first few that `sample` says are slow."""
+    numbers: dict[str, int] = {}
+    for item in items:
+        if any(item.get_closest_marker(marker) for marker in ("slow", "grid")):
+            continue
+        if (sample := item.get_closest_marker("sample")) is not None:
+            test = item.nodeid.partition("[")[0]
+            numbers[test] = numbers.get(test, 0) + 1
+            if numbers[test] > sample.args[0]:
+                item.add_marker("slow")
+
+
+def select_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of `--part`."""
     if part := config.getoption("--part"):
         match = re.fullmatch(r"(\d+)/(\d+)", part)
         at, parts = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -48,6 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             (chosen if crc32(item.nodeid.encode()) % parts == at - 1 else others).append(item)
         config.hook.pytest_deselected(items=others)
         items[:] = chosen
+
+
+def sort_scopes(items: list[pytest.Item]) -> None:
+    """The scopes that take longest come first. The two with Ray mostly wait: others compute meanwhile."""
     for item in items:
         if item.get_closest_marker("ray") and scope_of(item.nodeid) not in ("own heads", "tests/ray"):
             raise pytest.UsageError(

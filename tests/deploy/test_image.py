@@ -170,6 +170,7 @@ def announced_url(process: subprocess.Popen[str]) -> str:
     raise AssertionError("the control plane ended without saying where it listens:\n" + "".join(said))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
 def test_install_step_takes_the_pinned_versions(dependencies: tuple[Path, dict[str, str]]) -> None:
     pinned = dict(line.split("==") for line in pins())
@@ -180,6 +181,7 @@ def test_install_step_takes_the_pinned_versions(dependencies: tuple[Path, dict[s
         assert version.split("+")[0] == pinned.get(name), name
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(INSTALL_LIMIT_S + 60)
 def test_image_carries_bytecode(installed: Path) -> None:
     """It cannot be written on a read-only root file system, where every start would compile anew."""

@@ -12,6 +12,7 @@ from tests.deploy.deployment import ROOT
 ONE_TEST = "tests/deploy/test_manifests.py::test_one_control_plane_at_a_time"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ci", "outcome", "word"),
     [("", 0, "2 skipped"), ("true", 1, "CI must not pass over it")],

@@ -75,6 +75,7 @@ def beginning_as(base: Path, folder: Path, **adapter: Any) -> LanguageModelSpec:
     return spec
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", first_seed_of(FAMILIES, 3))
 def test_a_folder_says_all_of_its_adapter(case: tuple[str, int], tmp_path: Path) -> None:
     """Random matrices, one by one or by kind; written with ends of names, and as PEFT writes it again."""
@@ -275,6 +276,7 @@ def of_rank(degrees: Degrees, job: JobSpec) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "degrees",
     [Degrees(expert=2, tensor=2), Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)],
@@ -295,6 +297,7 @@ def test_each_rank_reads_its_own_part(ranks: Pools, degrees: Degrees, tmp_path: 
         assert sum(int(answer[name][1]) for answer in answers) >= number
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_an_adapter_and_resumes_without_its_folder(tmp_path: Path) -> None:
     folder = mixtral(tmp_path / "hub", dtype=torch.float32)
     first = with_adapter(further(folder, tmp_path), rank=2, targets=["*.attention.*", "*.experts.*"])

@@ -90,6 +90,7 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     assert len(made) < 40
 
 
+@pytest.mark.slow
 def test_an_exported_adapter_says_what_closes_its_answers(tmp_path: Path):
     folder = base_folder(tmp_path / "hub", published("qwen3"))
     values = {
@@ -112,6 +113,7 @@ TEMPLATE = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("has_own", [True, False])
 def test_a_template_given_to_training_is_used_and_not_written_over_the_folders(has_own: bool, tmp_path: Path):
     own = "{% for m in messages %}{{ m.content }}</s>{% endfor %}" if has_own else None

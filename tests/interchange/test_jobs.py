@@ -95,6 +95,7 @@ def further(folder: Path, tmp_path: Path, num_steps: int = 4) -> JobSpec:
     return JobSpec.parse(expand(given, None))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_folder_is_gone_or_carries_something_else(tmp_path: Path):
     folder = mixtral(tmp_path / "hub")
     (folder / "LICENSE").write_text("as you like")

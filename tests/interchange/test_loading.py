@@ -61,6 +61,7 @@ def on_a_rank(folder: str, out: str, degrees: dict[str, int]) -> tuple[int, int]
     return num_elements, spec.num_parameters()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", SPREAD)
 @pytest.mark.parametrize("world_size", sorted(MESHES))
 def test_each_rank_has_its_part_and_together_they_write_the_same_folder(

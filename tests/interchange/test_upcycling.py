@@ -215,6 +215,7 @@ def on_a_rank(
     return num_elements, spec.num_parameters()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("world_size", sorted(MESHES))
 @pytest.mark.parametrize(
     ("family", "upcycle"),
@@ -245,6 +246,7 @@ def test_each_rank_has_its_part_and_together_they_write_the_same_folder(
 # As a job.
 
 
+@pytest.mark.slow
 def test_a_job_is_planned_trained_resumed_without_its_folder_and_given_back(tmp_path: Path) -> None:
     folder = tiny.folder_of(
         tiny.theirs("llama", vocab_size=640, **PLAIN), tmp_path / "hub", dtype=torch.float32

@@ -118,6 +118,7 @@ def test_a_mixture_computes_what_its_dense_model_does(case: Case, request: pytes
     assert_same_function(case, Random(request.node.name))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate], print_blob=True)
 @given(of=st.sampled_from(CASES), random=st.randoms(use_true_random=False))
 def test_random_mixtures_compute_what_their_dense_models_do(

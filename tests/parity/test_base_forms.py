@@ -123,12 +123,14 @@ def family_of(case: Case) -> str:
     return Path(case.coded.from_folder).parent.name.partition("-")[0]
 
 
+@pytest.mark.sample(1)
 def test_every_layout_trains_it_so(ranks: Pools, case: Case) -> None:
     for degrees, option in layouts_of(case):
         records = trained(run_on(ranks, degrees, case.coded, train_with(option), ROWS, 3))
         assert_same(records, case.expected, 1e-10)
 
 
+@pytest.mark.sample(1)
 def test_ranks_without_a_group_train_along(ranks: Pools, case: Case) -> None:
     few = Shape(groups=2, rows=1)
     expected = trained(run(case.replaced, train_of(), Degrees(), few, 2))
@@ -150,6 +152,7 @@ def parts_of(degrees: Degrees, spec: LanguageModelSpec) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sample(1)
 def test_each_rank_reads_its_own_part_into_the_same_codes(ranks: Pools, case: Case) -> None:
     whole = parts_of(Degrees(), case.coded)
     for degrees in (

@@ -150,6 +150,7 @@ def test_two_ranks_resume_bit_by_bit_and_report_the_same(ranks, tmp_path):
     assert second[0][4]["sets"] == whole[0][4]["sets"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_numbers_of_ranks(ranks, tmp_path):
     """float64, where layouts agree: 2 ranks, then 1, then 4 (one of them without a group) go as one process does."""
     data = corpus(tmp_path)

@@ -239,6 +239,7 @@ def test_upcycled_models_begin_and_are_trained_alike_on_every_layout(
 RECOMPUTED = ("without", "recomputation, selective", "recomputation, full", "accumulation", "all")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", each_once(ATTENTIONS, RECOMPUTED))
 def test_dropout_of_adapters_is_the_same_on_every_layout(ranks: Pools, case: tuple[str, str]) -> None:
     """Layers with and without experts, with shared ones; columns of what some adapters take in are split over ranks,

@@ -84,6 +84,7 @@ def pickled() -> None:
     without_pickling(dist.all_gather_object, [None] * dist.get_world_size(), "an object")
 
 
+@pytest.mark.slow
 def test_a_whole_run_and_its_resuming_pickle_nothing(ranks: Pools, tmp_path: Path) -> None:
     spec = job(corpus(tmp_path), workers=2, expert=2)
     told = ranks[2].run(whole_run, spec, f"{tmp_path}/storage", f"{tmp_path}/cache")

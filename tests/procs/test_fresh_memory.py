@@ -42,6 +42,7 @@ def faults(environment: dict[str, str]) -> int:
     return int(said.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is set is glibc's")
 def test_workers_on_cores_take_no_fresh_memory_for_a_block_they_had() -> None:
     in_workers, as_it_comes = faults(workers_environment(gpus_per_worker=0)), faults({})
@@ -58,6 +59,7 @@ def test_workers_with_gpus_leave_the_host_memory_as_it_is() -> None:
     assert not KEEP_FREED_MEMORY.keys() & workers_environment(gpus_per_worker=1).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is set is glibc's")
 def test_rates_are_measured_in_processes_that_keep_what_they_freed() -> None:
     before = dict(os.environ)

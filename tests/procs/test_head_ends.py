@@ -38,6 +38,7 @@ def started(state_dir: Path) -> int:
     return len(with_environment("RAY_AUTH_TOKEN_PATH", str(state_dir / "ray" / "token")))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_an_up_that_begins_while_another_ends_has_a_head_of_its_own(
     state_dir: Path, hold: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> 
     return [examine(pid, created_at, ending) for pid, created_at in processes]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "phase", ["preparation", "loading", "step", "collective", "checkpoint", "evaluation"]
 )
@@ -89,6 +90,7 @@ def test_a_stopped_rank_is_named_with_its_stack_and_ended_whatever_it_does(
     await_that(lambda: [state.rank for state in server.ranks()] == [0])
 
 
+@pytest.mark.slow
 def test_a_rank_that_works_is_left_alone_while_others_wait_for_it(
     server: HeartbeatServer, start: Start
 ) -> None:

@@ -92,6 +92,7 @@ def transformers_text(folder: Path, num_tokens: int, adapter: Path | None = None
     return str(tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
+@pytest.mark.slow
 def test_a_model_of_python_source_learns_and_is_given_back(plane: ControlPlane, tmp_path: Path) -> None:
     job = trained(plane.client, example("code-model", 40, 32))
     course = list(losses(job).values())
@@ -131,6 +132,7 @@ def test_a_folder_is_trained_on_with_its_router_frozen(
 
 
 # PEFT's own use of it.
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", ["fine-tune", "preference"])
 def test_a_folder_is_tuned_on_conversations(
@@ -202,6 +204,7 @@ def test_a_job_goes_on_from_the_adapter_of_another(
         plane.client.submit({**spec, "adapter": {"from": "/etc"}})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_script_makes_a_folder_of_each_family(family: str, tmp_path: Path, cache: Path) -> None:
     make(family, tmp_path / "folder", cache)

@@ -268,6 +268,7 @@ class Breaking(Connection):
             self._left -= len(chunk)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(breaks=st.lists(st.integers(0, 12_000), max_size=3))
 def test_broken_off_anywhere_no_torn_file_has_its_name(

@@ -187,6 +187,7 @@ def test_a_job_without_a_checkpoint_that_can_be_loaded_is_409(
     )
 
 
+@pytest.mark.slow
 def test_a_new_checkpoint_is_loaded_in_place_of_the_old(generating: Generating, trained: Trained) -> None:
     generating.text(prompt=PROMPT, max_tokens=2)
     (before,) = generating.children()
@@ -281,6 +282,7 @@ def test_bounds_in_time_and_an_idle_model_is_unloaded(tmp_path: Path, trained: T
         generating.plane.close()
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_too_much_memory_is_told_so(tmp_path: Path, trained: Trained) -> None:
     generating = Generating(tmp_path, trained, generation_memory_bytes=2 << 30, generation_max_tokens=1 << 20)
     try:
@@ -292,6 +294,7 @@ def test_a_model_that_takes_too_much_memory_is_told_so(tmp_path: Path, trained: 
         generating.plane.close()
 
 
+@pytest.mark.slow
 def test_a_control_plane_that_stops_ends_the_text_and_the_process(tmp_path: Path, trained: Trained) -> None:
     generating = Generating(tmp_path, trained)
     streamed = generating.stream(**LONG)

@@ -50,6 +50,7 @@ async def made(process: GeneratorProcess, prompt: str, spec: GenerationSpec | No
     return [told async for told in process.made(prompt, spec or GenerationSpec())]
 
 
+@pytest.mark.slow
 def test_texts_are_made_one_after_the_other(storage: str) -> None:
     async def use(process: GeneratorProcess) -> list[list[Told]]:
         return [
@@ -74,6 +75,7 @@ def test_a_text_that_is_broken_off_leaves_the_process_to_the_next(storage: str) 
     assert with_process(storage, use)[-1].kind == "end"
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_is_told_by_its_signal(storage: str) -> None:
     async def use(process: GeneratorProcess) -> None:
         psutil.Process(process.pid).kill()
@@ -89,6 +91,7 @@ def test_what_cannot_be_loaded_is_told_in_words(tmp_path: Path) -> None:
         with_process(str(tmp_path), lambda process: made(process, ""))
 
 
+@pytest.mark.slow
 def test_it_ends_with_whoever_started_it_also_by_sigkill(storage: str) -> None:
     code = f"""
 import asyncio

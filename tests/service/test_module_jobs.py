@@ -114,6 +114,7 @@ def test_a_post_does_not_wait_for_a_module_nor_the_queue_for_its_plan(
     plane.close()
 
 
+@pytest.mark.slow
 def test_a_resumed_job_is_planned_anew(modules: ControlPlane) -> None:
     posted = modules.post(**job(labels={"step_ms": "1000"}, train={"num_steps": 1000}))["id"]
     assert modules.http.post(f"/v1/jobs/{posted}/pause").status_code == 202

@@ -121,6 +121,7 @@ def test_a_jobs_module_is_not_looked_for_in_the_present_folder(monkeypatch: pyte
         planned()
 
 
+@pytest.mark.slow
 def test_it_has_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHARDYARD_TOKEN", "a-secret-of-the-service")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
@@ -153,6 +154,7 @@ def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
 
+@pytest.mark.slow
 def test_one_is_planned_at_a_time_and_few_may_wait(tmp_path: Path) -> None:
     note, woken = tmp_path / "pids", threading.Event()
     codes = [f"{CODE}:{name}" for name in ("sleeps", "build", "batch")]
@@ -178,6 +180,7 @@ def test_one_is_planned_at_a_time_and_few_may_wait(tmp_path: Path) -> None:
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
 
+@pytest.mark.slow
 def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
     """Also where that is killed, and can end nothing."""
     note = tmp_path / "pids"

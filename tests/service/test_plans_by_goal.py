@@ -72,6 +72,7 @@ JOB: dict[str, Any] = {
 ON_H100 = {"num_nodes": 2, "devices_per_node": 8, "device": "h100"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

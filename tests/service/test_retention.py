@@ -75,6 +75,7 @@ def thinning(services: Services, keep_days: float | None = 1e-9) -> Retention:
 KINDS = st.lists(st.sampled_from(["log", "metric", "state", "checkpoint", "plan"]), max_size=20)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(kinds=KINDS, steps=st.integers(0, 12), most=st.integers(1, 4))
 def test_metrics_stay_and_no_stream_has_a_hole_however_far_it_came(

@@ -60,6 +60,7 @@ def test_events_come_while_the_run_goes_on_and_to_every_stream(plane: ControlPla
         assert list(stream)[-1].data["state"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_stream_that_lags_costs_no_memory(plane: ControlPlane) -> None:
     run = Run(plane)
     assert plane.process is not None
@@ -186,6 +187,7 @@ def test_a_log_is_followed_until_the_job_has_ended(plane: ControlPlane) -> None:
         assert list(lines) == ["a1.driver | three"]
 
 
+@pytest.mark.slow
 def test_a_huge_log_costs_no_memory(plane: ControlPlane) -> None:
     job = plane.await_state(plane.post()["id"], "succeeded")
     text = "".join(f"{line:09d} {'x' * 90}\n" for line in range(100_000))

@@ -70,6 +70,7 @@ def test_from_one_command_to_a_translation(tmp_path: Path) -> None:
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_a_signal_in_the_middle_leaves_nothing(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def accuracy(generator: object, number: int) -> float:
     return right / number
 
 
+@pytest.mark.slow
 def test_a_job_beside_what_it_began_with(adapted: Path, tmp_path: Path) -> None:
     tasks, checkpoint = write_tasks(tmp_path), checkpoint_in(adapted / "storage")
     done = typed(tmp_path, adapted / "storage", "--tasks", tasks, "--limit", "10", "--json")

@@ -71,6 +71,7 @@ def test_options_are_named_as_they_are_typed(tmp_path: Path) -> None:
         assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_of_another_kind_is_told_its_command_before_torch_is_loaded(tmp_path: Path) -> None:
     commit(tmp_path / "translates", 3, spec=translation_job())
     language = language_job(documents(tmp_path / "data")).model_dump(mode="json")
@@ -139,6 +140,7 @@ def test_translations_by_a_search(tmp_path: Path) -> None:
     assert "--length-penalty (=1.0) says nothing without a search" in done.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("format", "number"), [("huggingface", signal.SIGTERM), ("shardyard", signal.SIGINT)]
 )

@@ -159,6 +159,7 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     assert (module.returncode, "give one pool's facts as the cluster" in module.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_stages_lie_on_several_pools_that_are_joined(tmp_path: Path) -> None:
     file, job, kept = tmp_path / "cluster.yaml", tmp_path / "job.yaml", tmp_path / "plan.json"
     file.write_text(

@@ -219,6 +219,7 @@ def test_what_is_wrong_with_a_question_is_told_before_anybody_is_asked(
     assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_a_modules_plan_is_none_to_compare(tmp_path: Path) -> None:
     of_module, of_job = tmp_path / "module.json", tmp_path / "job.json"
     code = "tests.service.users_module"

@@ -112,6 +112,7 @@ def planned(columns: int, *options: str) -> list[str]:
     return [line.rstrip() for line in ESCAPE.sub("", written).replace("\r", "").splitlines()]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_plan_fits_the_terminal(columns: int) -> None:
     """Columns stand beneath one another, sentences go on in the next line, and no word is cut."""
@@ -129,6 +130,7 @@ def test_a_plan_fits_the_terminal(columns: int) -> None:
     assert "what is more comes in more chunks and travels twice" in " ".join(text.split())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_plan_in_short_is_a_verdict_and_a_table(columns: int) -> None:
     """The judgement comes first, within 45 lines, and no word is cut."""

@@ -29,6 +29,7 @@ def test_a_commit_beside_itself(tmp_path: Path) -> None:
     assert min(found["before_ms"], found["now_ms"]) > 0
 
 
+@pytest.mark.slow
 def test_a_commit_without_a_layer_is_left_out_in_words(tmp_path: Path) -> None:
     (tmp_path / "moe").mkdir()
     (tmp_path / "moe/__init__.py").write_text("")

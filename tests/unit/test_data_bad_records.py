@@ -198,6 +198,7 @@ def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(tmp_path: Path) 
         assert faults.num_records == 0, "the first record read after the deadline ends the pass"
 
 
+@pytest.mark.slow
 def test_bad_records_do_not_stretch_what_a_check_reads(tmp_path: Path) -> None:
     num_lines = CHECK_BYTES // 2
     path = tmp_path / "data" / "a.jsonl"

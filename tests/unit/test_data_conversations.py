@@ -85,6 +85,7 @@ def pieces_of(store: SequenceStore) -> list[tuple[list[int], list[int]]]:
     return found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_each_conversation_lies_whole_in_one_row_with_what_a_plain_reading_says(name: str, tmp_path: Path):
     rng = random.Random(f"rows of {name}")

@@ -105,6 +105,7 @@ def test_a_tokenizer_that_can_be_used_is_no_problem():
     require_usable(given, given.eos_id + 2, sample=["hello é"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pattern", [r"(a+)+$", r"(?:a|a)*$"])
 def test_a_pattern_that_goes_back_for_ever_is_refused(pattern):
     with pytest.raises(SpecError) as error:
@@ -113,6 +114,7 @@ def test_a_pattern_that_goes_back_for_ever_is_refused(pattern):
     assert "when it encodes text; use a tokenizer.json that the tokenizers library" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_takes_hours_is_ended(monkeypatch):
     """Each of its searches ends before the library gives up, but there are very many of them."""
     monkeypatch.setattr(model_tokenizer, "TIMEOUT_S", 4.0)  # not to wait for a minute

@@ -54,6 +54,7 @@ def test_an_unknown_name_is_refused_with_the_facts_to_give() -> None:
         cluster_of({"num_nodes": 1, "devices_per_node": 8, "device": "x100"})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", UNMEASURED)
 def test_a_device_that_was_never_measured_says_so(name: str) -> None:
     device = DEVICES[name]

@@ -329,6 +329,7 @@ def test_skew_evens_out_over_a_ranks_experts_and_ends_at_the_capacity() -> None:
     assert rank_skew(2.0, bounded, 64) == 1.25
 
 
+@pytest.mark.slow
 def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     """Ours where none is named; what the profiles differ in is all that differs. A peer's layout is never run, whatever
     it is."""

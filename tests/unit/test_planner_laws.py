@@ -167,6 +167,7 @@ def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: s
         assert links_s.time.of(candidate).hidden_s <= links_s.time.of(candidate).step_s
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(jobs())
 def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:

@@ -46,6 +46,7 @@ def test_batches_are_the_same_in_another_process() -> None:
     assert digest(data.batch(3, 8)) != digest(data.batch(3, 7)) != digest(data.batch(4, 7))
 
 
+@pytest.mark.slow
 def test_no_batch_tells_what_is_to_be_found() -> None:
     known = data.imports()
     assert not (known.modules_UW == known.held_out_U[:, None]).any(), "held out"

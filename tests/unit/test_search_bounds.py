@@ -82,6 +82,7 @@ def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
                 assert all(less <= more for less, more in zip(smaller, larger, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
