@@ -114,7 +114,7 @@ def test_of_masters_on_the_host_narrow_weights_that_are_not_sharded_may_be_all_t
             "train": {"num_steps": 1, "batch_tokens": 8192, "dtype": "bfloat16",
                       "optimizer": {"name": "adamw", "offload": True}},
             "resources": {"num_workers": 2},
-            "parallel": {"fsdp": 2, "expert": 2, "recompute": "full"},
+            "parallel": {"fsdp": 2, "expert": 2, "context": 1, "recompute": "full"},
         }
     )  # fmt: skip
     pair = H100.model_copy(update={"devices_per_node": 2})
