@@ -47,8 +47,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/shardyard demo examples/translate-100-to-english.yaml
 
-# Four processes for two cores: two of them, with a Ray cluster each, mostly wait.
-TESTS := $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder --durations 40 --durations-min 5
+# THOROUGH=1 takes more random cases. Four processes for two cores: two of them, with a Ray cluster each, mostly wait.
+TESTS := $(if $(THOROUGH),HYPOTHESIS_PROFILE=thorough) $(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder --durations 40 --durations-min 5
 
 test: setup
 	$(TESTS)
@@ -65,7 +65,7 @@ test-gpu: setup $(PEERS)
 # Thousands of trainings on up to four processes: hours on two cores. PART=1/3, 2/3 and 3/3 take a third of that each, and
 # may run side by side. What was found at the same commit is not run again: whoever stops it goes on where it was.
 parity: setup
-	$(if $(filter-out 1/%,$(PART)),,$(BIN)/python -m pytest -m grid --numprocesses 2)
+	$(if $(filter-out 1/%,$(PART)),,HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m grid --numprocesses 2)
 	$(BIN)/python -m tests.parity $(if $(PART),--part $(PART))
 
 check: setup

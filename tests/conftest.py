@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
-# Without deadlines, a busy machine fails no test. `make test THOROUGH=1` takes more random cases where a test does not
+# Without deadlines, a busy machine fails no test. `make test THOROUGH=1` takes more random cases, where a test does not
 # say how many.
 settings.register_profile("quick", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=200)

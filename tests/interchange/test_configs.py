@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.interchange.config import described, known_keys
@@ -268,7 +268,6 @@ _KINDS = st.sampled_from(["yarn", "linear", "dynamic", "llama3"])
 _VALUES = _PLAIN | st.lists(_PLAIN, max_size=2) | st.dictionaries(_ROPE, _PLAIN | _KINDS, max_size=3)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.sampled_from(sorted(tiny.CONFIGS)), st.data())
 def test_whatever_a_config_says_is_read_or_refused(family: str, data: st.DataObject):
     keys = st.sampled_from(sorted(known_keys(BY_TYPE[family])))

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.storage.folder import Folder
@@ -27,7 +27,6 @@ def stored(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.glob("segment-*.log")))
 
 
-@settings(max_examples=50, deadline=None)
 @given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=12), most=st.integers(200, 2000))
 def test_whatever_is_written_the_newest_lines_stay_and_what_is_gone_is_counted(
     tmp_path_factory: pytest.TempPathFactory, counts: list[int], most: int

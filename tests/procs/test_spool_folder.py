@@ -82,7 +82,7 @@ STEPS = st.one_of(
 
 
 @given(steps=st.lists(STEPS, min_size=5, max_size=60))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_happens_to_the_folders_every_line_is_sealed_and_delivered_once(
     tmp_path: Path, steps: list[str | tuple[Change, int]]
 ) -> None:

@@ -1,7 +1,7 @@
 """How many workers a job is planned for, and when they are admitted to a cluster."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.plan import Cluster
@@ -52,7 +52,6 @@ resources = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(nodes, st.lists(resources, max_size=12))
 def test_what_is_admitted_fits(nodes: list[NodeFacts], queue: list[ResourcesSpec]) -> None:
     cluster = ClusterFacts(nodes=tuple(nodes))

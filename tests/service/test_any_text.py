@@ -110,7 +110,7 @@ def _check(answer: httpx.Response, what: object) -> None:
         assert answer.json()["detail"], what
 
 
-UNSTOPPED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+UNSTOPPED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @UNSTOPPED
@@ -207,7 +207,7 @@ def ascii_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPla
         plane.close()
 
 
-@settings(UNSTOPPED, max_examples=60)
+@settings(UNSTOPPED)
 @given(posted=_bodies())
 def test_in_any_string_of_a_body_where_file_names_are_ascii(
     ascii_plane: ControlPlane, posted: tuple[str, bytes]

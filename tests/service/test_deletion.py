@@ -9,7 +9,7 @@ from typing import Any
 import fsspec
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.spec import JobSpec
@@ -173,7 +173,6 @@ def grow(folder: Path, tree: dict[str, Any], outside: Path) -> None:
             path.symlink_to(targets[kind])
 
 
-@settings(max_examples=60, deadline=None)
 @given(tree=st.dictionaries(NAMES, TREES, max_size=5), dies_at=st.integers(0, 25))
 def test_killed_anywhere_it_goes_on_and_touches_nothing_outside(
     services: Services, tree: dict[str, Any], dies_at: int

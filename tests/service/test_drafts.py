@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.spec import JobSpec, SpecError
@@ -168,7 +168,6 @@ PLACES = ("", "a", "a/b", "a/b/c", "there", "there/a")
         )
     )
 )
-@settings(max_examples=60)
 def test_however_posts_overlap_nothing_is_left_but_what_is_stored(
     database: Database,
     tmp_path_factory: pytest.TempPathFactory,

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.processes import await_that
@@ -89,7 +89,6 @@ _NAMED = st.sampled_from(["127.0.0.1", "localhost", "[::1]", "LOCALHOST.", "evil
 _AROUND = st.text("@:/?#[]. a1", max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
 @given(before=_AROUND, name=_NAMED, after=_AROUND)
 def test_a_host_is_one_of_ours_and_a_port_or_refused(
     plane: ControlPlane, before: str, name: str, after: str

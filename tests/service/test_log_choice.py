@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.storage.folder import Folder
@@ -55,7 +55,6 @@ def read(portions: Iterator[list[LogLine]]) -> list[tuple[int, str, str]]:
     return [(line.time, line.writer.name, line.text) for portion in portions for line in portion]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     logs=st.dictionaries(st.sampled_from(WRITERS), segments, max_size=4),
     since=st.one_of(st.none(), st.integers(-1, 30)),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.spec import JobSpec
@@ -28,7 +28,6 @@ _WHOLE = JobSpec.parse(spec(resources={"min_workers": 1, "max_workers": 2})).mod
 _PLACES = sorted(_places(_WHOLE), key=str)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(_PLACES), _ODD), min_size=1, max_size=3))
 def test_no_spec_makes_the_service_fail(
     plane: ControlPlane, changes: list[tuple[tuple[Any, ...], Any]]

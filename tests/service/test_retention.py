@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.spec import JobSpec
@@ -76,7 +76,6 @@ KINDS = st.lists(st.sampled_from(["log", "metric", "state", "checkpoint", "plan"
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
 @given(kinds=KINDS, steps=st.integers(0, 12), most=st.integers(1, 4))
 def test_metrics_stay_and_no_stream_has_a_hole_however_far_it_came(
     services: Services, kinds: list[str], steps: int, most: int

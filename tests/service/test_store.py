@@ -263,7 +263,7 @@ def test_what_plans_count_with_is_read_of_steps_of_any_release(database: Databas
     assert measured_step(database, job.number, attempt=2, tokens_per_step=300) is None
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     recorded=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.booleans()), max_size=40),
     limit=st.integers(1, 15), since_step=st.integers(0, 6), name=st.sampled_from([None, "loss"]),

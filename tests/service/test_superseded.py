@@ -94,7 +94,7 @@ runs = st.dictionaries(
 """Of each worker group its first step, and how many it recorded."""
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs, st.randoms(use_true_random=False))
 def test_whatever_comes_when_the_newest_is_known(
     store: Store, runs: dict[Writer, tuple[int, int]], random: Any

@@ -169,7 +169,6 @@ def test_the_best_is_that_of_trying_every_split_layout_and_dealing(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
 @given(jobs(), st.sampled_from(["time", "cost"]))
 def test_the_best_is_that_of_trying_every_split_layout_and_dealing_of_any(
     job: tuple[JobSpec, Pools], goal: Goal

@@ -28,7 +28,7 @@ def written(folder: Path, tensors: dict[str, torch.Tensor | Piece]) -> Folder:
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_rectangle_is_that_of_the_tensor(data: st.DataObject, tmp_path: Path):
     folder = tmp_path / "checkpoint"
     where = Folder(str(folder)) if folder.exists() else written(folder, dict(TENSORS))

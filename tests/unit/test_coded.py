@@ -48,7 +48,7 @@ def without_kernels(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("is_plain", [False, True], ids=["by kernels", "plainly"])
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(others=shapes, length=lengths, form=st.sampled_from(FORMS), data=st.data())
 def test_what_is_decoded_is_what_the_definition_says(
     monkeypatch: pytest.MonkeyPatch,
@@ -78,7 +78,6 @@ def test_what_is_decoded_is_what_the_definition_says(
     assert (again - decoded).abs().max() <= 1e-6 * decoded.abs().max()
 
 
-@settings(deadline=None, max_examples=100)
 @given(data=st.data(), form=st.sampled_from(FORMS), of_scales=st.booleans())
 def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(
     data: st.DataObject, form: Form, of_scales: bool

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 import tokenizers
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.data.sequences import (
@@ -190,7 +190,6 @@ def test_answers_to_the_same_are_held_out_together(tmp_path: Path):
     assert held_out.num_bytes == sum(len(held_out.text(at)) for at in range(held_out.num_documents))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(20, 60), st.sampled_from([1, 2]))
 def test_nothing_is_cut_in_packing_and_what_belongs_together_stays_so(
     lengths: list[int], length: int, num_each: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.data.pairs import Sampler, evaluation_batches
@@ -43,7 +43,6 @@ specs = st.builds(
 steps = st.integers(0, 2**40)
 
 
-@settings(deadline=None)
 @given(stores(), specs, steps)
 def test_a_batch_has_the_shape_it_states_and_fits(store, spec, step):
     batch = Sampler(store, spec).batch(step)
@@ -57,7 +56,6 @@ def test_a_batch_has_the_shape_it_states_and_fits(store, spec, step):
     assert store.target_lengths[batch.rows].max() <= batch.target_length
 
 
-@settings(deadline=None)
 @given(stores(), specs, st.lists(steps, min_size=1, max_size=5))
 def test_a_batch_is_a_function_of_seed_and_step_alone(store, spec, asked):
     one, other = Sampler(store, spec), Sampler(store, spec)
@@ -68,7 +66,6 @@ def test_a_batch_is_a_function_of_seed_and_step_alone(store, spec, asked):
         assert forward[step].source_length == backward[step].source_length
 
 
-@settings(deadline=None)
 @given(stores(), specs, steps, st.data())
 def test_parts_are_the_whole_however_groups_are_divided(store, spec, step, data):
     batch = Sampler(store, spec).batch(step)
@@ -81,7 +78,6 @@ def test_parts_are_the_whole_however_groups_are_divided(store, spec, step, data)
     assert [part.first_row for part in parts] == first_rows[:-1].tolist()
 
 
-@settings(deadline=None)
 @given(stores(), specs, steps)
 def test_rows_hold_their_pairs_then_padding_and_every_real_token_counts_once(store, spec, step):
     batch = Sampler(store, spec).batch(step)
@@ -100,7 +96,6 @@ def padded(ids, length):
     return [*map(int, ids), *[PAD] * (length - len(ids))]
 
 
-@settings(deadline=None)
 @given(stores(), st.integers(2 * MAX_TOKENS, 500), st.integers(1, 4))
 def test_length_classes_cover_every_pair_once(store, group_tokens, num_groups):
     weights = Sampler.pair_weights(store, 0.5)
@@ -187,7 +182,6 @@ def test_a_dense_models_groups_are_the_smallest_that_hold_the_longest_pair(tmp_p
     assert (batch.num_groups, batch.rows_per_group) == (300 // least, least // 7)
 
 
-@settings(deadline=None)
 @given(stores(min_pairs=0), st.integers(1, 300), st.one_of(st.none(), st.integers(1, 80)), st.integers(0, 3))
 def test_evaluation_goes_through_a_set_once_in_batches_that_fit(store, max_tokens, max_pairs, seed):
     batches = list(evaluation_batches(store, max_tokens, max_pairs, seed))

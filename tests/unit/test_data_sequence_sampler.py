@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.data.sequences import SequenceSampler
@@ -42,7 +42,6 @@ def drawn(sampler, num_rows):
     return found[:num_rows]
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(1, 15), min_size=1, max_size=3), st.integers(1, 9), seeds)
 def test_each_row_comes_once_an_epoch(num_rows, rows, seed):
     sampler = SequenceSampler(store(*num_rows), spec([1.0] * len(num_rows), seed, rows))
@@ -54,7 +53,6 @@ def test_each_row_comes_once_an_epoch(num_rows, rows, seed):
         assert len({tuple(epoch) for epoch in epochs}) == 4
 
 
-@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.integers(1, 12), st.sampled_from([0.3, 0.5, 1.0, 2.0, 2.7])), min_size=1, max_size=3
@@ -74,7 +72,6 @@ def test_a_source_comes_as_often_as_its_weight_says(given_sources, seed):
         assert max(times.values(), default=0) - min(times[row] for row in range(start, end)) <= 1
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 10**7), st.integers(1, 40), seeds)
 def test_any_row_is_found_in_its_epoch(number, rows, seed):
     sampler = SequenceSampler(store(5, rows), spec([0.3, 1.7], seed))
@@ -82,7 +79,6 @@ def test_any_row_is_found_in_its_epoch(number, rows, seed):
     assert sampler.epoch_start(epoch) <= number < sampler.epoch_start(epoch + 1)
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 40), seeds, st.lists(st.integers(0, 2**40), min_size=1, max_size=5))
 def test_a_batch_is_a_function_of_seed_and_step_alone(num_rows, seed, steps):
     made, asked = store(num_rows), spec(seed=seed)
@@ -92,7 +88,6 @@ def test_a_batch_is_a_function_of_seed_and_step_alone(num_rows, seed, steps):
     assert forward == backward
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 3), st.integers(0, 50), st.data())
 def test_parts_are_the_whole_however_groups_are_divided(num_rows, groups, rows_per_group, step, data):
     asked = spec(rows=groups * rows_per_group, rows_per_group=rows_per_group)

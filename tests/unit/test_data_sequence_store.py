@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.data.tokenizer import BOS, EOS, PAD
@@ -20,7 +20,6 @@ def made(lengths, max_tokens):
         return named, store_of(Path(folder) / "store", named, max_tokens)
 
 
-@settings(max_examples=40)
 @given(sources, st.integers(2, 24))
 def test_pieces_put_together_are_the_documents_and_each_label_is_what_follows(lengths, max_tokens):
     """Of a document d0..dn-1 the inputs are BOS d0..dn-1 and the labels d0..dn-1 EOS, wherever it is cut."""
@@ -50,7 +49,6 @@ def test_pieces_put_together_are_the_documents_and_each_label_is_what_follows(le
     assert store.num_tokens == len(expected) == store.row_lengths.sum()
 
 
-@settings(max_examples=40)
 @given(sources, st.integers(2, 24), st.data())
 def test_rows_are_read_in_any_order_and_number(lengths, max_tokens, data):
     _, store = made(lengths, max_tokens)
@@ -60,7 +58,6 @@ def test_rows_are_read_in_any_order_and_number(lengths, max_tokens, data):
         assert np.array_equal(found, every[asked])
 
 
-@settings(max_examples=40)
 @given(sources, st.integers(2, 24))
 def test_each_row_is_of_one_source(lengths, max_tokens):
     named, store = made(lengths, max_tokens)
@@ -72,7 +69,6 @@ def test_each_row_is_of_one_source(lengths, max_tokens):
         assert np.all((ids >= firsts[index]) & (ids < firsts[index + 1]))
 
 
-@settings(max_examples=40)
 @given(sources, st.integers(2, 24))
 def test_labels_are_counted(lengths, max_tokens):
     _, store = made(lengths, max_tokens)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.plan.cost.dealing import Dealer
@@ -32,7 +32,6 @@ def slowest_s(dealer: Dealer, ends: Sequence[int], of_units: Sequence[Sequence[f
     return max(dealer.seconds(stage, of_units) for stage in dealer.stages(ends))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_the_slowest_stage_is_as_fast_as_in_any_way_that_fits(data: st.DataObject) -> None:
     units = data.draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=9))

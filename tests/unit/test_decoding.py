@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -79,7 +79,6 @@ def test_of_equal_logits_the_lower_token_is_taken() -> None:
     assert chosen(logits, GenerationSpec(), torch.zeros(1, dtype=torch.int64), 0).tolist() == [1]
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 999), st.sampled_from([0.0, 0.3, 0.6, 1.0, 2.0]), st.integers(1, 3),
     st.sets(st.integers(0, 2), max_size=2), st.lists(st.integers(0, STATES - 1), min_size=1, max_size=3),
@@ -108,7 +107,6 @@ def test_beams_for_all_texts_find_the_best_of_all(
         assert not ends & set(text)
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 999), st.lists(st.integers(0, STATES - 1), min_size=1, max_size=6), st.data(),
 )  # fmt: skip
@@ -208,7 +206,6 @@ def test_hardly_any_temperature_takes_the_likeliest(temperature: float) -> None:
     assert chosen(logits, GenerationSpec(temperature=temperature), torch.arange(2), 0).tolist() == [1, 2]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 99), st.lists(st.integers(0, STATES - 1), min_size=2, max_size=8), st.integers(0, 9))
 def test_a_drawn_row_alone_is_the_row_among_others(seed: int, starts: list[int], key: int) -> None:
     spec = GenerationSpec(max_tokens=12, temperature=1.2, top_p=0.9, seed=key)

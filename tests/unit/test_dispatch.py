@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
@@ -77,7 +77,6 @@ def test_a_token_that_no_expert_kept_is_zero() -> None:
     assert (y[~lost] != 0).any()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 5]), st.floats(0, 2))
 def test_rows_and_back_is_an_identity_for_each_kept_choice(
     seed: int, tokens: int, experts: int, factor: float
@@ -167,7 +166,6 @@ def test_rows_from_many_ranks_are_put_in_order_of_experts_and_back(counts: list[
     assert torch.equal(by_expert[by_rank], torch.arange(len(labels)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 5),
     st.integers(1, 7),
@@ -195,7 +193,6 @@ def routing_of(seed: int, tokens: int, experts: int = 8, **fields: object) -> Ro
     return route(torch.randn(1, tokens, experts, dtype=torch.float64), spec)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([{}, {"router": "expert_choice"}]), st.data()
 )
@@ -215,7 +212,6 @@ def test_the_rows_of_some_tokens_are_theirs_in_order(
     torch.testing.assert_close(rows_to_tokens(rows[inside], part), rows_to_tokens(rows, whole)[first:stop])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=1, max_size=3),
     st.integers(1, 60),
@@ -234,7 +230,6 @@ def test_chunks_hold_everything_once_and_no_more_than_the_bound(counts: list[lis
     assert min_chunks(of_two, bound) == max(min_chunks(each, bound) for each in of_two)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 5]), st.sampled_from([1, 2]))
 def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
     seed: int, tokens: int, num_chunks: int, parts: int
@@ -254,7 +249,6 @@ def test_rows_in_chunks_are_ordered_by_chunk_rank_and_expert(
     torch.testing.assert_close(summed, parts * rows_to_tokens(rows(x, whole) * whole.weight[:, None], whole))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 30), st.sampled_from([1, 2, 4, 8]))
 def test_a_token_crosses_to_a_node_once_however_many_of_its_experts_live_there(
     seed: int, tokens: int, nodes: int

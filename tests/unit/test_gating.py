@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.random import Purpose, fold, gumbel, uniform
@@ -53,7 +53,6 @@ def runner_up(logits: torch.Tensor, spec: MoESpec, tokens: TokenContext, layer: 
     return scores.scatter(-1, first, -torch.inf).argmax(-1)
 
 
-@settings(max_examples=300, deadline=None)
 @given(cases())
 def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, TokenContext]) -> None:
     spec, logits, tokens = case
@@ -94,7 +93,6 @@ def test_equals_algorithm_1_token_by_token(case: tuple[MoESpec, torch.Tensor, To
     assert routing.dropped.item() == pytest.approx(dropped / choices)
 
 
-@settings(max_examples=150, deadline=None)
 @given(cases())
 def test_buffers_hold_what_they_may(case: tuple[MoESpec, torch.Tensor, TokenContext]) -> None:
     spec, logits, tokens = case
@@ -116,7 +114,6 @@ def test_buffers_hold_what_they_may(case: tuple[MoESpec, torch.Tensor, TokenCont
     assert torch.equal(flat.first_by_token, routing.kept.sum(1).cumsum(0) - routing.kept.sum(1))
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_first_choices_come_before_second_choices(case: tuple[MoESpec, torch.Tensor, TokenContext]) -> None:
     spec, logits, tokens = case
@@ -132,7 +129,6 @@ def test_first_choices_come_before_second_choices(case: tuple[MoESpec, torch.Ten
                 assert first.max() < second.min()
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases(), st.randoms(use_true_random=False))
 def test_groups_are_independent(case: tuple[MoESpec, torch.Tensor, TokenContext], random: object) -> None:
     spec, logits, tokens = case

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import device_constants
@@ -113,7 +113,6 @@ OF_ROWS = ("rows", "tokens", "size")
 """What is cut into micro-batches."""
 
 
-@settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("device", MEASURED)
 @given(data=st.data())
 def test_nothing_is_faster_for_being_larger_and_no_row_slower(device: str, data: st.DataObject) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.layers import TokenContext
@@ -117,7 +117,6 @@ def calls(draw: st.DrawFn) -> tuple[object, object, object]:
     return x, seldom([*WHATEVER, None], tokens), seldom([*WHATEVER, *SHARES, TokenShares(8)], None)
 
 
-@settings(max_examples=600, deadline=None)
 @given(calls(), st.sampled_from(sorted(ROUTERS)), st.sampled_from(["group", "sequence", "global_batch"]))
 def test_what_a_layer_cannot_take_is_a_value_error_in_words(
     call: tuple[Any, Any, Any], router: str, scope: str

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, Optional
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, Plan, cluster_of, plan_job
@@ -104,7 +104,6 @@ def test_an_unknown_device_names_the_known() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
 @given(
     workers=st.integers(1, 64),
     experts=st.sampled_from([1, 2, 8, 12, 64]),

@@ -31,7 +31,6 @@ def fastest_s(job: Job, cluster: Cluster) -> float | None:
 TIMES = st.floats(1.0, 3.0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(jobs(), TIMES, TIMES, TIMES)
 def test_more_memory_and_faster_links_are_never_slower(
     job: Job, memory: float, within: float, across: float
@@ -40,7 +39,6 @@ def test_more_memory_and_faster_links_are_never_slower(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(jobs(), TIMES, TIMES, TIMES)
 def test_more_memory_and_faster_links_are_never_slower_for_any(
     job: Job, memory: float, within: float, across: float
@@ -90,7 +88,6 @@ def on_better_hardware(job: Job, rates: tuple[float, ...], times: tuple[float, .
         assert after <= before * WITHIN_ERROR * _NEAR
 
 
-@settings(max_examples=40, deadline=None)
 @given(jobs(), RATES, RATES)
 def test_the_plan_chosen_on_better_hardware_is_never_slower(
     job: Job, rates: tuple[float, ...], times: tuple[float, ...]
@@ -99,7 +96,6 @@ def test_the_plan_chosen_on_better_hardware_is_never_slower(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
 @given(jobs(), RATES, RATES)
 def test_the_plan_chosen_on_better_hardware_is_never_slower_for_any(
     job: Job, rates: tuple[float, ...], times: tuple[float, ...]
@@ -114,7 +110,6 @@ def test_more_nodes_are_never_slower(job: Job, times: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(jobs(), st.integers(2, 3))
 def test_more_nodes_are_never_slower_for_any(job: Job, times: int) -> None:
     with_more_nodes(job, times)
@@ -186,7 +181,6 @@ def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:
         )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
 @given(jobs(), st.data())
 def test_recomputation_takes_no_more_memory_than_none_and_no_less_time(job: Job, data: st.DataObject) -> None:
     try:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moe.routing import RoutingState, TokenContext, follow_load, route
@@ -105,7 +105,6 @@ def assert_same_rows(ours: dict, theirs: dict) -> None:
         assert ours[place] == pytest.approx(weight, rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
 @given(cases(TOKEN_CHOICE))
 def test_equals_the_paper_token_by_token(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -140,7 +139,6 @@ def test_equals_the_paper_token_by_token(case: tuple) -> None:
     assert routing.aux_loss.item() == pytest.approx(balancing_loss(spec.num_experts, scopes, last))
 
 
-@settings(max_examples=75, deadline=None)
 @given(cases(["expert_choice"]))
 def test_experts_choose_the_tokens_that_want_them_most(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -152,7 +150,6 @@ def test_experts_choose_the_tokens_that_want_them_most(case: tuple) -> None:
     assert routing.expert is routing.weight is routing.kept is routing.position is None
 
 
-@settings(max_examples=75, deadline=None)
 @given(cases(["sinkhorn_topk"]))
 def test_sinkhorn_chooses_by_the_transport_plan(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -191,7 +188,6 @@ def test_sinkhorn_balances_what_softmax_would_not() -> None:
 EVERY_ROUTER = [*TOKEN_CHOICE, "sinkhorn_topk", "expert_choice"]
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases(EVERY_ROUTER))
 def test_buffers_hold_what_they_may(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -217,7 +213,6 @@ def test_buffers_hold_what_they_may(case: tuple) -> None:
             assert torch.equal(flat.weight[rows], routing.weight[token][kept])
 
 
-@settings(max_examples=75, deadline=None)
 @given(cases(EVERY_ROUTER), st.randoms(use_true_random=False))
 def test_a_subset_of_groups_alone_is_routed_alike(case: tuple, random: object) -> None:
     spec, logits, tokens, state = case
@@ -229,7 +224,6 @@ def test_a_subset_of_groups_alone_is_routed_alike(case: tuple, random: object) -
         assert rows_of(alone, here, logits.shape[1]) == rows_of(whole, g, logits.shape[1])
 
 
-@settings(max_examples=75, deadline=None)
 @given(cases(EVERY_ROUTER), st.integers(1, 5))
 def test_padding_changes_nothing(case: tuple, more: int) -> None:
     """What stands in it, anywhere; and how much of it there is, where the capacity does not follow from that."""
@@ -254,7 +248,6 @@ def test_padding_changes_nothing(case: tuple, more: int) -> None:
         assert_same_rows(rows_of(padded, g, longer.shape[1]), rows_of(routing, g, logits.shape[1]))
 
 
-@settings(max_examples=150, deadline=None)
 @given(cases(EVERY_ROUTER), st.integers(0, 2**31))
 def test_rounding_does_not_choose_among_tokens_that_are_equal(case: tuple, seed: int) -> None:
     """The first tokens of two documents, or a word said twice at a beginning: ranks add up in other orders."""
@@ -269,7 +262,6 @@ def test_rounding_does_not_choose_among_tokens_that_are_equal(case: tuple, seed:
         assert_same_rows(rows_of(there, g, group_tokens), rows_of(here, g, group_tokens))
 
 
-@settings(max_examples=50, deadline=None)
 @given(cases(EVERY_ROUTER))
 def test_evaluation_drops_nothing(case: tuple) -> None:
     spec, logits, tokens, state = case
@@ -348,7 +340,6 @@ def test_the_load_of_the_last_step_stands_for_the_batch() -> None:
     assert (logits.grad[..., 2:] < 0).all()
 
 
-@settings(max_examples=75, deadline=None)
 @given(cases(TOKEN_CHOICE), st.integers(0, 9), st.sampled_from([torch.float32, torch.float64]))
 def test_even_shares_pull_at_nothing(case: tuple, each: int, dtype: torch.dtype) -> None:
     """Exactly, as before the first step: an optimizer may make a whole step of the smallest rounding."""

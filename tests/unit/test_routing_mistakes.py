@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate
 
@@ -166,7 +166,6 @@ def routed_calls(draw: st.DrawFn) -> tuple[Any, ...]:
     return given, spec, tokens, layer, either([None, state, state], [3, {}, "x"])
 
 
-@settings(max_examples=300, deadline=None)
 @given(routed_calls())
 def test_what_cannot_be_routed_is_a_value_error_in_words(call: tuple[Any, ...]) -> None:
     try:

@@ -7,7 +7,7 @@ from math import inf
 from operator import add
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from benchmarks.published_rows import ROWS
 from moe.plan import Degrees, Search
@@ -36,7 +36,6 @@ def some_of(choices: Choices, workers: int) -> Iterator[Candidate]:
         yield from islice(of_shape(choices, shape), 0, None, EVERY)
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
     assert_room(searched(job).memory, some_of(Choices(job.spec, job.cluster), job.workers))
@@ -65,7 +64,6 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
         assert not memory.exceeds_unplaced(Candidate(shape, each.options), total - memory.allowance)
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
     """So the largest that may fit is found by bisection."""
@@ -83,7 +81,6 @@ def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
     """On devices that are just large enough for it."""
@@ -101,7 +98,6 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
         assert fewest <= workers
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs())
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     """That of its shape, of even stages, of the stages as they are, and of what comes beside micro-batches; nor than
@@ -138,7 +134,6 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
             assert all(larger <= NEARLY * smaller for larger, smaller in pairwise(of_a_group))
 
 
-@settings(max_examples=40, deadline=None)
 @given(jobs())
 def test_the_fastest_under_a_limit_is_that_of_the_ranking(job: Job) -> None:
     """And there is none where all take longer."""

@@ -158,7 +158,6 @@ def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
         assert_bounded(search, choices, shape, every=301)
 
 
-@settings(max_examples=100, deadline=None)
 @given(jobs())
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     spec, cluster, workers, _ = job
@@ -179,7 +178,6 @@ def assert_bounded(search: Search, choices: Choices, shape: Degrees, every: int)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(jobs(), st.sampled_from([1, 2, 5]))
 def test_the_best_are_those_of_trying_every_choice(job: Job, top: int) -> None:
     spec, cluster, workers, _ = job
@@ -207,7 +205,6 @@ def test_the_best_are_those_of_trying_every_choice(job: Job, top: int) -> None:
         assert {each.candidate for each in fitting[:number]} <= set(found)
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs(over_nodes=True))
 def test_what_is_not_gathered_is_best_cut_up_over_all_that_share_it(
     job: Job,
@@ -236,7 +233,6 @@ def with_asked(spec: JobSpec, axis: str, value: Any) -> JobSpec:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(jobs(), st.sampled_from(OPTIONS))
 def test_nothing_that_is_asked_for_is_faster(job: Job, option: tuple[str, Any]) -> None:
     """Of what is tried unasked, at the software's usual constants: a plan may be another, which lies less behind at

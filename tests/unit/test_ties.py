@@ -1,7 +1,7 @@
 """Which of equals is chosen: never what rounding makes of them."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.routing import TokenContext, route
@@ -38,7 +38,6 @@ def tied_logits(draw: st.DrawFn) -> torch.Tensor:
     ][None]
 
 
-@settings(max_examples=200, deadline=None)
 @given(tied_logits(), st.integers(1, 3), st.integers(0, 2**31), st.integers(0, 3))
 def test_rounding_decides_no_tie_of_sinkhorns(
     logits: torch.Tensor, top_k: int, seed: int, padded: int
@@ -77,7 +76,6 @@ def test_close_scores_are_equal_ones(rows: list[list[int]], then: list[int], k: 
     assert top_k_of_close(close, k, within, second).tolist() == expected
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.floats(-30, 30, width=32), st.integers(1, 70), st.integers(2, 13),
     st.sampled_from([torch.float32, torch.float64]),

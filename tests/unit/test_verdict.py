@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from moe.plan import Cluster, Plan, plan_job
 from moe.plan.cost.flops import model_flops_per_step
@@ -96,7 +96,6 @@ def test_a_full_device_has_a_margin() -> None:
     assert any(f"{memory.needed / 2**30:.2f} GiB predicted of 80.00 GiB" in reason for reason in plan.reasons)
 
 
-@settings(max_examples=40, deadline=None)
 @given(jobs())
 def test_every_plan_leaves_what_allocators_fragment(job: Job) -> None:
     try:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -50,7 +50,6 @@ def run(function: Any, inputs: list[Tensor], documents: Tensor | None, *state: T
     return outputs_and_gradients(of, *inputs, *state)
 
 
-@settings(max_examples=40)
 @given(
     rows=st.integers(1, 2),
     length=st.integers(1, 40),
