@@ -20,8 +20,9 @@ help:
 	@echo 'make setup     a virtual environment in $(VENV), with the versions of constraints.txt'
 	@echo 'make demo      train the demo translation model here, from POST to translations'
 	@echo 'make check     formatting, lint, types and import directions'
-	@echo 'make test      the tests (make test-slow: those that take longest, which are left out of it;'
-	@echo '               PART=1/4 runs a quarter of those; make test-gpu: those that need a GPU, and the layer measured on it)'
+	@echo 'make test      the tests but for the slow ones (THOROUGH=1 draws more random cases)'
+	@echo 'make test-slow the slow tests (PART=1/8 runs an eighth of them)'
+	@echo 'make test-gpu  the tests that need a GPU, and the layer measured on it'
 	@echo 'make parity    every router under every layout against one process, in both models; writes docs/parity.md'
 	@echo '               (PART=1/3 runs a third of it, and the last of three writes)'
 	@echo 'make bench     every benchmark; prints tables, writes benchmarks/results/'
@@ -53,7 +54,7 @@ TESTS := $(if $(THOROUGH),HYPOTHESIS_PROFILE=thorough) $(BIN)/python -m pytest -
 test: setup
 	$(TESTS)
 
-# One in twenty of the tests, and half of the time. PART=1/4 runs a quarter of them, as each change is met by one.
+# What takes long, where other cases or tests show the subject too. Each change meets an eighth of them, PART=1/8.
 test-slow: setup
 	$(TESTS) -m 'slow and not grid' $(if $(PART),--part $(PART))
 
