@@ -134,8 +134,8 @@ def own_generator(module: Plain, h: Tensor) -> Tensor:
     return h + torch.rand(8, generator=torch.Generator().manual_seed(3))  # own generator
 
 
-def normal(module: Plain, h: Tensor) -> Tensor:
-    return h + torch.randn(8)  # a normal variable
+def shuffled(module: Plain, h: Tensor) -> Tensor:
+    return h[torch.randperm(8)]  # an order drawn at random
 
 
 def pythons(module: Plain, h: Tensor) -> Tensor:
@@ -185,8 +185,8 @@ CAPTURED = {
     "a backward pass": (goes_back, "goes back", "must only compute", "outside of the module"),
     "a seed": (seeds, "seeds", "(='torch.manual_seed') seeds torch's random numbers", "seed=..."),
     "a generator": (own_generator, "own generator", "a generator of its own", "keyed by seed, step, position"),
-    "normal variables": (normal, "a normal variable", "(='aten.randn.default') draws random numbers that would",
-                         "torch.rand"),
+    "a random order": (shuffled, "an order drawn at random",
+                       "(='aten.randperm.default') draws random numbers that would", "torch.rand"),
     "a count": (counted, "counted", ".0') is given to tensor, and is another in each call", "as a tensor"),
     "an own generator of numpy": (of_a_generator, "of numpy", "(='an array') is given to tensor", "torch.rand"),
     "arrays that differ": (of_an_array, "an array of numpy", "(='an array') is given to from_numpy", "torch.rand"),

@@ -1,6 +1,7 @@
 """Work that hints split stays split: where propagation from hints splits an operator along a mesh axis, no plan repeats
 it whole on every rank of that axis. Where hints place inputs and all parameters along an axis without contradiction,
-products are split exactly as propagation splits them, as in data parallelism."""
+products are split exactly as propagation splits them, as in data parallelism. Where both operands of a product are split
+so that one has to be gathered or passed round a ring, as in FSDP, cost decides which and when."""
 
 from collections.abc import Callable, Mapping
 
@@ -30,9 +31,9 @@ def bound_by(
     over micro-batches before the mesh's."""
     trained = [node.name for node, leaf in captured.leaves.items() if leaf.kind == "parameter" and leaf.shape]
     num_axes = len(followed.assignment.degrees)
-    conflicting = {conflict.axis for conflict in followed.conflicts}
+    open_axes = {conflict.axis for conflict in followed.conflicts} | _axes_of_rings(captured, followed, rule_of)
     full = [
-        axis not in conflicting and all(name in pins and pins[name][axis] is not None for name in trained)
+        axis not in open_axes and all(name in pins and pins[name][axis] is not None for name in trained)
         for axis in range(num_axes)
     ]
     bound: dict[fx.Node, tuple[str, ...]] = {}
@@ -46,6 +47,19 @@ def bound_by(
         ]
         bound[node] = (*([ANY] * in_loop), *asked)
     return bound
+
+
+def _axes_of_rings(
+    captured: Captured, followed: Propagated, rule_of: Callable[[fx.Node], Rule]
+) -> set[int]:
+    """Axes along which propagation has a product pass an operand round a ring."""
+    return {
+        axis
+        for node in captured.graph.graph.nodes
+        if is_operator(node) and rule_of(node).is_product
+        for axis, option in enumerate(followed.assignment.options[node.name])
+        if option.exchange is not None and option.exchange.kind == "ring"
+    }
 
 
 def allows(bound: Bound, node: fx.Node, names: tuple[str, ...]) -> bool:
