@@ -26,6 +26,7 @@ PRODUCT = (
     "planning",
     "one_program",
     "sharded_step",
+    "sharded_peers",
     "own_models",
     "two_layouts",
     "language_step",

@@ -1,4 +1,7 @@
-"""Hints bind the work: what they split no plan computes whole on every rank, however dear its exchanges are."""
+"""Hints bind the work: what they split no plan computes whole on every rank, however dear its exchanges are; and hints
+as DDP or FSDP would say them give the exchanges of DDP or FSDP, and no others."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -65,3 +68,34 @@ def test_evaluation_and_other_sizes_are_bound_too():
     ready = of_other_call(without_values(model).eval(), (torch.zeros(8, 64),), None, plan, (), placements)
     targets = [node.target for node in ready.program.forward.graph.nodes]
     assert take_part in targets
+
+
+class PackedAttention(nn.Module):
+    """Query, key and value in one product, unpacked as GPTs do it: their gradients are stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.packed, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        heads = self.packed(self.norm(x)).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return (x + self.out(attended.transpose(1, 2).reshape(rows, length, width))).square().mean()
+
+
+FSDP = {"*": sharding.Split(0)}
+AS_BY_HAND: dict[str, tuple[dict[str, Any], set[tuple[str, str]]]] = {
+    "DDP": (DDP, {("backward", "all_reduce")}),
+    "FSDP": (FSDP, {("forward", "gather"), ("backward", "gather"), ("backward", "reduce_scatter")}),
+}
+
+
+@pytest.mark.parametrize("which", AS_BY_HAND)
+def test_hints_as_of_a_wrapper_give_its_exchanges(which: str):
+    hints, exchanges = AS_BY_HAND[which]
+    plan = sharding.plan(PackedAttention(), (torch.zeros(64, 32, 32),), cores(2), hints, mesh={"a": 2})
+    assert {(each.phase, each.kind) for each in plan.collectives if each.num_bytes > 8} <= exchanges
+    assert len(products(plan)) >= 5
+    assert all(names[0].split()[-1] in "mk" for names in products(plan))

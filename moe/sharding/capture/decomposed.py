@@ -22,7 +22,6 @@ DECOMPOSED = (
     aten.nll_loss2d_backward.default,
     aten.t.default,
     aten.unbind.int,
-    aten.stack.default,
     aten.select_backward.default,
     aten.mse_loss.default,
     aten.mse_loss_backward.default,

@@ -1,5 +1,6 @@
 """Slices written so that what moves between ranks is seen: splits as slices rather than views of memory, the gradient
-of a slice as padding, through which partial sums pass, and reflections as slices reversed."""
+of a slice as padding, through which partial sums pass, stacks along a dimension of their own, and reflections as slices
+reversed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -69,6 +70,12 @@ def _reflection_pad_backward(gradient: Tensor, x: Tensor, pads: Sequence[int]) -
     return gradient
 
 
+def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Concatenated along a dimension of its own. Torch concatenates along the first dimension and views the result,
+    which merges the new dimension with that one: a batch that is split there could not stay so."""
+    return torch.cat([each.unsqueeze(dim) for each in tensors], dim)
+
+
 def _new_empty_strided(x: Tensor, shape: Sequence[int], stride: Sequence[int], **options: Any) -> Tensor:
     return x.new_empty(shape, **options)
 
@@ -77,6 +84,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split_with_sizes,
     aten.slice_backward.default: _slice_backward,
+    aten.stack.default: _stack,
     aten.reflection_pad1d.default: _reflection_pad,
     aten.reflection_pad2d.default: _reflection_pad,
     aten.reflection_pad3d.default: _reflection_pad,
