@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.parallel import collective
+from moe.parallel.first_rank import FirstRank
 
 
 def rank() -> int:
@@ -24,18 +25,26 @@ def world_size() -> int:
 
 
 def from_first(ask: Callable[[], Any]) -> Any:
-    """Rank 0's answer on every rank; the others are not asked. What it raises is raised on rank 0, and RuntimeError on
-    the others, so that none waits for it."""
+    """Rank 0's answer on every rank; the others are not asked, and wait for as long as rank 0 works, whatever the
+    process group's timeout. What it raises is raised on rank 0, and RuntimeError on the others, so that none waits for
+    it."""
     if world_size() == 1:
         return json.loads(_text(ask()))
     content, failure = b"", None
+    first = FirstRank()
     if rank() == 0:
         try:
-            content = _text({"answer": ask()})
+            with first.working():
+                content = _text({"answer": ask()})
         except Exception as error:
             content, failure = _text({"failed": f"{type(error).__name__}: {error}"}), error
+    else:
+        first.wait()
     with collective("broadcast of rank 0's answer"):
-        packed = _packed(content, _largest(len(content)))
+        size_bytes = _largest(len(content))  # to which all ranks come once they have waited
+        if rank() == 0:
+            first.forget()
+        packed = _packed(content, size_bytes)
         dist.broadcast(packed, src=0)
     if failure is not None:
         raise failure

@@ -64,7 +64,8 @@ def plan(
     `replicate` run on whole tensors where they have no rule. The batch is computed in `micro_batches` parts, one after
     the other; where that is not said, in the fewest with which there is room: 1, 2, 4. Blocks are computed again in the
     backward pass (`recompute`) as said, or else where nothing else has room. Without a cluster, it is one device of
-    this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call this.
+    this kind for each rank of the default process group. Where that is up, rank 0 plans, and all ranks call this: they
+    wait for as long as it takes. What takes longer than some seconds is told on standard error.
 
     Raises SpecError for what is wrong with the module or the hints, and for a model that does not fit.
     """
@@ -78,7 +79,8 @@ def plan(
                 replicate=replicate, optimizer_slots=optimizer_slots, search=search, micro_batches=micro_batches,
                 recompute=recompute,
             )  # fmt: skip
-            return {"plan": _planned(asked).to_json()}
+            with asked.progress:
+                return {"plan": _planned(asked).to_json()}
         except SpecError as error:
             if together.world_size() == 1:
                 raise
@@ -98,6 +100,7 @@ def _planned(asked: Asked) -> ShardingPlan:
         raise no_room(subject)
     solved, costs, axes = best.solved, best.costs, tuple(best.degrees)
     assignment = solved.assignment
+    asked.progress.at("writing the program")
     program = Partitioner(captured, assignment, best.rules, costs.moves).program()
     if costs.loop is not None:
         steps_of(program, captured, best.count)

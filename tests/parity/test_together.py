@@ -1,6 +1,8 @@
 """What ranks tell each other: plain values, the same wherever they arrive, and never a pickle."""
 
 import random
+import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.constants import default_pg_timeout
 
 from moe.parallel import together
 from moe.spec import SpecError
@@ -121,3 +124,32 @@ def test_where_rank_0_fails_no_rank_waits_for_its_answer(ranks: Pools) -> None:
         "KeyError: 'answer'",
         "RuntimeError: rank 0 failed: KeyError: 'answer'",
     ]
+
+
+def slow_answer(timeout_s: float) -> str:
+    """Rank 0's answer, which takes three times the timeout of process groups."""
+    c10d._set_pg_timeout(timedelta(seconds=timeout_s))
+    try:
+        return together.from_first(lambda: (time.sleep(3 * timeout_s), "an answer")[1])
+    finally:
+        c10d._set_pg_timeout(default_pg_timeout)
+
+
+def test_ranks_wait_for_rank_0_longer_than_for_a_collective(ranks: Pools) -> None:
+    assert ranks[2].run(slow_answer, 0.7) == ["an answer"] * 2
+
+
+def test_keys_of_rank_0s_answers_are_deleted(ranks: Pools) -> None:
+    before, after = ranks[2].run(num_keys)[0]
+    assert after == before
+
+
+def num_keys() -> tuple[int, int]:
+    """Keys in the store before and after answers of rank 0, but for the first one's counts."""
+    store = c10d._get_default_store()
+    counts = []
+    for _ in range(2):
+        together.from_first(lambda: time.sleep(1.2))
+        dist.barrier()
+        counts.append(store.num_keys())
+    return counts[0], counts[1]

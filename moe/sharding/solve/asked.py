@@ -1,7 +1,7 @@
 """What a user asks `sharding.plan` for, checked before anything is captured."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint
 from moe.sharding.solve.own_cluster import own_cluster
+from moe.sharding.solve.progress import Progress
 from moe.spec import Problem, SpecError
 from moe.spec.files import read_plain
 
@@ -30,6 +31,7 @@ class Asked:
     search: bool
     micro_batches: int | None
     recompute: bool | None
+    progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):

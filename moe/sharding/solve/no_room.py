@@ -90,6 +90,7 @@ def _larger(of: Subject) -> str:
 def _with_room(asked: Asked, num_devices: int) -> str | None:
     """So many devices, in words with the mesh where one was given; None where no plan fits on them."""
     cluster, mesh = asked.cluster, asked.mesh
+    asked.progress.at(f"no plan fits; trying {num_devices} devices")
     larger = cluster.of(num_devices)
     for grown in _grown(mesh, num_devices // cluster.num_devices):
         if _fits(replace(asked, cluster=larger, mesh=grown)):

@@ -40,6 +40,7 @@ def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
     on = _meshes(of)
     for again, (count, loop) in _runs(of):
         for degrees in on:
+            of.asked.progress.at(_in_words(degrees, count, again, best))
             way = _on_mesh(of, degrees, loop, count=count, again=again)
             used = None if way is None else int(way.solved.memory_bytes) + of.captured.input_bytes
             seconds = None if way is None else way.solved.seconds
@@ -49,6 +50,15 @@ def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
         if best is not None:
             break
     return best, considered
+
+
+def _in_words(degrees: Mapping[str, int], count: int, again: bool, best: Way | None) -> str:
+    parts = [f"mesh {dict(degrees)}", f"{count} micro-batch{'es' * (count > 1)}"]
+    if again:
+        parts.append("blocks computed again")
+    if best is not None:
+        parts.append(f"best step so far {1e3 * best.solved.seconds:.3g} ms")
+    return ", ".join(parts)
 
 
 def has_room(of: Subject) -> bool:

@@ -1,0 +1,70 @@
+"""Waiting for rank 0, however long it works, over the store of the default process group.
+
+Rank 0 sets a key every second while it works, and a last one when it ends; the others wait for one key after the other.
+So none of them meets the timeout of a process group, and rank 0's death is noticed within two minutes.
+"""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import _get_default_store
+
+from moe.parallel import collective
+
+BEAT_S = 1.0
+SILENCE = timedelta(seconds=120)
+"""Time without a key after which the others give up, once rank 0 has begun: nothing holds up its thread for as long."""
+_WORKS, _ENDED = b"works", b"ended"
+
+
+class FirstRank:
+    """Rank 0 at work, as the ranks of the default process group see it; each of them makes one for the same piece of
+    work."""
+
+    def __init__(self) -> None:
+        store = _get_default_store()
+        # counted in the store, so that ranks agree also where a process has had another process group before
+        number = store.add(f"first_rank/rank {dist.get_rank()}", 1)
+        self._store: Any = dist.PrefixStore(f"first_rank/{number}", store)
+        self._num_beats = 0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Tell the other ranks that rank 0 works, until the block ends. On rank 0."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(ended,), name="rank 0 works", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._set(_ENDED)
+
+    def wait(self) -> None:
+        """Wait until rank 0 has ended. Raises CollectiveError where it does not begin within torch's own timeout of
+        process groups, or dies."""
+        with collective("wait for rank 0"):
+            for beat in itertools.count():
+                self._store.wait([str(beat)], SILENCE if beat else default_pg_timeout)
+                if self._store.get(str(beat)) == _ENDED:
+                    return
+
+    def forget(self) -> None:
+        """Delete the keys. On rank 0, once all ranks have waited."""
+        for beat in range(self._num_beats):
+            self._store.delete_key(str(beat))
+
+    def _beat(self, ended: threading.Event) -> None:
+        while not ended.wait(BEAT_S):
+            self._set(_WORKS)
+
+    def _set(self, value: bytes) -> None:
+        self._store.set(str(self._num_beats), value)
+        self._num_beats += 1
