@@ -38,11 +38,15 @@ def signature_of(module: nn.Module) -> Signature | None:
 
 
 def arguments_of_sample(module: nn.Module, sample: Any) -> tuple[Any, ...] | list[Any] | Any:
+    """Canonical arguments of a sample for a module."""
+    return arguments_of(signature_of(module), sample)
+
+
+def arguments_of(takes: Signature | None, sample: Any) -> tuple[Any, ...] | list[Any] | Any:
     """Canonical arguments of a sample: a tuple or list of arguments in order, a mapping of arguments by name, or the
     only argument of `forward` (a data class, or a mapping or named tuple whose fields are not its arguments). Anything
     else is returned unchanged."""
     register_data_classes(sample)
-    takes = signature_of(module)
     if isinstance(sample, Mapping):
         names = all(isinstance(name, str) for name in sample)
         if names and _bound(takes, (), sample) is not None:

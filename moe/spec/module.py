@@ -136,7 +136,7 @@ class ModuleModelSpec(Counted):
 
 class ModuleDataSpec(Spec):
     """Batches that a function of the user's gives: `batch(seed, step)` is the global batch, a tuple of the module's
-    arguments, the same whenever and wherever it is called."""
+    arguments or a mapping of them by name, the same whenever and wherever it is called."""
 
     corpus: Literal["module"]
     batches: Code

@@ -25,7 +25,7 @@ from tests.service.users_module import batch, build
 from tests.unit.train_runs import RequestAfter
 
 CODE, STEPS = "tests.service.users_module", 6
-ALLOWED = (f"{CODE}:build", f"{CODE}:batch")
+ALLOWED = (f"{CODE}:build", f"{CODE}:batch", f"{CODE}:batch_by_name")
 HINTS: dict[str, Any] = {
     "items.weight": {"split": 0},  # eleven rows: parts are uneven
     "inner.weight": {"split": 0},  # seven
@@ -93,6 +93,15 @@ def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path
         assert every[0][1] == pytest.approx(losses, rel=1e-10)
         assert every[0][2] == pytest.approx(norms, rel=1e-10)
         assert [each[3].loss for each in every] == pytest.approx([report.loss] * number, rel=1e-10)
+
+
+def test_batches_that_are_mappings_are_arguments_by_name(ranks: Pools, tmp_path: Path) -> None:
+    spec = JobSpec.parse(job().model_dump(mode="json") | {"data": {"corpus": "module", "batches": ALLOWED[2]}})
+    kind, by_name, _, report = run(planned(1, spec), f"{tmp_path}/one", spec=spec)
+    _, in_order, _, report_in_order = run(planned(1, job()), f"{tmp_path}/in-order")
+    assert (kind, by_name, report.loss) == ("succeeded", in_order, report_in_order.loss)
+    (_, on_two, _, _), _ = ranks[2].run(run, planned(2, spec), f"{tmp_path}/two", 0, STEPS + 1, spec)
+    assert on_two == pytest.approx(in_order, rel=1e-10)
 
 
 def test_it_is_saved_on_two_ranks_and_goes_on_on_three_and_on_one(ranks: Pools, tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ def batch(seed: int, step: int, size: int = 12) -> tuple[Tensor, Tensor]:
     return items_BL, items_BL.double().mean(1) / 11
 
 
+def batch_by_name(seed: int, step: int) -> dict[str, Tensor]:
+    items_BL, rating_B = batch(seed, step)
+    return {"rating_B": rating_B, "items_BL": items_BL}
+
+
 def sample() -> tuple[Tensor, Tensor]:
     return batch(0, 0)
 

@@ -19,7 +19,7 @@ from moe.sharding.applied.programs import Programs
 from moe.sharding.applied.ready import Ready
 from moe.sharding.applied.stored import distributed, from_program, local, to_program
 from moe.sharding.applied.wrappers import refuse_wrapper
-from moe.sharding.arguments import canonical
+from moe.sharding.arguments import arguments_of, canonical
 from moe.sharding.capture.capture import TENSOR
 from moe.sharding.exchange.draws import Draws
 from moe.sharding.exchange.exchange import unpadded
@@ -227,6 +227,10 @@ class Applied(_Stays):
             if value is TENSOR:
                 returned[at] = next(tensors)
         return pytree.tree_unflatten(returned, ready.tree)
+
+    def arguments_of(self, batch: Any) -> tuple[Any, ...]:
+        """Positional arguments with which this module is called for a batch in any form that a sample may have."""
+        return tuple(arguments_of(self._takes, batch))
 
     def _called_with(self, batch: Sequence[Any]) -> tuple[Ready, list[Any]]:
         """(the program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the

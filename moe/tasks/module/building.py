@@ -2,18 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from moe.sharding.arguments import register_data_classes
 from moe.spec import ModuleDataSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.module.code import imported
 
-Batch = tuple[Any, ...]
-"""Arguments of one call of a module."""
+Batch = tuple[Any, ...] | list[Any] | Mapping[str, Any]
+"""Arguments of one call of a module: in order, or by name."""
 
 
 def build(spec: ModuleModelSpec, seed: int) -> nn.Module:
@@ -59,8 +60,9 @@ def batches(spec: ModuleDataSpec, seed: int) -> Callable[[int], Batch]:
 
 
 def as_batch(given: Any) -> Batch:
-    """Arguments of a call: those of a list or tuple, or the one that is given."""
-    return tuple(given) if isinstance(given, list | tuple) else (given,)
+    """Arguments of a call: those of a list or tuple in order, those of a mapping by name, or the one that is given."""
+    register_data_classes(given)
+    return given if isinstance(given, list | tuple | Mapping) else (given,)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

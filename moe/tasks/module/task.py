@@ -126,7 +126,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
 
     def loss(self, model: Any, micro_batch: ModuleBatch) -> Loss:
         model.draws.step = micro_batch.step
-        loss = model(*micro_batch.arguments)
+        loss = model(*model.arguments_of(micro_batch.arguments))
         return Loss(loss, loss.detach())
 
     def held_out_losses(self, model: Any, layout: "Layout", data: ModuleData) -> HeldOutLosses:
