@@ -96,7 +96,9 @@ def test_a_module_is_trained_alike_on_any_number_of_ranks(ranks: Pools, tmp_path
 
 
 def test_batches_that_are_mappings_are_arguments_by_name(ranks: Pools, tmp_path: Path) -> None:
-    spec = JobSpec.parse(job().model_dump(mode="json") | {"data": {"corpus": "module", "batches": ALLOWED[2]}})
+    spec = JobSpec.parse(
+        job().model_dump(mode="json") | {"data": {"corpus": "module", "batches": ALLOWED[2]}}
+    )
     kind, by_name, _, report = run(planned(1, spec), f"{tmp_path}/one", spec=spec)
     _, in_order, _, report_in_order = run(planned(1, job()), f"{tmp_path}/in-order")
     assert (kind, by_name, report.loss) == ("succeeded", in_order, report_in_order.loss)

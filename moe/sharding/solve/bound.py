@@ -31,7 +31,9 @@ def bound_by(
     over micro-batches before the mesh's."""
     trained = [node.name for node, leaf in captured.leaves.items() if leaf.kind == "parameter" and leaf.shape]
     num_axes = len(followed.assignment.degrees)
-    open_axes = {conflict.axis for conflict in followed.conflicts} | _axes_of_rings(captured, followed, rule_of)
+    open_axes = {conflict.axis for conflict in followed.conflicts} | _axes_of_rings(
+        captured, followed, rule_of
+    )
     full = [
         axis not in open_axes and all(name in pins and pins[name][axis] is not None for name in trained)
         for axis in range(num_axes)
@@ -49,9 +51,7 @@ def bound_by(
     return bound
 
 
-def _axes_of_rings(
-    captured: Captured, followed: Propagated, rule_of: Callable[[fx.Node], Rule]
-) -> set[int]:
+def _axes_of_rings(captured: Captured, followed: Propagated, rule_of: Callable[[fx.Node], Rule]) -> set[int]:
     """Axes along which propagation has a product pass an operand round a ring."""
     return {
         axis
