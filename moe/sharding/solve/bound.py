@@ -1,7 +1,7 @@
 """Work that hints split stays split: where propagation from hints splits an operator along a mesh axis, no plan repeats
 it whole on every rank of that axis. Where hints place inputs and all parameters along an axis without contradiction,
-products are split exactly as propagation splits them, as in data parallelism. Where both operands of a product are split
-so that one has to be gathered or passed round a ring, as in FSDP, cost decides which and when."""
+products are split exactly as propagation splits them, as in data parallelism. Where both operands of a product are
+split so that one has to be gathered or passed round a ring, as in FSDP, cost decides which and when."""
 
 from collections.abc import Callable, Mapping
 
