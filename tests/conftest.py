@@ -49,15 +49,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def mark_beyond_samples(items: list[pytest.Item]) -> None:
-    """Of a test's cases, all but the first few that `sample` says are slow."""
-    numbers: dict[str, int] = {}
+    """Of the cases of a test that has `sample(n)`, n evenly spaced ones stay; the others become slow."""
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if any(item.get_closest_marker(marker) for marker in ("slow", "grid")):
-            continue
-        if (sample := item.get_closest_marker("sample")) is not None:
-            test = item.nodeid.partition("[")[0]
-            numbers[test] = numbers.get(test, 0) + 1
-            if numbers[test] > sample.args[0]:
+        is_left_out = any(item.get_closest_marker(marker) for marker in ("slow", "grid"))
+        if item.get_closest_marker("sample") is not None and not is_left_out:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for test in cases.values():
+        sample = test[0].get_closest_marker("sample")
+        assert sample is not None
+        size = min(sample.args[0], len(test))
+        stay = {number * len(test) // size for number in range(size)}
+        for number, item in enumerate(test):
+            if number not in stay:
                 item.add_marker("slow")
 
 

@@ -64,6 +64,7 @@ def with_random_b(model: LanguageModel) -> LanguageModel:
     return model
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("probability", [0.1, 0.6])
 @pytest.mark.parametrize(
     "family", ["llama", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"]

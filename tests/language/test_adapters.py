@@ -165,6 +165,7 @@ def assert_equal(of: Both, random: Random) -> None:
             assert_close(of.ours.get_parameter(name), each, limit)
 
 
+@pytest.mark.sample(5)
 def test_adapters_are_pefts(case: Both, request: pytest.FixtureRequest) -> None:
     assert_equal(case, Random(request.node.name))
 
@@ -203,6 +204,7 @@ def test_targets_are_written_as_short_as_they_stand_for_the_same(
     assert (told["target_modules"], told["target_parameters"]) == (modules, parameters)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_path: Path) -> None:
     of = made(family, 7, tmp_path)

@@ -67,6 +67,7 @@ def test_the_reference_meets_what_it_is_meant_to_meet(attention: str) -> None:
     assert int(numbers[0].max()) == 0, "one whole document"
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_every_layout_with_some_attention_some_router_and_some_option(ranks: Pools, number: int) -> None:
     """Each of them is met by several layouts. `make parity` runs every router and every option with each."""

@@ -76,6 +76,7 @@ def parts_here(model: Model, plan: Plan, optimizer: str) -> tuple[Counter[tuple[
     return shapes, remembered
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("case", every(CASES, 3))
 def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str, Degrees]) -> None:
     name, degrees = case

@@ -77,6 +77,7 @@ def few_steps(router: str, train: TrainSpec) -> list[dict]:
     return run(model_of(**ROUTERS[router]), train, ONE, Shape(), FEW_STEPS)
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("number", range(len(EVERY_LAYOUT)), ids=lambda number: str(EVERY_LAYOUT[number]))
 def test_every_layout_with_some_router_and_some_option(ranks: Pools, number: int) -> None:
     """Each router and each option is met by several layouts. `make parity` runs every one with every other."""
@@ -224,6 +225,7 @@ def test_a_dense_twin_is_data_parallel(ranks: Pools) -> None:
     assert_same(run_on(ranks, Degrees(data=2), dense, train_of(), Shape(), 4), reference, 1e-10)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("degrees", ONE_STEP, ids=str)
 def test_one_step_of_narrow_numbers(ranks: Pools, degrees: Degrees, dtype: str) -> None:

@@ -24,6 +24,7 @@ def test_a_token_that_no_request_can_carry(tmp_path: Path, command: list[str], t
     assert token not in done.stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", [["schema"], ["ls"], ["ls", "--json"]])
 def test_output_that_cannot_be_written_is_said(
