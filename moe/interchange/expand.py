@@ -8,7 +8,7 @@ from typing import Any
 from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.catalog import family_in
 from moe.interchange.config import described
-from moe.interchange.hub_folder import CONFIG, HubFolder
+from moe.interchange.hub_folder import CONFIG, HubFolder, folder_of
 from moe.interchange.mixture import mixture
 from moe.spec import LanguageModelSpec, Problem, SpecError, expansion
 
@@ -91,6 +91,7 @@ def _expanded(
     if given.get("preset") is not None:
         raise SpecError(Problem(f"{place}.preset", given["preset"], "stands beside `from`, which says the same",
                                 "leave one of them out"))  # fmt: skip
+    given = {**given, "from": folder_of(given["from"])}
     folder = HubFolder(given["from"], roots, f"{place}.from")
     config, digest = folder.config()
     if given.keys() >= _WHOLE:

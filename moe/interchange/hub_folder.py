@@ -23,6 +23,12 @@ _SHARD = re.compile(r"[^/*\0\ud800-\udfff]+\.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
+def folder_of(url: str) -> str:
+    """The folder that a user names, who may name its `config.json` instead."""
+    folder, slash, name = url.rpartition("/")
+    return (folder or slash or ".") if name == CONFIG else url
+
+
 class HubFolder:
     """Its files by name. `place` stands in errors for who named the folder; `roots` as `Locator` has them."""
 

@@ -234,6 +234,10 @@ class Plan(Spec):
     """The next best, the fastest first."""
     ruled_out: tuple[str, ...] = ()
     made_for: MadeFor | None = None
+    missing: tuple[str, ...] = ()
+    """Needs of a run that the job does not name, such as a model's weights: it can be planned, and not be submitted."""
+    defaults: dict[str, str] = Field(default_factory=dict)
+    """Values that the job leaves out and that decide its speed and memory, by their place."""
     tried: tuple[Trial, ...] = ()
     """The layouts among which this one was measured to be the fastest, where `parallel.auto` is `measured`."""
     measured: Measurement | None = None
@@ -274,6 +278,8 @@ class Plan(Spec):
             "ends_s",
             "fewest",
             "num_billed_devices",
+            "missing",
+            "defaults",
         ):
             if not getattr(self, name):
                 written.pop(name, None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from moe.plan.cluster.devices import DEVICES
 from moe.plan.plan import Plan
 from moe.plan.search.explain import number_of, seconds_of, size_of
 from moe.plan.speed import speed_in_words
@@ -11,7 +12,11 @@ def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
     """(question, answer) pairs on a job's plan, the most important first."""
     yield "fits", _fits(plan)
     yield "can be run", _can_be_run(plan)
+    if plan.missing:
+        yield "to train", "; ".join(plan.missing)
     yield "speed", _speed(plan)
+    for place, value in plan.defaults.items():
+        yield "by default", _by_default(plan, place, value)
     if faster := _faster(plan):
         yield "faster", faster
 
@@ -49,6 +54,17 @@ def _speed(plan: Plan) -> str:
     if (utilization := plan.utilization) is not None:
         speed += f", MFU {utilization:.0%} ({plan.flops_per_s_per_device / 1e12:,.0f} TFLOP/s a device)"
     return speed
+
+
+def _by_default(plan: Plan, place: str, value: str) -> str:
+    """A default of the job, and for a precision how much faster a narrower one could be."""
+    answer = f"{value}: {place} is left out"
+    peaks = DEVICES[plan.device_type].peak_flops_per_s if plan.device_type in DEVICES else {}
+    if place == "train.dtype" and plan.device != "cpu" and "bfloat16" in peaks and value in peaks:
+        times = peaks["bfloat16"] / peaks[value]
+        if times > 1:
+            answer += f"; the peak of bfloat16 is {times:.3g} times as high on {plan.device_type}"
+    return answer
 
 
 def _faster(plan: Plan) -> str:

@@ -13,6 +13,7 @@ from moe.spec.base import Count, Spec, Text
 from moe.spec.conversations import ConversationsSpec, PreferenceSpec
 from moe.spec.data import DataSpec, SequencesSpec, SyntheticSpec
 from moe.spec.errors import Problem, SpecError
+from moe.spec.groups import with_group
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
@@ -124,6 +125,22 @@ class JobSpec(Spec):
         return self.train.batch_tokens // self.group_tokens
 
     @property
+    def missing_folder(self) -> Problem | None:
+        """Problem of a job that is trained beside the weights of a model's folder, or by its chat template, and names
+        none. It can be planned, and not be trained."""
+        if not isinstance(self.model, LanguageModelSpec) or self.model.from_folder is not None:
+            return None
+        if self.model.adapter is not None:
+            rule = "is required beside an adapter, which is trained beside weights that are there"
+            remedy = "name the folder of a model, leave adapter out, or only plan it: shardyard plan"
+            return Problem("model.from", None, rule, remedy)
+        if isinstance(self.data, ConversationsSpec):
+            rule = f"is required for the corpus {self.data.corpus}, which its chat template writes"
+            remedy = "name the folder of a model that has one, or only plan it: shardyard plan"
+            return Problem("model.from", None, rule, remedy)
+        return None
+
+    @property
     def label_smoothing(self) -> float:
         """`train.label_smoothing`, or what it is where left out."""
         if self.train.label_smoothing is not None:
@@ -150,10 +167,16 @@ class JobSpec(Spec):
     def parse(cls, given: Any, *, accepted: bool = False) -> "JobSpec":
         """The job that plain data (from YAML, JSON, a dict) describes. Raises SpecError with every problem.
 
-        One that was `accepted` before, as those are that `model_validate` reads, may be what no new one can be.
+        One that was `accepted` before, as those are that `model_validate` reads, may be what no new one can be, and has
+        the group of tokens that it says.
         """
+        filled = given if accepted else with_group(given)
         try:
-            return cls.model_validate(given, context=None if accepted else _NEW)
+            job = cls.model_validate(filled, context=None if accepted else _NEW)
+            if filled is not given and job.model.moe is not None:
+                # It stays left out: the same job with sequences of another length is filled in by those.
+                job.model.moe.model_fields_set.discard("group_tokens")
+            return job
         except ValidationError as error:
             beside = isinstance(given, dict) and given.get("adapter") is not None
             raise SpecError(_as_written(problems_of(error)) if beside else problems_of(error)) from None
@@ -176,7 +199,8 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         return list(_problems_of_module(job))
     problems = [*_problems_of_freezing(job), *_problems_of_evaluation(job)]
     moe, batch_tokens = job.model.moe, job.train.batch_tokens
-    if moe is not None and batch_tokens % moe.group_tokens:
+    of_one_sequence = isinstance(job.model, LanguageModelSpec) and job.group_tokens == job.data.max_tokens
+    if moe is not None and not of_one_sequence and batch_tokens % moe.group_tokens:
         lower = max(1, batch_tokens // moe.group_tokens) * moe.group_tokens
         problems.append(
             Problem(
@@ -265,12 +289,9 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
     """Problems of a model that begins with new weights; others keep what they were trained with."""
-    has_weights = False
-    if isinstance(job.model, LanguageModelSpec):
-        has_weights = job.model.from_folder is not None
-        if job.model.adapter is not None and not has_weights:
-            rule = "is required beside an adapter, which is trained beside weights that are there"
-            return [Problem("model.from", None, rule, "name the folder of a model, or leave adapter out")]
+    has_weights = isinstance(job.model, LanguageModelSpec) and (
+        job.model.from_folder is not None or job.model.adapter is not None
+    )
     from_scratch = job.start_from is None and not has_weights
     if not from_scratch or job.model.moe is None or (never := job.model.moe.routing.never_trained()) is None:
         return []
@@ -281,9 +302,6 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
     """Conversations are written as a folder's template says, and preferences are learned beside a model that stays."""
     assert isinstance(job.model, LanguageModelSpec)
     is_preference = isinstance(job.data, PreferenceSpec)
-    if isinstance(job.data, ConversationsSpec) and job.model.from_folder is None:
-        rule = f"is required for the corpus {job.data.corpus}, which its chat template writes"
-        yield Problem("model.from", None, rule, "name the folder of a model that has one")
     if is_preference and job.model.adapter is None:
         yield Problem("adapter", None, "is required for the corpus preference: the model beneath it is the one that "
                       "answers are compared with", "add one, as in adapter: {rank: 16}")  # fmt: skip
@@ -305,7 +323,7 @@ def _problems_of_sequences(job: JobSpec) -> list[Problem]:
                     f"must be a multiple of data.max_tokens (={max_tokens}): groups hold whole sequences",
                     f"use {max_tokens * max(1, group_tokens // max_tokens)}")
         )  # fmt: skip
-    if job.model.moe is None and batch_tokens % max_tokens:
+    if group_tokens == max_tokens and batch_tokens % max_tokens:
         problems.append(
             Problem("train.batch_tokens", batch_tokens, f"must be a multiple of data.max_tokens (={max_tokens})",
                     f"use {max_tokens * max(1, batch_tokens // max_tokens)}")

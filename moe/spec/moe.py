@@ -63,7 +63,9 @@ class MoESpec(Spec):
     What counts for the choice alone is `selection_bias`."""
     group_tokens: Count = 1024
     """Positions of the batch that form one group. Groups are routed independently of one another, so this is
-    a property of the data and never of the layout."""
+    a property of the data and never of the layout. Left out of a language model, it is one sequence, `data.max_tokens`,
+    where the model begins `from` a folder, or where the preset's or the default would not hold whole sequences or not
+    divide the batch."""
     input_jitter: Fraction = 0.0
     """In training the router sees its input multiplied by Uniform(1 - jitter, 1 + jitter), element by element
     (arXiv 2101.03961, section 2.4)."""

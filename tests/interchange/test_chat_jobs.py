@@ -84,7 +84,6 @@ CHAT = {"corpus": "chat", "paths": ["/data/*.jsonl"]}
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model": {"from": None}}, "model.from is required for the corpus chat, which its chat template writes"),
         ({"data": {"corpus": "preference"}}, "adapter is required for the corpus preference"),
         ({"data": {"corpus": "preference"}, "adapter": {"rank": 2}, "train": {"label_smoothing": 0.1}},
          "train.label_smoothing (=0.1) is nothing for the corpus preference"),
@@ -105,9 +104,6 @@ def test_what_conversations_need_is_told_by_the_spec(
     expanded = expand(given, None)
     for part, fields in changes.items():
         expanded[part] = {**expanded.get(part, {}), **fields}
-    if changes.get("model"):
-        expanded["model"] = {name: value for name, value in expanded["model"].items() if value is not None}
-        expanded["model"].pop("from_config")
     with pytest.raises(SpecError) as found:
         JobSpec.parse(expanded)
     assert told.replace("data.chat.", "data.") in str(found.value).replace("data.chat.", "data.")

@@ -152,16 +152,15 @@ def test_it_goes_beside_a_spec_that_is_made_too() -> None:
     assert JobSpec.parse({**JOB, "adapter": None}) == JobSpec.parse(JOB)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}}, "adapter is nothing for a translation"),
-        ({"model": {**MODEL, "from": None}}, r"model\.from is required beside an adapter"),
-    ],
-)  # fmt: skip
-def test_only_language_models_with_weights_have_one(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        JobSpec.parse({**JOB, **given, "adapter": {"rank": 2}})
+def test_only_language_models_have_one() -> None:
+    given = {
+        **JOB,
+        "model": {"preset": "gshard-tiny"},
+        "data": {"corpus": "catalogs"},
+        "adapter": {"rank": 2},
+    }
+    with pytest.raises(SpecError, match="adapter is nothing for a translation"):
+        JobSpec.parse(given)
 
 
 def test_freezing_the_adapter_leaves_nothing_to_train() -> None:

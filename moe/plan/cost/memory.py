@@ -69,7 +69,8 @@ class MemoryModel:
         self._num_groups, self._group_tokens = spec.num_groups, spec.group_tokens
         self._m, self._units = spec.model.model_dim, units(spec.model, profile, spec.train.freeze)
         self._layers = LayerMemory(spec, self._kind, profile, load_skew)
-        self._keeps_frozen = spec.model.keeps_frozen
+        # A folder has what lies beneath an adapter, also where the job, which is only planned, names none yet.
+        self._keeps_frozen = getattr(spec.model, "adapter", None) is not None
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
         self._state_width = max(4, self._width)

@@ -51,6 +51,8 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         self._model, self._data = spec.model, spec.data
 
     def check_data(self, roots: Sequence[str]) -> Sequence[str]:
+        if (missing := self.spec.missing_folder) is not None:
+            raise SpecError(missing)
         tokenizer = None
         if self._model.from_folder is not None:
             tokenizer = with_template(model_tokenizer(self._model, roots), self._data, roots)

@@ -12,7 +12,7 @@ from service.cli.failures import Misuse
 from service.cli.options import AsJson, Url
 
 if TYPE_CHECKING:
-    from moe.plan import Cluster, PlanRequest, Pools
+    from moe.plan import Cluster, Plan, PlanRequest, Pools
     from moe.plan.named import Name
     from service.cli.job_plan import Written
 
@@ -250,6 +250,8 @@ def _answer(
         request, on, plan_and_where = fitted(request, _known(on, "--fit"))
     else:
         plan_and_where = planned(request, on, url)
+    if on is not None:  # a control plane has noted it
+        plan_and_where = _noted(request, *plan_and_where)
     if questions.against is not None and kept is not None:
         require_same(kept, plan_and_where[0], questions.against.name)
     if layout is not None:
@@ -258,6 +260,14 @@ def _answer(
         depends(request, _known(on, "--sensitivity"), plan_and_where, written)
     else:
         give(*plan_and_where, written)
+
+
+def _noted(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", str]:
+    """The plan with notes on its job, and what it is for."""
+    from moe.plan.notes import noted
+    from moe.tasks.missing import missing_to_train
+
+    return noted(plan, request.spec, missing_to_train(request.spec, None)), where
 
 
 def _known(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":

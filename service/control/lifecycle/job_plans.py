@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from moe.plan import Cluster, Plan, Pools
 from moe.plan.goal import Goal
+from moe.plan.notes import noted
 from moe.plan.profile import ProfileName
 from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.build import build_task
+from moe.tasks.missing import missing_to_train
 from moe.tasks.module.code import check_allowed
 from service.control.errors import Unavailable
 from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
@@ -96,7 +98,7 @@ class JobPlans:
         goal: Goal | None = None,
     ) -> Plan:
         """Plan that `submit` would make now, with nothing stored; on another `cluster` where one is given, also of what
-        cannot be run yet.
+        cannot be run yet. A job that lacks a model's weights is planned on either, and the plan says what it lacks.
 
         Raises SpecError also for what this cluster can never hold, LauncherUnavailable.
         """
@@ -107,7 +109,7 @@ class JobPlans:
             check_allowed(spec, self._allowed_code)
             if isinstance(spec.model, ModuleModelSpec):
                 return self._modules.made(spec, module_cluster(spec, cluster, num_workers))
-            return plan_on(
+            plan = plan_on(
                 spec,
                 cluster,
                 num_workers,
@@ -117,20 +119,24 @@ class JobPlans:
                 software=software,
                 goal=goal,
             )
+            return noted(plan, spec, missing_to_train(spec, self._data_roots))
         self._storage_roots.job_folder(spec.storage, "job")  # refused outside of the roots
-        self.check(spec)
+        if missing := missing_to_train(spec, self._data_roots):
+            check_degrees(spec)
+        else:
+            self.check(spec)
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
-        plan = (
+        made = (
             None
             if isinstance(empty, NeverFits)
             else self._planned(spec, facts, num_workers, top, profile, software, goal)
         )
-        if plan is None:
+        if made is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
             raise SpecError(Problem("resources", f"{workers} workers", empty.reason, "ask for less"))
-        return plan
+        return noted(made, spec, missing)
 
     def _planned(
         self,

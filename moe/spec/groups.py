@@ -1,0 +1,45 @@
+"""Group of tokens of a language model's experts, where its job leaves it out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moe.spec import expansion
+from moe.spec.data import SyntheticSpec
+from moe.spec.model import kind_of
+from moe.spec.moe import MoESpec
+from moe.spec.sequences import SequencesFields
+from moe.spec.train import TrainSpec
+
+
+def with_group(given: Any) -> Any:
+    """A job as plain data, with `model.moe.group_tokens` filled in where nothing says it: one sequence for a model that
+    begins `from` a folder. Others keep their preset's, or the default, as long as it holds whole sequences and divides
+    the batch, and have one sequence where it does not. `given` itself where there is nothing to fill in."""
+    model = given.get("model") if isinstance(given, Mapping) else None
+    if not isinstance(model, Mapping) or kind_of(model) != "language":
+        return given
+    said, filled = model.get("moe") or {}, expansion.expanded(dict(model)).get("moe")
+    if not isinstance(said, Mapping) or not isinstance(filled, Mapping) or "group_tokens" in said:
+        return given
+    corpus = _part(given, "data").get("corpus")
+    max_tokens = _number(
+        given, "data", "max_tokens", SyntheticSpec if corpus == "synthetic" else SequencesFields
+    )
+    batch_tokens = _number(given, "train", "batch_tokens", TrainSpec)
+    if max_tokens is None or batch_tokens is None:
+        return given  # which is refused by its own place
+    default = filled.get("group_tokens", MoESpec.model_fields["group_tokens"].default)
+    if model.get("from") is None and not default % max_tokens and not batch_tokens % default:
+        return given
+    return {**given, "model": {**model, "moe": {**said, "group_tokens": max_tokens}}}
+
+
+def _part(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = given.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _number(given: Mapping[str, Any], part: str, name: str, spec: Any) -> int | None:
+    """A count that a part of a job says, or its default; None for what is no count."""
+    value = _part(given, part).get(name, spec.model_fields[name].default)
+    return value if type(value) is int and value > 0 else None

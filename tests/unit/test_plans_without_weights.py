@@ -1,0 +1,112 @@
+"""Plans of jobs that name no weights: arithmetic needs none, and training does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe.interchange.expand import expand_request
+from moe.plan import Cluster, Plan, plan_request
+from moe.plan.notes import noted
+from moe.plan.search.pools import plan_anywhere
+from moe.plan.verdict import verdict
+from moe.spec import JobSpec, SpecError
+from moe.tasks.build import build_task
+from moe.tasks.missing import missing_to_train
+
+H100S = Cluster(num_nodes=1, devices_per_node=8, device="h100")
+MIXTRAL = {
+    "model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32_000, "intermediate_size": 14_336,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "hidden_act": "silu",
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+DOCUMENTS = {"corpus": "documents", "sources": [{"paths": ["/data/a.jsonl"]}]}
+CHAT = {"corpus": "chat", "paths": ["/data/a.jsonl"]}
+ADAPTER = {"rank": 16, "base": "bfloat16"}
+PREFERENCE = {**CHAT, "corpus": "preference"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A `config.json` without anything beside it."""
+    (tmp_path / "mixtral").mkdir()
+    path = tmp_path / "mixtral" / "config.json"
+    path.write_text(json.dumps(MIXTRAL))
+    return path
+
+
+def spec_of(model: dict[str, Any], data: dict[str, Any], **beside: Any) -> JobSpec:
+    given = {
+        "model": model, "data": {**data, "max_tokens": 4096}, "train": {"num_steps": 1, "batch_tokens": 65_536},
+        "resources": {"num_workers": 8}, **beside,
+    }  # fmt: skip
+    return plan_request(expand_request(given, None)).spec
+
+
+def planned(spec: JobSpec) -> Plan:
+    return noted(plan_anywhere(spec, H100S), spec, missing_to_train(spec, None))
+
+
+@pytest.mark.parametrize("data", [DOCUMENTS, CHAT, PREFERENCE])
+def test_presets_and_bare_configs_are_planned_alike(data: dict[str, Any], config: Path) -> None:
+    adapter = {"adapter": ADAPTER}
+    of_preset, of_folder, of_file = (
+        planned(spec_of(model, data, **adapter))
+        for model in ({"preset": "mixtral-8x7b"}, {"from": str(config.parent)}, {"from": str(config)})
+    )
+    assert of_preset.missing[0].startswith("model.from is required beside an adapter")
+    assert of_folder.missing[0].startswith(f"model.from (={str(config.parent)!r}) has no model.safetensors")
+    free: dict[str, Any] = {"missing": (), "made_for": None, "reasons": ()}
+    assert of_preset.model_copy(update=free) == of_folder.model_copy(update=free)
+    assert of_folder == of_file
+    assert dict(verdict(of_preset))["to train"] == of_preset.missing[0]
+
+
+def test_conversations_are_planned_for_a_preset() -> None:
+    (needed,) = planned(spec_of({"preset": "olmoe-1b-7b"}, CHAT)).missing
+    assert needed.startswith("model.from is required for the corpus chat")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "beside", "rule"),
+    [
+        ({"preset": "mixtral-8x7b"}, DOCUMENTS, {"adapter": {"rank": 4}}, "is required beside an adapter"),
+        ({"preset": "mixtral-8x7b", "adapter": {"rank": 4}}, CHAT, {}, "is required beside an adapter"),
+        ({"preset": "mixtral-8x7b"}, CHAT, {}, "is required for the corpus chat"),
+        ({"preset": "mixtral-8x7b"}, PREFERENCE, {"adapter": {"rank": 4}}, "is required beside an adapter"),
+        ({"from": ""}, CHAT, {"adapter": {"rank": 4}}, "has no model.safetensors"),
+    ],
+)  # fmt: skip
+def test_what_would_be_trained_is_refused_without_weights(
+    model: dict[str, Any], data: dict[str, Any], beside: dict[str, Any], rule: str, config: Path
+) -> None:
+    named = {**model, "from": str(config.parent)} if "from" in model else model
+    spec = spec_of(named, data, **beside)
+    with pytest.raises(SpecError) as refused:
+        build_task(spec).check_data(["/data", str(config.parent)])
+    (problem,) = refused.value.problems
+    assert problem.path == "model.from"
+    assert problem.rule.startswith(rule)
+
+
+def test_a_folder_that_lies_elsewhere_is_not_said_to_lack_weights(config: Path) -> None:
+    spec = spec_of({"from": str(config.parent)}, DOCUMENTS)
+    assert missing_to_train(spec, ["/elsewhere"]) == ()
+    config.unlink()
+    assert missing_to_train(spec, None) == ()
+
+
+def test_a_precision_that_the_job_leaves_out_is_told(config: Path) -> None:
+    adapter = {"adapter": ADAPTER}
+    plan = planned(spec_of({"from": str(config.parent)}, DOCUMENTS, **adapter))
+    assert plan.defaults == {"train.dtype": "float32"}
+    assert dict(verdict(plan))["by default"] == (
+        "float32: train.dtype is left out; the peak of bfloat16 is 2 times as high on h100"
+    )
+    train = {"num_steps": 1, "batch_tokens": 65_536, "dtype": "float32"}
+    of_said = planned(spec_of({"from": str(config.parent)}, DOCUMENTS, train=train, **adapter))
+    assert of_said == plan.model_copy(update={"defaults": {}})
+    assert "defaults" not in of_said.model_dump(mode="json")
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
