@@ -31,6 +31,7 @@ _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
 }  # fmt: skip
 
+# `pad_token_id` where published configs have one: a first token (Granite), an end of text (GLM), any other.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 40, "attention_bias": True, "rope_parameters": {
         "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 32,
@@ -43,22 +44,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
                   "sliding_window": 16},
     "qwen3_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2,
                   "head_dim": 8, "decoder_sparse_step": 2, "norm_topk_prob": True, "attention_bias": True},
-    "olmoe": {"intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 8.0},
+    "olmoe": {"intermediate_size": 12, "num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 8.0,
+              "pad_token_id": 1},
     "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy", "attention_bias": True},
     "deepseek_v3": {**_LATENT, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
         "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}},
     "gpt_oss": {"intermediate_size": 20, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
-                "sliding_window": 16},
+                "sliding_window": 16, "pad_token_id": 47},
     "glm4_moe": {"intermediate_size": 40, "moe_intermediate_size": 12, "n_routed_experts": 4,
                  "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "head_dim": 8,
-                 "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.5},
+                 "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.5,
+                 "pad_token_id": 2},
     "minimax_m2": {"intermediate_size": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8,
                    "rotary_dim": 4},
     "granitemoe": {"intermediate_size": 12, "num_local_experts": 4, "attention_multiplier": 0.3,
                    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 6.0,
-                   "tie_word_embeddings": True},
-    "granitemoeshared": {"intermediate_size": 12, "num_local_experts": 4, "shared_intermediate_size": 20},
+                   "tie_word_embeddings": True, "pad_token_id": 0},
+    "granitemoeshared": {"intermediate_size": 12, "num_local_experts": 4, "shared_intermediate_size": 20,
+                         "pad_token_id": 0},
     "qwen3_next": {"intermediate_size": 40, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20,
                    "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "num_hidden_layers": 4,
                    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,

@@ -94,7 +94,7 @@ def as_double() -> Iterator[None]:
 
 
 def _common(random: Random, **more: Any) -> dict[str, Any]:
-    """Sizes that nothing divides evenly."""
+    """Sizes that nothing divides evenly. Families that are published with a padding token have one."""
     return {
         "vocab_size": random.randint(20, 60), "hidden_size": 4 * random.randint(3, 10),
         "num_hidden_layers": random.randint(1, 3), "max_position_embeddings": 64,
@@ -180,7 +180,7 @@ def olmoe(random: Random) -> dict[str, Any]:
     return {
         "model_type": "olmoe", **_common(random), **heads, **_rope(random), "intermediate_size": random.randint(3, 20),
         "num_experts": experts, "num_experts_per_tok": top_k, "norm_topk_prob": random.random() < 0.5,
-        "attention_bias": random.random() < 0.5, "clip_qkv": random.choice([None, 0.5]),
+        "attention_bias": random.random() < 0.5, "clip_qkv": random.choice([None, 0.5]), "pad_token_id": 1,
     }  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def gpt_oss(random: Random) -> dict[str, Any]:
         "model_type": "gpt_oss", **_common(random), **_heads(random), **_rope(random), "num_hidden_layers": 3,
         "intermediate_size": random.randint(3, 20), "num_local_experts": experts, "num_experts_per_tok": top_k,
         "sliding_window": random.choice([2, 5]), "attention_bias": random.random() < 0.7,
-        "swiglu_limit": random.choice([0.5, 7.0]),
+        "swiglu_limit": random.choice([0.5, 7.0]), "pad_token_id": 19,
     }  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def glm4_moe(random: Random) -> dict[str, Any]:
         "topk_group": chosen, "num_experts_per_tok": random.randint(1, chosen * each),
         "routed_scaling_factor": random.choice([1.0, 2.5]), "norm_topk_prob": random.random() < 0.5,
         "first_k_dense_replace": random.randint(0, 2), "attention_bias": random.random() < 0.5,
-        "use_qk_norm": random.random() < 0.5,
+        "use_qk_norm": random.random() < 0.5, "pad_token_id": 17,
     }  # fmt: skip
 
 
@@ -268,6 +268,7 @@ def granitemoe(random: Random) -> dict[str, Any]:
         "num_local_experts": experts, "num_experts_per_tok": top_k, "attention_bias": random.random() < 0.5,
         "attention_multiplier": random.choice([1.0, 0.3]), "embedding_multiplier": random.choice([1.0, 3.0]),
         "residual_multiplier": random.choice([1.0, 0.22]), "logits_scaling": random.choice([1.0, 6.0]),
+        "pad_token_id": 0,
     }  # fmt: skip
 
 

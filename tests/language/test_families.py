@@ -70,7 +70,9 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
 
 
 def assert_gradients_equal(of: Both, tmp_path: Path) -> None:
-    """Their gradients, written as a folder of weights, are what our parameters' should be."""
+    """Their gradients, written as a folder of weights, are what our parameters' should be; but for the row of the
+    padding token, which does not learn there from being read."""
+    padding = of.theirs.get_input_embeddings().padding_idx
     ours = {name: each.grad for name, each in of.ours.named_parameters()}
     gradients = copy.deepcopy(of.theirs)
     with torch.no_grad():
@@ -84,6 +86,8 @@ def assert_gradients_equal(of: Both, tmp_path: Path) -> None:
     wrong = {}
     for name, found in ours.items():
         found = torch.zeros_like(expected[name]) if found is None else found
+        if name == "embedding.weight" and padding is not None:
+            found = torch.cat((found[:padding], expected[name][padding, None], found[padding + 1 :]))
         if (off := float((found - expected[name]).abs().max())) > CLOSE * largest:
             wrong[name] = off / largest
     assert not wrong
@@ -154,6 +158,48 @@ def test_the_likeliest_tokens_are_the_same(case: Case) -> None:
                 attention_mask=torch.ones(1, len(prompt)),
             )
         assert ours == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [
+        ("gpt_oss", False),
+        ("glm4_moe", False),
+        ("olmoe", False),
+        ("granitemoe", True),
+        ("granitemoeshared", True),
+    ],
+)
+def test_a_padding_token_that_is_read_learns_here_and_not_in_transformers(
+    tmp_path: Path, family: str, tied: bool
+) -> None:
+    """As published, these families have a padding token, which may end a text too. Their gradient of its embedding
+    lacks what comes of reading it; with that, as torch gives any other token, it is ours."""
+    random = Random(family)
+    config = {**FAMILIES[family](random), "tie_word_embeddings": tied}
+    of = both(config, tmp_path / "theirs")
+    embedding, padding = of.theirs.get_input_embeddings(), config["pad_token_id"]
+    assert embedding.padding_idx == padding
+    tokens = tokens_of(random, of.spec.vocab_size, 2, 12)
+    tokens[:, [3, 7, 11]] = padding
+    loss_of(of.ours.train()(tokens), tokens).backward()
+    with as_double():
+        loss_of(their_logits(of.theirs, tokens), tokens).backward()
+    assert_gradients_equal(of, tmp_path)
+    ours, theirs = of.ours.embedding.weight.grad, embedding.weight.grad
+    assert ours is not None
+    unlearned = (ours - theirs).abs().amax(1)
+    assert unlearned[padding] > 1e-3 * float(ours.abs().max())
+    unlearned[padding] = 0
+    assert float(unlearned.max()) < CLOSE * float(ours.abs().max())
+    assert bool(theirs[padding].any()) is tied, "what the same row learns as a logit's"
+    of.theirs.zero_grad()
+    embedding.padding_idx = None
+    with as_double():
+        loss_of(their_logits(of.theirs, tokens), tokens).backward()
+    (tmp_path / "read").mkdir()
+    assert_gradients_equal(of, tmp_path / "read")
+    assert apart(ours, embedding.weight.grad) < CLOSE
 
 
 def assert_all_equal(family: str, seed: int, folder: Path) -> None:
