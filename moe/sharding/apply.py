@@ -130,6 +130,9 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
     if mesh is not None and tuple(mesh.shape) != plan.degrees:
         raise SpecError(Problem("mesh", axes_of_mesh(mesh), f"must have the sizes of the plan's mesh (={plan.mesh})",
                                 "give the mesh that the plan was made for, or plan again with mesh=mesh"))  # fmt: skip
+    if mesh is not None and plan.devices and tuple(mesh.mesh.flatten().tolist()) != plan.devices:
+        rule = f"must have the ranks in the plan's order (={plan.devices})"
+        raise SpecError(Problem("mesh", mesh.mesh.tolist(), rule, "leave it out"))
     if mesh is not None and not is_ascending(mesh):
         rule = "has ranks that do not ascend along an axis, as they do in torch's process groups"
         raise SpecError(Problem("mesh", mesh.mesh.tolist(), rule, "order the ranks of each axis"))
@@ -137,4 +140,4 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
         return OneDevice((1,) * len(plan.mesh), (0,) * len(plan.mesh))
     if mesh is not None:
         return ShardingMesh.over_device_mesh(mesh)
-    return ShardingMesh.over(plan.degrees, tuple(plan.mesh), device_of(plan.cluster).type)
+    return ShardingMesh.over(plan.degrees, tuple(plan.mesh), device_of(plan.cluster).type, plan.devices)

@@ -125,6 +125,7 @@ def _planned(asked: Asked) -> ShardingPlan:
         annotated=_annotated_placements(captured, assignment, len(axes)),
         considered=tuple(considered),
         conflicts=tuple(conflicts_in_words(best.followed.conflicts if best.followed else (), axes)),
+        devices=() if best.devices == tuple(range(len(best.devices))) else best.devices,
         micro_batches=best.count,
         recompute=best.again,
         loss=None if asked.loss is None else getattr(asked.loss, "__qualname__", type(asked.loss).__name__),

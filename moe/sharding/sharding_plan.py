@@ -49,6 +49,10 @@ class ShardingPlan:
     recompute: bool = False
     """Whether blocks are computed again in the backward pass, so that what is inside them is not kept until then."""
 
+    devices: tuple[int, ...] = ()
+    """Rank at each place of the mesh, whose last axis runs fastest; empty where they are in the order of their
+    numbers."""
+
     loss: str | None = None
     """Name of the function that makes the loss of what the module returns; None where the module returns its loss."""
 
@@ -72,6 +76,7 @@ class ShardingPlan:
             "stored": [asdict(each) for each in self.stored],
             "considered": [asdict(each) | {"mesh": _pairs(each.mesh)} for each in self.considered],
             "conflicts": list(self.conflicts),
+            "devices": list(self.devices),
             "kept": [list(each) for each in self.kept],
         }
 
@@ -95,6 +100,7 @@ class ShardingPlan:
                         Considered(**each | {"mesh": dict(each["mesh"])}) for each in plain["considered"]
                     ),
                     "conflicts": tuple(plain["conflicts"]),
+                    "devices": tuple(plain.get("devices", ())),
                     "kept": [(name, placements) for name, placements in plain["kept"]],
                 }
             )

@@ -147,12 +147,109 @@ def test_the_papers_array_of_devices_says_the_axes_of_each_dimension(ids: str):
     assert plan.parameters["first.weight"] == placements
 
 
-@pytest.mark.parametrize("array", [[[0, 1, 2]], [[0, 2], [3, 1]], [0, 1, 2, 3]], ids=str)
+@pytest.mark.parametrize("array", [[[0, 1, 2]], [[0, 2], [2, 1]], [0, 1, 2, 3], [[0, 1], [2]]], ids=str)
 def test_an_array_that_the_mesh_cannot_have_is_refused(array: list):
     module, sample = annotated()
     hint = sharding.Devices(tuple(tuple(row) if isinstance(row, list) else row for row in array))
     with pytest.raises(SpecError, match=r"must be an array of 2 dimensions|in an order that no split"):
         sharding.plan(module, sample, cores(4), {"first.weight": hint}, mesh={"data": 2, "model": 2})
+
+
+def devices(array: Any) -> sharding.Devices:
+    ids = np.asarray(array).tolist()
+    return sharding.Devices(tuple(tuple(row) if isinstance(row, list) else row for row in ids))
+
+
+def test_arrays_that_order_devices_differently_are_refused_with_both_names() -> None:
+    module, sample = annotated()
+    hints = {
+        "first.weight": devices([[3, 2], [1, 0]]),
+        "second.weight": devices([[0, 1], [2, 3]]),
+    }
+    with pytest.raises(
+        SpecError, match=r"hints\['second.weight'\].*in an order .* beside hints\['first.weight'\]"
+    ):
+        sharding.plan(module, sample, cores(4), hints, mesh={"data": 2, "model": 2})
+
+
+class Ordered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def ordered() -> Built:
+    torch.manual_seed(2)
+    return Ordered().double(), (torch.randn(9, 6).double(),)
+
+
+def slices_in_any_order(array: list[Any], num_axes: int) -> tuple[list[str], Any, tuple[int, ...]]:
+    """What differs from one device, and this rank's part of the weight, which an array places."""
+    mesh = dict(zip("abc", np.asarray(array).shape, strict=False)) if num_axes > 1 else {"a": 4}
+    hints = {"layers.0.weight": devices(array), "layers.2.weight": sharding.Split(0)}
+    wrong, plan = differences(ordered, mesh, hints)
+    module, _ = ordered()
+    applied = sharding.apply(module, plan)
+    mine = applied.shards()["layers.0.weight"]
+    for name, parameter in applied.named_parameters():
+        if not torch.equal(parameter.full_tensor(), module.get_parameter(name).detach()):
+            wrong.append(f"{name} gathered by torch")
+    sharding.close(applied)
+    return wrong, mine.offsets, plan.devices
+
+
+def of_squares(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+ORDERS = {
+    "rows backwards": ([[3], [2], [1], [0]], 1),
+    "rows in any order": ([[1], [3], [0], [2]], 1),
+    "a block in any order": ([[2, 0], [1, 3]], 2),
+}
+
+
+@pytest.mark.parametrize("which", ORDERS)
+def test_an_array_may_name_devices_in_any_order(ranks: Pools, which: str) -> None:
+    array, num_axes = ORDERS[which]
+    ids = np.asarray(array)
+    sizes = [-(-size // cuts) for size, cuts in zip((7, 6), ids.shape, strict=True)]
+    for rank, (wrong, offsets, order) in enumerate(ranks[4].run(slices_in_any_order, array, num_axes)):
+        assert wrong == []
+        (at,) = np.argwhere(ids == rank)
+        assert offsets == tuple(
+            min(size * place, whole) for size, place, whole in zip(sizes, at, (7, 6), strict=True)
+        )
+        assert sorted(order) == [0, 1, 2, 3] != list(order)
+
+
+def test_an_array_without_a_mesh_says_the_mesh() -> None:
+    module = nn.Linear(6, 8)
+    x = torch.zeros(4, 6)
+    hints = {"weight": devices([[0, 1], [2, 3]])}
+    plan = sharding.plan(module, (x,), cores(4), hints, of_squares)
+    assert (plan.mesh, plan.parameters["weight"], plan.devices) == ({"axis0": 2, "axis1": 2}, "S(0) S(1)", ())
+    again = sharding.ShardingPlan.from_json(plan.to_json())
+    assert again.to_json() == plan.to_json()
+
+
+def test_an_array_over_three_axes() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.einsum("egm,emh->egh", x, self.weight).square().mean()
+
+    array = np.arange(8).reshape(2, 2, 2).transpose(2, 0, 1)[:, ::-1]
+    hint = sharding.Devices(tuple(tuple(map(tuple, rows)) for rows in array.tolist()))
+    plan = sharding.plan(Experts(), (torch.zeros(4, 4, 4),), cores(8), {"weight": hint}, search=False)
+    assert plan.parameters["weight"] == "S(0) S(1) S(2)"
+    assert np.array_equal(np.array(plan.devices).reshape(2, 2, 2), array)
 
 
 def test_inputs_are_named_and_go_before_patterns() -> None:

@@ -16,7 +16,7 @@ from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
 from tests.sharding.refused import BATCH, Plain, refused
 
-MESHES = "must name one or two axes, each with a whole number of devices, at least 1"
+MESHES = "must name one to three axes, each with a whole number of devices, at least 1"
 WHOLE = "must be a whole number of at least"
 
 GIVEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -24,7 +24,7 @@ GIVEN: dict[str, tuple[dict[str, Any], str]] = {
     "a size of none": ({"mesh": {"a": 0, "b": 4}}, MESHES),
     "a size that is no whole number": ({"mesh": {"a": 2.0, "b": 2.0}}, MESHES),
     "an axis without a name": ({"mesh": {0: 2, 1: 2}}, MESHES),
-    "three axes": ({"mesh": {"a": 1, "b": 2, "c": 2}}, MESHES),
+    "four axes": ({"mesh": {"a": 1, "b": 2, "c": 2, "d": 1}}, MESHES),
     "no axis": ({"mesh": {}}, f"mesh (={{}}) {MESHES}"),
     "sizes without names": ({"mesh": (2, 2)}, f"mesh (=(2, 2)) {MESHES}"),
     "too many devices": ({"mesh": {"a": 8}}, "mesh (={'a': 8}) must have sizes that multiply to all devices (=4)"),

@@ -52,6 +52,12 @@ def test_experts_in_einsum(seed):
     check_at_random(EinsumExperts().double(), (torch.randn(3, 5, 6).double(),), cases=15, seed=seed)
 
 
+def test_three_axes():
+    torch.manual_seed(0)
+    sample = (torch.randn(4, 3, 6).double(), torch.randn(4, 3, 7).double())
+    check_at_random(UnevenMLP().double(), sample, cases=4, meshes=[(2, 2, 2), (2, 1, 3)])
+
+
 class Of(nn.Module):
     """A function of one parameter."""
 

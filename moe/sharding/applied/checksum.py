@@ -30,7 +30,11 @@ def check_same(
     every = every_rank(mesh, torch.stack([each.to(device) for each in (refuses, *sums)])).tolist()
     if leaves is None:
         return
-    ranks = range(mesh.num_ranks) if mesh.device_mesh is None else mesh.device_mesh.mesh.flatten().tolist()
+    ranks = (
+        range(mesh.num_ranks)
+        if mesh.device_mesh is None
+        else sorted(mesh.device_mesh.mesh.flatten().tolist())
+    )
     if refusing := [str(rank) for rank, (refused, *_) in zip(ranks, every, strict=False) if refused]:
         raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
     different = {
@@ -50,11 +54,16 @@ def check_same(
 
 
 def every_rank(mesh: Mesh, rows: Tensor) -> Tensor:
-    """`[ranks, ...]` for `rows` `[...]`, in the order of ranks on the mesh. All ranks call it."""
+    """`[ranks, ...]` for `rows` `[...]`, in the order of ranks. All ranks call it."""
     gathered = rows.unsqueeze(0).contiguous()
     for axis in reversed(range(len(mesh.degrees))):
         gathered = mesh.all_gather(gathered, axis)
-    return gathered
+    if mesh.device_mesh is None:
+        return gathered
+    places = mesh.device_mesh.mesh.flatten().argsort()
+    if torch.equal(places, torch.arange(mesh.num_ranks)):
+        return gathered
+    return gathered[places.to(gathered.device)]
 
 
 def checksum(tensor: Tensor) -> Tensor:

@@ -149,10 +149,14 @@ class ShardingMesh(Mesh):
 
     @classmethod
     def over(
-        cls, degrees: Sequence[int], names: Sequence[str] | None = None, device_type: str = "cpu"
+        cls,
+        degrees: Sequence[int],
+        names: Sequence[str] | None = None,
+        device_type: str = "cpu",
+        devices: Sequence[int] = (),
     ) -> "ShardingMesh":
         """All ranks call it, with a default process group over as many as the degrees multiply to; the last axis joins
-        consecutive ranks. Raises ValueError where they multiply to another number.
+        consecutive ranks, or consecutive ones of `devices`. Raises ValueError where they multiply to another number.
 
         Process groups are created once and live as long as the default one: DTensor caches operations by equal meshes,
         together with the groups of the first.
@@ -160,11 +164,12 @@ class ShardingMesh(Mesh):
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         if num_ranks != math.prod(degrees):
             raise ValueError(f"degrees {tuple(degrees)} must multiply to the number of ranks (={num_ranks})")
-        indices = _indices(dist.get_rank() if num_ranks > 1 else 0, degrees)
+        rank = dist.get_rank() if num_ranks > 1 else 0
+        indices = _indices(devices.index(rank) if devices else rank, degrees)
         if num_ranks == 1:
             return cls(tuple(degrees), indices, (None,) * len(degrees))
         axes = tuple(names or (f"axis{axis}" for axis in range(len(degrees))))
-        world, key = dist.group.WORLD, (tuple(degrees), axes, device_type)
+        world, key = dist.group.WORLD, (tuple(degrees), axes, device_type, tuple(devices))
         if key not in _JOINED or _JOINED[key].world is not world:
             _JOINED[key] = _joined(world, *key)
         joined = _JOINED[key]
@@ -265,8 +270,8 @@ class _Joined:
     device_mesh: DeviceMesh
 
 
-_JOINED: dict[tuple[tuple[int, ...], tuple[str, ...], str], _Joined] = {}
-"""By degrees, names of axes and type of device."""
+_JOINED: dict[tuple[tuple[int, ...], tuple[str, ...], str, tuple[int, ...]], _Joined] = {}
+"""By degrees, names of axes, type of device and order of ranks."""
 
 
 def _indices(rank: int, degrees: Sequence[int]) -> tuple[int, ...]:
@@ -277,13 +282,15 @@ def _indices(rank: int, degrees: Sequence[int]) -> tuple[int, ...]:
     return tuple(indices)
 
 
-def _joined(world: Any, degrees: Sequence[int], axes: tuple[str, ...], device_type: str) -> _Joined:
-    rank, ranks = dist.get_rank(), torch.arange(math.prod(degrees)).view(*degrees)
+def _joined(
+    world: Any, degrees: Sequence[int], axes: tuple[str, ...], device_type: str, devices: Sequence[int]
+) -> _Joined:
+    rank, ranks = dist.get_rank(), torch.tensor(devices or range(math.prod(degrees))).view(*degrees)
     groups: list[dist.ProcessGroup | None] = []
     for axis, degree in enumerate(degrees):
         mine = None
         for members in ranks.movedim(axis, -1).reshape(-1, degree).tolist() if degree > 1 else ():
-            group = dist.new_group(members)
+            group = dist.new_group(members, sort_ranks=False)  # in the order of the axis
             mine = group if rank in members else mine
         groups.append(mine)
     every = [  # an axis of one rank has a group of that rank alone

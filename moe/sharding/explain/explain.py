@@ -135,6 +135,8 @@ def _end(text: str, most: int) -> str:
 def _summary(plan: Plan) -> Iterator[str]:
     cluster = plan.cluster
     yield f"mesh        {mesh_in_words(plan.mesh)} on {plan.num_devices:,} x {cluster.device}"
+    if plan.devices:
+        yield f"            devices in the order {', '.join(map(str, plan.devices))}"
     for axis, stride in zip(plan.mesh, _strides(plan.degrees), strict=True):
         if len(plan.mesh) > 1:
             beside = "consecutive ranks" if stride == 1 else f"ranks {stride} apart"

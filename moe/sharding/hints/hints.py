@@ -1,15 +1,12 @@
 """Hints: where a user wants tensors to lie (GShard's annotations, arXiv 2006.16668, section 3.2)."""
 
 import difflib
-import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, get_args
 
-import numpy as np
-
+from moe.sharding.hints.device_arrays import pin_of_array
 from moe.sharding.placement import WHOLE, AxisPlacement, Combine, split
 from moe.spec import Problem, SpecError
 
@@ -59,7 +56,7 @@ class Shard:
 @dataclass(frozen=True)
 class Devices:
     """The paper's own device assignment: an array of the tensor's rank, whose shape says the cuts of each dimension,
-    and whose numbers say which device has which slice."""
+    and whose numbers say which device has which slice, in any order that is the same for all arrays of a plan."""
 
     ids: tuple[Any, ...]
     """Nested, as deep as the tensor has dimensions."""
@@ -147,8 +144,16 @@ def of_plain(given: Any, path: str = "hints") -> Hint:
     raise SpecError(Problem(path, given, "is no hint", f"use {forms}"))
 
 
-def pin_of(hint: Hint, num_dims: int, mesh: Mapping[str, int], path: str, where: str | None = None) -> Pin:
-    """Placements along the mesh's axes. Raises SpecError for a dimension or an axis that does not exist."""
+def pin_of(
+    hint: Hint,
+    num_dims: int,
+    mesh: Mapping[str, int],
+    path: str,
+    where: str | None = None,
+    devices: Sequence[int] = (),
+) -> Pin:
+    """Placements along the mesh's axes, whose places have these `devices`; by itself those of their numbers. Raises
+    SpecError for a dimension or an axis that does not exist."""
     said, axes = f"{path} ({where})" if where else path, tuple(mesh)
 
     def checked(dim: int) -> int:
@@ -177,32 +182,12 @@ def pin_of(hint: Hint, num_dims: int, mesh: Mapping[str, int], path: str, where:
             cuts = {known(axis): split(checked(dim)) for axis, dim in dims.items()}
             return tuple(cuts.get(name, WHOLE) for name in axes)
         case Devices(ids=ids):
-            return _of_devices(ids, num_dims, mesh, said)
+            return pin_of_array(ids, num_dims, mesh, said, devices)
     raise AssertionError(hint)
 
 
 def _frozen(ids: Any) -> Any:
     return tuple(map(_frozen, ids)) if isinstance(ids, list | tuple) else ids
-
-
-def _of_devices(ids: Any, num_dims: int, mesh: Mapping[str, int], said: str) -> Pin:
-    """The cuts over mesh axes that give every device the slice that the array gives it. Raises SpecError where there
-    are none."""
-    array, degrees = np.array(ids), tuple(mesh.values())
-    problem = f"must be an array of {num_dims} dimensions with each of {math.prod(degrees)} devices once"
-    if array.ndim != num_dims or sorted(array.reshape(-1).tolist()) != list(range(math.prod(degrees))):
-        raise SpecError(Problem(said, f"shape {array.shape}", problem, "give one entry for each slice"))
-    devices = np.arange(math.prod(degrees)).reshape(degrees)
-    for dims in itertools.product(range(num_dims), repeat=len(degrees)):
-        order = sorted(range(len(degrees)), key=lambda axis: (dims[axis], axis))
-        shape = [
-            math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == at) for at in range(num_dims)
-        ]
-        if np.array_equal(devices.transpose(order).reshape(shape), array):
-            return tuple(map(split, dims))
-    raise SpecError(Problem(said, np.array2string(array, threshold=16), f"gives slices to devices in an order that no "
-                            f"split over the axes of the mesh {dict(mesh)} has",
-                            "number devices as the mesh does, with its last axis fastest"))  # fmt: skip
 
 
 def matched(

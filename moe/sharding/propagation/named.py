@@ -8,7 +8,8 @@ from torch import fx
 
 from moe.sharding.capture.capture import Captured
 from moe.sharding.hints.annotate import PLACED, hint_of
-from moe.sharding.hints.hints import Hint, Pin, axes_named, matched, pin_of, to_plain
+from moe.sharding.hints.device_arrays import Order, common_order, shape_of_array
+from moe.sharding.hints.hints import Devices, Hint, Pin, axes_named, matched, pin_of, to_plain
 from moe.sharding.operands import is_operator, shape_of
 from moe.spec import Problem, SpecError
 
@@ -35,15 +36,35 @@ class Annotated:
         """Mesh axes that are named, in order."""
         return axes_named(wish.hint for wish in self.wishes)
 
+    def devices(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> Order:
+        """Device at each place of a mesh, by the arrays of devices among the wishes. Raises SpecError where no order
+        agrees with all."""
+        arrays = (
+            (wish.hint.ids, len(shape_of(wish.node)), _path(wish.said, self._name(wish)))
+            for wish in self.wishes
+            if isinstance(wish.hint, Devices) and wish.said not in without
+        )
+        return common_order(arrays, mesh)
+
+    def mesh_of_arrays(self) -> dict[str, int] | None:
+        """Axes, one for each dimension that the first array of devices cuts; None without arrays, or where axes are
+        named."""
+        shapes = (shape_of_array(wish.hint.ids) for wish in self.wishes if isinstance(wish.hint, Devices))
+        cuts = [[size for size in shape if size > 1] for shape in shapes]
+        longest = max(cuts, key=len, default=[])
+        return None if self.axes or not longest else {f"axis{at}": size for at, size in enumerate(longest)}
+
     def pins(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> dict[str, Pin]:
         """Placements that are asked for, by node. Raises SpecError for dimensions and axes that do not exist, and for
         two wishes for one tensor."""
         found: dict[str, Pin] = {}
         said: dict[str, Wish] = {}
+        devices = self.devices(mesh, without)
         for wish in self.wishes:
             if wish.said in without:
                 continue
-            pin = pin_of(wish.hint, len(shape_of(wish.node)), mesh, wish.said, self._name(wish))
+            num_dims = len(shape_of(wish.node))
+            pin = pin_of(wish.hint, num_dims, mesh, wish.said, self._name(wish), devices)
             before = found.get(wish.node.name)
             if before is not None and before != pin:
                 other = said[wish.node.name]
@@ -64,6 +85,10 @@ class Annotated:
         if leaf is None and wish.said.startswith("hints["):
             leaf = self.captured.leaves.get(wish.node.all_input_nodes[0])
         return None if leaf is None or repr(leaf.name) in wish.said else leaf.name
+
+
+def _path(said: str, where: str | None) -> str:
+    return f"{said} ({where})" if where else said
 
 
 def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:

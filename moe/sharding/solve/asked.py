@@ -14,6 +14,9 @@ from moe.sharding.solve.progress import Progress
 from moe.spec import Problem, SpecError
 from moe.spec.files import read_plain
 
+MAX_AXES = 3
+"""Axes of a mesh at most: each multiplies the ways to split an operator."""
+
 
 @dataclass(frozen=True, eq=False)
 class Asked:
@@ -54,7 +57,7 @@ class Asked:
                           "give one that gives the loss, or leave it out where the module does")  # fmt: skip
         if self.mesh is not None and not _is_mesh(self.mesh):
             shown = dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh
-            yield Problem("mesh", shown, "must name one or two axes, each with a whole number of devices, at least 1",
+            yield Problem("mesh", shown, "must name one to three axes, each with a whole number of devices, at least 1",
                           'give mesh={"data": 2, "model": 2}')  # fmt: skip
         if isinstance(self.replicate, str) or not all(isinstance(each, str) for each in self.replicate):
             yield Problem("replicate", self.replicate, "must be a list of operators' names",
@@ -72,7 +75,7 @@ class Asked:
 def _is_mesh(mesh: Any) -> bool:
     return (
         isinstance(mesh, Mapping)
-        and 1 <= len(mesh) <= 2
+        and 1 <= len(mesh) <= MAX_AXES
         and all(isinstance(axis, str) and axis for axis in mesh)
         and all(_is_whole(size, 1) for size in mesh.values())
     )

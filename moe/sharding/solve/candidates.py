@@ -26,7 +26,8 @@ def meshes(
         yield dict(given)
         return
     if len(named) > 2:
-        raise SpecError(Problem("hints", ", ".join(named), "name more than two mesh axes", "name one or two"))
+        raise SpecError(Problem("hints", ", ".join(named), "name more than two mesh axes, whose sizes nothing says",
+                                "give plan(mesh={name: size}), or name one or two"))  # fmt: skip
     inner = cluster.devices_per_node
     if cluster.num_nodes == 1 or inner == 1:
         inner = next((d for d in range(math.isqrt(total), 1, -1) if total % d == 0), 1)

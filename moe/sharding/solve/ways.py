@@ -30,6 +30,8 @@ class Way:
     followed: Propagated | None
     count: int
     again: bool
+    devices: tuple[int, ...]
+    """Device at each place of the mesh."""
 
 
 def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
@@ -73,7 +75,10 @@ def has_room(of: Subject) -> bool:
 
 
 def _meshes(of: Subject) -> list[dict[str, int]]:
-    return list(meshes(of.asked.cluster, of.asked.mesh, of.found.axes))
+    mesh, arrays = of.asked.mesh, of.found.mesh_of_arrays()
+    if mesh is None and arrays is not None and math.prod(arrays.values()) == of.asked.cluster.num_devices:
+        mesh = arrays
+    return list(meshes(of.asked.cluster, mesh, of.found.axes))
 
 
 def _runs(of: Subject) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
@@ -96,6 +101,7 @@ def _on_mesh(
 ) -> Way | None:
     """The fastest on one mesh, or the first that is found; None where it has no room."""
     asked, captured, found = of.asked, of.captured, of.found
+    devices = found.devices(degrees, of.without)
     pins = with_again(captured, found.pins(degrees, of.without))
     rules = Rules(asked.replicate, captured.parts, degrees)
     followed = None
@@ -115,4 +121,4 @@ def _on_mesh(
         captured, costs, rules, of.limits, pins, classes(captured, alike) if asked.search else None, bound
     )
     solved = inner.best(begin, first=first) if asked.search else inner.priced(*begin)
-    return None if solved is None else Way(solved, degrees, costs, rules, followed, count, again)
+    return None if solved is None else Way(solved, degrees, costs, rules, followed, count, again, devices)

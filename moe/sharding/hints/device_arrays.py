@@ -1,0 +1,81 @@
+"""Device assignments as the paper has them (GShard, arXiv 2006.16668, section 3.2): arrays whose shape says how often
+each dimension is cut, and whose numbers say which device has which slice."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe.sharding.placement import AxisPlacement, split
+from moe.spec import Problem, SpecError
+
+Order = tuple[int, ...]
+"""Device at each place of a mesh, whose last axis runs fastest."""
+
+
+def pin_of_array(
+    ids: Any, num_dims: int, mesh: Mapping[str, int], said: str, devices: Sequence[int] = ()
+) -> tuple[AxisPlacement, ...]:
+    """Splits over mesh axes that give every device the slice that an array gives it, on a mesh with these `devices`; by
+    itself those of their numbers. Raises SpecError where there are none."""
+    wanted = tuple(devices) or tuple(range(math.prod(mesh.values())))
+    for dims, order in _orders(ids, num_dims, mesh, said):
+        if order == wanted:
+            return tuple(map(split, dims))
+    raise _refusal(
+        ids, mesh, said, "gives slices to devices in an order that no split over the axes of the mesh has"
+    )
+
+
+def common_order(arrays: Iterable[tuple[Any, int, str]], mesh: Mapping[str, int]) -> Order:
+    """An order of devices on a mesh with which all arrays (ids, dimensions of the tensor, where it was said) are splits
+    over axes: that of their numbers where it will do. Raises SpecError where there is none."""
+    in_order: Order = tuple(range(math.prod(mesh.values())))
+    common: list[Order] = []
+    first = ""
+    for ids, num_dims, said in arrays:
+        orders = list(dict.fromkeys(order for _, order in _orders(ids, num_dims, mesh, said)))
+        both = [order for order in common if order in orders] if first else orders
+        if not both:
+            rule = f"gives slices to devices in an order that no split over the axes of the mesh {dict(mesh)} has"
+            raise _refusal(ids, mesh, said, f"{rule} beside {first}" if first else rule)
+        common, first = both, first or said
+    return in_order if in_order in common or not common else common[0]
+
+
+def shape_of_array(ids: Any) -> tuple[int, ...]:
+    """Cuts of each dimension; none where nested lists are of different lengths."""
+    try:
+        return np.array(ids).shape
+    except ValueError:
+        return ()
+
+
+def _orders(
+    ids: Any, num_dims: int, mesh: Mapping[str, int], said: str
+) -> Iterator[tuple[tuple[int, ...], Order]]:
+    """(dimension that each axis splits, the order of devices on the mesh that the array then has). Raises SpecError for
+    what is no array of all devices."""
+    degrees = tuple(mesh.values())
+    num_devices = math.prod(degrees)
+    shape = shape_of_array(ids)
+    if len(shape) != num_dims or sorted(np.array(ids).reshape(-1).tolist()) != list(range(num_devices)):
+        problem = f"must be an array of {num_dims} dimensions with each of {num_devices} devices once"
+        raise SpecError(Problem(said, f"shape {shape}", problem, "give one entry for each slice"))
+    array, places = np.array(ids), np.arange(num_devices).reshape(degrees)
+    for dims in itertools.product(range(num_dims), repeat=len(degrees)):
+        cuts = [
+            math.prod(d for d, dim in zip(degrees, dims, strict=True) if dim == at) for at in range(num_dims)
+        ]
+        if tuple(cuts) == shape:
+            axes = sorted(range(len(degrees)), key=lambda axis: (dims[axis], axis))
+            order = np.empty(num_devices, dtype=int)
+            order[places.transpose(axes).reshape(-1)] = array.reshape(-1)
+            yield dims, tuple(order.tolist())
+
+
+def _refusal(ids: Any, mesh: Mapping[str, int], said: str, rule: str) -> SpecError:
+    remedy = "give a mesh whose axes multiply to the array's shape, and arrays that number devices alike"
+    return SpecError(Problem(said, np.array2string(np.array(ids), threshold=16), rule, remedy))
