@@ -2,8 +2,8 @@
 turns.
 
 By turns: one axis is solved while the others stay as they are, until nothing changes, from several beginnings: each
-axis alone, and one axis over all ranks; then all at once, over all that was chosen on the way. One axis of a block takes
-tenths of a second, both at once with nothing left out minutes.
+axis alone, and one axis over all ranks; then all at once, over all that was chosen on the way. One axis of a block
+takes tenths of a second, two at once with nothing left out minutes.
 """
 
 import math
