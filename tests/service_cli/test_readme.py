@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields as fields_of
+from importlib.util import find_spec
 from typing import Any, get_args
 
 import pytest
@@ -19,6 +20,13 @@ from tests.service_cli.command import ROOT
 
 DOCUMENTS = ("README.md", "docs/design/deployment.md")
 EXAMPLE = "examples/recommender/README.md"
+EVERY = [
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "examples/*.yaml")
+    for path in sorted(ROOT.glob(pattern))
+    if path.name != "CHANGELOG.md"  # which tells of what was
+]
+"""Whatever may tell somebody to type a command."""
 CLI: Any = typer.main.get_command(app)
 
 
@@ -27,9 +35,11 @@ def _text(document: str) -> str:
 
 
 def _lines(document: str) -> list[str]:
-    """The lines of all blocks of shell commands."""
-    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", _text(document), re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines()]
+    """The lines of all blocks of shell commands, indented ones and those in comments too."""
+    text = _text(document)
+    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"^(?: {4}|#   )(\S.*)$", text, re.MULTILINE)
+    return [*(line for block in blocks for line in block.splitlines()), *indented]
 
 
 def _commands(document: str) -> Iterator[list[str]]:
@@ -58,15 +68,43 @@ def _secrets_asked_for() -> set[str]:
     return set(re.findall(r"'(?:secretName|secretKeyRef)': (?:{'name': )?'([^']+)'", text))
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, EXAMPLE, "docs/sharding.md"])
-def test_commands_and_their_options_exist(document: str) -> None:
-    commands = list(_commands(document))
-    assert commands
-    for name, *arguments in commands:
-        assert name in CLI.commands, f"shardyard {name}"
-        options = {option for parameter in CLI.commands[name].params for option in parameter.opts}
-        given = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
-        assert given <= options, f"shardyard {name}: {given - options}"
+def _check(name: str, given: set[str]) -> None:
+    """Fails where there is no such command, or it has no such options."""
+    assert name in CLI.commands, f"shardyard {name}"
+    options = {option for parameter in CLI.commands[name].params for option in parameter.opts}
+    assert given <= {*options, "--help"}, f"shardyard {name}: {given - options}"
+
+
+def test_commands_and_their_options_exist() -> None:
+    commands = {document: list(_commands(document)) for document in EVERY}
+    for document in (*DOCUMENTS, EXAMPLE, "docs/sharding.md", "docs/cli.md", "examples/fine-tune.yaml"):
+        assert commands[document], document
+    for name, *arguments in (command for found in commands.values() for command in found):
+        if name == "--version" or name.isupper():  # any of them
+            continue
+        _check(name, {argument.partition("=")[0] for argument in arguments if argument.startswith("-")})
+
+
+def test_the_table_of_commands_has_all_and_their_options() -> None:
+    named = set()
+    for row in re.findall(r"^\| (`.*)$", _text("docs/cli.md"), re.MULTILINE):
+        first, *_ = re.split(r"(?<!\\)\|", row)
+        words = [code.split() for code in re.findall(r"`([^`]+)`", first)]
+        names = {command[0] for command in words}
+        named |= names
+        options = set(re.findall(r"(?<!\S)`?\[?(--[\w-]+)", row))
+        for name in names if len(names) == 1 else ():
+            _check(name, options)
+    assert named == {name for name, command in CLI.commands.items() if not command.hidden}
+
+
+@pytest.mark.parametrize("document", EVERY)
+def test_files_and_modules_of_commands_exist(document: str) -> None:
+    for line in _lines(document):
+        for path in re.findall(r"(?<![\w./-])(?:k8s|examples|docker|tests|benchmarks)/[\w./-]+", line):
+            assert (ROOT / path).exists(), line
+        for module in re.findall(r"python -m ((?:examples|tests|benchmarks|moe|service)\b[\w.]*)", line):
+            assert find_spec(module) is not None, line
 
 
 def test_commands_that_are_only_named_exist() -> None:
@@ -88,15 +126,13 @@ def test_settings_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_services_secrets_and_files_exist(document: str) -> None:
+def test_services_and_secrets_exist(document: str) -> None:
     text = "\n".join(_lines(document))
     services = set(re.findall(r"\bservice/(\S+)", text))
     assert services
     assert services <= _services()
     made = set(re.findall(r"create secret generic (\S+) --from-literal=(?:\w+)=", text))
     assert made == _secrets_asked_for()
-    for path in re.findall(r"(?<!\S)(?:k8s|examples|docker)/[\w./-]+", text):
-        assert (ROOT / path).exists(), path
 
 
 def test_fields_of_a_job_and_kinds_of_events_exist(plane: ControlPlane) -> None:

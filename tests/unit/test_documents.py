@@ -1,9 +1,18 @@
-"""Files of code that the documents and the docstrings name are there."""
+"""Files, presets and jobs that the documents and the docstrings name are there."""
 
+import json
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from moe.interchange.families import BY_TYPE
+from moe.plan import plan_request
+from moe.spec import json_schema, model_spec
+from moe.spec.expansion import names
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("moe", "service", "tests", "benchmarks")
@@ -34,14 +43,16 @@ def test_files_that_a_docstring_names_are_there() -> None:
 
 
 DENIALS = re.compile(
-    r"[Nn]othing[^.]{0,30} (has )?(ran|run) on a GPU|^\W*No line of this has run on a GPU", re.M
+    r"[Nn]othing[^.]{0,30}\s(?:has\s)?(?:ran|run)\son\sa\sGPU|No\sline\sof\sthis\shas\srun\son\sa\sGPU"
+    r"|(?:not|never)(?:\syet)?(?:\sbeen)?\s(?:run|ran|measured)\son\sa\sGPU"
 )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_no_document_denies_a_run_on_a_gpu_that_was_measured(document: str) -> None:
-    assert (ROOT / "benchmarks/results/layer_gpu.json").is_file()
-    assert DENIALS.findall((ROOT / document).read_text()) == []
+def test_no_document_denies_a_run_on_a_gpu_that_was_measured() -> None:
+    for result in ("layer_gpu.json", "decoder_step_gpu.json", "h200/gpu_tests.log"):
+        assert (ROOT / "benchmarks/results" / result).is_file()
+    texts = [*DOCUMENTS, *(path for path in FILES if path.startswith("moe/layers/"))]
+    assert {name: found for name in texts if (found := DENIALS.findall((ROOT / name).read_text()))} == {}
 
 
 def test_results_and_commands_that_the_readme_names_are_there() -> None:
@@ -51,3 +62,62 @@ def test_results_and_commands_that_the_readme_names_are_there() -> None:
     targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M)
     for target in re.findall(r"`make ([a-z][\w-]*)`", text):
         assert target in targets, target
+
+
+PRESETS = re.compile(
+    r"preset[:=] ?[\"']?([a-z][\w.-]*)|\"preset\": \"([\w.-]+)\""
+    r"|`((?:gshard-(?:tiny|\d)|mixtral-8x|qwen3-\w+-a|deepseek-v|gpt-oss-\d|kimi-|olmoe-)[\w.-]*)`"
+)
+"""Names that are said to be presets, and what looks like one between backticks."""
+
+
+def test_presets_that_the_documents_name_exist() -> None:
+    named: dict[str, set[str]] = {}
+    for document in (*DOCUMENTS, *(str(path.relative_to(ROOT)) for path in ROOT.glob("examples/**/*.yaml"))):
+        for found in PRESETS.findall((ROOT / document).read_text()):
+            named.setdefault("".join(found), set()).add(document)
+    assert {name: where for name, where in named.items() if name not in names()} == {}
+    assert {"gshard-tiny", "gshard-2048e-60l", "qwen3-30b-a3b", "deepseek-v3"} <= named.keys()
+
+
+def test_the_readme_tells_the_presets_and_families_as_they_are() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    papers = [name for name in names() if re.fullmatch(r"gshard-\d+e-\d+l", name)]
+    assert f"from `{papers[0]}` to `{papers[-1]}` (a trillion weights)" in text
+    assert 0.95e12 < model_spec({"preset": papers[-1]}).num_parameters() < 1.05e12
+    assert {f"{name}-dense" for name in papers} <= set(names())
+    (named,) = re.findall(r"a folder in the Hugging Face format: (.*?)\. Each rank", text)
+    assert FAMILY_NAMES.keys() == set(BY_TYPE)
+    for name in FAMILY_NAMES.values():
+        assert name in named
+
+
+FAMILY_NAMES = {
+    "llama": "Llama", "qwen3": "Qwen3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2-", "qwen3_moe": "Qwen3-MoE",
+    "qwen3_next": "Qwen3-Next", "olmoe": "OLMoE", "deepseek_v2": "DeepSeek-V2", "deepseek_v3": "-V3",
+    "kimi_k2": "Kimi-K2", "gpt_oss": "GPT-OSS", "glm4_moe": "GLM-4.5", "minimax_m2": "MiniMax-M2",
+    "granitemoe": "Granite-MoE", "granitemoeshared": "Granite-MoE",
+}  # fmt: skip
+"""Names of families in README by their `model_type`."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_jobs_in_documents_are_jobs(document: str) -> None:
+    """Whole ones can be planned, and parts of others have fields that there are."""
+    text = (ROOT / document).read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    given: list[Any] = [yaml.safe_load(block) for block in blocks]
+    given += [json.loads(body) for body in re.findall(r"/v1/jobs -H \S+ \S+ -d '(\{.*?\})'", text, re.S)]
+    fields = json_schema()["properties"].keys()
+    for job in given:
+        if not isinstance(job, dict) or not job.keys() & {"model", "data", "train"}:
+            continue  # facts of a cluster, or tasks of an evaluation
+        assert job.keys() <= fields, job.keys() - fields
+        if job.keys() >= {"model", "data", "train"} and "preset" in job["model"]:
+            plan_request(job)
+
+
+def test_what_the_readme_needs_is_what_the_package_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (version,) = re.findall(r"You need Python ([\d.]+) or later", (ROOT / "README.md").read_text())
+    assert project["requires-python"] == f">={version}"
