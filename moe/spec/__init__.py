@@ -19,17 +19,18 @@ from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, model_spec
 from moe.spec.module import ModuleDataSpec, ModuleModelSpec
 from moe.spec.moe import MoESpec
-from moe.spec.resources import CheckpointSpec, ParallelSpec, ResourcesSpec, RetrySpec
+from moe.spec.resources import Backoff, CheckpointSpec, FailureKind, ParallelSpec, ResourcesSpec, RetrySpec
 from moe.spec.sequences import DocumentsSpec, PackagesSpec, SourceSpec
 from moe.spec.train import AdafactorSpec, AdamWSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec, TrainSpec
 from moe.spec.translation import TranslationModelSpec
 from moe.spec.upcycle import UpcycleSpec
 
 __all__ = [
-    "AdafactorSpec", "AdamWSpec", "AdapterSpec", "CatalogsSpec", "ChatSpec", "CheckpointSpec", "ConversationsSpec",
-    "DataSpec", "DocumentsSpec", "EvaluationSpec", "JobSpec", "JsonlSpec", "LanguageModelSpec", "MAX_SPEC_BYTES",
-    "MoESpec", "ModelSpec", "ModuleDataSpec", "ModuleModelSpec", "OptimizerSpec", "PackagesSpec", "PairsSpec",
-    "ParallelSpec", "ParallelTextSpec", "PreferenceSpec", "Problem", "ResourcesSpec", "RetrySpec", "ScheduleSpec",
-    "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec", "TextPair", "TrainSpec", "TranslationModelSpec",
-    "UpcycleSpec", "json_schema", "model_spec", "parse_text", "read_job",
+    "AdafactorSpec", "AdamWSpec", "AdapterSpec", "Backoff", "CatalogsSpec", "ChatSpec", "CheckpointSpec",
+    "ConversationsSpec", "DataSpec", "DocumentsSpec", "EvaluationSpec", "FailureKind", "JobSpec", "JsonlSpec",
+    "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec", "ModuleDataSpec", "ModuleModelSpec",
+    "OptimizerSpec", "PackagesSpec", "PairsSpec", "ParallelSpec", "ParallelTextSpec", "PreferenceSpec", "Problem",
+    "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec",
+    "TextPair", "TrainSpec", "TranslationModelSpec", "UpcycleSpec", "json_schema", "model_spec", "parse_text",
+    "read_job",
 ]  # fmt: skip

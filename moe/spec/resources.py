@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
-from moe.spec.base import Count, CountOrZero, Spec
+from moe.spec.base import Count, CountOrZero, NonNegative, Spec
 
 DeviceKind = Literal["cuda", "cpu"]
 """The kinds of devices that workers train on, as torch names them."""
@@ -152,10 +152,54 @@ class CheckpointSpec(Spec):
     """Committed checkpoints that stay on storage; the last is always among them."""
 
 
+FailureKind = Literal["error", "out_of_memory", "lost", "hung", "driver"]
+"""Kinds of failures. `error`: a worker raised an exception. `out_of_memory`: one ran out of memory and said so.
+`lost`: a worker's process or node died. `hung`: a worker was ended because it was stopped or nobody made progress.
+`driver`: the job's driver died or failed itself."""
+
+
+class Backoff(Spec):
+    """Time before another try, longer with each failure since the last checkpoint."""
+
+    first_s: NonNegative = Field(default=1.0, le=86_400)
+    factor: float = Field(default=2.0, strict=True, ge=1, le=100)
+    max_s: NonNegative = Field(default=60.0, le=604_800)
+
+    def wait_s(self, num_failures: int) -> float:
+        """Seconds to wait after so many earlier failures."""
+        return min(self.max_s, self.first_s * self.factor ** min(num_failures, 100))
+
+
+class RetryRule(Spec):
+    """Retries after failures of one kind; what is left out is as for the others."""
+
+    max_failures: CountOrZero | None = None
+    """Failures of this kind before the job fails, counted alone; 0 for none."""
+    backoff: Backoff | None = None
+
+
 class RetrySpec(Spec):
     max_failures: CountOrZero = 3
     """Dead worker groups or drivers that are made anew before the job fails, counted since its last checkpoint: one
-    that is committed forgives what came before."""
+    that is committed forgives what came before. Kinds with a limit of their own are not counted here."""
+    backoff: Backoff | None = None
+    """Where it is left out, a worker group is made anew at once, and a driver after 1 s, then twice as long each time
+    up to a minute. Where it is given, the job leaves the cluster and waits, whatever died."""
+    kinds: dict[FailureKind, RetryRule] = Field(default_factory=dict)
+    """Rules of their own for kinds of failures."""
+
+    def backoff_of(self, kind: str) -> Backoff | None:
+        """Back-off that the job gives for failures of a kind."""
+        rule = self._rule(kind)
+        return rule.backoff if rule is not None and rule.backoff is not None else self.backoff
+
+    def own_limit(self, kind: str) -> int | None:
+        """Limit of a kind that is counted alone; None for one that shares `max_failures`."""
+        rule = self._rule(kind)
+        return None if rule is None else rule.max_failures
+
+    def _rule(self, kind: str) -> RetryRule | None:
+        return next((rule for name, rule in self.kinds.items() if name == kind), None)
 
 
 class LogsSpec(Spec):

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moe.spec import SpecError
+from moe.spec import FailureKind, SpecError
 from moe.train.environment import KEEP_FREED_MEMORY
 from service.run.examine import ATTEMPT_VARIABLE, end_stopped_on
 from service.run.group_watch import GroupWatch
@@ -38,6 +38,10 @@ LOOKS_WITHOUT_GROUP = 2
 """After so many, why workers have not begun is told."""
 LOOK_INTERVAL_S = 10.0
 HEARTBEATS_INTERVAL_S = 1.0
+MAX_REASON = 2000
+
+if TYPE_CHECKING:
+    from service.run.notices import GroupFailures  # it imports Ray
 
 RAY_ENVIRONMENT = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -91,6 +95,7 @@ class Driver:
         """Of an attempt that ends before its run does; None when it is terminated."""
         self._over = threading.Event()
         self._group_watch: GroupWatch | None = None
+        self._failures: GroupFailures | None = None
 
     def run(self) -> int:
         """The process's exit status: 0 for a run that ended as it should, also when paused or cancelled."""
@@ -102,7 +107,8 @@ class Driver:
                 result = self._result
             except Exception as error:
                 _log.exception("attempt %d failed", self._launch.attempt)
-                result = Result(outcome="failed", step=self._last_step(), message=self._why_failed(error))
+                reason, kind = self._why_failed(error)
+                result = Result(outcome="failed", step=self._last_step(), message=reason, failure_kind=kind)
             self._over.set()
             if result is not None:
                 self._folder.write_result(result)
@@ -146,12 +152,15 @@ class Driver:
     def _trainer(self, heartbeats: HeartbeatServer) -> Any:
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
-        from service.run.notices import GroupNotices
+        from service.run.notices import GroupFailures
         from service.run.process_group import GlooConfig
         from service.run.trainer import LeanTrainer
         from service.run.worker import train_worker
 
         launch, resources = self._launch, self._launch.spec.resources
+        self._failures = GroupFailures(
+            launch, self._group_watch.take_reason if self._group_watch else lambda: ""
+        )
         each = {"CPU": float(resources.cpus_per_worker)}
         if launch.gpus_per_worker:
             each["GPU"] = float(launch.gpus_per_worker)
@@ -170,10 +179,10 @@ class Driver:
                 # Ray Train resumes a run whose name it has seen; ours never come twice.
                 name=launch.submission_id,
                 storage_path=f"{self._folder.url}/ray",
-                failure_config=FailureConfig(max_failures=launch.max_failures),
+                failure_config=FailureConfig(max_failures=launch.max_failures),  # the policy below decides
                 checkpoint_config=CheckpointConfig(num_to_keep=None),
-                callbacks=[GroupNotices(launch.submission_id)],  # type: ignore[list-item]  # declared as Tune's
             ),
+            failure_policy=self._failures,
         )
 
     def _prepare_data(self) -> None:
@@ -220,20 +229,16 @@ class Driver:
                 logged = ""
 
     def _tell_of_dead_groups(self) -> None:
-        from service.run.notices import read_notices
-
-        if not (new := read_notices(self._launch.submission_id)[self._num_notices :]):
+        if self._failures is None or not (new := self._failures.notices()[self._num_notices :]):
             return
         # Counted by what has begun: a group may also die before it has.
         self._num_dead_groups = len(self._folder.groups())
         self._limit_past_logs()
-        for told in new:
+        for notice in new:
             self._num_notices += 1
-            reason = (self._group_watch and self._group_watch.take_reason()) or told
-            if self._num_notices <= self._launch.max_failures:
-                _log.warning("worker group died (%d of %d allowed): %s", self._num_notices,
-                             self._launch.max_failures, reason)  # fmt: skip
-                self._recorder.record("recovering", {"reason": reason})
+            if notice.is_made_anew:
+                _log.warning("worker group died, and another is made: %s", notice.reason)
+                self._recorder.record("recovering", {"reason": notice.reason, "kind": notice.kind})
 
     def _limit_past_logs(self) -> None:
         launch = self._launch
@@ -273,9 +278,12 @@ class Driver:
             _log.warning("a worker that has not begun (process %d) %s: ended, and the group is made anew; "
                          "its stack:\n%s", look.pid, look, look.stack)  # fmt: skip
 
-    def _why_failed(self, error: Exception) -> str:
-        """Reason why the run failed: of workers that this driver has ended, why it has."""
-        return (self._group_watch and self._group_watch.take_reason()) or _in_words(error)
+    def _why_failed(self, error: Exception) -> tuple[str, FailureKind]:
+        """(reason why the run failed, its kind): of workers, what the last group died of."""
+        notices = self._failures.notices() if self._failures is not None else []
+        if notices and getattr(error, "worker_failures", None):
+            return notices[-1].reason, notices[-1].kind
+        return (str(error).strip() or type(error).__name__)[:MAX_REASON], "driver"
 
     def _group_runs(self) -> bool:
         """Whether a worker group has begun and is not known to have died."""
@@ -321,15 +329,6 @@ def _seconds_since_start() -> float:
     import psutil
 
     return time.time() - float(psutil.Process().create_time())
-
-
-def _in_words(error: Exception, limit: int = 2000) -> str:
-    """Reason why the run failed: of workers, what the last group died of."""
-    from service.run.notices import reason
-
-    failures = getattr(error, "worker_failures", None)
-    text = reason(failures) if failures else str(error).strip() or type(error).__name__
-    return text[:limit]
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """Watch over a worker group: passes its heartbeats to the watchdog and carries out the watchdog's judgement."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -8,6 +9,7 @@ from service.run.examine import Ending, Look, examine_on
 from service.run.heartbeat_server import HeartbeatServer, RankState
 from service.run.watchdog import Limits, RankFacts, judge
 
+MAX_LOOK_S = 30.0
 LOOK_AGAIN_S = 10.0
 """A silent process that is not to be ended is looked at again after so long."""
 
@@ -28,15 +30,26 @@ class GroupWatch:
         self._named: set[tuple[str, int, str]] = set()
         """(node, pid, activity) of ranks that were reported as idle."""
         self._reason = ""
+        self._looking = threading.Lock()
 
     def take_reason(self) -> str:
-        """Reason why ranks were ended since the last call; empty where none were."""
-        reason, self._reason = self._reason, ""
-        return reason
+        """Reason why ranks were ended since the last call; empty where none were. From any thread; it waits for a look
+        that is under way, since the death of a rank may be heard of before the look that ended it is over."""
+        looked = self._looking.acquire(timeout=MAX_LOOK_S)
+        try:
+            reason, self._reason = self._reason, ""
+            return reason
+        finally:
+            if looked:
+                self._looking.release()
 
     def look(self) -> None:
         """Judge the group once and act on the judgement. Raises the last error of a node that could not be looked at,
         after all others have been."""
+        with self._looking:
+            self._look()
+
+    def _look(self) -> None:
         now = time.monotonic()
         states = self._server.ranks()
         judgement = judge([_facts(state, now) for state in states], self._limits)

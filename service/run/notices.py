@@ -1,28 +1,94 @@
-"""Notices of Ray Train's controller to the driver, whose process it runs in: a worker group died, and why.
+"""Notices of Ray Train's controller to the driver, whose process it runs in: a worker group died, of what, and whether
+another is made in this attempt.
 
-The callback travels to the workers with the run's settings, so that it holds no more than a key.
+Ray Train asks the policy here what is to be done about each failure. It runs in the driver and travels to no worker.
 """
 
-from collections import defaultdict
-from contextlib import suppress
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from ray.train import UserCallback
+from ray.train.v2._internal.execution.failure_handling import (
+    DefaultFailurePolicy,
+    FailureDecision,
+    FailurePolicy,
+)
+from ray.train.v2._internal.execution.failure_handling.default import _is_preemption_failure
+from ray.train.v2.api.config import FailureConfig
+from ray.train.v2.api.exceptions import WorkerGroupError
+
+from moe.spec import FailureKind
+from service.wire.launch import Launch
 
 MAX_REASON = 500
-_reasons: defaultdict[str, list[str]] = defaultdict(list)
-"""Reasons of deaths by the submission id of the attempt, in order."""
+_OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
+"""Exceptions of torch, Ray and Python, by name."""
+
+_log = logging.getLogger("service.run.driver")
 
 
-class GroupNotices(UserCallback):
-    """Notes each death of a worker group. Never raises: an error here would end the run."""
+@dataclass(frozen=True)
+class Notice:
+    """Death of a worker group."""
 
-    def __init__(self, submission_id: str) -> None:
-        self._submission_id = submission_id
+    reason: str
+    kind: FailureKind
+    is_made_anew: bool
+    """Whether Ray Train makes another group; else the attempt ends with it."""
 
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        with suppress(Exception):
-            _reasons[self._submission_id].append(reason(worker_exceptions))
+
+class GroupFailures(FailurePolicy):
+    """Decides about dead worker groups by the job's rules, and keeps a notice of each."""
+
+    def __init__(self, launch: Launch, take_reason: Callable[[], str] = lambda: "") -> None:
+        """`take_reason`: why workers were ended by this driver since it was last called; "" where none were."""
+        super().__init__(FailureConfig(max_failures=launch.max_failures))
+        self._others = DefaultFailurePolicy(self.failure_config)
+        """Decides about what is no dead group of workers, such as a group that does not start."""
+        self._launch, self._take_reason = launch, take_reason
+        self._num_left = {"": launch.max_failures, **launch.failures_left}
+        self._notices: list[Notice] = []
+        self._lock = threading.Lock()
+
+    def notices(self) -> list[Notice]:
+        """Notices of all deaths so far, in order."""
+        with self._lock:
+            return list(self._notices)
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        """Ray Train's question about a failure."""
+        if not isinstance(training_failed_error, WorkerGroupError):
+            return self._others.make_decision(training_failed_error)
+        kind, reason = self._cause(training_failed_error.worker_failures)
+        # A node that is taken away says nothing against the job: such groups are made anew without end.
+        anew = self._is_left(kind) or _is_preemption_failure(training_failed_error)
+        _log.info("worker group died (%s): %s", kind, reason, exc_info=training_failed_error)
+        with self._lock:
+            self._notices.append(Notice(reason, kind, anew))
+        return FailureDecision.RETRY if anew else FailureDecision.RAISE
+
+    def _cause(self, errors: dict[int, Exception]) -> tuple[FailureKind, str]:
+        if ended := self._take_reason():
+            return "hung", ended
+        return kind_of(errors), reason(errors)
+
+    def _is_left(self, kind: FailureKind) -> bool:
+        """Whether this attempt may make another group; it then has one less to make."""
+        if self._launch.spec.retry.backoff_of(kind) is not None:
+            return False  # the wait is the control plane's, and holds no workers
+        budget = kind if kind in self._num_left else ""
+        self._num_left[budget] -= 1
+        return self._num_left[budget] >= 0
+
+
+def kind_of(errors: dict[int, Exception]) -> FailureKind:
+    """Kind of failure that a group died of."""
+    names = {kind.__name__ for error in errors.values() for kind in type(_cause_of(error)).__mro__}
+    if names & _OUT_OF_MEMORY:
+        return "out_of_memory"
+    return "lost" if any(_in_words(error) is None for error in errors.values()) else "error"
 
 
 def reason(errors: dict[int, Exception]) -> str:
@@ -32,19 +98,23 @@ def reason(errors: dict[int, Exception]) -> str:
     if lost:
         ranks = ", ".join(str(rank) for rank in sorted(lost))
         return f"rank {ranks} was lost: its process died"
-    rank, words = min(said.items())
+    if not said:
+        return "its workers failed, and none said why"
+    starved = {
+        rank: words for rank, words in said.items() if kind_of({rank: errors[rank]}) == "out_of_memory"
+    }
+    rank, words = min((starved or said).items())
     return f"rank {rank} failed: {words}"[:MAX_REASON]
 
 
-def read_notices(submission_id: str) -> list[str]:
-    """The reasons of all deaths so far, in order."""
-    return list(_reasons[submission_id])
+def _cause_of(error: Exception) -> Any:
+    # Ray wraps what happened: a dead actor in a failed health check, a worker's exception in its traceback.
+    return getattr(error, "health_check_failure", None) or getattr(error, "_base_exc", None) or error
 
 
 def _in_words(error: Exception) -> str | None:
     """None for a process that is gone."""
-    # Ray wraps what happened: a dead actor in a failed health check, a worker's exception in its traceback.
-    cause = getattr(error, "health_check_failure", None) or getattr(error, "_base_exc", None) or error
+    cause = _cause_of(error)
     if any(kind.__name__ == "RayActorError" for kind in type(cause).__mro__):
         return None
     text = str(cause).strip()

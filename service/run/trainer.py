@@ -5,6 +5,7 @@ from typing import Any
 
 from ray.runtime_context import RuntimeContext
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.failure_handling import FailurePolicy
 from ray.train.v2._internal.execution.worker_group import state, worker_group
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -23,6 +24,10 @@ class LeanTrainer(DataParallelTrainer):
     that ours would replace. The hooks are not public, and Ray is pinned to the release they were read in.
     """
 
+    def __init__(self, *arguments: Any, failure_policy: FailurePolicy, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._failure_policy = failure_policy
+
     def _create_default_callbacks(self) -> list[Any]:
         made: list[Any] = super()._create_default_callbacks()
         return [each for each in made if type(each).__name__ not in UNUSED]
@@ -34,7 +39,7 @@ class LeanTrainer(DataParallelTrainer):
         RuntimeContext.current_actor = None  # type: ignore[assignment, method-assign]
         worker_group.SynchronizationActor = _NoBarrier  # type: ignore[misc, assignment]
         state._shutdown_sync_actor = _NoBarrier.end  # type: ignore[assignment]
-        controller = TrainController(**settings)
+        controller = TrainController(**{**settings, "failure_policy": self._failure_policy})
         asyncio.run(controller.run())  # type: ignore[no-untyped-call]
         return controller.get_result()
 

@@ -43,6 +43,8 @@ class Launch(_Fact):
     """Admits records of this job and attempt, and nothing else."""
     max_failures: int = Field(ge=0)
     """Dead worker groups that this attempt may still make anew."""
+    failures_left: dict[str, int] = {}
+    """Likewise of each kind of failure that has a limit of its own."""
     group_start: int = Field(default=0, ge=0)
     """The number of this attempt's first worker group."""
 
@@ -66,6 +68,8 @@ class Result(_Fact):
     report: dict[str, Any] | None = None
     retryable: bool = True
     """Whether another attempt could end otherwise; False for a mistake in the data or a non-finite loss."""
+    failure_kind: str = ""
+    """`moe.spec.FailureKind` of what failed; "" where nobody said."""
 
 
 def submission_id(job_id: str, attempt: int) -> str:

@@ -4,18 +4,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 from ray.exceptions import RayActorError
+from ray.train.v2.api.exceptions import WorkerGroupError
 
-from moe.plan import Cluster, plan_job
-from moe.spec import JobSpec
-from service.control.lifecycle.requests import new_job_id
 from service.run.driver import Driver
-from service.run.notices import GroupNotices
+from service.run.notices import GroupFailures
 from service.run.placement import what_lacks
 from service.wire.attempt_folder import AttemptFolder
-from service.wire.launch import Launch
 from tests.processes import await_that
+from tests.procs.launching import launch
 from tests.procs.receiver import Receiver
 
 pytestmark = pytest.mark.usefixtures("node")
@@ -37,6 +34,9 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(
         folder.unlink()
         folder.with_name("moved").rename(folder)
         await_that(lambda: "recovering" in [record["kind"] for record in receiver.records["driver"]])
+        assert receiver.records["driver"][-1]["data"] == {
+            "reason": "rank 1 was lost: its process died", "kind": "lost",
+        }  # fmt: skip
         assert caplog.text.count("cannot be watched just now") == 1, "said once, not four times a second"
     finally:
         driver._over.set()
@@ -86,19 +86,11 @@ def test_what_a_cluster_lacks() -> None:
 
 
 def _lose_group(driver: Driver) -> None:
-    GroupNotices(driver._launch.submission_id).after_exception(None, {1: RayActorError()})
+    driver._failures = driver._failures or GroupFailures(driver._launch)
+    driver._failures.make_decision(WorkerGroupError("died", {1: RayActorError()}))
 
 
 def _launch(tmp_path: Path, events_url: str) -> str:
     """The path of an attempt's launch."""
-    spec = JobSpec.parse(
-        {"name": "small", "model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"},
-         "train": {"num_steps": 5, "batch_tokens": 1024}}
-    )  # fmt: skip
-    cluster = Cluster(num_nodes=1, devices_per_node=2, device="cpu", memory_bytes=8 << 30)
-    launch = Launch(
-        job_id=new_job_id(), attempt=1, spec=spec, plan=plan_job(spec, cluster, 1), gpus_per_worker=0,
-        storage=str(tmp_path / "storage"), cache=str(tmp_path / "cache"), events_url=events_url,
-        token=SecretStr("0123456789abcdef"), max_failures=3,
-    )  # fmt: skip
-    return AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
+    given = launch(tmp_path, events_url)
+    return AttemptFolder(given.storage, given.attempt).write_launch(given)

@@ -46,6 +46,7 @@ def test_a_worker_stopped_before_it_begins_in_a_step_and_in_the_evaluation_costs
     assert losses(job) == losses(undisturbed.job)
     told = [event for event in job.events() if event.data.get("record") == "recovering"]
     for event, rank, number in zip(told, (1, 0), (1, 2), strict=True):
+        assert event.data["kind"] == "hung"
         assert f"rank {rank} was ended: no heartbeat for " in event.data["reason"]
         assert "is stopped by a signal (SIGSTOP)" in event.data["reason"]
         assert _seconds_after(event, stopped_at[number]) < NOTICED_S

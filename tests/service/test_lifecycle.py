@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,21 @@ def test_a_job_without_retries_left_fails_with_the_reason(plane: ControlPlane) -
         "the driver of attempt 1 ended (failed) without a result: the driver is gone; "
         "retry.max_failures (=0) is used up"
     )
+
+
+def test_retries_follow_the_rule_of_the_kind_and_events_say_so(plane: ControlPlane) -> None:
+    retry: dict[str, Any] = {"max_failures": 3, "kinds": {"driver": {"max_failures": 0}}}
+    done = plane.await_state(plane.post(labels={"die_at": "1"}, retry=retry)["id"], "failed", "succeeded")
+    assert (done["state"], "retry.kinds.driver.max_failures (=0) is used up" in done["reason"]) == (
+        "failed",
+        True,
+    )
+    retry = {"max_failures": 0, "kinds": {"driver": {"max_failures": 1, "backoff": {"first_s": 0.5}}}}
+    job = plane.post(labels={"die_at": "1"}, retry=retry)
+    done = plane.await_state(job["id"], "failed", "succeeded")
+    assert (done["state"], done["attempt"]) == ("succeeded", 2)
+    reasons = [str(event.data["reason"]) for event in plane.events(job["id"]) if event.kind == "state"]
+    assert any("failure 1 of 1 allowed of kind driver, tries again in 0.5 s" in reason for reason in reasons)
 
 
 def test_a_failure_that_another_attempt_would_repeat_is_not_repeated(plane: ControlPlane) -> None:

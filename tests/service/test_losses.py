@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.spec import JobSpec
+from moe.spec import Backoff, JobSpec, RetrySpec
 from service.control.api.services import Services
 from service.control.launcher.launcher import Observation
 from service.control.lifecycle import policies
@@ -141,7 +141,7 @@ def cluster(tmp_path: Path) -> Forgetful:
 
 @pytest.fixture
 def services(tmp_path: Path, cluster: Forgetful, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
-    monkeypatch.setattr(policies, "RETRY_BASE_S", 0.0)
+    monkeypatch.setattr(policies, "Backoff", lambda: Backoff(first_s=0.0))
     services = controller_on(tmp_path, cluster, lost_grace_s=0.001)
     yield services
     services.database.close()
@@ -230,3 +230,20 @@ def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: F
         return job.attempt > 2 * MAX_SETBACKS
 
     await_that(goes_on)
+
+
+def test_kinds_with_a_limit_are_counted_alone_and_progress_forgives_both() -> None:
+    retry = RetrySpec.model_validate({"max_failures": 2, "kinds": {"lost": {"max_failures": 5}, "error": {}}})
+    losses = Losses(num_older=1)
+    for time, kind in enumerate(("lost", "error", "lost", ""), start=1):
+        losses = losses.after_failure((1, time), kind)
+    assert (losses.num_of("lost"), losses.num_sharing(retry), losses.num_failures) == (2, 3, 5)
+    assert [losses.num_left(retry, kind) for kind in ("lost", "error", "hung")] == [3, 0, 0]
+    later = losses.after_progress((1, 2))
+    assert (later.num_of("lost"), later.num_of("error"), later.num_sharing(retry)) == (1, 0, 1)
+    assert Losses.model_validate_json(later.model_dump_json()) == later
+
+
+def test_failures_that_an_earlier_release_counted_are_of_no_kind() -> None:
+    mixed = Losses(failures=((1, 1), (1, 2)), kinds=("lost",))
+    assert (mixed.num_of("lost"), mixed.after_failure((1, 3), "lost").num_of("lost")) == (0, 1)

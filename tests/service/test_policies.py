@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe.spec import RetrySpec
 from service.control.launcher.launcher import Observation
 from service.control.lifecycle.policies import (
     MAX_LOST_STARTS,
@@ -356,3 +357,44 @@ def test_states() -> None:
     ) in State:  # from everywhere there is a way to an end, and a job that has not ended can be cancelled
         assert state in OVER or State.CANCELLED in TRANSITIONS[state]
     assert sources(State.DELETING) == {*ENDED, State.PAUSED}
+
+
+def _died_of(kind: str, **facts: Any) -> Any:
+    result = Result(outcome="failed", step=4, message="it failed", failure_kind=kind)
+    return decide(replace(RUNNING, observation=GONE, result=result, **facts), DEADLINES)
+
+
+def test_a_kind_with_a_limit_of_its_own_is_judged_by_that_alone() -> None:
+    retry = RetrySpec.model_validate({"kinds": {"error": {"max_failures": 0}, "lost": {"max_failures": 9}}})
+    failed = _died_of("error", retry=retry)
+    assert isinstance(failed, End)
+    assert (failed.to, "retry.kinds.error.max_failures (=0) is used up" in failed.reason) == (
+        State.FAILED,
+        True,
+    )
+    retried = _died_of("lost", retry=retry, failures=3, failures_by_kind={"lost": 4})
+    assert isinstance(retried, Retry)
+    assert (retried.kind, retried.after_s) == ("lost", 16.0)
+    assert "failure 5 of 9 allowed of kind lost" in retried.reason
+    assert isinstance(_died_of("hung", retry=retry, failures=3), End)
+    driver = decide(
+        replace(
+            RUNNING,
+            observation=GONE,
+            retry=RetrySpec.model_validate({"kinds": {"driver": {"max_failures": 0}}}),
+        ),
+        DEADLINES,
+    )
+    assert isinstance(driver, End)
+
+
+def test_a_back_off_is_that_of_the_kind_or_of_all_and_is_told() -> None:
+    retry = RetrySpec.model_validate(
+        {"backoff": {"first_s": 5.0, "factor": 3.0, "max_s": 100.0},
+         "kinds": {"out_of_memory": {"backoff": {"first_s": 600.0, "factor": 1.0, "max_s": 600.0}}}}
+    )  # fmt: skip
+    waits = [_died_of("lost", retry=retry, failures=failures).after_s for failures in range(3)]
+    assert waits == [5.0, 15.0, 45.0]
+    assert _died_of("lost", retry=retry, failures=10**6, max_failures=2**53).after_s == 100.0
+    starved = _died_of("out_of_memory", retry=retry, failures=2)
+    assert (starved.after_s, "(out_of_memory), tries again in 600 s" in starved.reason) == (600.0, True)

@@ -60,8 +60,10 @@ def owe_attempt(
     retry_at: int,
     *,
     counts_as: Literal["failure", "setback", "lost_start"] | None,
+    kind: str = "",
 ) -> list[WireEvent]:
-    """The attempt is over, its workers are gone, and another is owed; it may count as one more of the job's losses."""
+    """The attempt is over, its workers are gone, and another is owed; it may count as one more of the job's losses.
+    `kind`: of a failure."""
     previous = State(job.state)
     columns = _NO_ATTEMPT | {
         "state": State.RECOVERING,
@@ -73,7 +75,7 @@ def owe_attempt(
         stored = get_job(tx, job.id, lock=True) or job  # the run may have told of more since
         losses = read_losses(stored.losses, stored.failures)
         if counts_as == "failure":
-            losses = losses.after_failure((job.attempt, END))
+            losses = losses.after_failure((job.attempt, END), kind)
         elif counts_as == "setback":
             losses = losses.after_setback(job.attempt)
         else:

@@ -232,17 +232,19 @@ class Controller:
             with self._database.read() as tx:
                 job = get_job(tx, job.id) or job
                 began = newest_group(tx, job.number)[0] == job.attempt
-        losses = read_losses(job.losses, job.failures)
+        losses, retry = read_losses(job.losses, job.failures), self._starter.spec(job).retry
         return job, JobFacts(
             state=State(job.state),
             now=now,
             attempt=job.attempt,
             launch=cast(Any, job.launch),
-            failures=job.failures,
+            failures=losses.num_sharing(retry),
             setbacks=len(losses.setbacks),
             lost_starts=len(losses.lost_starts),
             began=began,
-            max_failures=self._starter.spec(job).retry.max_failures,
+            max_failures=retry.max_failures,
+            retry=retry,
+            failures_by_kind={kind: losses.num_of(kind) for kind in retry.kinds},
             observation=observation,
             result=result,
             request=cast(Any, job.request),
@@ -297,12 +299,12 @@ class Controller:
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})
                 self._launcher.stop(submission_id(job.id, job.attempt))
-            case Retry(reason, after_s, counts_as):
+            case Retry(reason, after_s, counts_as, kind):
                 # Should it only have been out of sight.
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):
-                    events += owe_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as)
+                    events += owe_attempt(tx, job, reason, ACTOR, retry_at, counts_as=counts_as, kind=kind)
             case AskResize(reason):
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR, {"request": "resize", "requested_at": now_us()})

@@ -5,18 +5,16 @@ leaves the cluster's books only when its workers are gone. A request to pause or
 itself; force comes only after its deadline.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
+from moe.spec import Backoff, RetrySpec
 from service.control.launcher.launcher import Observation
 from service.wire.launch import Result
 from service.wire.states import State
 
-RETRY_BASE_S = 1.0
-RETRY_MOST_S = 60.0
-RETRY_MOST_DOUBLINGS = 6
-"""After so many, `RETRY_MOST_S` is less."""
 MAX_SETBACKS = 5
 """A job whose cluster is lost so often without progress, after its workers began, may be what brings it down."""
 MAX_LOST_STARTS = 20
@@ -46,10 +44,14 @@ class JobFacts:
     launch: Literal["due", "submitted"] | None
     """`due`: may be on the cluster. `submitted`: was accepted. None: nothing is there, an attempt is owed."""
     failures: int
-    """Since the newest checkpoint that went further than those before."""
+    """Since the newest checkpoint that went further than those before; without kinds that have a limit of their own."""
     max_failures: int
     observation: Observation | None
     """None when the cluster could not be reached."""
+    retry: RetrySpec = field(default_factory=RetrySpec)
+    """The job's rules by kind of failure, and its back-off."""
+    failures_by_kind: Mapping[str, int] = field(default_factory=dict)
+    """Likewise of each kind that has a rule."""
     setbacks: int = 0
     """Attempts that were lost with their cluster after their workers had begun, since that checkpoint."""
     lost_starts: int = 0
@@ -156,6 +158,8 @@ class Retry:
     after_s: float
     counts_as: Literal["failure", "setback", "lost_start"] = "failure"
     """A setback: the cluster was lost after the attempt's workers had begun. A lost start: before."""
+    kind: str = ""
+    """Kind of the failure."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +298,7 @@ def _lost(job: JobFacts) -> Decision:
         f", as {num_lost} were since its last progress ({limit} pause the job)" if num_lost > 1 else ""
     )
     why = f"{what}{since_progress}; another is owed, and no failure is counted"
-    return Retry(why, _backoff_s(job), counts_as="setback" if job.began else "lost_start")
+    return Retry(why, _backoff_s(job, "", job.failures), counts_as="setback" if job.began else "lost_start")
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
@@ -308,7 +312,9 @@ def _ended(job: JobFacts, seen: Observation) -> Decision:
     if job.result is not None:
         return _by_result(job, job.result)
     said = f": {_first_line(seen.message)}" if seen.message.strip() else ""
-    return _died(job, f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}")
+    return _died(
+        job, f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}", "driver"
+    )
 
 
 def _by_result(job: JobFacts, result: Result) -> Decision:
@@ -328,23 +334,35 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
         case "failed":
             if _is_final(result) and job.request != "cancel":
                 return End(State.FAILED, _first_line(result.message) or f"failed at step {result.step}")
-            return _died(
-                job, f"attempt {job.attempt} failed at step {result.step}: {_first_line(result.message)}"
-            )
+            what = f"attempt {job.attempt} failed at step {result.step}: {_first_line(result.message)}"
+            return _died(job, what, result.failure_kind)
 
 
-def _died(job: JobFacts, what: str) -> Decision:
+def _died(job: JobFacts, what: str, kind: str) -> Decision:
     """A driver that is gone with its work undone: asked for, to be made anew, or one too many."""
     if _is_given_up(job):
         return _obeyed(job, what)
-    if job.failures >= job.max_failures:
-        return End(State.FAILED, f"{what}; retry.max_failures (={job.max_failures}) is used up")
-    return Retry(f"{what}; failure {job.failures + 1} of {job.max_failures} allowed", _backoff_s(job))
+    failures, limit, name = job.failures, job.max_failures, "retry.max_failures"
+    if (own_limit := job.retry.own_limit(kind)) is not None:
+        failures, limit, name = (
+            job.failures_by_kind.get(kind, 0),
+            own_limit,
+            f"retry.kinds.{kind}.max_failures",
+        )
+    if failures >= limit:
+        return End(State.FAILED, f"{what}; {name} (={limit}) is used up")
+    words = f"failure {failures + 1} of {limit} allowed"
+    if kind in job.retry.kinds:
+        words += f" of kind {kind}" if own_limit is not None else f" ({kind})"
+    after_s = _backoff_s(job, kind, failures)
+    if job.retry.backoff_of(kind) is not None:
+        words += f", tries again in {after_s:g} s"
+    return Retry(f"{what}; {words}", after_s, kind=kind)
 
 
-def _backoff_s(job: JobFacts) -> float:
-    num_losses = job.failures + job.setbacks + job.lost_starts
-    return min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(num_losses, RETRY_MOST_DOUBLINGS))
+def _backoff_s(job: JobFacts, kind: str, failures: int) -> float:
+    """Seconds before the next attempt, after so many failures that count together with the last one."""
+    return (job.retry.backoff_of(kind) or Backoff()).wait_s(failures + job.setbacks + job.lost_starts)
 
 
 def _is_given_up(job: JobFacts) -> bool:

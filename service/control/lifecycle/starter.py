@@ -21,6 +21,7 @@ from service.control.lifecycle.module_plans import BEING_PLANNED, ModulePlans
 from service.control.lifecycle.planning import module_cluster, plan_for, planning_cluster, plans_to_try
 from service.control.lifecycle.stored import is_of_module, read_stored_plan, read_stored_spec
 from service.control.report.history import measured_load_skew
+from service.control.report.losses import read_losses
 from service.control.report.tokens import TokenMint, hash_token
 from service.control.store.clock import now_us
 from service.control.store.database import Database
@@ -136,6 +137,7 @@ class Starter:
         spec, plan = self.spec(job), read_stored_plan(job.plan)
         gang = Gang.from_dict(json.loads(job.gang or "{}"))
         assert plan is not None, "an attempt is stored with its plan"
+        losses = read_losses(job.losses, job.failures)
         token = self._mint.token(job.id, job.attempt)
         if hash_token(token) != job.token_hash:
             # Stored by another control plane, whose key this one does not have.
@@ -153,7 +155,12 @@ class Starter:
             allowed_code=self._allowed_code,
             events_url=self._events_url,
             token=SecretStr(token),
-            max_failures=max(0, spec.retry.max_failures - job.failures),
+            max_failures=losses.num_left(spec.retry, ""),
+            failures_left={
+                kind: losses.num_left(spec.retry, kind)
+                for kind in spec.retry.kinds
+                if spec.retry.own_limit(kind) is not None
+            },
         )
         try:
             self._launcher.submit(launch)

@@ -24,6 +24,7 @@ from service.wire.events import Record, RecordAnswer, RecordBatch
 
 _PHASES = {"started": "running", "resumed": "running", "waiting": "waiting", "recovering": "recovering"}
 """Phase of a worker group, by the record that tells of it."""
+MAX_KIND = 32
 _LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "error"}
 """Of what is told as a log line; the others are information."""
 
@@ -217,7 +218,7 @@ def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]
     for record in records:
         at = (attempt, to_us(record.time))
         if record.kind == "recovering":
-            losses = losses.after_failure(at)
+            losses = losses.after_failure(at, str(record.data.get("kind") or "")[:MAX_KIND])
         if record.kind == "checkpoint":
             furthest = furthest_step(tx, job.number, "checkpoint") if furthest is None else furthest
             step = _step(record) or 0

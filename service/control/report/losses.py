@@ -4,7 +4,11 @@ Progress is a checkpoint of more steps than any before. It forgives what came be
 also where it is heard of late, as when a node died with what it had not yet sent.
 """
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from moe.spec import RetrySpec
 
 Moment = tuple[int, int]
 """An attempt, and a time within it by the run's clock, in microseconds."""
@@ -20,6 +24,8 @@ class Losses(BaseModel):
 
     progress_at: Moment = (0, 0)
     failures: tuple[Moment, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """Kind of each of them; "" where it is not known."""
     num_older: int = 0
     """Of failures before those."""
     setbacks: tuple[int, ...] = ()
@@ -31,13 +37,36 @@ class Losses(BaseModel):
     def num_failures(self) -> int:
         return self.num_older + len(self.failures)
 
-    def after_failure(self, at: Moment) -> "Losses":
+    def num_of(self, kind: str) -> int:
+        """Failures of one kind."""
+        return self._kinds().count(kind)
+
+    def num_sharing(self, retry: RetrySpec) -> int:
+        """Failures that count against `retry.max_failures`: those of kinds without a limit of their own."""
+        own = sum(retry.own_limit(kind) is not None for kind in self._kinds())
+        return self.num_failures - own
+
+    def num_left(self, retry: RetrySpec, kind: str) -> int:
+        """Failures of a kind that the job may still have."""
+        limit = retry.own_limit(kind)
+        left = retry.max_failures - self.num_sharing(retry) if limit is None else limit - self.num_of(kind)
+        return max(0, left)
+
+    def _kinds(self) -> tuple[str, ...]:
+        # An earlier release that stored failures left their kinds behind.
+        return self.kinds if len(self.kinds) == len(self.failures) else ("",) * len(self.failures)
+
+    def after_failure(self, at: Moment, kind: str = "") -> "Losses":
         """With a failure that is heard of now; one from before the last progress is forgiven already."""
         if at < self.progress_at:
             return self
-        every = sorted((*self.failures, at))
+        every = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
         older = self.num_older + len(every[:-MAX_KEPT])
-        return self.model_copy(update={"failures": tuple(every[-MAX_KEPT:]), "num_older": older})
+        return self._with(every[-MAX_KEPT:], older)
+
+    def _with(self, failures: Sequence[tuple[Moment, str]], num_older: int) -> "Losses":
+        moments, kinds = tuple(at for at, _ in failures), tuple(kind for _, kind in failures)
+        return self.model_copy(update={"failures": moments, "kinds": kinds, "num_older": num_older})
 
     def after_setback(self, attempt: int) -> "Losses":
         """With an attempt that was lost with its cluster after its workers had begun."""
@@ -52,13 +81,13 @@ class Losses(BaseModel):
         if at < self.progress_at:
             return self
         forgiven = not self.failures or self.failures[0] <= at
+        failures = [pair for pair in zip(self.failures, self._kinds(), strict=True) if pair[0] > at]
         left = {
-            "failures": tuple(each for each in self.failures if each > at),
-            "num_older": 0 if forgiven else self.num_older,
             "setbacks": tuple(each for each in self.setbacks if each >= at[0]),
             "lost_starts": tuple(each for each in self.lost_starts if each >= at[0]),
         }
-        return self.model_copy(update={"progress_at": at, **left})
+        left_over = self._with(failures, 0 if forgiven else self.num_older)
+        return left_over.model_copy(update={"progress_at": at, **left})
 
 
 def read_losses(stored: str | None, failures: int) -> Losses:
