@@ -73,8 +73,8 @@ class Sender:
                 if self._records:
                     self._sent = said["next_seq"]
                 self.request = said["request"]
-            elif answer.status in (403, 404):
-                return
+            elif answer.status == 403 or (answer.status == 404 and closing):
+                return  # a store that was lost knows the job again once it is recovered
             if closing and self._sent == len(self._records):
                 return
             self._closing.wait(0.02)

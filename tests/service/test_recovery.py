@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,16 @@ import pytest
 
 from moe.records import CheckpointRecord, StepRecord
 from service.control.launcher.launcher import Observation
-from service.control.lifecycle.recovery import standing_of
+from service.control.lifecycle import record_copy
+from service.control.lifecycle.recovery import Recovery, standing_of
 from service.control.lifecycle.roots import StorageRoots
 from service.control.lifecycle.stored_jobs import StoredJob, job_folders, read_stored_job
 from service.run.recorder import SpoolRecorder
 from service.wire.launch import Result
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import ControlPlane, spec
+from tests.service.local_launcher import LocalLauncher
+from tests.service.test_crashes import controller_on
 
 
 def lose_database(plane: ControlPlane) -> None:
@@ -102,6 +107,77 @@ def test_what_runs_is_adopted_and_what_is_gone_waits_for_somebody(own_plane: Con
     own_plane.await_state(gone["id"], "succeeded")
     assert own_plane.launcher.launches().count(f"{runs['id']}-a1") == 1
     assert f"{gone['id']}-a2" in own_plane.launcher.launches()
+
+
+def test_an_attempt_that_a_silent_cluster_turns_out_not_to_know_is_not_launched_again(
+    own_plane: ControlPlane,
+) -> None:
+    own_plane.start()
+    (own_plane.folder / "state" / "cache").mkdir(exist_ok=True)
+    hold = own_plane.folder / "state" / "cache" / "here"
+    hold.touch()
+    gone, runs = (own_plane.post(name=name, labels={"hold": "here"}) for name in ("gone", "runs"))
+    for job in (gone, runs):
+        own_plane.await_state(job["id"], "running")
+    lose_database(own_plane)
+    own_plane.launcher.forget(f"{gone['id']}-a1")
+    own_plane.launcher.set_reachable(False)
+    own_plane.start()
+    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 2)
+    assert own_plane.job(gone["id"])["state"] == "recovering"
+    own_plane.launcher.set_reachable(True)
+    own_plane.await_state(gone["id"], "paused")
+    assert "recovered from its storage; attempt 1 was lost" in own_plane.job(gone["id"])["reason"]
+    own_plane.await_state(runs["id"], "running")
+    # Once the cluster has said that it runs, it is a job like any other: lost with its cluster, it is launched again.
+    own_plane.launcher.forget(f"{runs['id']}-a1")
+    hold.unlink()
+    own_plane.await_state(runs["id"], "succeeded")
+    assert sorted(own_plane.launcher.launches()) == [f"{runs['id']}-a2"]
+
+
+def test_a_job_that_failed_for_good_has_failed_again(own_plane: ControlPlane) -> None:
+    own_plane.start()
+    rules: list[Any] = [{"max_failures": 0}, {"max_failures": 1}, {"kinds": {"driver": {"max_failures": 1}}}]
+    jobs = [own_plane.post(labels={"die_at": "1-1-1-1-1"}, retry=rule) for rule in rules]
+    reasons = [own_plane.await_state(job["id"], "failed")["reason"] for job in jobs]
+    lose_database(own_plane)
+    own_plane.start()
+    await_that(lambda: len(own_plane.http.get("/v1/jobs").json()["items"]) == 3)
+    for job, reason, attempt in zip(jobs, reasons, (1, 2, 2), strict=True):
+        now = own_plane.job(job["id"])
+        assert (now["state"], now["attempt"]) == ("failed", attempt), now["reason"]
+        assert now["reason"].endswith(reason.rpartition("; ")[2])
+
+
+def test_others_write_while_a_job_is_read_from_slow_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = controller_on(tmp_path, LocalLauncher(tmp_path / "cluster"))
+    folder = tmp_path / "state" / "jobs" / "job-aaaaaaaaaaaa"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps(spec()))
+    (folder / "attempts" / "1").mkdir(parents=True)
+    roots = StorageRoots([str(folder.parent)])
+    recovery = Recovery(
+        services.database, roots, LocalLauncher(tmp_path / "cluster"), services.ingest, "me", tmp_path
+    )
+    wrote: list[bool] = []
+
+    def slow(*_: Any) -> Iterator[Any]:  # in place of a share that hangs
+        def write() -> None:
+            with services.database.write():
+                wrote.append(True)
+
+        writing = threading.Thread(target=write, daemon=True)
+        writing.start()
+        writing.join(DEADLINE_S)
+        yield from ()
+
+    monkeypatch.setattr(record_copy, "sealed_records", slow)
+    assert [job_id for job_id, _, _ in recovery.run().jobs] == [folder.name]
+    assert wrote == [True]
+    services.database.close()
 
 
 def test_a_recovery_that_was_broken_off_goes_on(own_plane: ControlPlane) -> None:

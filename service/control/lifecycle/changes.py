@@ -19,6 +19,7 @@ _NO_ATTEMPT: dict[str, Any] = {
     "gang": None,
     "unreachable_since": None,
     "unseen_since": None,
+    "unconfirmed_since": None,
     "stopped_at": None,
     "retry_at": None,
     "group_phase": None,

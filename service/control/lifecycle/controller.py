@@ -27,6 +27,7 @@ from service.control.lifecycle.policies import (
     Explain,
     JobFacts,
     Move,
+    NoteConfirmed,
     NoteReachable,
     NoteSeen,
     NoteSubmitted,
@@ -250,6 +251,7 @@ class Controller:
             request=cast(Any, job.request),
             requested_at=_seconds(job.requested_at) or 0.0,
             unseen_since=_seconds(job.unseen_since),
+            is_confirmed=job.unconfirmed_since is None,
             stopped_at=_seconds(job.stopped_at),
             group_phase=cast(Any, job.group_phase),
             group_phase_at=_seconds(job.group_phase_at) or 0.0,
@@ -282,6 +284,8 @@ class Controller:
                 self._starter.note_submitted(job)
             case NoteUnseen():
                 self._starter.note(job, unseen_since=now_us())
+            case NoteConfirmed():
+                self._starter.note(job, unconfirmed_since=None)
             case NoteSeen():
                 self._starter.note(job, unseen_since=None)
             case Move(to, reason):

@@ -63,6 +63,8 @@ class JobFacts:
     """`resize` is ours: a checkpoint, and then another attempt with another number of workers."""
     requested_at: float = 0.0
     unseen_since: float | None = None
+    is_confirmed: bool = True
+    """False for an attempt that a recovery found on storage, until the cluster has said that it runs."""
     stopped_at: float | None = None
     group_phase: Literal["running", "waiting", "recovering"] | None = None
     group_phase_at: float = 0.0
@@ -112,6 +114,11 @@ class NoteUnseen:
 @dataclass(frozen=True)
 class NoteSeen:
     """The submission is there again."""
+
+
+@dataclass(frozen=True)
+class NoteConfirmed:
+    """The cluster knows the attempt that a recovery found: from now on the job is like any other."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +199,7 @@ Decision = (
     | NoteSubmitted
     | NoteUnseen
     | NoteSeen
+    | NoteConfirmed
     | NoteUnreachable
     | NoteReachable
     | Move
@@ -206,6 +214,19 @@ Decision = (
 
 def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     """The one next step for an active job. Admission of what is queued, or owed an attempt, is elsewhere."""
+    decision = _decide(job, deadlines)
+    if job.is_confirmed or not isinstance(decision, Retry):
+        return decision
+    # Storage does not have what its user asked since, nor who else launches from there: nothing is launched for it.
+    return End(
+        State.PAUSED,
+        f"recovered from its storage; {decision.reason.partition(';')[0]}: 'resume' goes on from its last "
+        "committed checkpoint",
+        stops=True,
+    )
+
+
+def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     seen = job.observation
     if job.launch is None and job.request is not None:
         return _between_attempts(job)
@@ -226,6 +247,8 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
         return NoteSubmitted()
     if job.unseen_since is not None:
         return NoteSeen()
+    if not job.is_confirmed and not seen.ended:
+        return NoteConfirmed()
     if seen.ended:
         return _ended(job, seen) if seen.released else Wait()
     return _alive(job, deadlines)

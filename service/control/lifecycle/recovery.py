@@ -18,16 +18,16 @@ from sqlalchemy import Connection
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
 from service.control.lifecycle.admission import Gang
 from service.control.lifecycle.changes import enter, tell_new
+from service.control.lifecycle.record_copy import RecordCopy
 from service.control.lifecycle.results import read_result
 from service.control.lifecycle.roots import StorageRoots
 from service.control.lifecycle.starter import ACTOR
 from service.control.lifecycle.stored_jobs import StoredJob, job_folders, read_stored_job
-from service.control.report.catch_up import sealed_records
 from service.control.report.ingest import Ingest
 from service.control.report.losses import Losses, read_losses
 from service.control.report.saves import Committed, Saves
 from service.control.report.tokens import hash_token
-from service.control.store.clock import to_us
+from service.control.store.clock import now_us, to_us
 from service.control.store.database import Database
 from service.control.store.deletions import find_deletion
 from service.control.store.drafts import find_draft
@@ -47,6 +47,8 @@ class Standing:
     reason: str
     is_on_cluster: bool = False
     """Whether the controller has to watch an attempt of the job."""
+    failure_kind: str | None = None
+    """Kind of failure with which its newest attempt ended, if it did; "" for one that nobody named."""
 
 
 @dataclass
@@ -119,13 +121,13 @@ class Recovery:
                 if seen is not None and seen.ended and job.result is None:  # it may have ended only just now
                     job = replace(job, result=read_result(self._roots.folder(job.storage), job.attempt))
                 standing = standing_of(job, seen)
-                new = self._restore(job, standing)
+                stored_as = self._restore(job, standing, is_confirmed=seen is not None)
             except (OSError, ValueError) as error:
                 recovered.skipped.append((job.storage, _first_line(error)))
                 continue
-            if new:
-                recovered.jobs.append((job.id, job.spec.name, standing))
-                tell(job.id, job.spec.name, standing)
+            if stored_as is not None:
+                recovered.jobs.append((job.id, job.spec.name, stored_as))
+                tell(job.id, job.spec.name, stored_as)
         self._unfinished.unlink(missing_ok=True)
         return recovered
 
@@ -138,18 +140,23 @@ class Recovery:
             self._cluster_answers = False  # each further question could take until its timeout, too
             return None
 
-    def _restore(self, job: StoredJob, standing: Standing) -> bool:
-        """Store the job, its records and its standing; False if the store has the job by now."""
+    def _restore(self, job: StoredJob, standing: Standing, *, is_confirmed: bool) -> Standing | None:
+        """Store the job, its records and its standing, and return the standing that it has with these; None if the
+        store has the job by now. `is_confirmed`: the cluster was asked, and answered."""
         storage = self._roots.folder(job.storage)
         started_at: int | None = None
         last_at = to_us(job.created_at)
-        with self._database.write() as tx:
+        values = self._values(job)
+        if standing.is_on_cluster and not is_confirmed:
+            values["unconfirmed_since"] = now_us()
+        # Read first: while a transaction is open, nobody else writes, and storage may be slow.
+        with RecordCopy(storage, max(job.attempt, 1)) as copy, self._database.write() as tx:
             if _is_known(tx, job.id):
-                return False
-            row = insert_job(tx, self._values(job), job.spec.labels)
+                return None
+            row = insert_job(tx, values, job.spec.labels)
             tell_new(tx, row, ACTOR)
             newest: WriterFolder | None = None
-            for writer, records in sealed_records(storage, max(job.attempt, 1), lambda _: 0):
+            for writer, records in copy.batches():
                 if newest is None or writer.attempt != newest.attempt:
                     set_columns(
                         tx, row.number, {"group_phase": None, "group_phase_at": None, "group_reason": None}
@@ -160,15 +167,25 @@ class Recovery:
                 started_at = min([*began, *([] if started_at is None else [started_at])], default=None)
                 last_at = max(last_at, to_us(records[-1].time))
             row = _again(tx, job.id)
+            losses = _losses(job, row)
+            standing = _with_losses(job, standing, losses)
             set_columns(
-                tx, row.number, {"started_at": started_at, "updated_at": last_at, **_progress(job, row)}
+                tx,
+                row.number,
+                {
+                    "started_at": started_at,
+                    "updated_at": last_at,
+                    "losses": losses.model_dump_json(),
+                    "failures": losses.num_failures,
+                    **_progress(job, row),
+                },
             )
             if not standing.is_on_cluster:
                 values = {"result": job.result.model_dump_json()} if job.result else {}
                 enter(tx, _again(tx, job.id), standing.state, standing.reason, ACTOR, values)
                 if standing.state in ENDED:
                     set_columns(tx, row.number, {"finished_at": last_at})
-        return True
+        return standing
 
     def _values(self, job: StoredJob) -> dict[str, Any]:
         """Columns of a job's row, from its storage alone."""
@@ -228,28 +245,52 @@ def standing_of(job: StoredJob, seen: Observation | None) -> Standing:
         return Standing(
             State.RECOVERING, f"recovered; attempt {number} is {seen.status} on the cluster", True
         )
+    kind: str | None = None
     if result is not None:
-        what = f"failed at step {result.step}"
+        what, kind = f"failed at step {result.step}", result.failure_kind
     elif seen.status == "stopped":
         what = "was stopped by force"
     elif seen.ended:
-        what = "ended without a result"
+        what, kind = "ended without a result", "driver"
     else:
         what = "is not on the cluster any more"
     return Standing(
-        State.PAUSED, f"recovered from its storage; attempt {number} {what}: 'resume' goes on {resumes}"
+        State.PAUSED,
+        f"recovered from its storage; attempt {number} {what}: 'resume' goes on {resumes}",
+        failure_kind=kind,
     )
 
 
-def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
-    """Columns that records do not give: earlier attempts' failures, and a checkpoint that no record mentions."""
-    columns: dict[str, Any] = {}
+def _with_losses(job: StoredJob, standing: Standing, losses: Losses) -> Standing:
+    """Standing of a job whose failures are known: one that may have no other of the kind has failed."""
+    kind, retry = standing.failure_kind, job.spec.retry
+    if kind is None or losses.num_left(retry, kind) > 0:
+        return standing
+    own_limit = retry.own_limit(kind)
+    name, limit = ("retry.max_failures", retry.max_failures)
+    if own_limit is not None:
+        name, limit = f"retry.kinds.{kind}.max_failures", own_limit
+    return replace(standing, state=State.FAILED, reason=f"{standing.reason}; {name} (={limit}) is used up")
+
+
+def _losses(job: StoredJob, row: JobRow) -> Losses:
+    """Losses that the records tell, and the failures of earlier attempts by what the launch says is left."""
     losses = read_losses(row.losses, row.failures)
-    if job.launch is not None and losses.progress_at[0] < job.attempt:
-        before = max(0, job.spec.retry.max_failures - job.launch.max_failures)
-        since = tuple(moment for moment in losses.failures if moment[0] == job.attempt)
-        losses = Losses(progress_at=losses.progress_at, failures=since, num_older=before)
-        columns |= {"losses": losses.model_dump_json(), "failures": losses.num_failures}
+    if job.launch is None or losses.progress_at[0] >= job.attempt:
+        return losses
+    retry, left = job.spec.retry, job.launch.failures_left
+    before = Losses(
+        progress_at=losses.progress_at, num_older=max(0, retry.max_failures - job.launch.max_failures)
+    )
+    for kind in retry.kinds:
+        for _ in range(max(0, (retry.own_limit(kind) or 0) - left.get(kind, retry.own_limit(kind) or 0))):
+            before = before.after_failure((job.attempt, 0), kind)
+    return before.with_failures_of(losses, job.attempt)
+
+
+def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
+    """Columns that records do not give: a checkpoint that no record mentions."""
+    columns: dict[str, Any] = {}
     if job.checkpoint is not None and row.saves is None:
         at = job.checkpoint.created_at
         committed = Committed(

@@ -68,6 +68,13 @@ class Losses(BaseModel):
         moments, kinds = tuple(at for at, _ in failures), tuple(kind for _, kind in failures)
         return self.model_copy(update={"failures": moments, "kinds": kinds, "num_older": num_older})
 
+    def with_failures_of(self, other: "Losses", attempt: int) -> "Losses":
+        """With the failures of one attempt that another value of the same job's losses has."""
+        losses = self
+        for at, kind in zip(other.failures, other._kinds(), strict=True):
+            losses = losses.after_failure(at, kind) if at[0] == attempt else losses
+        return losses
+
     def after_setback(self, attempt: int) -> "Losses":
         """With an attempt that was lost with its cluster after its workers had begun."""
         return self.model_copy(update={"setbacks": (*self.setbacks, attempt)})

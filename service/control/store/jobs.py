@@ -67,6 +67,7 @@ class JobRow(JobSummary):
     gang: str | None
     unreachable_since: int | None
     unseen_since: int | None
+    unconfirmed_since: int | None
     stopped_at: int | None
     retry_at: int | None
     group_phase: str | None

@@ -65,6 +65,9 @@ jobs = Table(
     Column("dashboard_url", Text),
     Column("unreachable_since", BigInteger),  # the cluster has not answered since then, and the job says so
     Column("unseen_since", BigInteger),  # the cluster has said since then that it knows no such submission
+    Column(
+        "unconfirmed_since", BigInteger
+    ),  # recovered from storage then; the cluster has not said yet that it runs
     Column("stopped_at", BigInteger),  # when its driver was last ended by force
     Column("retry_at", BigInteger),  # the next attempt comes no earlier
     Column("group_phase", String(16)),  # "running", "waiting" or "recovering", as the run itself says

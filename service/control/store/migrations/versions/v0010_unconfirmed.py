@@ -1,0 +1,15 @@
+"""Mark of an attempt that a recovery found on storage and that its cluster has not confirmed yet."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("unconfirmed_since", sa.BigInteger()))
+
+
+def downgrade() -> None:
+    op.drop_column("jobs", "unconfirmed_since")
