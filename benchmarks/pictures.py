@@ -1,8 +1,9 @@
 """`make pictures`: the terminal of the demo and of a plan, as README shows them: of a real run, and of a real plan; and
-the demo's model as `moe.sharding` lays it out."""
+the demo's model as `moe.sharding` lays it out. `python -m benchmarks.pictures plan` draws that one alone."""
 
 import io
 import re
+import sys
 import tempfile
 import uuid
 from contextlib import closing
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from moe import sharding
-from moe.plan import Cluster, plan_job
+from moe.plan import Cluster, Plan, plan_job
 from moe.plan.request import read_plan_request
 from moe.records import StoredCheckpoint
 from moe.spec import TranslationModelSpec, read_job
@@ -24,9 +25,9 @@ from service.cli.footprint import Footprint
 from service.cli.view.follow import styled
 from service.cli.view.frame import frame
 from service.cli.view.kinds import report_view, words_of
-from service.cli.view.plan import plan_view
 from service.cli.view.progress import Progress
 from service.cli.view.result import learned, measured
+from service.cli.view.verdict import short_plan_view
 from service.client import Client
 
 ROOT = Path(__file__).parents[1]
@@ -61,15 +62,22 @@ def keep(console: Console, name: str, title: str) -> None:
     print(f"written to docs/pictures/{name}.svg")
 
 
+def plan_on_screen(found: Plan) -> Console:
+    """The terminal of `shardyard plan` with the plan of `PLANNED`."""
+    asked = read_plan_request(PLANNED)
+    assert asked.cluster is not None
+    console = screen(f"shardyard plan examples/{PLANNED.name}")
+    nodes, each, device = asked.cluster.num_nodes, asked.cluster.devices_per_node, asked.cluster.device
+    console.print(short_plan_view(found, f"{nodes:,} nodes of {each:,} {device}"))
+    return console
+
+
 def of_a_plan() -> None:
     """DeepSeek-V3 on 1,024 H100."""
     asked = read_plan_request(PLANNED)
     assert asked.cluster is not None
     found = plan_job(asked.spec, asked.cluster)
-    console = screen(f"shardyard plan examples/{PLANNED.name}")
-    nodes, each, device = asked.cluster.num_nodes, asked.cluster.devices_per_node, asked.cluster.device
-    console.print(plan_view(found, f"{nodes:,} nodes of {each:,} {device}"))
-    keep(console, "plan", "a plan, which explains itself")
+    keep(plan_on_screen(found), "plan", "shardyard plan")
 
 
 def of_the_demo() -> None:
@@ -111,10 +119,12 @@ def of_any_module() -> None:
     print("written to docs/pictures/sharding.svg")
 
 
+PICTURES = {"plan": of_a_plan, "sharding": of_any_module, "demo": of_the_demo}
+
+
 def main() -> None:
-    of_a_plan()
-    of_any_module()
-    of_the_demo()
+    for name in sys.argv[1:] or PICTURES:
+        PICTURES[name]()
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
 """Files, presets and jobs that the documents and the docstrings name are there."""
 
+import io
 import json
 import re
 import tomllib
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from moe.interchange.families import BY_TYPE
-from moe.plan import plan_request
+from moe.plan import Plan, plan_request
 from moe.spec import json_schema, model_spec
 from moe.spec.expansion import names
+from service.cli.view.verdict import short_plan_view
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("moe", "service", "tests", "benchmarks")
@@ -121,3 +125,17 @@ def test_what_the_readme_needs_is_what_the_package_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (version,) = re.findall(r"You need Python ([\d.]+) or later", (ROOT / "README.md").read_text())
     assert project["requires-python"] == f">={version}"
+
+
+def test_the_picture_of_a_plan_shows_what_the_command_prints() -> None:
+    example = "deepseek-v3-1024-h100"
+    plan = Plan.model_validate_json((ROOT / "tests" / "golden" / f"{example}.json").read_text())
+    console = Console(width=104, file=io.StringIO(), highlight=False, emoji=False, markup=False)
+    console.print(f"$ shardyard plan examples/{example}.yaml")
+    console.print(short_plan_view(plan, "128 nodes of 8 h100"))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    drawn = (ROOT / "docs" / "pictures" / "plan.svg").read_text()
+    texts = re.findall(r"<text class=\"plan-r\d+\"[^>]*>(.*?)</text>", drawn)
+    assert re.sub(r"\s", "", unescape("".join(texts))) == re.sub(r"\s", "", printed), (
+        "draw it anew: python -m benchmarks.pictures plan"
+    )
