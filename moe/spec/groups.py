@@ -5,6 +5,7 @@ from typing import Any
 
 from moe.spec import expansion
 from moe.spec.data import SyntheticSpec
+from moe.spec.errors import SpecError
 from moe.spec.model import kind_of
 from moe.spec.moe import MoESpec
 from moe.spec.sequences import SequencesFields
@@ -18,7 +19,10 @@ def with_group(given: Any) -> Any:
     model = given.get("model") if isinstance(given, Mapping) else None
     if not isinstance(model, Mapping) or kind_of(model) != "language":
         return given
-    said, filled = model.get("moe") or {}, expansion.expanded(dict(model)).get("moe")
+    try:
+        said, filled = model.get("moe") or {}, expansion.expanded(dict(model)).get("moe")
+    except SpecError:
+        return given  # there is no such preset, which is refused by its own place
     if not isinstance(said, Mapping) or not isinstance(filled, Mapping) or "group_tokens" in said:
         return given
     corpus = _part(given, "data").get("corpus")
@@ -27,7 +31,7 @@ def with_group(given: Any) -> Any:
     )
     batch_tokens = _number(given, "train", "batch_tokens", TrainSpec)
     if max_tokens is None or batch_tokens is None:
-        return given  # which is refused by its own place
+        return given  # likewise
     default = filled.get("group_tokens", MoESpec.model_fields["group_tokens"].default)
     if model.get("from") is None and not default % max_tokens and not batch_tokens % default:
         return given

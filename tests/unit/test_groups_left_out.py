@@ -90,14 +90,19 @@ def test_the_same_job_with_other_sequences_has_groups_of_those() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "path"),
     [
-        {}, {"model": 3}, {"model": FOLDER}, job({**FOLDER, "moe": 3}, 512), job({**FOLDER, "moe": None}, 512),
-        {**job(FOLDER, 512), "data": 3}, job({"preset": "nothing"}, 512), job({"preset": "gshard-tiny"}, 512),
-        {**job(FOLDER, 512), "data": {"corpus": "packages", "max_tokens": "many"}}, job({"kind": "module"}, 512),
+        ({}, "model"), ({"model": 3}, "model"), ({"model": FOLDER}, "data"),
+        (job({**FOLDER, "moe": 3}, 512), "model.moe"), (job({**FOLDER, "moe": None}, 512), "model.ffn_dim"),
+        (job({"preset": "nothing"}, 512), "model.preset"), (job({"preset": "gshard-tiny"}, 512), "data.corpus"),
+        (job({"kind": "language", "preset": "nothing"}, 512), "model.preset"),
+        (job({"kind": "language", "preset": ["x"]}, 512), "model.preset"), (job({"kind": "module"}, 512), "model.build"),
+        ({**job(FOLDER, 512), "data": 3}, "data"),
+        ({**job(FOLDER, 512), "data": {"corpus": "packages", "max_tokens": "many"}}, "data.max_tokens"),
     ],
 )  # fmt: skip
-def test_what_is_no_job_is_refused_by_its_own_place(given: dict[str, Any]) -> None:
+def test_what_is_no_job_is_refused_by_its_own_place(given: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as refused:
         JobSpec.parse(given)
+    assert path in {problem.path for problem in refused.value.problems}
     assert "group_tokens" not in str(refused.value)

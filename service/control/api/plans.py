@@ -24,7 +24,7 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     "software": ..., "goal": ...}`. Nothing is stored.
 
     Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked. With one it
-    may be of what cannot be run yet, and says so.
+    may be of what cannot be run yet, and says so. Neither needs a model's weights; a run's needs are in `missing`.
     """
     asked = plan_request(services.requests.expanded(body))
     try:
