@@ -308,3 +308,20 @@ def test_a_cluster_is_measured_by_its_control_plane(plane: ControlPlane) -> None
     refused = shardyard("calibrate", "--cluster", url=plane.url)
     assert refused.returncode == 1
     assert "no room for 2 workers within 120 s" in refused.stderr
+
+
+def test_a_preset_is_planned_with_an_adapter_and_the_plan_says_what_a_run_needs(tmp_path: Path) -> None:
+    """And that it counts with float32, which nobody asked for."""
+    file = tmp_path / "tune.yaml"
+    file.write_text(
+        "model: {preset: olmoe-1b-7b}\nadapter: {rank: 16}\ndata: {corpus: chat, paths: [/data/a.jsonl]}\n"
+        "train: {num_steps: 10, batch_tokens: 65536}\nresources: {num_workers: 8}\n"
+    )
+    on = ("--num-nodes=1", "--devices-per-node=8", "--device=h100")
+    done = shardyard("plan", file, *on, url="http://127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"^(to train|by default) +(.*?) *$", done.stdout, re.MULTILINE))
+    assert rows["to train"].startswith("model.from is required beside an adapter")
+    assert rows["by default"].startswith("float32: train.dtype is left out")
+    told = json.loads(shardyard("plan", file, *on, "--json", url="http://127.0.0.1:1").stdout)
+    assert (told["defaults"], len(told["missing"])) == ({"train.dtype": "float32"}, 1)
