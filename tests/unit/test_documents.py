@@ -14,8 +14,10 @@ from rich.console import Console
 
 from moe.interchange.families import BY_TYPE
 from moe.plan import Plan, plan_request
-from moe.spec import json_schema, model_spec
+from moe.spec import ParallelSpec, json_schema, model_spec
 from moe.spec.expansion import names
+from moe.spec.routers import ROUTERS
+from service.cli.checks import DEMO_MEMORY_BYTES
 from service.cli.view.verdict import short_plan_view
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +127,23 @@ def test_what_the_readme_needs_is_what_the_package_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (version,) = re.findall(r"You need Python ([\d.]+) or later", (ROOT / "README.md").read_text())
     assert project["requires-python"] == f">={version}"
+    assert f"two CPU cores and {DEMO_MEMORY_BYTES >> 30} GiB of memory" in (ROOT / "README.md").read_text()
+
+
+def test_choices_that_the_readme_tells_of_are_those_there_are() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    (routers,) = re.findall(r"`model.moe.router` is GShard's top-2 or any other of the field \((.*?)\)", text)
+    assert len(ROUTERS) == 1 + len(re.split(r", | or ", routers)), ROUTERS.keys()
+    (fields,) = re.findall(r"`parallel` takes, beside (.*?): all of them", text)
+    assert set(re.findall(r"`(\w+)`", fields)) <= ParallelSpec.model_fields.keys()
+    example = yaml.safe_load((ROOT / "examples" / "fine-tune.yaml").read_text())
+    assert f"adapters of rank {example['adapter']['rank']} on attention and experts" in text
+    (tree,) = re.findall(r"^```\n(moe/ .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    for parent, words in re.findall(r"^(moe|service|tests)/ (.*(?:\n {12}.*)*)", tree, re.M):
+        folders = {path.parent.name for path in (ROOT / parent).glob("*/[!_]*")} | {
+            path.parent.name for path in (ROOT / parent).glob("*/__init__.py")
+        }
+        assert folders - {"__pycache__"} <= set(re.findall(r"[a-z_]+", re.sub(r"\([^)]*\)", "", words)))
 
 
 def test_the_picture_of_a_plan_shows_what_the_command_prints() -> None:
