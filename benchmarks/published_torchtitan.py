@@ -89,9 +89,12 @@ def _long(model: str, context: int, tokens: float, gib: float, **given: Any) -> 
     return TitanRow(model, 8, 8 // context, parallel, tokens, gib, sequence_tokens=32_768 * context, **given)
 
 
-def _405b(context: int, batch: int, virtual: int, tokens: float, gib: float, length: int) -> TitanRow:
+def _405b(batch: int, virtual: int, tokens: float, gib: float, length: int, context: int = 1) -> TitanRow:
+    """In a pipeline a local batch is cut into as many micro-batches as there are stages, and FSDP keeps parameters
+    gathered, and gradients whole, until the step ends: as ZeRO's first stage."""
+    groups = batch * context // 8 // (8 * virtual)
     parallel = {"tensor": 8, "pipeline": 8, "context": context, "fsdp": 8, "virtual_stages": virtual,
-                "recompute": "full", "micro_batch_groups": 1}  # fmt: skip
+                "recompute": "full", "micro_batch_groups": groups, "sharding": "optimizer"}  # fmt: skip
     return TitanRow("llama3-405b", 512, batch, parallel, tokens, gib, is_fitted=False, sequence_tokens=length)
 
 
@@ -108,9 +111,12 @@ ROWS: tuple[TitanRow, ...] = (
     _8b(128, 8380, 61.8, is_fitted=False),
     TitanRow("llama3-70b", 256, 512, {"tensor": 8, "fsdp": 32, "recompute": "full", "micro_batch_groups": 16}, 829,
              71.9),
-    _405b(1, 256, 1, 100, 82.5, 8192),
-    _405b(1, 256, 2, 128, 72.7, 8192),
-    _405b(1, 64, 1, 76, 75.3, 32_768),
+    _405b(256, 1, 100, 82.5, 8192),
+    _405b(256, 2, 128, 72.7, 8192),
+    _405b(64, 1, 76, 75.3, 32_768),
+    _405b(32, 1, 47, 75.9, 65_536, context=2),
+    _405b(16, 1, 31, 77.1, 131_072, context=4),
+    _405b(8, 1, 16, 84.9, 262_144, context=8),
     _8b(32, 10_938, 47.96, device="h200"),
     _8b(64, 10_753, 46.97, is_fitted=False, device="h200"),
 )  # fmt: skip

@@ -69,10 +69,30 @@ class Comparison:
 
     @property
     def total(self) -> Term:
-        """Bytes of the fullest device."""
+        """Bytes of the fullest device, allowance included."""
+        return _sum_of(self.memory)
+
+    @property
+    def job_memory(self) -> Mapping[str, Term]:
+        """Bytes by kind that the job itself takes, without the allowance for the framework and its allocator."""
+        return {kind: term for kind, term in self.memory.items() if kind != "allowance"}
+
+    @property
+    def needed(self) -> Term:
+        """Their sum."""
+        return _sum_of(self.job_memory)
+
+    @property
+    def free(self) -> Term:
+        """Bytes of the device that the job leaves free."""
+        needed = self.needed
         return Term(
-            *(sum(getattr(each, side) for each in self.memory.values()) for side in ("first", "second"))
+            *(max(0, getattr(self.limit, side) - getattr(needed, side)) for side in ("first", "second"))
         )
+
+
+def _sum_of(terms: Mapping[str, Term]) -> Term:
+    return Term(*(sum(getattr(term, side) for term in terms.values()) for side in ("first", "second")))
 
 
 class Names(NamedTuple):
@@ -184,10 +204,10 @@ def _more_seconds(seconds: float) -> str:
 
 def _of_memory(found: Comparison) -> str:
     """Sentence about the fullest device, with the kind that has most of the difference."""
-    num_bytes = -found.total.difference
+    num_bytes = -found.needed.difference
     if not num_bytes:
         return ""
-    kinds = {kind: -term.difference for kind, term in found.memory.items()}
+    kinds = {kind: -term.difference for kind, term in found.job_memory.items()}
     most = max(kinds, key=lambda kind: kinds[kind] * (1 if num_bytes > 0 else -1))
     return f"memory: {_more_bytes(num_bytes)} on the fullest device; {_more_bytes(kinds[most])} of {most}"
 

@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from moe.plan.candidate import Options
 from moe.plan.degrees import Degrees
-from moe.plan.plan import Plan
+from moe.plan.plan import MemoryEstimate, Plan
 from moe.plan.profile import EXECUTORS
 from moe.plan.search.explain import kind_of_time, layout_of, seconds_of, size_of
 from moe.plan.svg import (
@@ -38,7 +38,7 @@ _TIME = {
 _BYTES = {
     "parameters": MEMORY[0], "gradients": MEMORY[1], "optimizer": MEMORY[2], "activations": MEMORY[3],
     "workspace": "#dcc06a", "logits": "#ecdcaa", "dispatch": MEMORY[4], "communication": MEMORY[5],
-    "staging": "#c3d9d7", "allowance": MEMORY[6],
+    "staging": "#c3d9d7",
 }  # fmt: skip
 """State violet, values of the passes yellow, what is exchanged teal."""
 
@@ -83,17 +83,23 @@ def rows_of(plan: Plan) -> list[Row]:
     """Rows of the picture, the chosen layout first."""
     chosen = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
-        Row(_in_words(layout_of(plan)), chosen, plan.predicted.step_s, plan.memory.total,
-            plan.predicted.by_kind(), plan.memory.by_kind(), plan.memory.limit)
+        Row(_in_words(layout_of(plan)), chosen, plan.predicted.step_s, plan.memory.needed,
+            plan.predicted.by_kind(), _job_memory(plan.memory), plan.memory.limit)
     ]  # fmt: skip
     for other in plan.runners_up:
         time, memory = other.predicted, other.memory
         rows.append(
-            Row(_in_words(other.layout), other.why_not, other.step_s, other.memory_bytes,
-                None if time is None else time.by_kind(), None if memory is None else memory.by_kind(),
+            Row(_in_words(other.layout), other.why_not, other.step_s,
+                other.memory_bytes if memory is None else memory.needed,
+                None if time is None else time.by_kind(), None if memory is None else _job_memory(memory),
                 plan.memory.limit if memory is None else memory.limit)
         )  # fmt: skip
     return rows
+
+
+def _job_memory(memory: MemoryEstimate) -> dict[str, int]:
+    """Bytes by kind without the allowance: what is left of the bar up to the limit is free for the framework."""
+    return {kind: amount for kind, amount in memory.by_kind().items() if kind != "allowance"}
 
 
 _ORDER = [*vars(Degrees()), *(name for name in vars(Options()) if name != "micro_batch_groups")]

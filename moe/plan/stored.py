@@ -16,7 +16,7 @@ from moe.plan.plan import MadeFor, Plan
 from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.problems import problems_of
 
-PLANNER = "10"
+PLANNER = "11"
 """Changes with what the same spec and cluster are planned to."""
 _FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
 """Fields of a job's name, beginning and output, which no plan depends on."""

@@ -67,6 +67,8 @@ class AttentionDims:
     heads: int = 1
     key_heads: int = 1
     """Heads that keys and values are kept of."""
+    normed: bool = False
+    """Whether queries and keys have norms of their own."""
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,21 @@ class ClusterOptions:
     device: str | None
     memory: str | None
     price: str | None
+    billing_unit: int | None = None
 
     def read(self) -> "Cluster | Pools | None":
         """The cluster that they tell of; None where they tell of none. Raises Misuse, SpecError, OSError."""
         is_imagined = any(each is not None for each in (self.num_nodes, self.devices_per_node, self.device))
         if self.cluster is not None:
-            if is_imagined or self.memory is not None or self.price is not None:
+            if is_imagined or any(
+                given is not None for given in (self.memory, self.price, self.billing_unit)
+            ):
                 raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
             from moe.plan import read_cluster
 
             return read_cluster(self.cluster)
-        for option, given in (("--memory", self.memory), ("--price", self.price)):
+        beside = (("--memory", self.memory), ("--price", self.price), ("--billing-unit", self.billing_unit))
+        for option, given in beside:
             if given is not None and not is_imagined:
                 raise Misuse(f"{option} belongs to an imagined cluster; add --num-nodes and --device")
         return self._imagined() if is_imagined else None
@@ -50,6 +54,7 @@ class ClusterOptions:
             "num_nodes": self.num_nodes or 1, "devices_per_node": self.devices_per_node or 1, "device": device,
             "memory_bytes": None if self.memory is None else _num_bytes(self.memory),
             "price_per_hour": None if self.price is None else _amount(self.price),
+            "billing_unit": self.billing_unit,
         }  # fmt: skip
         return one_cluster_of({name: value for name, value in given.items() if value is not None})
 

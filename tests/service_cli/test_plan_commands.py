@@ -134,7 +134,7 @@ def test_of_pools_the_cheapest_is_taken(tmp_path: Path) -> None:
     done = shardyard("plan", EXAMPLE, *on, "--goal=cost", "--full", url="http://127.0.0.1:1", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "on               pool old, 2 nodes of 8 a100-80" in done.stdout
-    assert re.search(r"money +12\.00 +an hour, 0\.00\d+ a million tokens, 0\.0\d+ the run", done.stdout)
+    assert re.search(r"money +12\.00 +an hour, 0\.0\d+ a million tokens, 0\.0\d+ the run", done.stdout)
     assert re.search(r"pool new: 2 workers would take .* a million tokens\), [\d.]+% dearer", done.stdout)
     assert "pool single cannot hold it: resources (='2 workers') must be at most the devices" in done.stdout
     fastest = json.loads(shardyard("plan", EXAMPLE, *on, "--json").stdout)
@@ -204,10 +204,19 @@ def test_stages_lie_on_several_pools_that_are_joined(tmp_path: Path) -> None:
 def test_prices_and_goals_of_imagined_clusters() -> None:
     on = ("--devices-per-node=2", "--price=0.5")
     assert re.search(r"money +1\.00 +an hour, ", shardyard("plan", EXAMPLE, *on, "--full").stdout)
+    whole = ("--devices-per-node=8", "--price=0.5", "--full")
+    assert re.search(r"money +4\.00 +an hour, ", shardyard("plan", EXAMPLE, *whole).stdout)
+    assert re.search(
+        r"money +1\.00 +an hour, ", shardyard("plan", EXAMPLE, *whole, "--billing-unit=1").stdout
+    )
     fixed = json.loads(shardyard("plan", EXAMPLE, *on, "--goal=time", "--json").stdout)
     assert fixed["reasons"][1].startswith("goal time had nothing to choose: the job says it")
     for given, told in (
         (("--devices-per-node=2", "--price=much"), "--price (='much') must be an amount of money above 0"),
+        (
+            ("--billing-unit=1",),
+            "--billing-unit belongs to an imagined cluster; add --num-nodes and --device",
+        ),
         (("--price=2",), "--price belongs to an imagined cluster; add --num-nodes and --device"),
         (("--devices-per-node=2", "--goal=fast"), "--goal (='fast') must be time or cost"),
     ):

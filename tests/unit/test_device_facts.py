@@ -6,6 +6,7 @@ import pytest
 
 from moe.plan import DEVICES, Cluster, Plan, cluster_of, plan_job
 from moe.plan.cluster.measured import MEASURED
+from moe.plan.cluster.named import device_named
 from moe.spec import SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.lifecycle.planning import plan_for, planning_cluster
@@ -108,7 +109,40 @@ def test_accelerators_are_planned_as_what_they_are(accelerator: str, device: str
     assert (planned_as(accelerator).device, planned_as(accelerator).device_facts) == (device, None)
 
 
-@pytest.mark.parametrize("accelerator", ["T4", "L4", "A10", "L40", "B2000", "H20X", "Gaudi-3", None])
+@pytest.mark.parametrize(
+    ("product", "device"),
+    [
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("NVIDIA GeForce RTX 5090", "rtx-5090"),
+        ("NVIDIA GeForce RTX 4090 D", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 5090 D v2", None), ("NVIDIA GeForce RTX 3090", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None), ("NVIDIA L40S", "l40s"), ("NVIDIA A10G", "a10g"),
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA B200", "b200"), ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GH200 480GB", None), ("Tesla V100-SXM2-16GB", "v100"), ("Tesla T4", None),
+    ],
+)  # fmt: skip
+def test_names_that_ray_reports_are_what_they_are(product: str, device: str | None) -> None:
+    """By the function that Ray itself names a node's accelerators with, of names as NVML gives them."""
+    from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+    reported = NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(product)
+    assert device_named(reported or "") == device
+
+
+def test_names_that_ray_reports_of_amd_are_what_they_are() -> None:
+    from ray._private.accelerators.amd_gpu import amd_product_dict
+
+    named = {name: device for name in amd_product_dict.values() if (device := device_named(name))}
+    assert named == {"AMD-Instinct-MI300X-OAM": "mi300x", "AMD-Instinct-MI300X-HF": "mi300x",
+                     "AMD-Instinct-MI355X-OAM": "mi355x"}  # fmt: skip
+
+
+def test_an_a100_is_told_by_its_memory() -> None:
+    """Ray calls both `A100`."""
+    assert device_named("A100", 40 * GIB) == "a100-40"
+    assert device_named("A100", 79 * GIB) == device_named("A100") == "a100-80"
+
+
+@pytest.mark.parametrize("accelerator", ["G", "T4", "L4", "A10", "L40", "B2000", "H20X", "Gaudi-3", None])
 def test_an_unknown_gpu_is_never_planned_silently_as_another(accelerator: str | None) -> None:
     cluster = planned_as(accelerator)
     assert cluster.device == f"unknown GPU {accelerator or ''}".strip()

@@ -190,8 +190,10 @@ def unmeasured(
 
 _SHEET = "the rates of its data sheet, of which H100's kernels reach as much"
 _AMD_SHEET, _AMD_REACHED = "the rates of its data sheet, of products less than half", 0.45 / 0.85
-"""Of peaks MI300X was measured to reach 45% in large products (aiweekly.co, "AMD MI300X hits only 45% of peak FLOPs in
-practice"), H100 85% (`measured.py`)."""
+"""Of its peak MI300X reaches 54% in bfloat16 in the product that is best for it, 708 TFLOP/s, and 49% in fp8 (AMD, ROCm
+blogs, "Measuring Max-Achievable FLOPs - Part 2"); over the products of DeepSeek-V3 the kind reaches 74% of that, so 40%
+(the same, "Understanding TAF": 616 of 831 TFLOP/s on MI325X). 45% lies between, where H100's kernels reach 85%
+(`measured.py`); no such figures were found of MI355X."""
 _PCIE_4, _PCIE_5 = 32e9, 64e9
 """Bytes a second of sixteen lanes in one direction."""
 
@@ -237,11 +239,13 @@ DEVICES: dict[str, Device] = {
     "gb300": _nvidia("gb300", 277, 2500, per_node=72, host_link_gb_per_s=400, host_gb_per_s=220),
     # Not measured; priced by data sheets, dense and one direction. H800 and H20: Hopper's kernels, links of 400 and
     # 900 GB/s both ways (as FeiFeiBear's LLMRoofline and LLM-Prof list them of NVIDIA's sheets). L40S: 362 and 733
-    # TFLOP/s, 864 GB/s (NVIDIA L40S data sheet). GeForce RTX 4090 and 5090: 165.2 and 209.5 TFLOP/s with sums in
-    # float32, 1,008 and 1,792 GB/s (NVIDIA's Ada and RTX Blackwell architecture papers). A10G: 70 TFLOP/s, 600 GB/s
-    # (AWS and NVIDIA, A10G data sheet); 22 of its 24 GB are left by ECC. MI300X: 1,307 and 2,615 TFLOP/s, 5.3 TB/s,
-    # seven links of 64 GB/s; MI355X: 2,517 and 5,033, 8 TB/s, seven of 76.8 (AMD's data sheets). Adapters of cards
-    # are what clouds give: 400 Gb/s a node of eight L40S, 100 of others.
+    # TFLOP/s (NVIDIA's sheet: 362.05 and 733, twice that with sparsity), 864 GB/s, 16 lanes of PCIe 4. GeForce RTX
+    # 4090: 165.2 in bfloat16 and 330.3 in fp8 with sums in float32 (the paper's first edition had 660.6, the rate of
+    # sums in float16), 1,008 GB/s (NVIDIA, Ada GPU Architecture 2.1, appendix A). RTX 5090: 209.5 and 419, 1,792 GB/s
+    # (NVIDIA, RTX Blackwell GPU Architecture, table 3). A10G: 600 GB/s (Baseten, "A10 vs A10G"); its 70 TFLOP/s,
+    # where the A10 has 125, were found in no sheet; 22 of its 24 GB are left by ECC. MI300X: 1,307.4 and 2,614.9
+    # TFLOP/s, 5.3 TB/s, seven links of 128 GB/s both ways; MI355X: 2,517 and 5,033, 8 TB/s, seven of 153.6 (AMD's
+    # sheets). Adapters of cards are what clouds give: 400 Gb/s a node of eight L40S, 100 of others.
     "h800": _by_sheet(80, 989, 1979, 3350, 200e9),
     "h20": _by_sheet(96, 148, 296, 4000, 450e9),
     "l40s": _by_sheet(48, 362, 733, 864, _PCIE_4, across_gb_per_s=6.25),

@@ -16,10 +16,22 @@ _ASSUMED_FACTS = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2.039e12
                   "across_nodes_bytes_per_s": 25e9}  # fmt: skip
 
 
-def device_named(name: str) -> str | None:
-    """The type in `DEVICES` of a GPU with this name; None for an unknown one."""
+_OTHER_CARDS = {"LAPTOP", "MOBILE", "D", "DD"}
+"""Parts that tell GeForce cards for laptops and for China from those in the table, which are faster."""
+_BETWEEN_A100S = 60 * 1024**3
+"""Bytes of memory between the two A100s, which Ray gives one name."""
+
+
+def device_named(name: str, memory_bytes: int | None = None) -> str | None:
+    """The type in `DEVICES` of a GPU with this name; None for an unknown one. `memory_bytes`: where it is known.
+
+    Ray 2.60 gives data-centre GPUs by their model (`H100` for all forms of it) and GeForce cards by their whole name
+    (`GeForce-RTX-4090`); earlier releases called those `G`, which says nothing (its accelerators/nvidia_gpu.py).
+    """
     parts = set(re.split(r"[^A-Z0-9]+", name.upper()))
-    if "A100" in parts and parts & {"40G", "40GB"}:
+    if parts & {"4090", "5090"} and parts & _OTHER_CARDS:
+        return None
+    if "A100" in parts and (parts & {"40G", "40GB"} or (memory_bytes or _BETWEEN_A100S) < _BETWEEN_A100S):
         return "a100-40"
     return next((device for part, device in _GPU_NAMES.items() if part in parts), None)
 

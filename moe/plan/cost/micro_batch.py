@@ -21,6 +21,8 @@ class MicroBatch(NamedTuple):
     """Ranks that parameters are gathered from."""
     prefetched: bool = True
     """Whether that hides behind arithmetic, as far as it can."""
+    adds_gradients: bool = False
+    """Whether gradients are added to those of other micro-batches."""
 
     @classmethod
     def of(cls, candidate: Candidate) -> "MicroBatch":
@@ -29,6 +31,7 @@ class MicroBatch(NamedTuple):
             options.micro_batch_groups, options.recompute, degrees.split, options.num_chunks,
             options.ranks_per_node, options.overlap, degrees.fsdp if gathers else 1,
             degrees.expert_fsdp if gathers else 1, degrees.pipeline == 1 or not gathers,
+            options.num_micro_batches > 1,
         )  # fmt: skip
 
     @property

@@ -13,7 +13,7 @@ from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.memory import moment_bytes, on_host
 from moe.plan.cost.micro_batch import MicroBatch
 from moe.plan.cost.stages import Stage, stages
-from moe.plan.cost.state import StateCounter
+from moe.plan.cost.state import State, StateCounter
 from moe.plan.cost.unit_time import KINDS, UnitTime
 from moe.plan.cost.units import BACKWARD, Unit, units
 from moe.plan.degrees import Degrees
@@ -258,13 +258,24 @@ class TimeModel:
             used.in_experts, stored.in_experts, experts, degrees.expert_fsdp, sharding
         )
         # Reads weight and gradient, reads and writes what is remembered, writes the weight.
-        moved = 3 * self._state_width * stored.both + 2 * self._moment_width * of.optimizer
+        moved = float(3 * self._state_width * stored.both + 2 * self._moment_width * of.optimizer)
+        if self._software.passes_over_weights and not self._is_on_host:
+            moved += self._over_weights(of)
         update = moved / self._device.memory_bytes_per_s
         if self._is_on_host:  # gradients there, updated weights back
             update = moved / self._device.host_bytes_per_s
             update += (self._state_width + self._width) * stored.both / self._device.host_link_bytes_per_s
         update /= self._software.host.sustained
         return scatter + of_experts[0], once + of_experts[1], update
+
+    def _over_weights(self, of: State) -> float:
+        """Bytes that are moved once a step to narrow what was updated, and to clip gradients: their norm is taken, then
+        they are scaled."""
+        clipped = (
+            3 * self._state_width * of.trained_stored.both if self._spec.train.clip_norm is not None else 0
+        )
+        narrowed = (self._state_width + self._width) * of.trained_stored.both
+        return clipped + (narrowed if self._width < self._state_width else 0)
 
     def _reduction(
         self, used: int, stored: int, ranks: Ranks, fsdp: int, sharding: Sharding

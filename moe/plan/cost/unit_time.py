@@ -16,7 +16,7 @@ from moe.plan.cost.state import StateCounter
 from moe.plan.cost.units import Matrix, Part, Unit
 from moe.plan.degrees import Shards, Split
 from moe.plan.profile import Profile
-from moe.plan.software import Software
+from moe.plan.software import FUSED, Software
 from moe.spec import JobSpec, MoESpec, PreferenceSpec
 from moe.spec.block import AttentionDims
 
@@ -49,6 +49,8 @@ class UnitSeconds(NamedTuple):
 KINDS = UnitSeconds._fields
 
 
+_WIDE = 4
+"""Bytes of a number of weights and gradients as the optimizer has them."""
 _NARROW = 1 + 4 / 128
 """Bytes of a number of 8 bits with its part of a scale for 128 of them."""
 
@@ -101,6 +103,8 @@ class UnitTime:
             seconds = seconds.plus(self._of_experts(unit, unit.moe, of))
         if unit.coded and (decoded_s := self._decoded_s(unit, of)):
             seconds = seconds._replace(elementwise_s=seconds.elementwise_s + decoded_s)
+        if over_gradients_s := self._over_gradients_s(unit, of):
+            seconds = seconds._replace(elementwise_s=seconds.elementwise_s + over_gradients_s)
         if not of.overlap:
             return seconds
         idle_s = seconds.busy_s - seconds.hidden_s  # nothing hides twice
@@ -144,6 +148,7 @@ class UnitTime:
         """Seconds of a layer's attention, or of the head's logits."""
         positions, m = self._positions(unit, groups, context), self._m
         width, software = self._width, self._software
+        own = software.elementwise
         # Logits of preferences are made again, as their loss is no sum over tokens.
         again = self._reference_passes if unit.vocabulary is not None else full_recompute
         passes = self._passes(unit, again)
@@ -151,7 +156,10 @@ class UnitTime:
         attention = gather = moved = 0.0
         for each in unit.attentions:
             attention += self._pairs_s(each, positions, tensor, context, passes)
-            kept = 3 * m / tensor + m + (each.queries + each.kept_keys_and_values + each.values) / tensor
+            heads = (each.queries + each.kept_keys_and_values + each.values) / tensor
+            kept = (
+                own.passes * (3 * m / tensor + m) + (own.normed_passes if each.normed else own.passes) * heads
+            )
             moved += passes.over_activations * 2 * width * positions * kept
             gather += self._into_and_out(positions, tensor, passes.over_activations, each.gathered)
             if context > 1:  # keys and values go round, their gradients back
@@ -189,7 +197,28 @@ class UnitTime:
         return (passes.forwards + kernel.backward * passes.backward) * forward
 
     def _moved_s(self, num_bytes: float) -> float:
-        return num_bytes / self._device.memory_bytes_per_s / self._software.host.sustained
+        """Seconds of elementwise kernels."""
+        own = self._software.elementwise
+        share = self._software.host.sustained if own == FUSED else own.share
+        return num_bytes / self._device.memory_bytes_per_s / share
+
+    def _over_gradients_s(self, unit: Unit, of: MicroBatch) -> float:
+        """Seconds of gradients as they are widened into their buffers, or added there, and of weights narrowed anew
+        where no narrow copy is kept."""
+        if not self._software.passes_over_weights or self._width >= _WIDE:
+            return 0.0
+        tensor, _, expert, expert_tensor = of.split
+        state = self._counter.of_unit(unit, Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
+        written = self._width + (2 if of.adds_gradients else 1) * _WIDE
+        moved = float(written * state.trained_used.both * unit.has_backward)
+        if of.recompute == "full":
+            moved += self._narrowed_again(unit, of) * state.used.both
+        return self._moved_s(moved)
+
+    def _narrowed_again(self, unit: Unit, of: MicroBatch) -> float:
+        """Bytes that are moved of a weight which each pass narrows."""
+        passes = self._passes(unit, of.full_recompute)
+        return (passes.forwards + passes.backward) * (_WIDE + self._width)
 
     def _passes(self, unit: Unit, recomputed: float) -> Passes:
         """Passes over a unit where a backward one makes so much of a forward one again."""
@@ -242,7 +271,8 @@ class UnitTime:
         passes = self._passes(unit, full)
         products = self._rows_s(unit, "feed_forward", positions, tensor, passes, hidden - full)
         of_hidden = passes.over_activations - full * passes.backward
-        numbers = passes.over_activations * 3 * m + of_hidden * dims.num_matrices * dims.hidden
+        own = self._software.elementwise
+        numbers = passes.over_activations * 3 * m * own.passes + of_hidden * dims.num_matrices * dims.hidden
         gather = self._into_and_out(positions, tensor, passes.over_activations)
         covered = min(self._software.tensor_overlap * gather, products)
         return UnitSeconds(
@@ -273,7 +303,7 @@ class UnitTime:
         # Scores in float32 for all tokens of a tensor group, some ten passes over them.
         scores = self._moved_s(10 * 4 * positions * moe.num_experts)
         router = through * self._wide_products.seconds(tokens, m, moe.num_experts) / software.host.sustained
-        moved = through * 2 * self._width * tokens * 4 * m
+        moved = through * 2 * self._width * tokens * 4 * m * software.elementwise.passes
         if moe.expert_bias:
             moved += (
                 software.bias_passes * through / 3 * 2 * self._width * rows * moe.hidden_dim / expert_tensor
@@ -334,8 +364,18 @@ class UnitTime:
         )  # not behind what others hide behind
         covered = min(self._software.overlap * cost, busy)
         return seconds._replace(
-            gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered
-        )
+            gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered,
+            elementwise_s=seconds.elementwise_s + self._over_gathered_s(unit, of),
+        )  # fmt: skip
+
+    def _over_gathered_s(self, unit: Unit, of: MicroBatch) -> float:
+        """Seconds of narrowing what is gathered, where no block is computed again, for which all is narrowed anew."""
+        if not self._software.passes_over_weights or self._width >= _WIDE or of.recompute == "full":
+            return 0.0
+        tensor, _, expert, expert_tensor = of.split
+        used = self._counter.of_unit(unit, Shards(tensor, 1, expert, expert_tensor)).used
+        gathered = (of.fsdp > 1) * used.dense + (of.expert_fsdp > 1) * used.in_experts
+        return self._moved_s(self._narrowed_again(unit, of) * gathered)
 
     def gathers_s(self, unit: Unit, split: Split, fsdp: int, expert_fsdp: int) -> float:
         """Seconds of gathering parameters for each forward pass and the backward one, and of scattering gradients."""

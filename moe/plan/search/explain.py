@@ -120,6 +120,8 @@ def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
             f"priced by {software.name}, which predicts published runs that were left out of its fit "
             f"{software.error:.0%} off on average{spread}"
         )
+    elif software.fitted_on:
+        yield f"priced by {software.name}, by steps of one model on {' and '.join(software.fitted_on)}{spread}"
     elif spread:
         yield f"priced by {software.name}, which was never measured on a GPU{spread}"
 

@@ -84,7 +84,9 @@ class Search:
         self.spec, self.cluster, self.profile = spec, cluster, profile_of(profile)
         measured = cluster.traits.layer_s
         self.software = (
-            software if isinstance(software, Software) else software_of(software, self.profile.name, measured)
+            software
+            if isinstance(software, Software)
+            else software_of(software, self.profile.name, measured, cluster.device)
         )
         _check_dtype(spec, cluster)
         self._load_skew = load_skew

@@ -109,6 +109,7 @@ class GroupedQueryAttentionSpec(Spec):
         return AttentionDims(
             queries, queries, queries, kept, projections, window=window, rotated=queries + keys,
             kept=self._kept(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
+            normed=self.query_key_norm is not None,
         )  # fmt: skip
 
     def _kept(self, queries: int, keys: int, window: int | None) -> KeptWidths:

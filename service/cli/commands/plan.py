@@ -79,6 +79,14 @@ def plan(
         str | None,
         typer.Option(metavar="AMOUNT", help="What one device costs an hour, in any currency."),
     ] = None,
+    billing_unit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Devices that are paid together: a node's if left out, 1 where rented singly.",
+        ),
+    ] = None,
     num_workers: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, max=1_000_000, help="Workers, instead of what the file says."),
@@ -138,7 +146,7 @@ def plan(
     from service.cli.job_plan import Written, give, of_job
 
     words, written, given = of or [], Written(save, draw, as_json, full), _given(context)
-    clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price)
+    clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price, billing_unit)
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
     if draw is not None and draw == save:

@@ -89,7 +89,7 @@ def _tables(found: Comparison, heads: Names) -> tuple[RenderableType, ...]:
         *section("time of a step (predicted)", _terms(
             time, {"total": found.step, "hidden": found.hidden}, heads, seconds_of)),
         *section("memory of the fullest device (predicted)", _terms(
-            found.memory, {"total": found.total, "limit": found.limit}, heads, num_bytes)),
+            found.job_memory, {"total": found.needed, "free": found.free, "limit": found.limit}, heads, num_bytes)),
     )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
 
 def _device_type(node: NodeFacts) -> str | None:
     """The type in `DEVICES`; None of a GPU that is not known here."""
-    return device_named(node.accelerator or "")
+    return device_named(node.accelerator or "", node.accelerator_memory_bytes)
 
 
 def _gpu_of(nodes: Sequence[NodeFacts]) -> str | DeviceFacts:
