@@ -64,6 +64,9 @@ class StepRecord(JsonRecord):
     held_out: HeldOutLosses | None = None
     """Losses at steps after which the model was evaluated along the way."""
 
+    numbers: dict[str, float | None] | None = None
+    """Further scalars that a user's module returns beside its loss, by name."""
+
     @property
     def is_finite(self) -> bool:
         """Whether loss and gradient norm are finite numbers: where not, the model must not be updated."""

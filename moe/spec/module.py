@@ -83,7 +83,8 @@ def _is_plain(value: Any) -> bool:
 
 
 class ModuleModelSpec(Counted):
-    """A module of torch that a function of the user's makes; what it returns for a batch is the loss, a scalar.
+    """A module of torch that a function of the user's makes; what it returns for a batch is the loss, a scalar, or a
+    dict with it as `loss`, whose other scalars are recorded with each step.
 
     Its layout is planned from what it computes. The operator's settings name the functions that may be called.
     """

@@ -3,7 +3,7 @@
 import collections.abc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -65,6 +65,8 @@ class Loss:
     """The sum that training makes smaller. The auxiliary losses of experts enter the backward pass in their layers."""
     nll: "Tensor"
     """Negative log-likelihood, for people to read."""
+    numbers: Mapping[str, "Tensor"] = field(default_factory=dict)
+    """Further scalars to record with the step, by name; the same on every rank."""
 
 
 class Task(ABC, Generic[Data, MicroBatch]):

@@ -62,11 +62,14 @@ class StepTotals:
         self._losses = torch.zeros(2, dtype=torch.float64, device=layout.device)
         max_experts = max((facts.num_experts for facts in layers.facts), default=0)
         self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * max_experts)
+        self._numbers: dict[str, Tensor] = {}
+        """Of the last micro-batch: a user's module has one."""
         self._index = {facts.layer: place for place, facts in enumerate(layers.facts)}
 
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
         """Count one micro-batch. Means are weighted by what they are means over, so that no accumulation and no
         layout changes the sums."""
+        self._numbers |= loss.numbers
         first = self._layout.index("tensor") == 0
         if first or self._shares_tokens:
             self._losses += torch.stack((loss.objective.detach(), loss.nll.detach()))
@@ -112,6 +115,7 @@ class StepTotals:
             z_loss=math.fsum(each.z_loss or 0.0 for each in shown) / max(1, len(shown)),
             layers=tuple(shown),
             tokens=self._batch.num_tokens,
+            numbers={name: float(number) for name, number in self._numbers.items()} or None,
         )
         return record, Signals.from_numbers(numbers)
 

@@ -13,6 +13,7 @@ from moe.plan import Plan
 from service.client import Client
 from tests.processes import await_that
 from tests.service.control_plane import ControlPlane
+from tests.service.users_module import batch
 
 ROOT = Path(__file__).parents[2]
 CODE = "tests.service.users_module"
@@ -32,7 +33,7 @@ def job(build: str = "build", **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane that allows some functions."""
-    allowed = [f"{CODE}:{name}" for name in ("build", "batch", "raises", "reads_values")]
+    allowed = [f"{CODE}:{name}" for name in ("build", "measured", "batch", "raises", "reads_values")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         plane = ControlPlane(tmp_path_factory.mktemp("modules"), allowed_code=allowed).start()
@@ -43,6 +44,20 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def losses(plane: ControlPlane, job_id: str) -> dict[int, float]:
     points = plane.http.get(f"/v1/jobs/{job_id}/metrics", params={"name": "loss"}).json()["items"]
     return {point["step"]: point["loss"] for point in points}
+
+
+def test_scalars_that_a_module_returns_beside_its_loss_are_recorded_with_each_step(
+    modules: ControlPlane,
+) -> None:
+    train = {"num_steps": 3, "optimizer": {"name": "adamw", "peak_lr": 0.02}}
+    done = modules.await_state(modules.post(**job("measured", train=train))["id"], "succeeded", "failed")
+    assert done["state"] == "succeeded", done["reason"]
+    expected = [
+        float(rating_B.max() - rating_B.min()) for _, rating_B in (batch(0, step) for step in range(3))
+    ]
+    assert done["last_metric"]["numbers"] == {"spread": pytest.approx(expected[-1])}
+    points = modules.http.get(f"/v1/jobs/{done['id']}/metrics?name=numbers").json()["items"]
+    assert [point["numbers"]["spread"] for point in points] == pytest.approx(expected)
 
 
 @pytest.mark.slow

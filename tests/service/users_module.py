@@ -28,6 +28,19 @@ class Ratings(nn.Module):
         return functional.mse_loss(self.out(self.dropout(x)).squeeze(1), rating_B)
 
 
+class MeasuredRatings(Ratings):
+    """Returns further numbers beside its loss, and what is no number."""
+
+    def forward(self, items_BL: Tensor, rating_B: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        loss = super().forward(items_BL, rating_B)
+        spread = (rating_B.max() - rating_B.min()).detach()
+        return {"loss": loss, "spread": spread, "ratings": rating_B.detach() * 2}
+
+
+def measured(width: int = 7) -> nn.Module:
+    return MeasuredRatings(width).double()
+
+
 def build(width: int = 7, dropout: float = 0.25) -> nn.Module:
     return Ratings(width, dropout).double()
 

@@ -126,8 +126,11 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
 
     def loss(self, model: Any, micro_batch: ModuleBatch) -> Loss:
         model.draws.step = micro_batch.step
-        loss = model(*model.arguments_of(micro_batch.arguments))
-        return Loss(loss, loss.detach())
+        from moe.tasks.module.outputs import loss_and_numbers
+
+        output = model(*model.arguments_of(micro_batch.arguments))
+        loss, numbers = loss_and_numbers(output, self._model.build)
+        return Loss(loss, loss.detach(), numbers)
 
     def held_out_losses(self, model: Any, layout: "Layout", data: ModuleData) -> HeldOutLosses:
         """None: a module brings no held-out sets."""

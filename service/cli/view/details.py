@@ -16,6 +16,8 @@ from service.cli.view.ranks import gpu_use, rank_rows
 from service.cli.view.states import state
 
 BAR_WIDTH = 20
+MAX_NUMBERS = 6
+"""Numbers of a user's module that are shown."""
 
 if (
     TYPE_CHECKING
@@ -106,6 +108,10 @@ def _metric_line(metric: dict[str, Any]) -> str:
         parts.append(f"{tokens_per_s:,.0f} tokens/s")
     if (learning_rate := _number(metric, "lr")) is not None:
         parts.append(f"lr {rate(learning_rate)}")
+    numbers: dict[str, Any] = metric["numbers"] if isinstance(metric.get("numbers"), dict) else {}
+    for name in list(numbers)[:MAX_NUMBERS]:
+        if (number := _number(numbers, name)) is not None:
+            parts.append(f"{printable(name)} {number:.4g}")
     return "  ".join(parts)
 
 

@@ -1,6 +1,7 @@
 """One frame of the live display: the state, the bar, the figures, and each MoE layer's expert loads."""
 
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from rich.cells import cell_len
@@ -13,11 +14,14 @@ from moe.records import PreparationRecord, StepRecord
 from service.cli.view.amounts import duration, rate
 from service.cli.view.bars import experts_per_bar, load_bars
 from service.cli.view.preparation import preparation_in_words
+from service.cli.view.printable import printable
 from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
 from service.cli.view.ranks import ranks_in_words
 from service.cli.view.states import STATE_STYLES
 
 MIN_NAME = 8
+MAX_NUMBERS = 6
+"""Numbers of a user's module that are shown."""
 FIGURE_GAP = "   "
 CHART_WIDTH, WIDEST_CHART = 38, 64
 """A terminal of 80 columns holds two of the narrowest side by side, one of 140 three."""
@@ -112,6 +116,11 @@ def figures(progress: Progress) -> list[tuple[str, str]]:
         ("nll", f"{metric.nll:.3f}" if metric.nll is not None else None),
         ("tokens/s", f"{metric.tokens_per_s:,.0f}" if metric.tokens_per_s is not None else None),
         ("lr", rate(metric.lr) if metric.lr is not None else None),
+    ]
+    shown += [
+        (printable(name), f"{number:.4g}")
+        for name, number in islice((metric.numbers or {}).items(), MAX_NUMBERS)
+        if number is not None
     ]
     if progress.checkpoint_step is not None:
         shown.append(("checkpoint", f"{progress.checkpoint_step:,}"))

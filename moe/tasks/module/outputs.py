@@ -1,0 +1,43 @@
+"""Outputs of a user's module: its loss, and further scalars to record with the step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from moe.spec import Problem, SpecError
+
+LOSS = "loss"
+MAX_NUMBERS = 32
+MAX_NAME = 64
+
+
+def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss, other scalars by name) of what a module returned: the loss itself, a mapping with `loss`, or a tuple of
+    the loss and a mapping. What else is in the mapping and is no scalar is left alone. Raises SpecError."""
+    match output:
+        case Tensor():
+            loss, others = output, {}
+        case Mapping() if LOSS in output:
+            loss, others = output[LOSS], {name: value for name, value in output.items() if name != LOSS}
+        case (Tensor() as loss, Mapping() as others):
+            pass
+        case _:
+            raise _refused(code, f"returns a {type(output).__name__} without a loss")
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise _refused(code, "returns a loss that is no scalar")
+    numbers = {
+        str(name): value.detach()
+        for name, value in others.items()
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    }
+    if len(numbers) > MAX_NUMBERS or any(len(name) > MAX_NAME for name in numbers):
+        raise _refused(
+            code, f"returns more than {MAX_NUMBERS} scalars, or names of more than {MAX_NAME} characters"
+        )
+    return loss.reshape(()), numbers
+
+
+def _refused(code: str, rule: str) -> SpecError:
+    remedy = f"return the loss, or a dict of it as {LOSS!r} and of at most {MAX_NUMBERS} scalars beside it"
+    return SpecError(Problem("model.build", code, f"gives a module that {rule}", remedy))
