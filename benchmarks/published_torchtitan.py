@@ -90,9 +90,10 @@ def _long(model: str, context: int, tokens: float, gib: float, **given: Any) -> 
 
 
 def _405b(batch: int, virtual: int, tokens: float, gib: float, length: int, context: int = 1) -> TitanRow:
-    """In a pipeline a local batch is cut into as many micro-batches as there are stages, and FSDP keeps parameters
-    gathered, and gradients whole, until the step ends: as ZeRO's first stage."""
-    groups = batch * context // 8 // (8 * virtual)
+    """In a pipeline a local batch is cut into as many micro-batches as there are pipeline ranks (`pipeline_parallel_
+    microbatches` left out), and FSDP keeps parameters gathered, and gradients whole, until the step ends
+    (`reshard_after_forward`): as ZeRO's first stage."""
+    groups = batch * context // 8 // 8
     parallel = {"tensor": 8, "pipeline": 8, "context": context, "fsdp": 8, "virtual_stages": virtual,
                 "recompute": "full", "micro_batch_groups": groups, "sharding": "optimizer"}  # fmt: skip
     return TitanRow("llama3-405b", 512, batch, parallel, tokens, gib, is_fitted=False, sequence_tokens=length)
