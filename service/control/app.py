@@ -40,6 +40,7 @@ from service.control.lifecycle.recovery import Recovery
 from service.control.lifecycle.requests import Requests
 from service.control.lifecycle.retention import Retention
 from service.control.lifecycle.roots import StorageRoots
+from service.control.lifecycle.spec_keeper import SpecKeeper
 from service.control.lifecycle.starter import Starter
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
@@ -143,7 +144,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
             settings.lost_grace_s,
             settings.grow_after_s,
         ),
-        chores=(deletions.step, retention.step, drafts.step),
+        chores=(deletions.step, retention.step, drafts.step, SpecKeeper(database, lease, roots).step),
     )
     requests = Requests(
         database, hub, watch, roots, settings.data_roots, controller.wake,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from moe.spec import FailureKind, SpecError
 from moe.train.environment import KEEP_FREED_MEMORY
+from service.run.attempt_keeper import AttemptKeeper
 from service.run.examine import ATTEMPT_VARIABLE, end_stopped_on
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat_server import HeartbeatServer
@@ -38,6 +39,8 @@ LOOKS_WITHOUT_GROUP = 2
 """After so many, why workers have not begun is told."""
 LOOK_INTERVAL_S = 10.0
 HEARTBEATS_INTERVAL_S = 1.0
+FILES_INTERVAL_S, REMOTE_FILES_INTERVAL_S = 1.0, 15.0
+"""Between looks for files of the attempt that were removed; on a remote store each is a request."""
 MAX_REASON = 2000
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ class Driver:
         self._why_unplaced = why_unplaced
         self._launch_path = launch_path
         self._folder, self._launch = AttemptFolder.opened(launch_path)
+        self._keeper = AttemptKeeper(launch_path)
         self._recorder = SpoolRecorder(
             job_id=self._launch.job_id,
             attempt=self._launch.attempt,
@@ -207,11 +211,15 @@ class Driver:
     def _watch(self) -> None:
         """Tells of dead groups, obeys requests that no group is there to obey, and notices a stuck run."""
         look_at = time.monotonic() + LOOK_INTERVAL_S
-        heartbeats_at = 0.0
+        heartbeats_at = files_at = 0.0
+        is_remote = "://" in self._launch.storage and not self._launch.storage.startswith("file://")
         logged = ""
         self._limit_past_logs()
         while not self._over.wait(WATCH_INTERVAL_S):
             try:
+                if time.monotonic() >= files_at:
+                    files_at = time.monotonic() + (REMOTE_FILES_INTERVAL_S if is_remote else FILES_INTERVAL_S)
+                    self._keeper.look()
                 self._tell_of_dead_groups()
                 if self._recorder.control.requested() and not self._group_runs():
                     self._obey()

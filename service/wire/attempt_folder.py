@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 
 from pydantic import ValidationError
@@ -48,6 +49,20 @@ class AttemptFolder:
         name = f"launch.{hashlib.sha256(content).hexdigest()}.json"
         self._folder.write(name, content, mode=0o600)
         return self._folder.url_of(name)
+
+    def read_launch(self, name: str) -> bytes:
+        """Content of a launch's file."""
+        return self._folder.read(name, max_bytes=MAX_LAUNCH_BYTES)
+
+    def has(self, name: str) -> bool:
+        """Whether a file of this name lies in the folder."""
+        return name in self._folder.names()
+
+    def restore(self, name: str, content: bytes, groups: Sequence[int]) -> None:
+        """Write a launch and the marks of worker groups again."""
+        self._folder.write(name, content, mode=0o600)
+        for group in groups:
+            self._folder.write(f"group-{group}", b"")
 
     def launches(self) -> list[Launch]:
         """The launches of this attempt that are whole, and that this release can read."""

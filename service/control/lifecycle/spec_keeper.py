@@ -1,0 +1,74 @@
+"""Keeper of specs on storage: a job whose folder was removed while it runs says so, and can still be recovered."""
+
+import json
+import threading
+from collections import deque
+from time import monotonic
+
+import structlog
+
+from service.control.lifecycle.changes import warn
+from service.control.lifecycle.lease import Lease
+from service.control.lifecycle.roots import StorageRoots
+from service.control.lifecycle.starter import ACTOR
+from service.control.lifecycle.stored_jobs import SPEC
+from service.control.report.saves import read_saves
+from service.control.store.database import Database
+from service.control.store.jobs import JobRow, jobs_in
+from service.wire.states import ACTIVE
+
+LOOK_S = 10.0
+"""Between two jobs that are looked at: a look is a request where storage is remote."""
+log = structlog.get_logger(__name__)
+
+
+class SpecKeeper:
+    """Looks at the storage of one active job after another, in a thread of its own: a share that hangs holds up no
+    step of the controller."""
+
+    def __init__(self, database: Database, lease: Lease, roots: StorageRoots) -> None:
+        self._database, self._lease, self._roots = database, lease, roots
+        self._look_at = 0.0
+        self._last_number = 0
+        self._looking: threading.Thread | None = None
+        self._restored = deque[JobRow]()
+
+    def step(self) -> bool:
+        """Tell of a restored spec, or begin a look where it is time; False where none was. Raises LeaseLost."""
+        if self._restored:
+            job = self._restored.popleft()
+            with self._lease.change(job) as (tx, events):
+                events += warn(tx, job, [_words(job)], ACTOR)
+            return True
+        if monotonic() < self._look_at or (self._looking is not None and self._looking.is_alive()):
+            return False
+        self._look_at = monotonic() + LOOK_S
+        with self._database.read() as tx:
+            jobs = [job for job in jobs_in(tx, ACTIVE) if job.launch == "submitted"]
+        if jobs:
+            job = next((job for job in jobs if job.number > self._last_number), jobs[0])
+            self._last_number = job.number
+            self._looking = threading.Thread(target=self._look, args=(job,), name="spec-keeper", daemon=True)
+            self._looking.start()
+        return False
+
+    def _look(self, job: JobRow) -> None:
+        try:
+            folder = self._roots.folder(job.storage)
+            if SPEC in folder.sizes():
+                return
+            folder.make()
+            folder.write(SPEC, json.dumps(json.loads(job.spec), indent=2).encode())
+        except OSError as error:
+            log.warning("a job's storage cannot be looked at", job=job.id, error=str(error))
+            return
+        log.warning("a job's spec was removed from its storage, and is written again", job=job.id)
+        self._restored.append(job)
+
+
+def _words(job: JobRow) -> str:
+    words = f"files of {job.storage} were removed while it ran; its spec is written again, others are lost"
+    committed = read_saves(job.saves).committed
+    if committed is None:
+        return words
+    return f"{words}. Where the checkpoint of step {committed.step} is gone, too, another attempt cannot go on from it"

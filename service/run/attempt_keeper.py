@@ -1,0 +1,36 @@
+"""Keeper of the files on storage without which an attempt cannot go on: its launch, and the marks of its worker groups.
+
+Whoever clears a job's storage under a running driver takes them away: each new worker group would fail to read the
+launch, and be numbered like one before it, whose records the control plane has already.
+"""
+
+import logging
+
+from service.wire.attempt_folder import AttemptFolder
+
+_log = logging.getLogger("service.run.driver")
+
+
+class AttemptKeeper:
+    """Remembers an attempt's files, and writes again what is gone."""
+
+    def __init__(self, launch_path: str) -> None:
+        """Raises as `AttemptFolder.opened` does."""
+        self._folder, _ = AttemptFolder.opened(launch_path)
+        self._name = launch_path.rpartition("/")[2]
+        self._content = self._folder.read_launch(self._name)
+        self._groups: set[int] = set()
+
+    def look(self) -> bool:
+        """Look once; True where something was gone and is there again. Raises OSError."""
+        groups, has_launch = set(self._folder.groups()), self._folder.has(self._name)
+        gone = self._groups - groups
+        self._groups |= groups
+        if has_launch and not gone:
+            return False
+        self._folder.restore(self._name, self._content, sorted(gone))
+        _log.warning(
+            "files of this attempt were removed from %s and are written again: checkpoints, records and logs that "
+            "were removed with them are lost", self._folder.url,
+        )  # fmt: skip
+        return True
