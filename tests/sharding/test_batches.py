@@ -96,6 +96,45 @@ def test_a_batch_that_one_rank_refuses_ends_the_call_on_all(ranks: Pools):
     assert second.startswith("inputs.0 (=[8, 6] torch.float32)")
 
 
+def refused_after_the_first_call() -> list[str]:
+    """What each rank raises where rank 1 alone calls otherwise, each between two right calls."""
+    module, applied = applied_on({"all": 2})
+    right, said = batch_of(8), []
+    is_other = dist.get_rank() == 1
+    expected = module(*right)["loss"]
+    others: dict[str, tuple[tuple[Tensor, ...], dict[str, Tensor]]] = {
+        "a dtype": ((right[0].float(), *right[1:]), {}),
+        "an argument": (right, {"nothing": right[0]}),
+        "a size": (batch_of(6), {}),
+        "a mode": (right, {}),
+        "no gradients": (right, {}),
+    }
+    for what, (batch, named) in others.items():
+        assert torch.allclose(applied(*right)["loss"], expected)
+        if what == "a mode" and is_other:
+            applied.eval()
+        try:
+            with torch.set_grad_enabled(what != "no gradients" or not is_other):
+                applied(*(batch if is_other else right), **(named if is_other else {}))
+            said.append(f"{what} is not noticed")
+        except (TypeError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+        applied.train()
+    sharding.close(applied)
+    return said
+
+
+def test_a_rank_that_calls_otherwise_between_two_checks_ends_the_call_on_all(ranks: Pools):
+    on_first, on_second = ranks[2].run(refused_after_the_first_call)
+    refused = "ValueError: the batch is refused on rank 1; see the error there"
+    otherwise = "ValueError: rank 1 calls with a batch of other sizes than rank 0, or in another mode"
+    assert on_first[:2] == [refused, refused]
+    assert on_second[0].startswith("ValueError: inputs.0 (=[8, 6] torch.float32)")
+    assert on_second[1].startswith("TypeError: ")
+    for said in (*on_first[2:], *on_second[2:]):
+        assert said.startswith(otherwise)
+
+
 def local_on_ranks(mesh: dict[str, int]) -> list[str]:
     """What differs from one device that has the global batch, in steps and in evaluation of other sizes."""
     module, applied = applied_on(mesh, batch="local")

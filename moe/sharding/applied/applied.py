@@ -1,6 +1,7 @@
 """A module applied to a mesh: DTensors under the module's own names, and the program that uses them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import Signature
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
 from moe.sharding.applied.accumulated import check_once
+from moe.sharding.applied.agreement import REFUSED, agree, can_agree, signature_of
 from moe.sharding.applied.batch import checked
 from moe.sharding.applied.checksum import EVERY_CALLS, check_same
 from moe.sharding.applied.local_batch import global_batch
@@ -139,6 +141,7 @@ class Applied(_Stays):
         self._takes = takes
         self.mesh, self._shapes, self._placements, self._device = mesh, shapes, placements, device
         self._programs, self._is_local, self._num_calls = programs, is_local, 0
+        self._agrees = can_agree(mesh)
         self._owners: dict[str, tuple[dict[str, Any], str]] = {}
         """Where parameters and buffers are held, and their names there, by their names here."""
         self._frozen: list[str] = []
@@ -197,8 +200,7 @@ class Applied(_Stays):
 
     def forward(self, *batch: Any, **named: Any) -> Any:
         self._check_use()
-        batch = canonical(self._takes, batch, named)
-        ready, inputs = self._called_with(batch)
+        ready, inputs = self._called_with(self._arguments(batch, named))
         program = ready.running
         given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         frozen = {
@@ -232,6 +234,20 @@ class Applied(_Stays):
         """Positional arguments with which this module is called for a batch in any form that a sample may have."""
         return tuple(arguments_of(self._takes, batch))
 
+    def _arguments(self, positional: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Canonical arguments of a call. Raises TypeError for those that the module does not take, on this rank, and
+        ValueError on the others."""
+        try:
+            return canonical(self._takes, positional, named)
+        except TypeError:
+            planned = self._programs.planned
+            if self._is_local:
+                with suppress(ValueError):
+                    global_batch(self.mesh, [None], planned.batch, planned.batch_tree, self._device)
+            elif self._agrees:
+                agree(self.mesh, REFUSED)
+            raise
+
     def _called_with(self, batch: Sequence[Any]) -> tuple[Ready, list[Any]]:
         """(the program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the
         plan's in more than sizes, and on every rank where ranks are found to have different batches."""
@@ -242,9 +258,14 @@ class Applied(_Stays):
         try:
             inputs = checked(batch, planned.batch, planned.batch_tree)
         except ValueError:
-            if is_checked:
+            if self._agrees:
+                agree(self.mesh, REFUSED)
+            elif is_checked:
                 check_same(self.mesh, None, planned.batch, self._device)
             raise
+        if self._agrees:
+            sizes = [tuple(each.shape) for each in inputs if isinstance(each, Tensor)]
+            agree(self.mesh, signature_of(self.training, torch.is_grad_enabled(), sizes))
         if is_checked:
             check_same(self.mesh, inputs, planned.batch, self._device)
         return self._programs.of_batch(self.training, batch), inputs

@@ -1,0 +1,42 @@
+"""Agreement of all ranks, before each call, on which program runs: their batches have the same sizes, their modes are the
+same, and none has refused its batch. Without it a rank that differs would leave the others waiting in a collective."""
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moe.parallel import collective
+from moe.sharding.exchange.mesh import Mesh
+
+REFUSED = 0
+"""Signature of a call whose batch is refused."""
+
+
+def signature_of(*decisive: Any) -> int:
+    """Number that tells calls apart by what decides which program runs; never that of a refusal."""
+    return int.from_bytes(hashlib.blake2b(repr(decisive).encode(), digest_size=7).digest(), "little") + 1
+
+
+def can_agree(mesh: Mesh) -> bool:
+    """Whether ranks have a backend for tensors on the CPU: on a GPU alone, agreement would wait for its stream."""
+    return mesh.num_ranks > 1 and "cpu:" in str(dist.get_backend_config())
+
+
+def agree(mesh: Mesh, signature: int) -> None:
+    """Raise ValueError, on every rank whose own batch is not refused, where a rank has refused its batch or calls with
+    another signature. All ranks call it."""
+    every = torch.empty(mesh.num_ranks, dtype=torch.int64)
+    with collective("agreement on the batch's sizes"):
+        dist.all_gather_into_tensor(every, torch.tensor([signature]))
+    if signature == REFUSED or bool((every == signature).all()):
+        return
+    signatures = every.tolist()
+    if refusing := [str(rank) for rank, other in enumerate(signatures) if other == REFUSED]:
+        raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
+    unlike = [str(rank) for rank, other in enumerate(signatures) if other != signatures[0]]
+    raise ValueError(
+        f"rank {', '.join(unlike)} calls with a batch of other sizes than rank 0, or in another mode (train or eval, "
+        "with or without gradients); call all ranks alike"
+    )
