@@ -16,6 +16,8 @@ from moe.spec import SpecError
 from tests.sharding.on_ranks import cores
 
 MESH = {"data": 2, "model": 2}
+ONE_AXIS = {"data": 2}
+"""For what is accepted: two axes take many times as long to plan."""
 BATCH = (torch.randn(8, 6),)
 
 

@@ -91,7 +91,7 @@ def test_a_mesh_without_room_is_told_the_smallest_longer_one_that_has() -> None:
     batch = (torch.empty(16, 256),)
     message = refused(layers(), batch, cluster=cores(2, ROOM), mesh={"a": 2, "b": 1}, loss=mean_square)
     assert message == (
-        "cluster (='2 x cpu') has no room for the model: no plan fits in 1.41 MiB a device; "
+        "cluster (='2 x cpu') has no room for the model: no plan fits in 1.33 MiB a device; "
         "use 4 devices (2 x 2) and mesh={'a': 4, 'b': 1}, the smallest cluster of this kind that has room"
     )
     sharding.plan(layers(), batch, cores(4, ROOM), mesh={"a": 4, "b": 1}, loss=mean_square)

@@ -344,7 +344,7 @@ def test_a_model_that_cannot_fit_is_told_the_smallest_cluster_that_would() -> No
     batch = (torch.empty(16, 256, device="meta"),)
     room = 1_500_000  # parameters, gradients and Adam's state are 4 x 65,792 x 16 bytes = 4.2 MB
     message = refused(module, batch, cluster=cores(2, room), mesh=None, loss=lambda y: y.square().mean())
-    assert "cluster (='2 x cpu') has no room for the model: no plan fits in 1.41 MiB a device" in message
+    assert "cluster (='2 x cpu') has no room for the model: no plan fits in 1.33 MiB a device" in message
     devices = int(re.search(r"use (\d+) devices \(\d x 2\), the smallest cluster", message).group(1))
     fits = sharding.plan(module, batch, cores(2, room).of(devices), loss=lambda y: y.square().mean())
     assert fits.memory.total <= room

@@ -69,7 +69,7 @@ def different_on_ranks() -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_other_batches_on_some_ranks_are_refused_on_all(ranks: Pools, world: int):
     for said in ranks[world].run(different_on_ranks):
         assert "(other values than on rank 0 at rank 1: inputs.0)" in said[0]
@@ -262,7 +262,7 @@ def sizes_on_ranks(mesh: dict[str, int]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 2, "b": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{"a": 2}, pytest.param({"a": 2, "b": 2}, marks=pytest.mark.slow)], ids=str)
 def test_batches_of_any_size_share_the_parameters(ranks: Pools, mesh: dict[str, int]):
     assert ranks[math.prod(mesh.values())].run(sizes_on_ranks, mesh) == [[]] * math.prod(mesh.values())
 

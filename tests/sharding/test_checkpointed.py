@@ -76,6 +76,9 @@ WAYS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+FAST = ("sequential", "reentrant")
+
+
 def built(way: str) -> Built:
     torch.manual_seed(4)
     x, y = torch.randn(12, 6, 8, dtype=torch.float64), torch.randn(12, 6, 3, dtype=torch.float64)
@@ -86,7 +89,9 @@ def planned(build: Built, **options: Any) -> sharding.ShardingPlan:
     return sharding.plan(*build, cores(2), mesh={"a": 2}, recompute=False, **options)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [*FAST, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way not in FAST)]
+)
 def test_what_is_checkpointed_is_computed_again_and_not_kept(way: str):
     without, again = planned(built("")), planned(built(way))
     share = 0.95 if way == "sequential" else 0.6  # its last part is never checkpointed, its first is half
@@ -116,7 +121,9 @@ def saved_bytes(way: str) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
-@pytest.mark.parametrize("way", ["around", "inside", "sequential"])
+@pytest.mark.parametrize(
+    "way", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("around", "inside")), "sequential"]
+)
 def test_a_call_keeps_less_in_memory(way: str):
     assert saved_bytes(way) < 0.6 * saved_bytes("")
 

@@ -85,7 +85,7 @@ def trained_on_ranks(mesh: Mesh, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_steps_with_torchs_clipping_are_those_of_one_device(ranks: Pools, mesh: Mesh, seed: int):
     world = math.prod(mesh.values())
     assert ranks[world].run(trained_on_ranks, mesh, seed) == [[]] * world
@@ -146,7 +146,11 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [({"a": 2}, {"a": 4}), ({"a": 2, "b": 2}, {"a": 2}), ({"a": 4}, {"a": 2, "b": 2})],
+    [
+        pytest.param({"a": 2}, {"a": 4}, marks=pytest.mark.slow),
+        ({"a": 2, "b": 2}, {"a": 2}),
+        pytest.param({"a": 4}, {"a": 2, "b": 2}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_torchs_checkpoints_go_on_at_any_other_plan(ranks: Pools, tmp_path: Path, before: Mesh, after: Mesh):

@@ -77,7 +77,7 @@ def test_the_program_does_not_grow_with_depth() -> None:
 
 
 def test_what_is_planned_once_has_the_same_options() -> None:
-    model, rules = captured(6), Rules()
+    model, rules = captured(4), Rules()
     for node, first in classes(model, {}).items():
         if is_operator(node):
             assert node.target is first.target

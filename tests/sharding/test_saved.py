@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +163,17 @@ def test_a_rank_reads_the_bytes_of_its_own_parts_alone(ranks: Pools, tmp_path: P
 def small(seed: int = 0, **sizes: int) -> sharding.Applied:
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(4, sizes.get("hidden", 3)), nn.Linear(sizes.get("hidden", 3), 2))
-    plan = sharding.plan(
-        module, (torch.zeros(5, 4),), cores(1), loss=lambda y: y.square().mean(), mesh={"a": 1}
-    )
-    return sharding.apply(module, plan, loss=lambda y: y.square().mean())
+    return sharding.apply(module, small_plan(sizes.get("hidden", 3)), loss=mean_square)
+
+
+def mean_square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+@cache
+def small_plan(hidden: int) -> sharding.ShardingPlan:
+    module = nn.Sequential(nn.Linear(4, hidden), nn.Linear(hidden, 2))
+    return sharding.plan(module, (torch.zeros(5, 4),), cores(1), loss=mean_square, mesh={"a": 1})
 
 
 def _flip(path: Path, at: int) -> None:

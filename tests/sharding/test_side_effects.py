@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from moe import sharding
 from tests.sharding.on_ranks import cores
 from tests.sharding.partitioned import check_at_random
-from tests.sharding.refused import BATCH, MESH, Plain, lines_of, refused
+from tests.sharding.refused import BATCH, ONE_AXIS, Plain, lines_of, refused
 
 STEPS = 0
 SEEN: list[Tensor] = []
@@ -195,7 +195,7 @@ def test_what_is_only_kept_from_the_first_call_on_is_no_effect() -> None:
     def between(module: Plain, h: Tensor) -> Tensor:
         return h * known.setdefault(h.shape[0], h.shape[0])
 
-    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+    sharding.plan(Plain(between), BATCH, cores(2), mesh=ONE_AXIS)
 
 
 def keeps_a_number(module: Plain, h: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def keeps_a_shape(module: Plain, h: Tensor) -> Tensor:
 @pytest.mark.parametrize("between", [keeps_a_number, keeps_a_shape, lambda module, h: h * module.half])
 def test_an_attribute_that_is_the_same_after_every_call_is_no_effect(between: Any) -> None:
     module = Plain(between)
-    sharding.plan(module, BATCH, cores(4), mesh=MESH)
+    sharding.plan(module, BATCH, cores(2), mesh=ONE_AXIS)
     assert module.scale is None
     assert not {"last", "half"} & set(vars(module))
 
@@ -244,7 +244,7 @@ def test_a_method_of_which_another_object_gets_one_of_that_name_is_no_effect() -
         return h * made.run * sets.run()
 
     sets = Sets()
-    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+    sharding.plan(Plain(between), BATCH, cores(2), mesh=ONE_AXIS)
     assert vars(sets) == {}
 
 
@@ -266,7 +266,7 @@ def test_what_a_first_import_in_forward_does_is_no_effect(late: Path) -> None:
 
         return h * SCALE
 
-    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+    sharding.plan(Plain(between), BATCH, cores(2), mesh=ONE_AXIS)
     assert sys.modules["late"].KNOWN == ["scale"]
 
 
@@ -284,7 +284,7 @@ def test_tensors_of_a_file_that_is_imported_in_forward_are_not_fake_afterwards(l
         "import it at the head of the file"
     )
     module(*BATCH)
-    sharding.plan(module, BATCH, cores(4), mesh=MESH)
+    sharding.plan(module, BATCH, cores(2), mesh=ONE_AXIS)
 
 
 class Running:
@@ -311,7 +311,7 @@ def constructs_empty(module: Plain, h: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("between", [constructs, constructs_empty])
 def test_what_is_set_on_an_object_that_forward_constructs_is_no_effect(between: Any) -> None:
-    sharding.plan(Plain(between), BATCH, cores(4), mesh=MESH)
+    sharding.plan(Plain(between), BATCH, cores(2), mesh=ONE_AXIS)
 
 
 def test_what_is_set_on_an_object_that_was_there_before_is_refused() -> None:
@@ -347,7 +347,7 @@ def once(size: int) -> int:
 def test_a_cached_function_that_keeps_no_tensor_runs_once() -> None:
     CALLED.clear()
     once(8)
-    sharding.plan(Plain(lambda module, h: h * once(h.shape[0])), BATCH, cores(4), mesh=MESH)
+    sharding.plan(Plain(lambda module, h: h * once(h.shape[0])), BATCH, cores(2), mesh=ONE_AXIS)
     assert CALLED == [8]
 
 
@@ -364,7 +364,7 @@ class Hooked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2))
         self._is_hooked = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -388,10 +388,10 @@ RECORDERS: list[list[Tensor]] = []
 def test_hooks_that_the_first_call_registers_run_once_a_layer_and_are_taken_off() -> None:
     torch.manual_seed(0)
     module, x = Hooked().double(), torch.randn(8, 6, dtype=torch.float64)
-    check_at_random(module, (x,), cases=3)
+    check_at_random(module, (x,), cases=2)
     fresh = Hooked().double()
     fresh.load_state_dict(module.state_dict())
-    plans = [sharding.plan(fresh, (x,), cores(4), mesh=MESH) for _ in range(2)]
+    plans = [sharding.plan(fresh, (x,), cores(2), mesh=ONE_AXIS) for _ in range(2)]
     assert plans[0].digest == plans[1].digest
     assert not any(layer[0]._forward_hooks for layer in fresh.layers)
     assert not fresh._is_hooked

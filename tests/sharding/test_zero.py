@@ -18,7 +18,11 @@ REPLICATE, SPLIT = sharding.Replicate(), sharding.Split(0)
 STATES = {"*": REPLICATE, "optimizer.*": SPLIT}
 STATES_AND_GRADIENTS = {"*": REPLICATE, "gradients.*": SPLIT, "optimizer.*": SPLIT}
 ALL = {"*": SPLIT}
-MESHES = ({"a": 2}, {"a": 4}, {"a": 2, "b": 2})
+SLOW_BUT_FOR_TWO_AXES = (
+    pytest.param({"a": 2}, marks=pytest.mark.slow),
+    pytest.param({"a": 4}, marks=pytest.mark.slow),
+    {"a": 2, "b": 2},
+)
 HINTS = {"states": STATES, "states and gradients": STATES_AND_GRADIENTS, "all": ALL}
 
 
@@ -65,7 +69,7 @@ def held_on_ranks(mesh: dict[str, int], hints: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("hints", HINTS)
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", SLOW_BUT_FOR_TWO_AXES, ids=str)
 def test_a_rank_has_its_share_of_states_as_predicted(ranks: Pools, mesh: dict[str, int], hints: str):
     for found in ranks[math.prod(mesh.values())].run(held_on_ranks, mesh, hints):
         assert found == {"parameters": 0, "gradients": 0, "optimizer": 0, "share": 0}
@@ -79,7 +83,7 @@ def differences_on_ranks(mesh: dict[str, int], hints: str, is_uneven: bool) -> l
     "is_uneven", [pytest.param(False, marks=pytest.mark.grid), True], ids=["even", "uneven"]
 )
 @pytest.mark.parametrize("hints", HINTS)
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", SLOW_BUT_FOR_TWO_AXES, ids=str)
 def test_results_are_those_of_one_device(ranks: Pools, mesh: dict[str, int], hints: str, is_uneven: bool):
     count = math.prod(mesh.values())
     assert ranks[count].run(differences_on_ranks, mesh, hints, is_uneven) == [[]] * count

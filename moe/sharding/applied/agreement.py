@@ -1,5 +1,6 @@
-"""Agreement of all ranks, before each call, on which program runs: their batches have the same sizes, their modes are the
-same, and none has refused its batch. Without it a rank that differs would leave the others waiting in a collective."""
+"""Agreement of all ranks, before each call, on which program runs: their batches have the same sizes, their modes are
+the same, and none has refused its batch. Without it a rank that differs would leave the others waiting in a
+collective."""
 
 import hashlib
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moe.parallel import collective
+from moe.parallel.collective import all_gather_single, collective
 from moe.sharding.exchange.mesh import Mesh
 
 REFUSED = 0
@@ -21,7 +22,9 @@ def signature_of(*decisive: Any) -> int:
 
 def can_agree(mesh: Mesh) -> bool:
     """Whether ranks have a backend for tensors on the CPU: on a GPU alone, agreement would wait for its stream."""
-    return mesh.num_ranks > 1 and "cpu:" in str(dist.get_backend_config())
+    if mesh.num_ranks == 1 or not dist.is_initialized():
+        return False
+    return "cpu:" in str(dist.get_backend_config())
 
 
 def agree(mesh: Mesh, signature: int) -> None:
@@ -29,7 +32,7 @@ def agree(mesh: Mesh, signature: int) -> None:
     another signature. All ranks call it."""
     every = torch.empty(mesh.num_ranks, dtype=torch.int64)
     with collective("agreement on the batch's sizes"):
-        dist.all_gather_into_tensor(every, torch.tensor([signature]))
+        all_gather_single(every, torch.tensor([signature]))
     if signature == REFUSED or bool((every == signature).all()):
         return
     signatures = every.tolist()

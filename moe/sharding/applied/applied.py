@@ -389,6 +389,7 @@ class _Step(torch.autograd.Function):
             else:
                 arguments.append(_tangent(tangents, program.tangents[number], ctx.outputs))
         del saved, leaves, tensors
+        ctx.maybe_clear_saved_tensors()  # the program lets go of each after its last use, unless the graph is retained
         with applied.draws.being(ctx.draws):
             made = program.backward(applied.mesh, arguments)
         given = {at for at, each in enumerate(tangents) if each is not None}

@@ -18,7 +18,7 @@ from torch import fx
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import BUCKET_BYTES
-from moe.sharding.partition.overlap import begin_all_to_alls
+from moe.sharding.partition.overlap import begin_all_to_alls, finish_in_turn
 from moe.sharding.partition.program import Program
 from moe.sharding.partition.writer import moved_bytes
 
@@ -109,6 +109,7 @@ def put_in_buckets(module: fx.GraphModule, degrees: Sequence[int]) -> None:
             for node in dict.fromkeys((each.result, each.call)):
                 graph.erase_node(node)
     begin_all_to_alls(graph)
+    finish_in_turn(graph)
     module.recompile()
 
 

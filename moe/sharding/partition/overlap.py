@@ -1,9 +1,38 @@
-"""Overlap of all-to-alls with computation: each begins as soon as its operand is computed, calls it does not depend on
-are moved behind that, and it is waited for at the first use of its result."""
+"""Overlap of exchanges with computation. An all-to-all begins as soon as its operand is computed, calls it does not
+depend on are moved behind that, and it is waited for at the first use of its result. Of reductions few are under way at
+a time: each holds what it was given until it is waited for."""
+
+from operator import getitem
 
 from torch import fx
 
-from moe.sharding.exchange import exchange
+from moe.sharding.exchange import exchange, joint
+
+UNDER_WAY = 2
+"""Reductions that are under way at a time."""
+
+_REDUCTIONS = (
+    exchange.begin_all_reduce,
+    exchange.begin_reduce_scatter,
+    joint.begin_all_reduces,
+    joint.begin_reduce_scatters,
+)
+
+
+def finish_in_turn(graph: fx.Graph) -> None:
+    """Wait for each reduction, in place, before the last but one after it begins, where nothing waits for it sooner: by
+    then it has most often ended, and what it was given is let go."""
+    place = {node: at for at, node in enumerate(graph.nodes)}
+    under_way: list[fx.Node] = []
+    for begun in [node for node in graph.nodes if node.target in _REDUCTIONS]:
+        if len(under_way) == UNDER_WAY:
+            (finish,) = under_way.pop(0).users
+            if place[finish] > place[begun]:
+                taken = [user for user in finish.users if user.target is getitem]
+                for node in (finish, *taken):
+                    begun.prepend(node)
+        under_way.append(begun)
+    graph.lint()
 
 
 def begin_all_to_alls(graph: fx.Graph) -> None:

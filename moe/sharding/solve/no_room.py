@@ -25,7 +25,7 @@ def no_room(of: Subject) -> SpecError:
     """Of a subject that no plan fits."""
     cluster = of.asked.cluster
     if of.limits.memory_bytes <= 0:
-        whole = in_bytes(cluster.memory_bytes - of.limits.memory_bytes)
+        whole = in_bytes(of.captured.input_bytes)
         why = f"the batch, which lies whole on each device, takes {whole} of its {in_bytes(cluster.memory_bytes)}"
         return _of_cluster(cluster, why, "a smaller batch")
     room = in_bytes(of.limits.memory_bytes)

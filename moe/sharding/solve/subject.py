@@ -9,6 +9,10 @@ from moe.sharding.solve.asked import Asked
 from moe.sharding.solve.recompute import recompute_checkpointed
 from moe.sharding.solve.solved import Limits
 
+SPARE = 1 / 16
+"""Share of a device's memory that plans leave to what they do not count: tensors between operators, exchanges that are
+under way, what an allocator fragments."""
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -28,5 +32,6 @@ def subject_of(asked: Asked, without: frozenset[str] = frozenset()) -> Subject:
     found = annotated(captured, asked.hints)
     recompute_checkpointed(captured)
     Rules(asked.replicate).check(captured.graph.graph)
-    limits = Limits(asked.cluster.memory_bytes - captured.input_bytes, asked.optimizer_slots)
+    memory_bytes = asked.cluster.memory_bytes * (1 - SPARE) - captured.input_bytes
+    limits = Limits(memory_bytes, asked.optimizer_slots)
     return Subject(asked, captured, found, limits, without)

@@ -1,0 +1,97 @@
+"""No step takes more memory than its plan's cluster has: live bytes of tensors on each of two ranks."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moe import sharding
+from moe.sharding.applied.stored import local
+from tests.parity.gloo_ranks import Pools
+from tests.sharding.on_ranks import cores
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all tensors that operators make, and the most that were there at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if tensor.device.type == "meta" or key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for each in pytree.tree_leaves(results):
+            if isinstance(each, Tensor):
+                self.add(local(each))
+        return results
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(96), nn.Linear(96, 384), nn.GELU(), nn.Linear(384, 96))
+            for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+
+
+HINTS: dict[str, dict[str, Any]] = {
+    "DDP": {"*": sharding.Replicate(), "inputs": sharding.Split(0)},
+    "FSDP": {"*": sharding.Split(0)},
+    "none": {},
+}
+
+
+def memory_on_ranks(hints: str, share: float) -> tuple[int, int, int]:
+    """(live bytes of a step with AdamW at most, the limit, micro-batches) where there is a share of the memory that a
+    plan without a limit takes."""
+    torch.manual_seed(0)
+    module, batch = Blocks(), (torch.randn(1024, 96),)
+    whole = sharding.plan(module, batch, cores(2), HINTS[hints], mesh={"a": 2}).memory.total
+    limit = int(whole * share)
+    plan = sharding.plan(module, batch, cores(2, limit), HINTS[hints], mesh={"a": 2})
+    applied = sharding.apply(module, plan, sample=batch)
+    optimizer = torch.optim.AdamW(applied.parameters(), fused=True)
+    del module
+    gc.collect()
+    live = LiveBytes()
+    for each in (*applied.parameters(), *batch):
+        live.add(local(each.detach()))
+    with live:
+        for _ in range(2):
+            applied(*batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    sharding.close(applied)
+    return live.peak, limit, plan.micro_batches
+
+
+@pytest.mark.parametrize(("hints", "share"), [("DDP", 1.07), ("FSDP", 0.75), ("none", 0.75)])
+def test_a_step_takes_no_more_memory_than_there_is(ranks: Pools, hints: str, share: float):
+    for peak, limit, micro_batches in ranks[2].run(memory_on_ranks, hints, share):
+        assert limit / 2 < peak <= limit
+        assert (micro_batches > 1) == (share < 1)
