@@ -8,11 +8,12 @@ from torch import Tensor, fx, nn
 
 from moe.plan import Cluster
 from moe.sharding.capture.capture import Captured, capture
-from moe.sharding.exchange import joint
+from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
 from moe.sharding.partition import buckets
 from moe.sharding.partition.buckets import bucketed
+from moe.sharding.partition.overlap import UNDER_WAY
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, split
 from moe.sharding.propagation.assignment import Assignment
@@ -118,6 +119,24 @@ def test_a_full_bucket_goes_out_at_once(monkeypatch: pytest.MonkeyPatch):
     assert len(begun) >= 2
     assert begun[0] < products[-1]
     assert not differences(module, sample, captured, batch_split(captured))
+
+
+def test_few_reductions_are_under_way_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    """Each holds what it was given."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
+    module, sample = module_and_sample()
+    captured = capture(module, sample)
+    program = programmed(captured, batch_split(captured))
+    assert program.backward is not None
+    reductions = (exchange.begin_all_reduce, exchange.begin_reduce_scatter)
+    under_way, at_most, in_all = set[fx.Node](), 0, 0
+    for node in program.backward.graph.nodes:
+        if node.target in reductions:
+            under_way.add(node)
+            in_all += 1
+        under_way -= set(node.all_input_nodes) if node.target is exchange.finish else set()
+        at_most = max(at_most, len(under_way))
+    assert in_all > at_most == UNDER_WAY
 
 
 def test_nothing_waits_for_what_comes_later():

@@ -24,7 +24,7 @@ def finish_in_turn(graph: fx.Graph) -> None:
     then it has most often ended, and what it was given is let go."""
     place = {node: at for at, node in enumerate(graph.nodes)}
     under_way: list[fx.Node] = []
-    for begun in [node for node in graph.nodes if node.target in _REDUCTIONS]:
+    for begun in [node for node in graph.nodes if node.target in _REDUCTIONS and len(node.users) == 1]:
         if len(under_way) == UNDER_WAY:
             (finish,) = under_way.pop(0).users
             if place[finish] > place[begun]:
