@@ -50,7 +50,7 @@ def _shape(draw: random.Random) -> tuple[int, ...]:
     return tuple(draw.choice(SIZES) for _ in range(draw.choice([1, 2, 3])))
 
 
-@pytest.mark.parametrize("seed", seeds(2, 12))
+@pytest.mark.parametrize("seed", seeds(1, 12))
 def test_slices(seed):
     draw = random.Random(seed)
     shape = _shape(draw)
@@ -78,7 +78,7 @@ def test_a_position_is_taken_from_no_padding(index):
     check_at_random(module, (), prefer=lambda option: option.name == "split d0", meshes=[(2, 2)], cases=4)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 6))
+@pytest.mark.parametrize("seed", seeds(1, 6))
 def test_parts_written_into_a_whole(seed):
     draw = random.Random(seed)
     size, step = draw.choice(SIZES) + 2, draw.choice([1, 1, 2])
@@ -88,7 +88,7 @@ def test_parts_written_into_a_whole(seed):
     check(lambda x, y: torch.select_scatter(x, y, 1, begin), (4, size), (4,), seed=seed)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 6))
+@pytest.mark.parametrize("seed", seeds(1, 6))
 def test_concatenations(seed):
     draw = random.Random(seed)
     sizes = [draw.choice(SIZES) for _ in range(draw.choice([2, 3, 4]))]
@@ -99,7 +99,7 @@ def test_concatenations(seed):
     check(lambda x, y: torch.stack([x, y], 1), (5, 2), (5, 2), seed=seed)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 6))
+@pytest.mark.parametrize("seed", seeds(1, 6))
 def test_padding(seed):
     draw = random.Random(seed)
     shape = (draw.choice(SIZES) + 2, draw.choice(SIZES) + 2)
@@ -108,7 +108,7 @@ def test_padding(seed):
     check(lambda x: F.pad(x, pads, value=value), shape, seed=seed)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 6))
+@pytest.mark.parametrize("seed", seeds(1, 6))
 def test_reversal_and_rotation(seed):
     draw = random.Random(seed)
     shape = (draw.choice(SIZES), draw.choice(SIZES))

@@ -90,7 +90,9 @@ def test_any_split(router):
     check_at_random(Layer(ROUTERS[router]), sample(), cases=4)
 
 
-@pytest.mark.parametrize("num_groups", [1, 3, pytest.param(4, marks=pytest.mark.grid)])
+@pytest.mark.parametrize(
+    "num_groups", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.grid)]
+)
 @pytest.mark.parametrize("router", ROUTERS)
 def test_tokens_and_experts_along_one_axis(router, num_groups):
     torch.manual_seed(1)

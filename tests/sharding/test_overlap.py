@@ -71,7 +71,7 @@ def on_ranks(num_ranks: int) -> tuple[list[str], Any]:
     return wrong, [each.kind for each in plan.collectives].count("all_to_all")
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_results_are_those_of_one_device(ranks: Pools, num_ranks: int):
     found = ranks[num_ranks].run(on_ranks, num_ranks)
     assert [wrong for wrong, _ in found] == [[]] * num_ranks

@@ -60,7 +60,8 @@ def sample() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("pairing", "window", "has_sinks"), [("half", None, False), ("interleaved", 3, True)]
+    ("pairing", "window", "has_sinks"),
+    [pytest.param("half", None, False, marks=pytest.mark.slow), ("interleaved", 3, True)],
 )
 def test_attention(pairing: Pairing, window: int | None, has_sinks: bool) -> None:
     torch.manual_seed(0)
