@@ -9,11 +9,12 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from service.control.lifecycle.policies import Explain, decide
+from service.control.lifecycle.policies import Explain, Wait, decide
 from service.control.report import run_status
 from service.control.report.run_status import RunStatuses
 from service.wire.events import RecordBatch
 from service.wire.run_status import MAX_RANKS, RankStatus, RunStatus, listed
+from service.wire.states import State
 from tests.processes import await_that, sleeping
 from tests.service.quiet_run import Run
 from tests.service.test_policies import DEADLINES, RUNNING
@@ -61,6 +62,17 @@ def test_a_job_whose_driver_is_silent_says_so_and_goes_on() -> None:
     decision = decide(replace(RUNNING, driver_trouble="its driver is stopped"), DEADLINES)
     assert isinstance(decision, Explain)
     assert decision.reason.endswith("; its driver is stopped")
+
+
+def test_a_silent_driver_is_named_once_while_no_group_runs() -> None:
+    for phase in ("recovering", "waiting", None):
+        facts = replace(
+            RUNNING, state=State.RECOVERING, group_phase=phase, group_reason="it died", reason="it died",
+            driver_trouble="its driver is stopped",
+        )  # fmt: skip
+        decision = decide(facts, DEADLINES)
+        assert decision == Explain("it died; its driver is stopped")
+        assert decide(replace(facts, reason=decision.reason), DEADLINES) == Wait()
 
 
 def test_of_many_ranks_those_that_are_silent_are_listed() -> None:

@@ -411,7 +411,11 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
         return Move(State.RUNNING, _running_reason(job))
     if job.group_phase == "waiting" and job.state in (State.STARTING, State.RECOVERING):
-        return Explain(job.group_reason) if job.group_reason != job.reason else Wait()
+        reason = "; ".join(filter(None, (job.group_reason, job.driver_trouble)))
+        return Explain(reason) if reason != job.reason else Wait()
+    is_between = job.state in (State.STARTING, State.RECOVERING) and job.request is None
+    if is_between and job.driver_trouble and job.driver_trouble not in job.reason:
+        return Explain("; ".join(filter(None, (job.reason, job.driver_trouble))))
     if job.group_phase in ("recovering", "waiting") and job.state == State.RUNNING:
         return Move(State.RECOVERING, job.group_reason or "its worker group died; another is on its way")
     if job.group_phase == "running" and job.state == State.RUNNING and job.request is None:
