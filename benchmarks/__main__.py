@@ -19,6 +19,7 @@ PRODUCT = (
     "host_waits",
     "stream_delay",
     "launch_time",
+    "head_recovery",
     "first_job",
     "command_line",
     "control_plane",

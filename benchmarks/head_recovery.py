@@ -1,0 +1,87 @@
+"""From the death of a Ray head's GCS or raylet under a running job to the next finished step, broken down.
+
+`shardyard up` starts the head again, and the job goes on from its last checkpoint, which is at most twenty steps old.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import results
+from benchmarks.launch_time import EXAMPLE, served
+from moe.spec import read_job
+from service.client import Client, Job
+from service.head.local_head import LocalHead
+
+PARTS = ("gcs_server", "raylet")
+PATIENCE_S = 300.0
+
+
+def main() -> None:
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (client, _):
+        job = client.submit(endless())
+        for part in PARTS:
+            figures[part] = recovery(client, job, Path(folder), part)
+            shown = "  ".join(f"{name} {value}" for name, value in figures[part].items())
+            print(f"{part:<12}{shown}", flush=True)
+        job.cancel()
+        job.wait(PATIENCE_S)
+    print(f"wrote {results.write('head_recovery', figures)}")
+
+
+def endless() -> dict[str, Any]:
+    """The demo's job with three languages, and steps without end."""
+    spec = read_job(EXAMPLE).model_dump(mode="json", exclude_unset=True)
+    return spec | {
+        "data": {"corpus": "catalogs", "languages": ["de", "fr", "uk"]},
+        "train": {"num_steps": 1_000_000, "batch_tokens": 1024},
+        "checkpoint": {"every_steps": 20, "keep": 2},
+        "retry": {"max_failures": 0},
+    }
+
+
+def recovery(client: Client, job: Job, folder: Path, part: str) -> dict[str, Any]:
+    """Seconds after a SIGKILL of one part: until the job said so, until its head ran, until its next step."""
+    _await(lambda: job.refresh().step >= 40 and job.state == "running" and _committed(job), job)
+    head = LocalHead.find(folder)
+    assert head is not None
+    process = next(process for process in head.nodes[0].processes if process.name == part).find()
+    assert process is not None
+    attempt, killed_at = job.attempt, time.monotonic()
+    process.kill()
+
+    def seconds() -> float:
+        return round(time.monotonic() - killed_at, 1)
+
+    _await(lambda: job.refresh().state != "running", job)
+    noticed_s = seconds()
+    _await(lambda: (found := LocalHead.find(folder)) is not None and found.folder != head.folder, job)
+    head_s = seconds()
+    last_step = job.refresh().step
+    _await(lambda: job.refresh().attempt > attempt and job.state == "running", job)
+    running_s = seconds()
+    events = job.events(int(job.data["last_event_id"]))
+    first = next(event for event in events if event.kind == "metric" and event.attempt != attempt)
+    events.close()
+    return {
+        "noticed_s": noticed_s, "head_runs_s": head_s, "workers_run_s": running_s, "next_step_s": seconds(),
+        "steps_lost": last_step - int(first.data["step"]) + 1,
+    }  # fmt: skip
+
+
+def _committed(job: Job) -> bool:
+    return bool(job.data.get("last_checkpoint"))
+
+
+def _await(condition: Any, job: Job) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"did not come about: {job.data['state']}: {job.reason}")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
