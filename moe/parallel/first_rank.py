@@ -24,8 +24,7 @@ _WORKS, _ENDED = b"works", b"ended"
 
 
 class FirstRank:
-    """Rank 0 at work, as the ranks of the default process group see it; each of them makes one for the same piece of
-    work."""
+    """Wait for rank 0 through the store of the default process group. Every rank creates one instance per operation."""
 
     def __init__(self) -> None:
         store = _get_default_store()

@@ -14,8 +14,8 @@ from moe.spec.train import TrainSpec
 
 def with_group(given: Any) -> Any:
     """A job as plain data, with `model.moe.group_tokens` filled in where nothing says it: one sequence for a model that
-    begins `from` a folder. Others keep their preset's, or the default, as long as it holds whole sequences and divides
-    the batch, and have one sequence where it does not. `given` itself where there is nothing to fill in."""
+    begins `from` a folder. Other models keep the preset's or the default value if it is a multiple of `max_tokens` and
+    divides `batch_tokens`; else it is `max_tokens`. `given` itself if there is nothing to fill in."""
     model = given.get("model") if isinstance(given, Mapping) else None
     if not isinstance(model, Mapping) or kind_of(model) != "language":
         return given

@@ -167,8 +167,8 @@ class JobSpec(Spec):
     def parse(cls, given: Any, *, accepted: bool = False) -> "JobSpec":
         """The job that plain data (from YAML, JSON, a dict) describes. Raises SpecError with every problem.
 
-        One that was `accepted` before, as those are that `model_validate` reads, may be what no new one can be, and has
-        the group of tokens that it says.
+        `accepted`: a stored job, as `model_validate` reads; rules for new jobs are skipped, and `group_tokens` is not
+        filled in.
         """
         filled = given if accepted else with_group(given)
         try:

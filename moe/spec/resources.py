@@ -165,6 +165,12 @@ class Backoff(Spec):
     factor: float = Field(default=2.0, strict=True, ge=1, le=100)
     max_s: NonNegative = Field(default=60.0, le=604_800)
 
+    @model_validator(mode="after")
+    def _in_order(self) -> "Backoff":
+        if self.first_s > self.max_s:
+            raise ValueError(f"has first_s (={self.first_s:g}) above max_s (={self.max_s:g}); raise max_s")
+        return self
+
     def wait_s(self, num_failures: int) -> float:
         """Seconds to wait after so many earlier failures."""
         return min(self.max_s, self.first_s * self.factor ** min(num_failures, 100))
@@ -173,7 +179,7 @@ class Backoff(Spec):
 class RetryRule(Spec):
     """Retries after failures of one kind; what is left out is as for the others."""
 
-    max_failures: CountOrZero | None = None
+    max_failures: CountOrZero | None = Field(default=None, le=100)
     """Failures of this kind before the job fails, counted alone; 0 for none."""
     backoff: Backoff | None = None
 

@@ -1,7 +1,7 @@
 """Keeper of the files on storage without which an attempt cannot go on: its launch, and the marks of its worker groups.
 
-Whoever clears a job's storage under a running driver takes them away: each new worker group would fail to read the
-launch, and be numbered like one before it, whose records the control plane has already.
+If a job's storage is cleared while it runs, new worker groups cannot read the launch, and take group numbers whose
+records the control plane already has.
 """
 
 import logging

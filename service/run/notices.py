@@ -46,7 +46,7 @@ class GroupFailures(FailurePolicy):
         """`take_reason`: why workers were ended by this driver since it was last called; "" where none were."""
         super().__init__(FailureConfig(max_failures=launch.max_failures))
         self._others = DefaultFailurePolicy(self.failure_config)
-        """Decides about what is no dead group of workers, such as a group that does not start."""
+        """Handles all other failures, such as a worker group that does not start."""
         self._launch, self._take_reason = launch, take_reason
         self._num_left = {"": launch.max_failures, **launch.failures_left}
         self._notices: list[Notice] = []
@@ -63,7 +63,7 @@ class GroupFailures(FailurePolicy):
             return self._others.make_decision(training_failed_error)
         kind, reason = self._cause(training_failed_error.worker_failures)
         # A node that is taken away says nothing against the job: such groups are made anew without end.
-        anew = self._is_left(kind) or _is_preemption_failure(training_failed_error)
+        anew = _is_preemption_failure(training_failed_error) or self._is_left(kind)
         _log.info("worker group died (%s): %s", kind, reason, exc_info=training_failed_error)
         with self._lock:
             self._notices.append(Notice(reason, kind, anew))
@@ -95,14 +95,14 @@ def reason(errors: dict[int, Exception]) -> str:
     """Reason why a group died, in a sentence: a lost process says more than the collectives that it broke."""
     said = {rank: _in_words(error) for rank, error in errors.items()}
     lost = {rank: words for rank, words in said.items() if words is None}
-    if lost:
+    starved = {
+        rank: words for rank, words in said.items() if kind_of({rank: errors[rank]}) == "out_of_memory"
+    }
+    if lost and not starved:
         ranks = ", ".join(str(rank) for rank in sorted(lost))
         return f"rank {ranks} was lost: its process died"
     if not said:
         return "its workers failed, and none said why"
-    starved = {
-        rank: words for rank, words in said.items() if kind_of({rank: errors[rank]}) == "out_of_memory"
-    }
     rank, words = min((starved or said).items())
     return f"rank {rank} failed: {words}"[:MAX_REASON]
 

@@ -159,8 +159,12 @@ class Sender:
         if time.monotonic() - self._status_at < STATUS_INTERVAL_S:
             return {}
         self._status_at = time.monotonic()
-        status = self.run_status()
-        return {} if status is None else {"run": status.model_dump(mode="json")}
+        try:
+            status = self.run_status()
+            return {} if status is None else {"run": status.model_dump(mode="json")}
+        except Exception:  # records are sent, whatever a status lacks
+            _log.exception("the status of the run cannot be told")
+            return {}
 
     def _note_unreachable(self, why: str) -> None:
         if self._reached:

@@ -29,6 +29,11 @@ OUT_OF_MEMORY = UserExceptionWithTraceback(torch.OutOfMemoryError("CUDA out of m
             "out_of_memory",
             "rank 3 failed: OutOfMemoryError: CUDA out of memory",
         ),
+        (
+            {1: LOST, 3: OUT_OF_MEMORY},
+            "out_of_memory",
+            "rank 3 failed: OutOfMemoryError: CUDA out of memory",
+        ),
         ({0: MemoryError()}, "out_of_memory", "rank 0 failed: MemoryError: no message"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from moe.spec import RetrySpec
 from service.control.launcher.launcher import Observation
@@ -398,3 +399,16 @@ def test_a_back_off_is_that_of_the_kind_or_of_all_and_is_told() -> None:
     assert _died_of("lost", retry=retry, failures=10**6, max_failures=2**53).after_s == 100.0
     starved = _died_of("out_of_memory", retry=retry, failures=2)
     assert (starved.after_s, "(out_of_memory), tries again in 600 s" in starved.reason) == (600.0, True)
+
+
+@pytest.mark.parametrize(
+    ("retry", "path"),
+    [
+        ({"backoff": {"first_s": 300.0}}, "backoff"),
+        ({"kinds": {"lost": {"max_failures": 101}}}, "kinds.lost.max_failures"),
+    ],
+)
+def test_retries_that_cannot_be_as_they_say_are_refused(retry: dict[str, Any], path: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RetrySpec.model_validate(retry)
+    assert [".".join(map(str, error["loc"])) for error in refused.value.errors()] == [path]

@@ -183,6 +183,6 @@ def test_hints_without_room_are_told_with_their_values() -> None:
     hints = {"*": sharding.Replicate(), "inputs": sharding.Split(0)}
     message = refused(layers(), (torch.empty(16, 256),), hints, cluster=cores(4, ROOM), loss=mean_square)
     assert message == (
-        "hints['*'] (=Replicate()) cannot be had: with that no plan fits in the memory of a device (=1.41 MiB); "
+        "hints['*'] (=Replicate()) cannot be had: with that no plan fits in the memory of a device (=1.33 MiB); "
         "drop it, or use devices with more memory"
     )

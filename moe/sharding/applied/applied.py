@@ -241,6 +241,7 @@ class Applied(_Stays):
             return canonical(self._takes, positional, named)
         except TypeError:
             planned = self._programs.planned
+            self._num_calls += 1  # as on the other ranks, which go on to compare their batches
             if self._is_local:
                 with suppress(ValueError):
                     global_batch(self.mesh, [None], planned.batch, planned.batch_tree, self._device)

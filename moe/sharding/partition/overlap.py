@@ -20,8 +20,8 @@ _REDUCTIONS = (
 
 
 def finish_in_turn(graph: fx.Graph) -> None:
-    """Wait for each reduction, in place, before the last but one after it begins, where nothing waits for it sooner: by
-    then it has most often ended, and what it was given is let go."""
+    """Keep at most two reductions in flight, in place: wait for the oldest before a third begins, which frees its
+    input."""
     place = {node: at for at, node in enumerate(graph.nodes)}
     under_way: list[fx.Node] = []
     for begun in [node for node in graph.nodes if node.target in _REDUCTIONS and len(node.users) == 1]:

@@ -217,7 +217,7 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     decision = _decide(job, deadlines)
     if job.is_confirmed or not isinstance(decision, Retry):
         return decision
-    # Storage does not have what its user asked since, nor who else launches from there: nothing is launched for it.
+    # Storage lacks the user's later requests, and another service may launch this job: recovery launches nothing.
     return End(
         State.PAUSED,
         f"recovered from its storage; {decision.reason.partition(';')[0]}: 'resume' goes on from its last "

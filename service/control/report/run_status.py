@@ -51,11 +51,11 @@ class RunStatuses:
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:
         """Forget what other jobs said."""
-        self._heard_at = {job_id: at for job_id, at in self._heard_at.items() if job_id in job_ids}
-        self._driver_heard_at = {
-            job_id: heard for job_id, heard in self._driver_heard_at.items() if job_id in job_ids
-        }
-        self._statuses = {job_id: status for job_id, status in self._statuses.items() if job_id in job_ids}
+        tables: tuple[dict[str, Any], ...] = (self._heard_at, self._driver_heard_at, self._statuses)
+        for table in tables:
+            for job_id in list(table):  # requests write to it at the same time, in threads of their own
+                if job_id not in job_ids:
+                    table.pop(job_id, None)
 
     def driver_trouble(self, job_id: str, attempt: int) -> str:
         """Words for a driver that is silent while its workers are heard, or stopped; "" for any other."""
