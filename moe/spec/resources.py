@@ -189,8 +189,8 @@ class RetrySpec(Spec):
     """Dead worker groups or drivers that are made anew before the job fails, counted since its last checkpoint: one
     that is committed forgives what came before. Kinds with a limit of their own are not counted here."""
     backoff: Backoff | None = None
-    """Where it is left out, a worker group is made anew at once, and a driver after 1 s, then twice as long each time
-    up to a minute. Where it is given, the job leaves the cluster and waits, whatever died."""
+    """Wait before another try, during which the job holds nothing on the cluster. Without one, a worker group restarts
+    at once, and a driver after 1 s, then after twice as long each time, up to a minute."""
     kinds: dict[FailureKind, RetryRule] = Field(default_factory=dict)
     """Rules of their own for kinds of failures."""
 

@@ -63,7 +63,7 @@ class StepTotals:
         max_experts = max((facts.num_experts for facts in layers.facts), default=0)
         self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * max_experts)
         self._numbers: dict[str, Tensor] = {}
-        """Of the last micro-batch: a user's module has one."""
+        """Scalars of the last micro-batch: a step of a user's module has one micro-batch."""
         self._index = {facts.layer: place for place, facts in enumerate(layers.facts)}
 
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:

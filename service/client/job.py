@@ -83,7 +83,7 @@ class Job:
         return self
 
     def run_status(self) -> dict[str, Any] | None:
-        """What each rank of its running attempt said last, as of now; None where the control plane knows of none."""
+        """Last status of each rank of the running attempt, with its age now; None if the control plane has none."""
         run = self._connection.get(self._path()).get("run")
         return run if isinstance(run, dict) else None
 

@@ -190,10 +190,10 @@ def unmeasured(
 
 _SHEET = "the rates of its data sheet, of which H100's kernels reach as much"
 _AMD_SHEET, _AMD_REACHED = "the rates of its data sheet, of products less than half", 0.45 / 0.85
-"""Of its peak MI300X reaches 54% in bfloat16 in the product that is best for it, 708 TFLOP/s, and 49% in fp8 (AMD, ROCm
-blogs, "Measuring Max-Achievable FLOPs - Part 2"); over the products of DeepSeek-V3 the kind reaches 74% of that, so 40%
-(the same, "Understanding TAF": 616 of 831 TFLOP/s on MI325X). 45% lies between, where H100's kernels reach 85%
-(`measured.py`); no such figures were found of MI355X."""
+"""Share of the data sheet's rates that kernels reach. MI300X reaches 54% in bfloat16 in its best product, 708 TFLOP/s,
+and 49% in fp8 (AMD, ROCm blogs, "Measuring Max-Achievable FLOPs - Part 2"). In the products of DeepSeek-V3, MI325X
+reaches 74% of its best (616 of 831 TFLOP/s; the same, "Understanding TAF"), which would be 40% here. 45% lies between;
+H100 reaches 85% (`measured.py`). No such figures were found for MI355X."""
 _PCIE_4, _PCIE_5 = 32e9, 64e9
 """Bytes a second of sixteen lanes in one direction."""
 

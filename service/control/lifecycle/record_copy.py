@@ -9,7 +9,7 @@ from service.wire.events import SealedRecord
 from service.wire.segments import WriterFolder
 
 MAX_MEMORY_BYTES = 1 << 26
-"""What is more lies in a temporary file."""
+"""Size in memory, above which the copy lies in a temporary file."""
 
 
 class RecordCopy:
