@@ -1,4 +1,4 @@
-"""What a measurement found is part of the very next answer, however the cluster's own answers come and go."""
+"""Measurements are part of the very next answer, and an answer is not given again once the cluster is out of reach."""
 
 import threading
 from collections.abc import Iterator
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from moe.plan import Calibration
-from service.control.launcher.launcher import ClusterFacts, NodeFacts
+from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable, NodeFacts
 from service.control.lifecycle.cluster_watch import ClusterWatch
+from service.control.lifecycle.reach import Reach
 from tests.service.local_launcher import LocalLauncher
 
 PATIENCE_S = 30.0
@@ -50,3 +51,34 @@ def test_measured_while_the_cluster_is_being_asked(launcher: HeldLauncher, tmp_p
     asking.join(PATIENCE_S)
     assert not asking.is_alive()
     assert watch.facts(PATIENCE_S).calibrations == (found,)
+
+
+def test_an_answer_is_not_given_again_after_the_cluster_was_found_out_of_reach(tmp_path: Path) -> None:
+    launcher = LocalLauncher(tmp_path / "launcher")
+    launcher.set_nodes(NodeFacts(id="here", ip="127.0.0.1", cpus=2, memory_bytes=2**30))
+    watch = ClusterWatch(launcher)
+    reach = Reach(on_silence=watch.expire)
+    assert watch.facts(PATIENCE_S).cpus == 2
+    launcher.set_reachable(False)
+    assert watch.facts(PATIENCE_S).cpus == 2  # nobody knows better yet
+
+    reach.failed(LauncherUnavailable("no answer to a question about a job"))
+    with pytest.raises(LauncherUnavailable):
+        watch.facts(PATIENCE_S)
+
+
+def test_an_answer_to_an_earlier_question_does_not_count_either(
+    launcher: HeldLauncher, tmp_path: Path
+) -> None:
+    """The question was on its way when the cluster was found to be out of reach."""
+    watch = ClusterWatch(launcher, tmp_path / "cache")
+    watch.facts(0.0)
+    asking = threading.Thread(target=watch.facts, args=(0.0,))
+    asking.start()
+    assert launcher.asked.wait(PATIENCE_S)
+    watch.expire()
+    launcher.let_go.set()
+    asking.join(PATIENCE_S)
+    launcher.set_reachable(False)
+    with pytest.raises(LauncherUnavailable):
+        watch.facts(PATIENCE_S)

@@ -14,21 +14,22 @@ from service.control.lifecycle.reach import unreachable
 class ClusterWatch:
     """Last answer of the cluster, with what `shardyard calibrate` measured of it. Safe to share between threads.
 
-    One thread asks at a time. Others meanwhile get what was said before, however old: a cluster that answers
-    slowly must not make everybody slow. What was measured is no part of that answer: it is read from the cache each
-    time, so that a plan goes by it from then on, whatever answer of the cluster is on its way.
+    One thread asks at a time. Others meanwhile get the previous answer, however old: a cluster that answers slowly
+    must not make everybody slow. Only an answer from before the cluster was found to be out of reach is not given
+    again. Measurements are no part of the answer: they are read from the cache each time, so that a plan goes by
+    them as soon as they are written.
     """
 
     def __init__(self, launcher: Launcher, cache: Path | None = None) -> None:
         self._launcher, self._cache = launcher, cache
         self._asking, self._calibrating = threading.Lock(), threading.Lock()
         self._answer: ClusterFacts | LauncherUnavailable | None = None
-        self._asked_at = -float("inf")
+        self._asked_at = self._answered_at = self._expired_at = -float("inf")
         self._unreachable_since: float | None = None
 
     def facts(self, max_age_s: float) -> ClusterFacts:
         """Raises LauncherUnavailable when the cluster did not answer the last time it was asked."""
-        if self._is_old(max_age_s) and self._asking.acquire(blocking=self._answer is None):
+        if self._is_old(max_age_s) and self._asking.acquire(blocking=not self._has_answer()):
             try:
                 if self._is_old(max_age_s):
                     self._ask()
@@ -38,6 +39,10 @@ class ClusterWatch:
         if isinstance(answer, ClusterFacts):
             return answer.model_copy(update={"calibrations": self._calibrations(answer)})
         raise LauncherUnavailable(str(answer))
+
+    def expire(self) -> None:
+        """Has the cluster asked before it is next spoken of: it was just found to be out of reach."""
+        self._expired_at = time.monotonic()
 
     def unreachable(self, error: LauncherUnavailable) -> str:
         """In words, that and since when the cluster cannot be reached."""
@@ -65,16 +70,20 @@ class ClusterWatch:
         return tuple(found for found in every if found and found.accelerator in (None, facts.accelerators))
 
     def _is_old(self, max_age_s: float) -> bool:
-        return time.monotonic() - self._asked_at > max_age_s
+        return not self._has_answer() or time.monotonic() - self._answered_at > max_age_s
+
+    def _has_answer(self) -> bool:
+        return self._answer is not None and self._asked_at > self._expired_at
 
     def _ask(self) -> None:
+        asked_at = time.monotonic()
         try:
             self._answer = self._launcher.cluster()
             self._unreachable_since = None
         except LauncherUnavailable as error:
             self._answer = error
             self._unreachable_since = self._unreachable_since or time.time()
-        self._asked_at = time.monotonic()
+        self._asked_at, self._answered_at = asked_at, time.monotonic()
 
 
 def _file_of(device: str, facts: ClusterFacts) -> str:

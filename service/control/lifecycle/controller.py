@@ -81,7 +81,7 @@ class Controller:
         self._chores = chores
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
         self._roots = roots
-        self._reach = Reach()
+        self._reach = Reach(on_silence=starter.forget_cluster)
         self._logged = Deduplicator()
         self._wake = threading.Event()
         self._stopped = False

@@ -24,8 +24,11 @@ log = structlog.get_logger(__name__)
 class Reach:
     """The controller's knowledge of that."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.time, on_silence: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_silence` is called when the cluster leaves something unanswered for the first time since it answered."""
+        self._clock, self._on_silence = clock, on_silence
         self._since: float | None = None
         self._why, self._why_at = "", 0.0
         self._logged_at = -float("inf")
@@ -50,6 +53,7 @@ class Reach:
         now = self._clock()
         if self._since is None:
             self._since = now
+            self._on_silence()
         if not self._why or now - self._why_at >= REPORT_INTERVAL_S:
             self._why, self._why_at = str(error), now
         if not self._logged and now - self._logged_at >= REPORT_INTERVAL_S:

@@ -79,11 +79,14 @@ class Starter:
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
         """By job: what was asked last of the room for it, and the answer, which takes a plan."""
 
+    def forget_cluster(self) -> None:
+        """Has the cluster asked anew what it has: it is known to be out of reach."""
+        self._watch.expire()
+
     def admit(self) -> list[JobRow]:
         """The jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
-        self._watch.facts(
-            FACTS_AGE_S
-        )  # also where nothing is admitted: a step without it would tell nothing of reach
+        # Also where nothing is admitted: a step without it would tell nothing of reach.
+        self._watch.facts(FACTS_AGE_S)
         with self._database.read() as tx:
             active = jobs_in(tx, ACTIVE)
         self._forget_all_but(active)
