@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from moe.data.locations import Location, Locator, NoFile
@@ -39,7 +40,18 @@ class HubFolder:
         self._locator = Locator(roots)
 
     def path(self, name: str) -> str:
-        return f"{self.url}/{name}"
+        return self.url if name == CONFIG and self._is_config else f"{self.url}/{name}"
+
+    @cached_property
+    def _is_config(self) -> bool:
+        """Whether the user named a model's config by another name than `config.json`, such as `qwen3-30b.json`, and no
+        folder. The files beside it may belong to other models: it stands alone."""
+        if not self.url.endswith(".json"):
+            return False
+        try:
+            return not self._locator.locate(self.place, f"{self.url}/{CONFIG}")
+        except NoFile:
+            return True
 
     def find(self, name: str) -> Location:
         """Where a file lies. Raises SpecError."""
@@ -100,7 +112,7 @@ class HubFolder:
         found = {location.path.rpartition("/")[2]: location for location in self.several("*.safetensors")}
         if not found:
             pickle = next((name for name in _PICKLES if self.has(name)), None)
-            rule = f"has no {SINGLE}, no {INDEX} and no other *.safetensors"
+            rule = "has no weights: no *.safetensors"
             remedy = "name a folder with a model's weights"
             if pickle is not None:
                 rule += f", but pickles ({pickle}), which are never loaded: they run whatever code is in them"

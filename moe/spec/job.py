@@ -125,6 +125,14 @@ class JobSpec(Spec):
         return self.train.batch_tokens // self.group_tokens
 
     @property
+    def missing_texts(self) -> Problem | None:
+        """Problem of a job with a synthetic corpus, which can be planned, and not be trained."""
+        if not isinstance(self.data, SyntheticSpec):
+            return None
+        return Problem("data.corpus", self.data.corpus, "is random tokens, with nothing to learn from",
+                       "use packages or documents, or only plan it: shardyard plan")  # fmt: skip
+
+    @property
     def missing_folder(self) -> Problem | None:
         """Problem of a job that is trained beside the weights of a model's folder, or by its chat template, and names
         none. It can be planned, and not be trained."""

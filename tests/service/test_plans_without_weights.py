@@ -25,6 +25,22 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Any:
     plane.close()
 
 
+def test_a_synthetic_corpus_is_planned_on_the_cluster_at_hand(plane: ControlPlane) -> None:
+    """As it is on a cluster that is named; and never queued."""
+    small = {"preset": "olmoe-1b-7b", "model_dim": 64, "num_layers": 2, "vocab_size": 512}
+    job = spec(model=small, data={"corpus": "synthetic", "max_tokens": 256})
+    cluster = {"num_nodes": 1, "devices_per_node": 1}
+    for body in (job, {"spec": job, "cluster": cluster}):
+        plan = plane.http.post("/v1/plans", json=body)
+        assert plan.status_code == 200, plan.text
+        assert [each.split()[0] for each in plan.json()["missing"]] == ["data.corpus"]
+    refused = plane.http.post("/v1/jobs", json=job)
+    assert (refused.status_code, [each["path"] for each in refused.json()["errors"]]) == (
+        422,
+        ["data.corpus"],
+    )
+
+
 @pytest.mark.parametrize("data", [CHAT, {"corpus": "packages"}], ids=["chat", "packages"])
 @pytest.mark.parametrize("model", ["bare folder", "bare file", "preset"])
 def test_they_are_planned_and_not_queued(plane: ControlPlane, model: str, data: dict[str, Any]) -> None:

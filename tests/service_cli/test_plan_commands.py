@@ -329,8 +329,11 @@ def test_a_preset_is_planned_with_an_adapter_and_the_plan_says_what_a_run_needs(
     on = ("--num-nodes=1", "--devices-per-node=8", "--device=h100")
     done = shardyard("plan", file, *on, url="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
-    rows = dict(re.findall(r"^(to train|by default) +(.*?) *$", done.stdout, re.MULTILINE))
-    assert rows["to train"].startswith("model.from is required beside an adapter")
-    assert rows["by default"].startswith("float32: train.dtype is left out")
+    (needed,) = re.findall(r"^to train +(.*?) *$", done.stdout, re.MULTILINE)
+    assert needed.startswith("model.from is required beside an adapter")
+    of_dtype, of_base = re.findall(r"^by default +(.*?) *$", done.stdout, re.MULTILINE)
+    assert of_dtype.startswith("float32: train.dtype is left out")
+    assert of_base.startswith("float32: adapter.base is left out")
     told = json.loads(shardyard("plan", file, *on, "--json", url="http://127.0.0.1:1").stdout)
-    assert (told["defaults"], len(told["missing"])) == ({"train.dtype": "float32"}, 1)
+    assert told["defaults"] == {"train.dtype": "float32", "adapter.base": "float32"}
+    assert len(told["missing"]) == 1

@@ -57,11 +57,80 @@ def test_presets_and_bare_configs_are_planned_alike(data: dict[str, Any], config
         for model in ({"preset": "mixtral-8x7b"}, {"from": str(config.parent)}, {"from": str(config)})
     )
     assert of_preset.missing[0].startswith("model.from is required beside an adapter")
-    assert of_folder.missing[0].startswith(f"model.from (={str(config.parent)!r}) has no model.safetensors")
+    renamed = config.rename(config.parent / "mixtral-8x7b.json")
+    of_renamed = planned(spec_of({"from": str(renamed)}, data, **adapter))
+    assert of_renamed.missing[0].startswith(f"model.from (={str(renamed)!r}) has no weights")
+    assert of_folder.missing[0].startswith(f"model.from (={str(config.parent)!r}) has no weights")
     free: dict[str, Any] = {"missing": (), "made_for": None, "reasons": ()}
     assert of_preset.model_copy(update=free) == of_folder.model_copy(update=free)
     assert of_folder == of_file
+    assert of_renamed.model_copy(update=free) == of_folder.model_copy(update=free)
     assert dict(verdict(of_preset))["to train"] == of_preset.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "path"),
+    [('{"eos_token_id": 2}', "model_type"), ('{"model_type": "bert"}', "model_type"), ("[]", "model.from"),
+     (None, "model.from")],
+)  # fmt: skip
+def test_json_that_is_no_models_config_is_refused(tmp_path: Path, content: str | None, path: str) -> None:
+    """A config of any name is told by what it holds."""
+    file = tmp_path / "generation.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SpecError) as refused:
+        spec_of({"from": str(file)}, DOCUMENTS)
+    (problem,) = refused.value.problems
+    assert problem.path == (path if path == "model.from" else f"{file}:{path}")
+    assert path != "model.from" or problem.value == str(file)
+
+
+def test_a_folder_may_be_called_as_a_file(config: Path) -> None:
+    folder = config.parent.rename(config.parent.with_suffix(".json"))
+    assert spec_of({"from": str(folder)}, DOCUMENTS) == spec_of(
+        {"from": str(folder / "config.json")}, DOCUMENTS
+    )
+
+
+def test_a_synthetic_corpus_is_planned_and_never_trained(config: Path) -> None:
+    spec = spec_of({"preset": "olmoe-1b-7b"}, {"corpus": "synthetic"})
+    (needed,) = planned(spec).missing
+    assert needed.startswith("data.corpus (='synthetic') is random tokens")
+    with pytest.raises(SpecError) as refused:
+        build_task(spec)
+    assert [problem.path for problem in refused.value.problems] == ["data.corpus"]
+
+
+@pytest.mark.parametrize(
+    ("train", "adapter", "unwritten", "remedy"),
+    [
+        ({}, {"rank": 16}, "train.dtype and adapter.base are left out", "write train.dtype: bfloat16 and adapter.base"),
+        ({"dtype": "float32"}, {"rank": 16}, "adapter.base is left out", "write adapter.base: bfloat16, which 2 wo"),
+        ({"dtype": "float32"}, {"rank": 16, "base": "float32"}, "", "write adapter.base: bfloat16, which 2 workers"),
+        ({}, None, "train.dtype is left out", "train adapters in place of all weights, adapter: {rank: 16, base: bf"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_float32_that_nobody_wrote(
+    train: dict[str, Any], adapter: dict[str, Any] | None, unwritten: str, remedy: str
+) -> None:
+    """And a change by which the same workers hold the job."""
+    beside = {} if adapter is None else {"adapter": adapter}
+    train = {"num_steps": 1, "batch_tokens": 65_536, **train}
+    spec = spec_of({"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train=train, **beside)
+    with pytest.raises(SpecError) as refused:
+        plan_anywhere(spec, H100S, 2)
+    (problem,) = refused.value.problems
+    assert unwritten in problem.rule
+    assert unwritten or "left out" not in problem.rule
+    assert remedy[:43] in problem.remedy
+    given = {**(adapter or {"rank": 16}), "base": "bfloat16"}
+    changed = spec_of(
+        {"preset": "mixtral-8x7b"},
+        {"corpus": "synthetic"},
+        train={**train, "dtype": "bfloat16"},
+        adapter=given,
+    )
+    assert plan_anywhere(changed, H100S, 2).memory.margin > 0
 
 
 def test_conversations_are_planned_for_a_preset() -> None:
@@ -76,7 +145,7 @@ def test_conversations_are_planned_for_a_preset() -> None:
         ({"preset": "mixtral-8x7b", "adapter": {"rank": 4}}, CHAT, {}, "is required beside an adapter"),
         ({"preset": "mixtral-8x7b"}, CHAT, {}, "is required for the corpus chat"),
         ({"preset": "mixtral-8x7b"}, PREFERENCE, {"adapter": {"rank": 4}}, "is required beside an adapter"),
-        ({"from": ""}, CHAT, {"adapter": {"rank": 4}}, "has no model.safetensors"),
+        ({"from": ""}, CHAT, {"adapter": {"rank": 4}}, "has no weights"),
     ],
 )  # fmt: skip
 def test_what_would_be_trained_is_refused_without_weights(

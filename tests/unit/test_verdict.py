@@ -49,7 +49,7 @@ def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
     assert problem.remedy.startswith(
         "use 256 workers of this kind (64 would hold it in a layout that cannot be run yet)"
     )
-    assert "which 48 workers hold: adapter: {rank: 16, base: bfloat16}" in problem.remedy
+    assert "adapter: {rank: 16, base: bfloat16}, which 48 workers hold" in problem.remedy
 
 
 @pytest.mark.parametrize(("workers", "can_be_run"), [(64, False), (256, True)])

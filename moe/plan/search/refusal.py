@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from moe.plan.candidate import Candidate
 from moe.plan.plan import FewestWorkers, MemoryEstimate
 from moe.plan.search.explain import number_of, size_of
-from moe.spec import AdapterSpec
 from moe.spec.errors import Problem
 
 
@@ -17,11 +16,13 @@ class Lacking:
     memory: MemoryEstimate
     not_yet: tuple[str, ...]
     """Parts of it that cannot be run yet."""
+    unwritten: tuple[str, ...] = ()
+    """Keys that the job leaves out, by which it is planned in float32 where bfloat16 could be."""
 
 
-def does_not_fit(lacking: Lacking, fewest: FewestWorkers, adapter: AdapterSpec | None) -> Problem:
+def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, adapter: str | None) -> Problem:
     """Error for a job that fits in no layout: the memory that lacks, the number of workers that would hold it in any
-    layout and in one that can be run, and the adapter that would fit on the present workers, if any."""
+    layout and in one that can be run, and the changes of the job, if any, by which the present workers would."""
     kinds = {kind: amount for kind, amount in lacking.memory.by_kind().items() if kind != "allowance"}
     largest, usable = (
         max(kinds, key=lambda kind: kinds[kind]),
@@ -31,16 +32,20 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, adapter: AdapterSpec |
     blocked = (
         f" (in a layout that cannot be run yet: {', '.join(lacking.not_yet)})" if lacking.not_yet else ""
     )
-    workers = number_of(lacking.candidate.degrees.num_workers, "worker")
-    remedies = [would_hold(fewest)]
-    if adapter is not None:
-        remedies.append(f"train adapters in place of all weights, which {workers} hold: {_in_words(adapter)}")
-    return Problem(
-        "resources", workers,
+    num_workers = lacking.candidate.degrees.num_workers
+    workers, hold = number_of(num_workers, "worker"), "holds" if num_workers == 1 else "hold"
+    rule = (
         f"must hold the model, but a device would need {size_of(total)} of {size_of(usable)} usable{blocked}, "
-        f"{size_of(total - usable)} too much; {size_of(kinds[largest])} of it is {largest}",
-        "; or ".join(remedies),
-    )  # fmt: skip
+        f"{size_of(total - usable)} too much; {size_of(kinds[largest])} of it is {largest}"
+    )
+    if lacking.unwritten:
+        verb = "is" if len(lacking.unwritten) == 1 else "are"
+        rule += f"; {' and '.join(lacking.unwritten)} {verb} left out, which is float32"
+    by_change = [
+        None if change is None else f"{change}, which {workers} {hold}" for change in (narrow, adapter)
+    ]
+    remedies = [each for each in (by_change[0], would_hold(fewest), by_change[1]) if each is not None]
+    return Problem("resources", workers, rule, "; or ".join(remedies))
 
 
 def would_hold(fewest: FewestWorkers) -> str:
@@ -56,7 +61,3 @@ def would_hold(fewest: FewestWorkers) -> str:
     if fewest.in_any_layout != fewest.to_run:
         remedy += f" ({fewest.in_any_layout:,} would hold it in a layout that cannot be run yet)"
     return f"{remedy}, {others}"
-
-
-def _in_words(adapter: AdapterSpec) -> str:
-    return f"adapter: {{rank: {adapter.rank}, base: {adapter.base}}}"

@@ -32,17 +32,16 @@ from moe.plan.search.explain import (  # fmt: skip
 )
 from moe.plan.search.ranking import LEAST, Ranker, Ranking
 from moe.plan.search.refusal import Lacking, does_not_fit
+from moe.plan.search.remedies import adapted, narrowed, unwritten_float32
 from moe.plan.search.smallest import Smallest
 from moe.plan.search.spread import Chosen, End
 from moe.plan.software import Software, SoftwareName, software_of
 from moe.plan.stored import made_for
-from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec
+from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
 
 MAX_SKEW = 4
 """Times the rows that a rank would get of even routing, before they come in more chunks."""
-_ADAPTERS = (AdapterSpec(rank=16, base="bfloat16"), AdapterSpec(rank=16, base="nf4"))
-"""Adapters that are offered in place of training all weights, the plainest first."""
 LOAD_SKEW = 1.2
 """Rows of the busiest expert over the mean, where none were measured: what balanced routers were seen to keep."""
 
@@ -270,8 +269,13 @@ class Search:
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
         if least is None:
             raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes), self.profile.name)))
-        lacking = Lacking(least, self.memory.of(least), not_yet(self.spec, least, self.profile.name))
-        raise SpecError(does_not_fit(lacking, self.fewest(), self._adapter_that_fits(shapes)))
+        lacking = Lacking(
+            least,
+            self.memory.of(least),
+            not_yet(self.spec, least, self.profile.name),
+            unwritten_float32(self.spec) if "bfloat16" in self.cluster.traits.dtypes else (),
+        )
+        raise SpecError(does_not_fit(lacking, self.fewest(), *self._changes(shapes[0].num_workers)))
 
     def fewest(self) -> FewestWorkers:
         """The fewest workers of this kind of cluster that hold the job, and that can run it."""
@@ -279,26 +283,32 @@ class Search:
         in_any_layout, to_run = (None if each is None else each.num_devices for each in of)
         return FewestWorkers(in_any_layout=in_any_layout, to_run=to_run)
 
-    def _adapter_that_fits(self, shapes: Sequence[Degrees]) -> AdapterSpec | None:
-        """The adapter by which as many workers would hold the job in a layout that can be run; None where none is, or
-        the job is not one for adapters."""
-        model, workers = self.spec.model, shapes[0].num_workers
-        if (
-            not isinstance(model, LanguageModelSpec)
-            or model.adapter is not None
-            or self.profile.name != "ours"
-        ):
-            return None
-        for adapter in _ADAPTERS:
-            adapted = self.spec.model_copy(update={"model": model.model_copy(update={"adapter": adapter})})
-            memory = MemoryModel(adapted, self.cluster, self.profile, self._load_skew)
-            choices = Choices(adapted, self.cluster)
-            placeable = [each for each in choices.shapes(workers) if choices.fits_nodes(each)]
-            if Smallest(adapted, self.cluster, memory).fits(
-                choices, placeable, self.cluster.memory_bytes, to_run=True
-            ):
-                return adapter
-        return None
+    def _changes(self, workers: int) -> tuple[str | None, str | None]:
+        """(bfloat16 where nobody wrote a precision, an adapter or a narrower base of one): changes by which as many
+        workers would hold the job in a layout that can be run; None for one that would not do."""
+        if self.profile.name != "ours":
+            return None, None
+
+        def holds(spec: JobSpec) -> bool:
+            return self._holds(spec, workers)
+
+        narrow = narrowed(self.spec) if "bfloat16" in self.cluster.traits.dtypes else None
+        if narrow is not None and not holds(narrow.spec):
+            narrow = None
+        has_adapter = getattr(self.spec.model, "adapter", None) is not None
+        adapter = None if narrow is not None and has_adapter else adapted(self.spec, holds)
+        return narrow and narrow.change, adapter and adapter.change
+
+    def _holds(self, spec: JobSpec, workers: int) -> bool:
+        """Whether so many workers hold a changed job in a layout that can be run."""
+        memory, choices = (
+            MemoryModel(spec, self.cluster, self.profile, self._load_skew),
+            Choices(spec, self.cluster),
+        )
+        shapes = [each for each in choices.shapes(workers) if choices.fits_nodes(each)]
+        return Smallest(spec, self.cluster, memory).fits(
+            choices, shapes, self.cluster.memory_bytes, to_run=True
+        )
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:
         """The smallest cluster of this kind that holds the job, with a worker on each device; None where none does."""

@@ -14,7 +14,6 @@ from moe.spec import (
     ModelSpec,
     PackagesSpec,
     PreferenceSpec,
-    Problem,
     SequencesSpec,
     SpecError,
 )
@@ -45,9 +44,9 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec)
         assert isinstance(spec.model, LanguageModelSpec)
-        if not isinstance(spec.data, SequencesSpec):
-            raise SpecError(Problem("data.corpus", spec.data.corpus, "is nothing to learn from",
-                                    "use packages or documents, or only plan it: shardyard plan"))  # fmt: skip
+        if spec.missing_texts is not None:
+            raise SpecError(spec.missing_texts)
+        assert isinstance(spec.data, SequencesSpec)
         self._model, self._data = spec.model, spec.data
 
     def check_data(self, roots: Sequence[str]) -> Sequence[str]:

@@ -1,0 +1,77 @@
+"""Changes to a job by which it would fit on the workers that it has."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec
+
+_RANK = 16
+_BASES = ("bfloat16", "nf4")
+"""Bases of the adapters that are tried, the plainest first."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A changed job, and the change in words, as an imperative."""
+
+    spec: JobSpec
+    change: str
+
+
+def unwritten_float32(spec: JobSpec) -> tuple[str, ...]:
+    """Keys that the job leaves out and that are float32 by default."""
+    keys = []
+    if spec.train.dtype == "float32" and "dtype" not in spec.train.model_fields_set:
+        keys.append("train.dtype")
+    adapter = _adapter(spec)
+    if adapter is not None and adapter.base == "float32" and "base" not in adapter.model_fields_set:
+        keys.append("adapter.base")
+    return tuple(keys)
+
+
+def narrowed(spec: JobSpec) -> Remedy | None:
+    """The job with bfloat16 in place of each float32 that nobody wrote; None where there is none."""
+    if not (keys := unwritten_float32(spec)):
+        return None
+    changed = _in_bfloat16(spec) if "train.dtype" in keys else spec
+    if "adapter.base" in keys:
+        changed = _with_adapter(changed, _adapter(spec), "bfloat16")
+    return Remedy(changed, f"write {' and '.join(f'{key}: bfloat16' for key in keys)}")
+
+
+def adapted(spec: JobSpec, holds: Callable[[JobSpec], bool]) -> Remedy | None:
+    """The job with the plainest adapter, or base of its adapter, by which the workers hold it; None where there is
+    none, or the model takes no adapter."""
+    return next((remedy for remedy in _adapted(spec) if holds(remedy.spec)), None)
+
+
+def _adapted(spec: JobSpec) -> Iterator[Remedy]:
+    if not isinstance(spec.model, LanguageModelSpec):
+        return
+    adapter, keys = _adapter(spec), unwritten_float32(spec)
+    dtypes = [(spec, "")]
+    if "train.dtype" in keys:
+        dtypes.append((_in_bfloat16(spec), ", with train.dtype: bfloat16"))
+    for base in _BASES:
+        if adapter is not None and (adapter.base == base or adapter.base in ("int8", "nf4")):
+            continue
+        for changed, beside in dtypes:
+            if adapter is None:
+                change = f"train adapters in place of all weights, adapter: {{rank: {_RANK}, base: {base}}}{beside}"
+            else:
+                change = f"write adapter.base: {base}{beside}"
+            yield Remedy(_with_adapter(changed, adapter, base), change)
+
+
+def _adapter(spec: JobSpec) -> AdapterSpec | None:
+    return spec.model.adapter if isinstance(spec.model, LanguageModelSpec) else None
+
+
+def _in_bfloat16(spec: JobSpec) -> JobSpec:
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"dtype": "bfloat16"})})
+
+
+def _with_adapter(spec: JobSpec, adapter: AdapterSpec | None, base: str) -> JobSpec:
+    given = AdapterSpec(rank=_RANK) if adapter is None else adapter
+    changed = given.model_copy(update={"base": base})
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"adapter": changed})})
