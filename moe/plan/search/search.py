@@ -297,7 +297,7 @@ class Search:
             narrow = None
         has_adapter = getattr(self.spec.model, "adapter", None) is not None
         adapter = None if narrow is not None and has_adapter else adapted(self.spec, holds)
-        return narrow and narrow.change, adapter and adapter.change
+        return (None if narrow is None else narrow.change), (None if adapter is None else adapter.change)
 
     def _holds(self, spec: JobSpec, workers: int) -> bool:
         """Whether so many workers hold a changed job in a layout that can be run."""
