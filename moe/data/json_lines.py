@@ -73,9 +73,15 @@ def _object(lines: Lines, where: str, value: object) -> dict[str, object]:
 
 
 def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
+    is_first = True
     for number, line in lines:
-        if line.strip():
-            yield f", line {number}", line, len(line)
+        if not line.strip():
+            continue
+        if is_first and line.strip() == "{":
+            rule = "is one JSON object over several lines, not one on each"
+            raise lines.broken_at("", rule, "write one JSON object a line, or one array of them")
+        is_first = False
+        yield f", line {number}", line, len(line)
 
 
 def _is_array(lines: Lines) -> bool:

@@ -276,8 +276,8 @@ class Driver:
         if lacks:
             reason = f"waits for a place for {workers} of {each} each: {lacks}"
         else:
-            reason = f"its gang of {workers} of {each} each has a place, and is slow to start"
-        _log.warning("%s", reason)
+            reason = f"placed {workers} of {each} each; waiting for them to start"
+        _log.info("%s", reason)  # the job's reason says it too: a warning would be shown beside that
         self._recorder.record("waiting", {"reason": reason})
 
     def _end_stopped_starts(self) -> None:

@@ -221,6 +221,39 @@ def test_a_template_that_leaves_out_a_call_is_refused():
     assert found.rule.startswith("drops a call of the tool 'f' from an answer (messages[1])")
 
 
+def test_text_that_a_template_drops_from_an_answer_is_told_and_refused_where_it_is_all():
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' or not drops %}"
+        "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}{% endif %}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    found = rendering(source, QUESTION, said("assistant", "let me see", tool_calls=[call]), drops=False)
+    assert learned(found) == [["<assistant>f"]]
+    assert found.notes == ("contents",)
+    template = ChatTemplate({"default": source}, {"drops": True}, None)
+    (refusal,) = template.written([Conversation((QUESTION, said("assistant", "it is so")))])
+    assert isinstance(refusal, Unreadable)
+    assert refusal.rule == "drops the text of an answer (messages[1])"
+
+
+def test_a_template_that_renders_only_parts_gets_parts():
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% for part in m.content if part.type == 'text' %}"
+        "{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    found = rendering(source, QUESTION, ANSWER, MORE, LAST)
+    assert found.rows[0].text == "<user>q<assistant>a<user>r<assistant>b"
+    assert learned(found) == [["<assistant>a", "<assistant>b"]]
+
+
+@pytest.mark.parametrize("read", ["reasoning_content", "thinking", "reasoning"])
+def test_an_empty_thought_hides_none_under_another_name(read: str):
+    source = "{% for m in messages %}<{{ m.role }}>{{ m['KEY'] }}|{{ m.content }}{% endfor %}".replace("KEY", read)
+    for full, empty in (("thinking", "reasoning_content"), ("reasoning_content", "reasoning")):
+        found = rendering(source, QUESTION, said("assistant", "a", **{full: "hm", empty: ""}))
+        assert learned(found) == [["<assistant>hm|a"]]
+
+
 def test_a_record_sets_arguments_of_the_template():
     source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '' if add_generation_prompt else kind }}"
     template = ChatTemplate({"default": source}, {"kind": "x"}, None)

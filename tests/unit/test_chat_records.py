@@ -38,6 +38,17 @@ from tests.unit.chats import ANSWER, OTHER, USER
          [USER, {"role": "assistant", "content": "", "tool_calls": [
              {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]},
           {"role": "tool", "content": "2"}, ANSWER]),
+        ({"messages": [USER, {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'},
+                       {"role": "tool_call", "content": '{"name": "g", "arguments": {}}', "loss": False},
+                       {"role": "tool_response", "content": "2"}, {"role": "ASSISTANT", "value": "a"}]},
+         [USER, {"role": "assistant", "content": "", "tool_calls": [
+             {"type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]},
+          {"role": "tool", "content": "2"}, ANSWER]),
+        ({"messages": [{"role": "prompter", "content": ["q"]}, {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "t"}]}, {"type": "output_text", "text": "a"}]}]},
+         [USER, {**ANSWER, "reasoning_content": "t"}]),
+        ({"messages": [USER, {**ANSWER, "train": False}, USER, {**ANSWER, "weight": 1.0, "training": True}]},
+         [USER, {**ANSWER, "weight": 0}, USER, ANSWER]),
     ],
 )  # fmt: skip
 def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list[dict[str, Any]]):
@@ -50,6 +61,7 @@ def test_a_record_may_set_arguments_of_the_template_and_functions():
     found = conversation_of(row)
     assert found.arguments == {"enable_thinking": False}
     assert found.tools == ({"type": "function", "function": {"name": "f"}},)
+    assert conversation_of({"messages": [USER, ANSWER], "tools": ['{"name": "f"}']}).tools == ({"name": "f"},)
     chosen, rejected = pair_of(
         {"prompt": "q", "chosen": "a", "rejected": "b", "chat_template_kwargs": {"x": 1}}
     )
@@ -77,11 +89,18 @@ def test_a_call_without_arguments_has_none():
         ({"messages": [{"role": "narrator", "content": "x"}]}, "of the role 'narrator', which is not known"),
         ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] with no 'content'"),
         ({"messages": [USER, {"role": "assistant", "content": 3}]}, "with content that is a number, not text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "with content that is not all text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "with a part of type 'image' in its content"),
         ({"messages": [USER]}, "has no message of the role assistant"),
         ({"messages": [USER, {**ANSWER, "weight": 0}]}, "has no message of the role assistant"),
         ({"messages": [USER, {**ANSWER, "tool_calls": [{"function": {}}]}]}, "a call of a tool that has no name"),
         ({"messages": [USER, {**ANSWER, "tool_calls": [{"name": "f", "arguments": "{"}]}]}, "that is no JSON object"),
+        ({"messages": [USER, {**ANSWER, "loss": False}]}, "has no message of the role assistant"),
+        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "has messages[1].weight that is 0.5, not 0 or 1"),
+        ({"messages": [USER, {**ANSWER, "weight": "0"}]}, "has messages[1].weight that is '0', not 0 or 1"),
+        ({"prompt": "q", "completion": "a", "label": False}, "has label false: its answer must not be learned"),
+        ({"messages": [USER, ANSWER], "kto_tag": False}, "has kto_tag false: its answer must not be learned"),
+        ({"messages": [USER, ANSWER], "tools": ["x"]}, "has tools[0], that is no JSON object"),
+        ({"messages": [USER, ANSWER], "tools": [1]}, "has tools[0] that is a number, not an object"),
         ({"instruction": "q"}, "and no 'output'"),
         ({"prompt": "q"}, "and no 'completion'"),
         ({"instruction": 3, "output": "a"}, "has 'instruction' that is a number"),

@@ -147,7 +147,7 @@ def test_an_array_is_read_as_its_items(seed: int, tmp_path: Path, monkeypatch: p
         ('[{"text": "a"} {"text": "b"}]', ", item 1", "is followed by neither"),
         ("[", ", item 1", "is not JSON"),
         ('["text"]', ", item 1", "is a string, not an object"),
-        ('{\n  "text": "a"\n}', ", line 1", "is not JSON"),
+        ('{\n  "text": "a"\n}', "", "is one JSON object over several lines"),
     ],
 )
 def test_mistakes_of_an_array_are_told_by_item(text: str, where: str, rule: str, tmp_path: Path) -> None:

@@ -95,6 +95,10 @@ class Texts:
                     break
         return continuations
 
+    def drops(self, at: int) -> bool:
+        """Whether the template drops the content of the answer in message `at`, whatever that is."""
+        return self._head(at) is None
+
     def _going_on(self, at: int, asked: str) -> str | None:
         """The prompt `asked` followed by the answer; None if the answer cannot be found. Thoughts are dropped unless
         the prompt opens one."""

@@ -48,6 +48,7 @@ class Written:
 
 NOTES = {
     "thoughts": "answers whose thoughts the chat template drops",
+    "contents": "answers whose text the chat template drops or changes",
     "openings": "opening answers not learned, since the chat template cannot render a prompt for them",
     "calls": "conversations whose tool calls were split into one message per call, as the chat template requires",
 }

@@ -24,14 +24,24 @@ _CALLS = "function_call"
 _SPEAKERS = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
     "bing": "assistant", "bard": "assistant", "claude": "assistant", "ai": "assistant",
-    "observation": "tool", "function_response": "tool", _CALLS: _CALLS, **{role: role for role in ROLES},
+    "prompter": "user", "observation": "tool", "function_response": "tool", "tool_response": "tool",
+    "tool_result": "tool", _CALLS: _CALLS, "tool_call": _CALLS, **{role: role for role in ROLES},
 }  # fmt: skip
-"""Roles by the names that ShareGPT's records have for them, whatever their capitals."""
+"""Roles by the names that ShareGPT's records and those of other trainers have for them, whatever their capitals."""
 _KEYS = "messages, conversations, instruction and output, or prompt and completion"
 _PAIR = ("chosen", "rejected")
 ARGUMENTS = "chat_template_kwargs"
 """Key of the arguments that a record gives the template, as transformers and TRL name them."""
-MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+MEDIA = (
+    "images", "image", "videos", "video", "audios", "audio", "image_url", "image_urls", "video_url", "audio_url",
+    "pixel_values",
+)  # fmt: skip
+REJECTED = ("label", "kto_tag")
+"""Keys that mark a record's answer as good or bad, as unpaired preferences have them."""
+_LEARNED = ("weight", "train", "training", "loss")
+"""Keys of a message that say whether it is learned: OpenAI's, then those of other trainers."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of a content part that is text."""
 _INSTRUCTING = ("system", "developer")
 _BEGINNING = (*_INSTRUCTING, "user")
 """Roles of those who begin a conversation."""
@@ -43,6 +53,9 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     messages = _prompt(row)
     if messages is None:
         raise Unreadable(f"has {_shown(row)}, and none of {_KEYS}", "name them so")
+    for key in REJECTED:
+        if row.get(key) is False:
+            raise Unreadable(f"has {key} false: its answer must not be learned", "leave the record out")
     answer = _answer_key(row)
     if answer is not None:
         messages = [*messages, *_answer(row[answer], answer)]
@@ -161,33 +174,37 @@ def _messages(given: Any, key: str) -> list[Message]:
         raise Unreadable(
             f"has {key!r} that is {kind_of(given)}, not a list of messages", "write a list of objects"
         )
-    return [_message(each, f"{key}[{at}]") for at, each in enumerate(given)]
+    messages = list[Message]()
+    for at, each in enumerate(given):
+        message, is_call = _message(each, f"{key}[{at}]")
+        if is_call and messages and messages[-1]["role"] == ASSISTANT and messages[-1].get("tool_calls"):
+            before = messages[-1]
+            messages[-1] = {**before, "tool_calls": [*before["tool_calls"], *message["tool_calls"]]}
+        else:
+            messages.append(message)
+    return messages
 
 
-def _message(given: Any, place: str) -> Message:
+def _message(given: Any, place: str) -> tuple[Message, bool]:
+    """A message, and whether it is only a call of a tool, under a role of its own."""
     if not isinstance(given, Mapping):
         raise Unreadable(f"has {place} that is {kind_of(given)}, not an object", "write role and content")
     fields = {name: value for name, value in given.items() if value is not None}
-    role = fields.pop("role", None)
-    if role is None and "from" in fields:
-        role = fields.pop("from")
-        if "value" in fields:
-            fields["content"] = fields.pop("value")
-    if role is None:
-        raise Unreadable(f"has {place} with {_shown(given)}, and no 'role' nor 'from'", "say who speaks")
-    speaker = role.strip().lower() if isinstance(role, str) else None
-    if speaker not in _SPEAKERS:
-        known = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
-        raise Unreadable(f"has {place} of the role {role!r:.60}, which is not known", f"use one of {known}")
-    role = _SPEAKERS[speaker]
+    role = _role(fields, place)
     _refuse_media(fields, f"{place}.")
     for name in THOUGHTS:
         if name in fields:
             _text(fields[name], f"{place}.{name}")
-    content = _content(fields.pop("content", None), place)
+    content, thoughts = _content(fields.pop("content", None), place)
+    if thoughts and not any(name in fields for name in THOUGHTS):
+        fields[THOUGHTS[0]] = thoughts
+    is_learned = _is_learned(fields, place)
+    if not is_learned and role in (ASSISTANT, _CALLS):
+        fields["weight"] = 0
     if "function_call" in fields and "tool_calls" not in fields:  # OpenAI's before there were several
         fields["tool_calls"] = [fields.pop("function_call")]
-    if role == _CALLS:
+    is_call = role == _CALLS
+    if is_call:
         role, fields["tool_calls"], content = ASSISTANT, _called(content, place), ""
     if fields.get("tool_calls"):
         fields["tool_calls"] = [
@@ -195,20 +212,55 @@ def _message(given: Any, place: str) -> Message:
         ]
     elif content is None:
         raise Unreadable(f"has {place} with no 'content'", "say what is said, or leave the message out")
-    return {"role": role, "content": content or "", **fields}
+    return {"role": role, "content": content or "", **fields}, is_call
 
 
-def _content(given: Any, place: str) -> str | None:
-    """Text, which may come in parts of text."""
+def _role(fields: dict[str, Any], place: str) -> str:
+    """The role of a message, taken out of its fields; ShareGPT's `value` becomes `content`."""
+    role = fields.pop("role", None)
+    if role is None and "from" in fields:
+        role = fields.pop("from")
+    if "content" not in fields and "value" in fields:
+        fields["content"] = fields.pop("value")
+    if role is None:
+        raise Unreadable(f"has {place} with {_shown(fields)}, and no 'role' nor 'from'", "say who speaks")
+    speaker = role.strip().lower() if isinstance(role, str) else None
+    if speaker not in _SPEAKERS:
+        known = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
+        raise Unreadable(f"has {place} of the role {role!r:.60}, which is not known", f"use one of {known}")
+    return _SPEAKERS[speaker]
+
+
+def _is_learned(fields: dict[str, Any], place: str) -> bool:
+    """Whether a message is learned, by the keys that say so, which are taken out of its fields."""
+    flags = {name: fields.pop(name) for name in _LEARNED if name in fields}
+    for name, value in flags.items():
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise Unreadable(f"has {place}.{name} that is {value!r:.60}, not 0 or 1", "write 0 or 1")
+    return all(flags.values())
+
+
+def _content(given: Any, place: str) -> tuple[str | None, str]:
+    """(text, thoughts) of a message's content: a text, or parts that are texts or thoughts."""
     if given is None or isinstance(given, str):
-        return given
-    if isinstance(given, Sequence) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" for part in given
-    ):
-        return "".join(_text(part.get("text"), f"{place}.content") for part in given)
-    if isinstance(given, Sequence):
-        raise Unreadable(f"has {place} with content that is not all text", "leave out what is no text")
-    raise Unreadable(f"has {place} with content that is {kind_of(given)}, not text", "put a string there")
+        return given, ""
+    if isinstance(given, bytes) or not isinstance(given, Sequence):
+        raise Unreadable(f"has {place} with content that is {kind_of(given)}, not text", "put a string there")
+    texts, thoughts = list[str](), list[str]()
+    for part in given:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind in _TEXT_PARTS:
+            texts.append(_text(part.get("text"), f"{place}.content"))
+        elif kind == "thinking":
+            text, _ = _content(part.get("thinking"), place)
+            thoughts.append(text or "")
+        else:
+            what = f"a part of type {kind!r:.60}" if kind is not None else "a part without a type"
+            raise Unreadable(f"has {place} with {what} in its content, and text alone is read",
+                             "leave the record out, or write its text alone")  # fmt: skip
+    return "".join(texts), "".join(thoughts)
 
 
 def _call(given: Any, place: str) -> dict[str, Any]:
@@ -280,7 +332,13 @@ def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     given = row["tools"]
     if isinstance(given, str):
         given = _object(given, "'tools'", "list") if given.strip() else []
-    found = _list(given, "tools")
+    found = [
+        _object(tool, f"tools[{at}]") if isinstance(tool, str) else tool
+        for at, tool in enumerate(_list(given, "tools"))
+    ]
+    for at, tool in enumerate(found):
+        if not isinstance(tool, Mapping):
+            raise Unreadable(f"has tools[{at}] that is {kind_of(tool)}, not an object", "write a JSON schema")
     return tuple(found) or None
 
 

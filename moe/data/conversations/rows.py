@@ -77,7 +77,7 @@ class RowWriter:
                 continue
             if answer.begin == len(answer.text):
                 continue
-            notes += _left_out(message, answer, at)
+            notes += _left_out(message, answer, at, texts)
             _add(rows, answer)
         if not rows:
             raise refusal or Unreadable(
@@ -204,10 +204,10 @@ def _is_opening(before: Sequence[Message]) -> bool:
     return all(message["role"] in ("system", "developer", "assistant") for message in before)
 
 
-def _left_out(message: Message, answer: Answer, at: int) -> list[str]:
-    """Notes on what the template drops from an answer. Raises Unreadable if it drops a tool call, which would change
-    the answer."""
-    said = answer.text[answer.begin :]
+def _left_out(message: Message, answer: Answer, at: int, texts: Texts) -> list[str]:
+    """Notes on what the template drops from an answer. Raises Unreadable if it drops a tool call, or all that the
+    answer says, which would change the answer."""
+    said, notes = answer.text[answer.begin :], list[str]()
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     for name in names:
         if said.count(name) < names.count(name):
@@ -215,5 +215,13 @@ def _left_out(message: Message, answer: Answer, at: int) -> list[str]:
             raise Unreadable(
                 rule, "remove the record, or name a template that renders calls by data.chat_template"
             )
-    thoughts, _ = parted(message)
-    return ["thoughts"] if thoughts.strip() and thoughts.strip() not in said else []
+    thoughts, content = parted(message)
+    if thoughts.strip() and thoughts.strip() not in said:
+        notes.append("thoughts")
+    if content.strip() and content.strip() not in said:
+        if not names and texts.drops(at):
+            raise Unreadable(
+                f"drops the text of an answer (messages[{at}])", "name another one by data.chat_template"
+            )
+        notes.append("contents")
+    return notes

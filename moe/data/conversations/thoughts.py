@@ -9,10 +9,12 @@ _CLOSE = "</think>"
 
 def with_thoughts(message: Message) -> Message:
     """The message with its thoughts, if any, under every key that a template may read."""
-    thoughts = next((message[name] for name in NAMES if message.get(name) is not None), None)
-    if thoughts is None:
+    texts = {name: message[name] for name in NAMES if message.get(name) is not None}
+    if not texts:
         return message
-    return {"thinking": thoughts, "reasoning": thoughts, **message, NAMES[0]: thoughts}
+    thoughts = next((text for text in texts.values() if text.strip()), "")
+    said = {name: text for name, text in texts.items() if text.strip()}
+    return {**message, **dict.fromkeys(NAMES, thoughts), **said, NAMES[0]: thoughts}
 
 
 def without_thoughts(message: Message) -> Message:
@@ -24,9 +26,9 @@ def without_thoughts(message: Message) -> Message:
 def parted(message: Message) -> tuple[str, str]:
     """(thoughts, spoken content) of a message; thoughts between tags in the content are split off."""
     content = message["content"]
-    for name in NAMES:
-        if message.get(name) is not None:
-            return str(message[name]), content
+    texts = [str(message[name]) for name in NAMES if message.get(name) is not None]
+    if texts:
+        return next((text for text in texts if text.strip()), ""), content
     thoughts, closes, said = content.partition(_CLOSE)
     if not closes:
         return "", content

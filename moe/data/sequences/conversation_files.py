@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from moe.data.conversations.records import ARGUMENTS, MEDIA
+from moe.data.conversations.records import ARGUMENTS, MEDIA, REJECTED
 from moe.data.faults import Faults
 from moe.data.json_lines import rows
 from moe.data.lines import Lines
@@ -14,7 +14,7 @@ from moe.spec.sequences import format_of
 
 KEYS = (
     "messages", "conversations", "instruction", "input", "output", "prompt", "completion", "chosen", "rejected",
-    "system", "history", "tools", "functions", ARGUMENTS, *MEDIA,
+    "system", "history", "tools", "functions", ARGUMENTS, *MEDIA, *REJECTED,
 )  # fmt: skip
 """Columns of Parquet files that are read."""
 _ONE_OF = ("messages", "conversations", "instruction", "prompt", "chosen")

@@ -40,7 +40,7 @@ from moe.spec.bad_records import fields_without_effect
 FORMAT_VERSION = 1
 """Raised when the same corpus and spec would give another store: its files, its packing, its tokenizer, or what of the
 packages is left out."""
-RENDERING_VERSION = 2
+RENDERING_VERSION = 3
 """Raised when the same conversations would be written otherwise, or other parts of them learned."""
 
 SMALLEST_VOCABULARY = 4 + 256
