@@ -248,7 +248,9 @@ def test_a_template_that_renders_only_parts_gets_parts():
 
 @pytest.mark.parametrize("read", ["reasoning_content", "thinking", "reasoning"])
 def test_an_empty_thought_hides_none_under_another_name(read: str):
-    source = "{% for m in messages %}<{{ m.role }}>{{ m['KEY'] }}|{{ m.content }}{% endfor %}".replace("KEY", read)
+    source = "{% for m in messages %}<{{ m.role }}>{{ m['KEY'] }}|{{ m.content }}{% endfor %}".replace(
+        "KEY", read
+    )
     for full, empty in (("thinking", "reasoning_content"), ("reasoning_content", "reasoning")):
         found = rendering(source, QUESTION, said("assistant", "a", **{full: "hm", empty: ""}))
         assert learned(found) == [["<assistant>hm|a"]]
