@@ -89,7 +89,7 @@ def test_a_call_without_arguments_has_none():
         ({"messages": [{"role": "narrator", "content": "x"}]}, "of the role 'narrator', which is not known"),
         ({"messages": [USER, {"role": "assistant"}]}, "has messages[1] with no 'content'"),
         ({"messages": [USER, {"role": "assistant", "content": 3}]}, "with content that is a number, not text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "with a part of type 'image' in its content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image' in its content"),
         ({"messages": [USER]}, "has no message of the role assistant"),
         ({"messages": [USER, {**ANSWER, "weight": 0}]}, "has no message of the role assistant"),
         ({"messages": [USER, {**ANSWER, "tool_calls": [{"function": {}}]}]}, "a call of a tool that has no name"),

@@ -330,7 +330,8 @@ def test_what_is_written_otherwise_or_not_read_is_counted_and_said(tmp_path: Pat
     found = prepare(chat(tmp_path / "data"), VOCABULARY, tmp_path / "cache", tokenizer, report=said.append)
     assert found.train.num_documents == 3
     assert found.stats["written"] | {"thoughts": 0} == {
-        "conversations": 2, "apart": 1, "rows_apart": 2, "thoughts": 0, "contents": 0, "openings": 0, "calls": 0}  # fmt: skip
+        "conversations": 2, "apart": 1, "rows_apart": 2,
+        "thoughts": 0, "contents": 0, "openings": 0, "calls": 0}  # fmt: skip
     assert found.stats["unread"] == ["id", "source"]
     told = "\n".join(said)
     assert "1 of 2 conversations are learned in 2 rows, up to one for each answer" in told
