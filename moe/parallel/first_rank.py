@@ -1,14 +1,15 @@
 """Waiting for rank 0, however long it works, over the store of the default process group.
 
 Rank 0 sets a key every second while it works, and a last one when it ends; the others wait for one key after the other.
-So none of them meets the timeout of a process group, and rank 0's death is noticed within two minutes.
+So none of them meets the timeout of a process group, however long rank 0 works. They give up when rank 0 has set no key
+for that timeout, as they would in any collective: a process that is stopped for a while, or native code that holds
+Python's lock, is honest. A death is noticed sooner, since the store, or the launcher that holds it, breaks with it.
 """
 
 import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -18,8 +19,6 @@ from torch.distributed.distributed_c10d import _get_default_store
 from moe.parallel import collective
 
 BEAT_S = 1.0
-SILENCE = timedelta(seconds=120)
-"""Time without a key after which the others give up, once rank 0 has begun: nothing holds up its thread for as long."""
 _WORKS, _ENDED = b"works", b"ended"
 
 
@@ -47,11 +46,11 @@ class FirstRank:
             self._set(_ENDED)
 
     def wait(self) -> None:
-        """Wait until rank 0 has ended. Raises CollectiveError where it does not begin within torch's own timeout of
+        """Wait until rank 0 has ended. Raises CollectiveError where it sets no key within torch's own timeout of
         process groups, or dies."""
         with collective("wait for rank 0"):
             for beat in itertools.count():
-                self._store.wait([str(beat)], SILENCE if beat else default_pg_timeout)
+                self._store.wait([str(beat)], default_pg_timeout)
                 if self._store.get(str(beat)) == _ENDED:
                     return
 

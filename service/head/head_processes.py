@@ -13,6 +13,9 @@ import psutil
 from service.head.processes import Process, descendants, session_members, signal_all
 from service.head.ray_start import FOLDER_VARIABLE, Node
 
+_OF_RAY = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Names of Ray's processes that take long to end and have nothing to lose."""
+
 
 @dataclass(frozen=True)
 class HeadProcesses:
@@ -37,11 +40,12 @@ class HeadProcesses:
         return cls(Path(given["folder"]), nodes, Process(**dashboard["process"]) if dashboard else None)
 
     def end(self, grace_s: float) -> None:
-        """Ends all of them. Drivers and workers are asked first and have `grace_s` to end."""
+        """Ends all of them. Drivers and workers are asked first and have `grace_s` to end; once they have, Ray's own
+        processes are not waited for, which would look for a GCS that is dead."""
         deadline = time.monotonic() + grace_s
         living = set(self._find())
         signal_all(living, signal.SIGTERM)
-        while living and time.monotonic() < deadline:
+        while any(process.name not in _OF_RAY for process in living) and time.monotonic() < deadline:
             time.sleep(0.05)
             # Looked up again each time: a raylet may have started a worker in between.
             living = {process for process in living | set(self._find()) if process.find()}

@@ -92,6 +92,8 @@ class Driver:
         )
         self._num_notices = 0  # read so far
         self._num_dead_groups = 0
+        self._num_limited = -1
+        """Dead groups whose logs are within their limit."""
         self._looks_without_group = 0
         self._waits_for: str | None = None
         """Resources that the cluster lacked when last told; "" for workers that were placed and did not begin."""
@@ -143,7 +145,7 @@ class Driver:
         self._recorder.report_status(lambda: status_of(heartbeats.ranks()))
         trainer = self._trainer(heartbeats)
         self._recorder.phase("imports", _seconds_since_start())
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self._begin_watch()
         # Only now: before, it would take turns with the imports, and the workers would start later for it.
         threading.Thread(target=self._prepare_data, name="data", daemon=True).start()
         try:
@@ -208,27 +210,30 @@ class Driver:
         except Exception:
             _log.exception("the corpus could not be prepared by the driver; the workers will try")
 
-    def _watch(self) -> None:
-        """Tells of dead groups, obeys requests that no group is there to obey, and notices a stuck run."""
-        look_at = time.monotonic() + LOOK_INTERVAL_S
-        heartbeats_at = files_at = 0.0
+    def _begin_watch(self) -> list[threading.Thread]:
+        """Watch the run until it is over, in threads: storage that hangs keeps nobody from noticing a frozen worker."""
         is_remote = "://" in self._launch.storage and not self._launch.storage.startswith("file://")
+        watches: list[tuple[str, float, Callable[[], object]]] = [
+            ("watch", WATCH_INTERVAL_S, self._look),
+            ("waiting", LOOK_INTERVAL_S, lambda: self._tell_of_waiting(self._group_runs())),
+            ("files", REMOTE_FILES_INTERVAL_S if is_remote else FILES_INTERVAL_S, self._look_after_files),
+        ]
+        if self._group_watch is not None:
+            watches.append(("heartbeat watch", HEARTBEATS_INTERVAL_S, self._group_watch.look))
+        threads = [
+            threading.Thread(target=self._repeat, args=(interval_s, look), name=name, daemon=True)
+            for name, interval_s, look in watches
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _repeat(self, interval_s: float, look: Callable[[], object]) -> None:
+        """Call `look` again and again until the attempt is over."""
         logged = ""
-        self._limit_past_logs()
-        while not self._over.wait(WATCH_INTERVAL_S):
+        while not self._over.wait(interval_s):
             try:
-                if time.monotonic() >= files_at:
-                    files_at = time.monotonic() + (REMOTE_FILES_INTERVAL_S if is_remote else FILES_INTERVAL_S)
-                    self._keeper.look()
-                self._tell_of_dead_groups()
-                if self._recorder.control.requested() and not self._group_runs():
-                    self._obey()
-                if time.monotonic() >= look_at:
-                    look_at = time.monotonic() + LOOK_INTERVAL_S
-                    self._tell_of_waiting(self._group_runs())
-                if self._group_watch is not None and time.monotonic() >= heartbeats_at:
-                    heartbeats_at = time.monotonic() + HEARTBEATS_INTERVAL_S
-                    self._group_watch.look()
+                look()
             except Exception as error:  # whatever it is, a run that nobody watches would be worse
                 if (said := repr(error)) != logged:  # not four times a second
                     _log.exception("the run cannot be watched just now; trying again")
@@ -236,17 +241,32 @@ class Driver:
             else:
                 logged = ""
 
+    def _look(self) -> None:
+        """Tells of dead groups, and obeys requests that no group is there to obey."""
+        self._tell_of_dead_groups()
+        if self._recorder.control.requested() and not self._group_runs():
+            self._obey()
+
+    def _look_after_files(self) -> None:
+        """Writes again files of the attempt that are gone, and keeps older logs to their limit after each death."""
+        self._keeper.look()
+        if self._num_limited != (num_dead := self._num_dead_groups):
+            self._limit_past_logs()
+            self._num_limited = num_dead
+
     def _tell_of_dead_groups(self) -> None:
         if self._failures is None or not (new := self._failures.notices()[self._num_notices :]):
             return
         # Counted by what has begun: a group may also die before it has.
         self._num_dead_groups = len(self._folder.groups())
-        self._limit_past_logs()
         for notice in new:
             self._num_notices += 1
             if notice.is_made_anew:
                 _log.warning("worker group died, and another is made: %s", notice.reason)
-                self._recorder.record("recovering", {"reason": notice.reason, "kind": notice.kind})
+                self._recorder.record(
+                    "recovering",
+                    {"reason": notice.reason, "kind": notice.kind, "preempted": notice.preempted},
+                )
 
     def _limit_past_logs(self) -> None:
         launch = self._launch

@@ -18,15 +18,14 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+from service.wire.process_state import cpu_seconds, state_of
+
 WORKING_CPU_SHARE = 0.05
 """CPU seconds a second of a process that works. Threads that only wait, send and seal take less."""
 BETWEEN_LOOKS_S = 1.0
 STACK_TIMEOUT_S = 10.0
 REMOTE_TIMEOUT_S = 20.0
 MAX_STACK_CHARS = 20_000
-_FREEZERS = ("__refrigerator", "do_freezer_trap")
-"""Kernel functions in which a process of a frozen control group waits."""
-
 ATTEMPT_VARIABLE = "SHARDYARD_ATTEMPT"
 """In the environment of an attempt's workers: the attempt's submission id, by which they are found before they beat."""
 
@@ -66,11 +65,11 @@ def examine(pid: int, created_at: float, ending: Ending) -> Look:
         process = psutil.Process(pid)
         if abs(process.create_time() - created_at) > 1.0:
             return Look(state="gone")
-        before, cpu_before = _state(process), _cpu_s(process)
+        before, cpu_before = state_of(process), cpu_seconds(process)
         began = time.monotonic()
         time.sleep(BETWEEN_LOOKS_S)  # not a wait for an outcome: what it takes is measured over this time
-        state = _state(process)
-        cpu_share = (_cpu_s(process) - cpu_before) / (time.monotonic() - began)
+        state = state_of(process)
+        cpu_share = (cpu_seconds(process) - cpu_before) / (time.monotonic() - began)
         is_stopped = state == before and state in ("stopped", "frozen")
         stack = _stack(pid)
         is_idle = is_stopped or cpu_share < WORKING_CPU_SHARE
@@ -88,7 +87,7 @@ def end_stopped(attempt: str) -> list[Look]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             is_ours = process.environ().get(ATTEMPT_VARIABLE) == attempt
-            if is_ours and _state(process) in ("stopped", "frozen"):
+            if is_ours and state_of(process) in ("stopped", "frozen"):
                 looks.append(examine(process.pid, process.create_time(), "if_stopped"))
     return [look for look in looks if look.ended]
 
@@ -141,21 +140,6 @@ def _examine_plain(processes: list[tuple[int, float]], ending: Ending) -> list[d
 
 def _end_stopped_plain(attempt: str) -> list[dict[str, Any]]:
     return [look.model_dump() for look in end_stopped(attempt)]
-
-
-def _state(process: psutil.Process) -> str:
-    if process.status() == psutil.STATUS_STOPPED:
-        return "stopped"
-    with suppress(OSError):
-        if Path(f"/proc/{process.pid}/wchan").read_text().strip() in _FREEZERS:
-            return "frozen"
-    status = process.status()
-    return "gone" if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else status
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def _stack(pid: int) -> str:

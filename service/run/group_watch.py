@@ -29,14 +29,18 @@ class GroupWatch:
         """When a process was last looked at, by node and pid."""
         self._named: set[tuple[str, int, str]] = set()
         """(node, pid, activity) of ranks that were reported as idle."""
+        self._of_dead_groups: set[tuple[str, int]] = set()
+        """Processes of groups that are known to have died: ending them later is no reason for anything."""
         self._reason = ""
         self._looking = threading.Lock()
 
     def take_reason(self) -> str:
-        """Reason why ranks were ended since the last call; empty where none were. From any thread; it waits for a look
-        that is under way, since the death of a rank may be heard of before the look that ended it is over."""
+        """Reason why ranks of the group that has just died were ended; empty where none were. Called once for each
+        group, from any thread; it waits for a look that is under way, since the death of a rank may be heard of before
+        the look that ended it is over."""
         looked = self._looking.acquire(timeout=MAX_LOOK_S)
         try:
+            self._of_dead_groups |= {_process(state) for state in self._server.ranks()}
             reason, self._reason = self._reason, ""
             return reason
         finally:
@@ -110,7 +114,7 @@ class GroupWatch:
         _log.warning(
             "%s: %s; its process %s: %s; its stack:\n%s", _name(state), cause, look, verdict, look.stack
         )
-        if look.ended and not self._reason:
+        if look.ended and not self._reason and _process(state) not in self._of_dead_groups:
             self._reason = f"rank {state.rank} was ended: {cause}; its process {look}"
 
 

@@ -87,6 +87,7 @@ class Heartbeat:
         self._training_thread: int | None = None
         self._log: Callable[[str, str], None] | None = None
         self._meter = WorkMeter()
+        self._answered_at = time.monotonic()
         self.step_s = 0.0
         """Seconds of the last step; the training loop's recorder sets it."""
         self._over = threading.Event()
@@ -105,6 +106,10 @@ class Heartbeat:
 
     def stop(self) -> None:
         self._over.set()
+
+    def unanswered_s(self) -> float:
+        """Seconds since the driver last answered."""
+        return time.monotonic() - self._answered_at
 
     def beat(self) -> Beat:
         """The heartbeat of this moment."""
@@ -137,6 +142,7 @@ class Heartbeat:
                 answer = answers.readline(1000)
                 if not answer:
                     return
+                self._answered_at = time.monotonic()
                 if json.loads(answer).get("stacks"):
                     self._log_stacks()
                 self._over.wait(BEAT_INTERVAL_S)

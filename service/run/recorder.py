@@ -145,6 +145,11 @@ class SpoolRecorder(Recorder):
         if self._sender is not None:
             self._sender.run_status = status
 
+    def report_driver_silence(self, silent_s: Callable[[], float]) -> None:
+        """Have the control plane told for how long the driver has not answered this process."""
+        if self._sender is not None:
+            self._sender.driver_silent_s = silent_s
+
     def close(self, patience_s: float = CLOSE_PATIENCE_S, after_workers: bool = False) -> None:
         """Delivers what is left, within about `patience_s`. `after_workers`: no worker group comes any more that
         would do it for the dead ones of this node."""

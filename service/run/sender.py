@@ -53,6 +53,8 @@ class Sender:
         """The control plane's last request to the run."""
         self.run_status: Callable[[], RunStatus | None] = lambda: None
         """Status of the attempt, asked for every few seconds; the driver sets it."""
+        self.driver_silent_s: Callable[[], float] | None = None
+        """Time for which the driver has answered no heartbeat of this process; the first worker sets it."""
         self._status_at = 0.0
         self._reached = False
         self._posted_at, self._back_off_s = 0.0, SEND_INTERVAL_S
@@ -121,6 +123,7 @@ class Sender:
             "writer": outbox.writer,
             "first_seq": outbox.next_seq,
             **self._status(),
+            **({} if self.driver_silent_s is None else {"driver_silent_s": round(self.driver_silent_s(), 1)}),
         }
         body = b'%s,"records":[%s]}' % (json.dumps(head).encode()[:-1], b",".join(lines))
         try:

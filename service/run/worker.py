@@ -69,6 +69,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     patience_s = PATIENCE_AFTER_ERROR_S
     if heartbeat is not None:
         heartbeat.follow(recorder.line)
+        recorder.report_driver_silence(heartbeat.unanswered_s)
     try:
         with CapturedOutput(recorder):
             kind = launch.spec.resources.trains_on(launch.gpus_per_worker)

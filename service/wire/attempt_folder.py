@@ -21,6 +21,11 @@ RESULT = "result.json"
 PLAN = "plan.json"
 
 
+def launch_prefix(storage: str, attempt: int) -> str:
+    """What the paths of an attempt's launches begin with."""
+    return f"{storage}/attempts/{attempt}/launch."
+
+
 class AttemptFolder:
     """The folder `attempts/<n>` of a job. Raises OSError when storage cannot be reached."""
 

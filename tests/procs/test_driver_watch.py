@@ -11,7 +11,7 @@ from service.run.driver import Driver
 from service.run.notices import GroupFailures
 from service.run.placement import what_lacks
 from service.wire.attempt_folder import AttemptFolder
-from tests.processes import await_that
+from tests.processes import DEADLINE_S, await_that
 from tests.procs.launching import launch
 from tests.procs.receiver import Receiver
 
@@ -27,7 +27,7 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(
     folder.rename(folder.with_name("moved"))
     folder.touch()
     _lose_group(driver)
-    watching = threading.Thread(target=driver._watch)
+    watching = threading.Thread(target=driver._repeat, args=(0.05, driver._look))
     watching.start()
     try:
         await_that(lambda: "cannot be watched just now" in caplog.text)
@@ -35,7 +35,7 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(
         folder.with_name("moved").rename(folder)
         await_that(lambda: "recovering" in [record["kind"] for record in receiver.records["driver"]])
         assert receiver.records["driver"][-1]["data"] == {
-            "reason": "rank 1 was lost: its process died", "kind": "lost",
+            "reason": "rank 1 was lost: its process died", "kind": "lost", "preempted": False,
         }  # fmt: skip
         assert caplog.text.count("cannot be watched just now") == 1, "said once, not four times a second"
     finally:
@@ -43,6 +43,34 @@ def test_storage_that_cannot_be_read_does_not_end_the_watch(
         watching.join()
         driver._recorder.close()
         receiver.stop()
+
+
+def test_storage_that_hangs_holds_up_no_heartbeat(tmp_path: Path) -> None:
+    driver = Driver(_launch(tmp_path, "http://127.0.0.1:9"))
+    hangs, looked = threading.Event(), threading.Event()
+
+    class Watch:  # in place of a worker group's: whether it is looked at is what counts
+        look = staticmethod(looked.set)
+
+    class HangingFolder:  # a share whose server is gone: no file system of this machine hangs on demand
+        def groups(self) -> list[int]:
+            hangs.wait()
+            return []
+
+    driver._group_watch = Watch()  # type: ignore[assignment]
+    driver._folder = driver._keeper._folder = HangingFolder()  # type: ignore[assignment]
+    _lose_group(driver)
+    threads = driver._begin_watch()
+    try:
+        assert looked.wait(DEADLINE_S)
+        looked.clear()
+        assert looked.wait(DEADLINE_S), "and again and again"
+    finally:
+        driver._over.set()
+        hangs.set()
+        for thread in threads:
+            thread.join()
+        driver._recorder.close(patience_s=0.0)
 
 
 def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -> None:

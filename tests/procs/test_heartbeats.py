@@ -106,19 +106,17 @@ def test_a_rank_that_waits_while_others_wait_for_it_says_where_and_is_ended_in_t
 ) -> None:
     waiting, hanging = start(0, "collective", "waits"), start(1, "step", "waits")
     watch = GroupWatch(server, here, LIMITS)
-    reasons: list[str] = []
 
     def is_ended() -> bool:
-        if not reasons:  # once a rank is killed, the one that is left alone would be stuck by itself
+        if "ended, and the group" not in caplog.text:  # the one that is left alone would be stuck by itself
             watch.look()
-            reasons.extend(filter(None, [watch.take_reason()]))
         return hanging.poll() is not None
 
     with caplog.at_level(logging.WARNING):
         await_that(is_ended)
     assert waiting.poll() is None
     assert caplog.text.count("while 1 other ranks wait in collectives") == 1
-    assert "rank 1 (step of a test)" in reasons[0]
+    assert "rank 1 (step of a test)" in watch.take_reason()
     assert hanging.stdout is not None
     said = hanging.stdout.read()
     assert "stacks of this process, rank 1" in said
@@ -191,6 +189,23 @@ def test_a_node_that_cannot_be_reached_keeps_no_rank_of_another_from_being_exami
             watch.look()
         assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
     assert watch.take_reason().startswith("rank 1 was ended")
+
+
+def test_a_rank_that_is_ended_after_its_group_died_is_no_reason_for_a_later_death(
+    server: HeartbeatServer,
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"]) as frozen:
+        try:
+            watch = GroupWatch(server, here, Limits(silent_s=0.0))
+            with introduced(server, rank=1, pid=frozen.pid):
+                assert watch.take_reason() == "", "rank 0 died of something else"
+                frozen.send_signal(signal.SIGSTOP)
+                await_that(partial(_is_stopped, frozen.pid))
+                watch.look()
+                assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
+            assert watch.take_reason() == ""
+        finally:
+            frozen.kill()
 
 
 def test_a_rank_that_begins_on_another_node_replaces_the_one_of_a_lost_node(server: HeartbeatServer) -> None:

@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 import torch
 from ray.exceptions import RayActorError
-from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import (
+    UserExceptionWithTraceback,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from service.run.notices import GroupFailures, kind_of, reason
 from service.wire.launch import Launch
@@ -78,6 +82,23 @@ def test_a_rank_that_the_driver_ended_was_hung(tmp_path: Path) -> None:
     assert [(notice.kind, notice.reason) for notice in failures.notices()] == [
         ("hung", "rank 0 was ended: no heartbeat"), ("lost", "rank 0 was lost: its process died"),
     ]  # fmt: skip
+
+
+def test_a_preempted_node_spends_no_failure_and_is_told(tmp_path: Path) -> None:
+    failures = GroupFailures(with_retry(tmp_path, {}, max_failures=0))
+    taken = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError(preempted=True))
+    assert decisions(failures, taken, taken, LOST) == [True, True, False]
+    assert [notice.preempted for notice in failures.notices()] == [True, True, False]
+    assert "preempted, which counts as no failure" in failures.notices()[0].reason
+
+
+def test_why_ranks_of_a_group_that_did_not_begin_were_ended_is_no_reason_for_the_next(tmp_path: Path) -> None:
+    reasons = ["rank 0 was ended: no heartbeat", ""]
+    failures = GroupFailures(with_retry(tmp_path, {}, max_failures=3), take_reason=lambda: reasons.pop(0))
+    error = ControllerError(WorkerGroupStartupTimeoutError(1))
+    assert failures.make_decision(error) == FailureDecision.RETRY
+    decisions(failures, LOST)
+    assert [notice.kind for notice in failures.notices()] == ["lost"]
 
 
 def test_what_cannot_be_put_in_words_is_no_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Workers stopped (SIGSTOP) while they prepare, train and evaluate: each is named, and the job goes on."""
+"""Workers stopped (SIGSTOP) while they prepare, train and evaluate, and drivers: each is named, and the job goes on."""
 
 import os
 import signal
@@ -17,6 +17,7 @@ from tests.ray.control_plane import (
     ControlPlane,
     FinishedJob,
     await_checkpoint,
+    driver_process,
     job_spec,
     losses,
     worker_group,
@@ -24,6 +25,8 @@ from tests.ray.control_plane import (
 
 NOTICED_S = 45.0
 """Twenty of them it may be silent; the rest is for a busy machine."""
+ENDED_S = 75.0
+"""Thirty of them it may be silent; Ray takes three to end it, and its workers end after it."""
 
 
 @pytest.mark.slow
@@ -53,6 +56,36 @@ def test_a_worker_stopped_before_it_begins_in_a_step_and_in_the_evaluation_costs
     log = "\n".join(line["message"] for line in job.logs())
     assert log.count("its stack:") == 3
     assert "train_worker" in log  # a frame of it
+
+
+@pytest.mark.slow
+def test_a_stopped_driver_is_ended_also_by_a_service_that_began_after_it_was_stopped(
+    plane: ControlPlane, undisturbed: FinishedJob
+) -> None:
+    job = plane.client.submit(job_spec(retry={"max_failures": 5}))
+    stopped_at = []
+    for attempt in (1, 2):
+        worker_group(job, attempt=attempt)
+        await_checkpoint(job, 10 * attempt)
+        driver = driver_process(job)
+        driver.send_signal(signal.SIGSTOP)
+        if attempt == 2:
+            plane.kill()
+            plane.start()
+        stopped_at.append(time.time())
+        await_that(lambda attempt=attempt: job.refresh().data["attempt"] > attempt, lambda: f"{job.data}")
+        assert not driver.is_running()
+
+    assert job.wait(DEADLINE_S).state == "succeeded", job.data
+    assert losses(job) == losses(undisturbed.job)
+    told = [
+        event
+        for event in job.events()
+        if "was frozen, and was ended by force" in event.data.get("reason", "")
+    ]
+    assert [event.attempt for event in told] == [1, 2]
+    for event, moment in zip(told, stopped_at, strict=True):
+        assert _seconds_after(event, moment) < ENDED_S
 
 
 def _stop(pid: int) -> float:

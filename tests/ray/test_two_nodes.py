@@ -1,13 +1,18 @@
 """Gangs on a cluster of two nodes with two GPUs each: GPUs in the books, which is what placement goes by."""
 
+import os
+import subprocess
 import sys
 from collections import defaultdict
 
+import psutil
 import pytest
 
 from service.control.launcher.ray_jobs import RayJobsLauncher
 from service.head.local_head import LocalHead
-from tests.ray.control_plane import ControlPlane, job_spec, worker_group
+from service.head.ray_start import Node
+from tests.processes import DEADLINE_S
+from tests.ray.control_plane import ControlPlane, await_checkpoint, job_spec, kill_node, worker_group
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,32 @@ def test_gpus_that_only_the_books_have_are_not_trained_without(
 
 
 @pytest.mark.slow
+def test_a_preempted_node_spends_no_retry(gpu_nodes: LocalHead, plane: ControlPlane) -> None:
+    """The node is drained as clusters are told of a preemption, and then goes."""
+    nodes = gpu_nodes.add_node(num_cpus=2, num_gpus=2)  # in place of the one that goes
+    spec = job_spec(
+        resources={"num_workers": 2, "gpus_per_worker": "auto", "device": "cpu"}, retry={"max_failures": 0}
+    )
+    job = plane.client.submit(spec)
+    await_checkpoint(job, 10)
+    pid = worker_group(job)[0]["pid"]
+    number = next(number for number, node in enumerate(nodes.nodes) if _belongs_to(node, pid))
+    [node_id] = [facts for facts in _node_ids(nodes) if facts[1] == f"127.0.0.{1 + number}"]
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "drain-node", f"--address={nodes.address}",
+        f"--node-id={node_id[0]}", "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot",
+        "--deadline-remaining-seconds=600",
+    ]  # fmt: skip
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(nodes.token_path)}
+    subprocess.run(command, env={**os.environ, **token}, check=True, timeout=DEADLINE_S)
+    kill_node(nodes, number)
+    assert job.wait(DEADLINE_S).state == "succeeded", job.data
+    assert job.data["failures"] == 0
+    [told] = [event for event in job.events() if event.data.get("record") == "recovering"]
+    assert told.data["preempted"] is True
+
+
+@pytest.mark.slow
 def test_a_cluster_is_measured_within_nodes_and_across(gpu_nodes: LocalHead) -> None:
     """Its GPUs are in the books only: what is there is measured."""
     launcher = RayJobsLauncher(gpu_nodes.dashboard_url, sys.executable, gpu_nodes.token_path)
@@ -65,3 +96,17 @@ def test_the_clusters_facts_are_what_its_nodes_have(gpu_nodes: LocalHead) -> Non
     assert sorted((node.cpus, node.gpus) for node in facts.nodes) == [(2, 2), (2, 2), (6, 0)]
     assert all(node.memory_bytes > 1 << 28 for node in facts.nodes)
     launcher.close()
+
+
+def _belongs_to(node: Node, pid: int) -> bool:
+    """Whether a process came out of a node."""
+    parents = {parent.pid for parent in psutil.Process(pid).parents()}
+    return any(process.pid in parents for process in node.processes)
+
+
+def _node_ids(head: LocalHead) -> list[tuple[str, str]]:
+    """(id, address) of the living nodes."""
+    launcher = RayJobsLauncher(head.dashboard_url, "python", head.token_path)
+    facts = launcher.cluster()
+    launcher.close()
+    return [(node.id, node.ip) for node in facts.nodes]

@@ -25,6 +25,11 @@ TAIL = "last available logs (truncated to 20,000 chars):"
         (f"{HEAD} -9. No logs available.", "killed by SIGKILL; it printed nothing", ""),
         (f"{HEAD} -11, {TAIL}\n\n", "killed by SIGSEGV; it printed nothing", ""),
         (f"{HEAD} -99, {TAIL}\nx", "exit code -99: x", "x"),
+        ("Job supervisor actor died: The actor died unexpectedly before finishing this task.\n"
+         "\tclass_name: JobSupervisor\n\tactor_id: 0a\n\tnamespace: SUPERVISOR_ACTOR_RAY_NAMESPACE\n"
+         "The actor died because its node has died. Node Id: 1f\n\tthe actor's node was preempted: spot",
+         "Job supervisor actor died: The actor died unexpectedly before finishing this task. The actor died because "
+         "its node has died. Node Id: 1f the actor's node was preempted: spot", ""),
         ("Unexpected error occurred: the supervisor died", "Unexpected error occurred: the supervisor died", ""),
         ("", "", ""),
     ],

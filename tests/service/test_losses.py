@@ -67,6 +67,26 @@ def test_what_an_earlier_release_counted_is_forgiven_by_progress() -> None:
     assert before.after_progress((1, 1)).num_failures == 0
 
 
+def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
+    retry = RetrySpec.model_validate({"max_failures": 200, "kinds": {"lost": {"max_failures": 100}}})
+    losses = Losses()
+    for time in range(2 * MAX_KEPT):
+        losses = losses.after_failure((1, time), "error" if time % 2 else "lost")
+    assert (losses.num_of("lost"), losses.num_left(retry, "lost")) == (MAX_KEPT, 0)
+    assert losses.num_left(retry, "error") == 200 - MAX_KEPT
+    assert read_losses(losses.model_dump_json(), 0) == losses
+    assert losses.after_progress((1, 3 * MAX_KEPT)).num_of("lost") == 0
+
+
+def test_a_preempted_group_is_told_of_and_counts_as_no_failure(plane: ControlPlane) -> None:
+    run = Run(plane)
+    taken = failure(10)
+    run.send(0, {**taken, "data": {"reason": "a node was preempted", "kind": "lost", "preempted": True}}, failure(20),
+             writer="driver")  # fmt: skip
+    assert plane.job(run.id)["failures"] == 1
+    run.end()
+
+
 def at(second: int) -> dict[str, str]:
     return {"time": f"2026-01-31T11:00:{second:02}Z"}
 

@@ -101,6 +101,9 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("cancelled, and will not appear", {"launch": "due", "observation": Observation(status="unknown"),
                                         "request": "cancel", "unseen_since": 989.0}, End),
     ("forgotten by the cluster", {"observation": Observation(status="unknown")}, NoteUnseen),
+    ("its cluster was made anew", {"observation": Observation(status="unknown", forgotten=True)}, Retry),
+    ("its cluster was made anew before it was submitted", {
+        "launch": "due", "observation": Observation(status="unknown", forgotten=True)}, Submit),
     ("forgotten a moment ago", {"observation": Observation(status="unknown"), "unseen_since": 991.0}, Wait),
     ("forgotten for long", {"observation": Observation(status="unknown"), "unseen_since": 989.0}, Retry),
     ("forgotten with no failure left", {"observation": Observation(status="unknown"), "unseen_since": 989.0,
@@ -142,6 +145,10 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("has new workers", {"state": State.RECOVERING}, Move),
     ("the driver died", {"observation": GONE}, Retry),
     ("the driver died, its workers live", {"observation": GONE.model_copy(update={"released": False})}, Wait),
+    ("the driver's node was preempted", {"observation": GONE.model_copy(update={"preempted": True}), "failures": 3},
+     Retry),
+    ("the driver's node was preempted, a pause is asked for", {
+        "observation": GONE.model_copy(update={"preempted": True}), "request": "pause", "state": State.PAUSING}, End),
     ("the driver died once too often", {"observation": GONE, "failures": 3}, End),
     ("the driver was stopped by somebody", {"observation": Observation(status="stopped")}, Retry),
     ("ended well", {"observation": Observation(status="succeeded"), "result": SUCCEEDED}, End),
@@ -205,6 +212,9 @@ def test_losses_with_the_cluster_come_later_and_later_too() -> None:
         decision = decide(replace(forgotten, began=began, **{losses: 3}), DEADLINES)
         assert isinstance(decision, Retry)
         assert decision.after_s == 8
+        first = decide(replace(forgotten, began=began), DEADLINES)
+        assert isinstance(first, Retry)
+        assert first.after_s == 0
 
 
 observations = st.none() | st.builds(
@@ -212,6 +222,7 @@ observations = st.none() | st.builds(
     status=st.sampled_from(["unknown", "pending", "running", "succeeded", "failed", "stopped"]),
     message=st.text(max_size=20),
     released=st.booleans(),
+    forgotten=st.booleans(),
 )
 results = st.none() | st.builds(
     Result,

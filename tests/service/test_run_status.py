@@ -4,18 +4,23 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
-from service.control.lifecycle.policies import Explain, Wait, decide
+from service.control.launcher.launcher import Observation
+from service.control.lifecycle.policies import Explain, Retry, Stop, Wait, decide
 from service.control.report import run_status
 from service.control.report.run_status import RunStatuses
+from service.control.report.silent_driver import ProcessState, SilentDriver
+from service.wire.attempt_folder import launch_prefix
 from service.wire.events import RecordBatch
 from service.wire.run_status import MAX_RANKS, RankStatus, RunStatus, listed
 from service.wire.states import State
-from tests.processes import await_that, sleeping
+from tests.processes import DEADLINE_S, await_that, sleeping
 from tests.service.quiet_run import Run
 from tests.service.test_policies import DEADLINES, RUNNING
 
@@ -43,19 +48,96 @@ def test_a_status_that_cannot_be_read_costs_no_record(run: Run) -> None:
 
 
 def test_a_driver_that_was_stopped_is_named_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_status, "DRIVER_SILENCE_S", 0.0)
+    monkeypatch.setattr(run_status, "SILENCE_S", 0.0)
     statuses = RunStatuses()
     with sleeping() as driver:
         statuses.hear("job", _batch("driver", run=_status_of(driver)))
         statuses.hear("job", _batch("group-0"))
-        os.kill(driver.pid, signal.SIGSTOP)
-        await_that(lambda: psutil.Process(driver.pid).status() == psutil.STATUS_STOPPED)
-        words = statuses.driver_trouble("job", attempt=1)
-        assert f"process {driver.pid} on {socket.gethostname()}" in words
-        assert "is stopped" in words
-        assert statuses.driver_trouble("job", attempt=2) == statuses.driver_trouble("other", attempt=1) == ""
-        monkeypatch.setattr(run_status, "DRIVER_SILENCE_S", 3600.0)
-        assert statuses.driver_trouble("job", attempt=1) == ""
+        _stop(driver.pid)
+        found = statuses.silent_driver("job", 1, "/launch.")
+        assert found is not None
+        assert found.state == "stopped"
+        assert f"(process {driver.pid} on {socket.gethostname()}) is stopped" in str(found)
+        monkeypatch.setattr(run_status, "SILENCE_S", 3600.0)
+        assert statuses.silent_driver("job", 1, "/launch.") is None
+        assert statuses.end_driver("job", 1, "/launch.")
+        assert driver.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_a_service_that_began_after_a_driver_was_stopped_finds_it_by_its_launch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also one that was stopped before its first word."""
+    monkeypatch.setattr(run_status, "SILENCE_S", 0.0)
+    launch = launch_prefix(str(tmp_path), 2)
+    # A process with a driver's command line, which sleeps instead: a real one needs a cluster.
+    command = [
+        sys.executable,
+        "-c",
+        "import time; time.sleep(600)",
+        "-m",
+        "service.run.driver",
+        f"{launch}0.json",
+    ]
+    with subprocess.Popen(command) as driver:
+        try:
+            _stop(driver.pid)
+            found = RunStatuses().silent_driver("job", 2, launch)
+            assert found is not None
+            assert (found.state, found.process) == (
+                "stopped",
+                f"process {driver.pid} on {socket.gethostname()}",
+            )
+            assert RunStatuses().silent_driver("job", 1, launch_prefix(str(tmp_path), 1)) is None
+        finally:
+            driver.kill()
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "state", "unanswered_s", "is_frozen"),
+    [
+        (29.0, "stopped", 0.0, False),
+        (30.0, "stopped", 0.0, True),
+        (9999.0, "working", 9999.0, False),  # slow, and honest
+        (9999.0, "unseen", 0.0, False),  # out of this service's reach, and it answers its workers
+        (299.0, "unseen", 9999.0, False),
+        (300.0, "unseen", 300.0, True),
+        (300.0, "idle", 300.0, True),
+    ],
+)
+def test_only_a_driver_that_cannot_be_honest_is_ended(
+    silent_s: float, state: ProcessState, unanswered_s: float, is_frozen: bool
+) -> None:
+    driver = SilentDriver(1.8e9, silent_s, state, workers_heard=True, unanswered_s=unanswered_s)
+    assert driver.is_frozen is is_frozen
+    assert ("ended by force" in str(driver)) is is_frozen
+
+
+def test_workers_say_for_how_long_their_driver_has_not_answered_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_status, "SILENCE_S", 0.01)
+    statuses = RunStatuses()
+    statuses.hear("job", _batch("driver"))
+
+    def heard() -> bool:
+        statuses.hear("job", _batch("group-0", driver_silent_s=7.0))
+        found = statuses.silent_driver("job", 1, "/launch.")
+        return found is not None and (found.state, found.unanswered_s) == ("unseen", 7.0)
+
+    await_that(heard)
+
+
+def test_a_frozen_driver_is_stopped_then_killed_and_costs_an_attempt() -> None:
+    frozen = replace(RUNNING, driver_trouble="its driver is stopped", driver_is_frozen=True)
+    assert decide(frozen, DEADLINES) == Stop("its driver is stopped")
+    assert decide(replace(frozen, stopped_at=995.0), DEADLINES) == Wait()
+    assert decide(replace(frozen, stopped_at=980.0), DEADLINES) == Stop("its driver is stopped", kills=True)
+    ended = replace(
+        frozen, stopped_at=990.0, observation=Observation(status="stopped"), driver_is_frozen=False
+    )
+    decision = decide(ended, DEADLINES)
+    assert isinstance(decision, Retry)
+    assert (decision.kind, decision.counts_as) == ("driver", "failure")
+    assert "was frozen, and was ended by force" in decision.reason
 
 
 def test_a_job_whose_driver_is_silent_says_so_and_goes_on() -> None:
@@ -86,6 +168,13 @@ def _status_of(process: "subprocess.Popen[bytes]") -> RunStatus:
     return RunStatus(host=socket.gethostname(), pid=process.pid, created_at=created_at)
 
 
-def _batch(writer: str, run: RunStatus | None = None) -> RecordBatch:
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    await_that(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def _batch(writer: str, run: RunStatus | None = None, driver_silent_s: float | None = None) -> RecordBatch:
     told = None if run is None else run.model_dump()
-    return RecordBatch(attempt=1, writer=writer, first_seq=0, records=(), run=told)
+    return RecordBatch(
+        attempt=1, writer=writer, first_seq=0, records=(), run=told, driver_silent_s=driver_silent_s
+    )

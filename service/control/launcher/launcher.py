@@ -72,12 +72,16 @@ class Observation(_Fact):
 
     status: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]
     """`unknown`: the cluster was reached and knows no such submission."""
+    forgotten: bool = False
+    """Of an unknown one: whether it ran on a cluster that has been made anew since, so that it cannot appear again."""
     message: str = ""
     """Reason of its end, in a line."""
     output: str = ""
     """Last lines that the driver of a failed submission printed, also before it could keep a log of its own."""
     released: bool = True
     """False while an ended submission still has processes that hold resources."""
+    preempted: bool = False
+    """Whether it ended because its driver's node was taken away."""
 
     @property
     def ended(self) -> bool:

@@ -42,6 +42,10 @@ _FAILED = re.compile(
     re.DOTALL,
 )
 """Ray's message about a driver that ended with an error, and the end of the driver's log."""
+_PREEMPTED = "the actor's node was preempted"
+"""In Ray's message about a driver whose node was taken away."""
+_ACTOR_DETAILS = re.compile(r"^\t(class_name|actor_id|pid|name|namespace|ip): .*\n", re.MULTILINE)
+"""Lines of Ray's message about a driver that died with its node, between what happened and why."""
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
 _STATUS: dict[str, Status] = {
     "PENDING": "pending",
@@ -65,6 +69,8 @@ class RayJobsLauncher(Launcher):
         """`trouble`: why the cluster need not be asked now, known by whoever tends it."""
         self._trouble = trouble
         self._requests = ThreadPoolExecutor(MAX_REQUESTS, "ray-jobs")
+        self._sessions: dict[str, str] = {}
+        """Ray's session that knew a submission, while it has not ended: another one knows nothing of it."""
         self._url = dashboard_url.rstrip("/")
         self._token_path = token_path
         self._driver_python = driver_python
@@ -103,13 +109,22 @@ class RayJobsLauncher(Launcher):
     def observe(self, submission_id: str) -> Observation:
         response = self._request("GET", _job_path(submission_id))
         if response.status_code == 404 and f"{submission_id} does not exist" in response.text:
-            return Observation(status="unknown")
+            known_by = self._sessions.get(submission_id)
+            return Observation(status="unknown", forgotten=known_by not in (None, self._session()))
         if response.status_code != 200:
             raise self._unavailable(response)
         job = response.json()
         status = _STATUS.get(job["status"], "pending")
-        message, output = _told(job.get("message") or "")
-        observation = Observation(status=status, message=message, output=output)
+        said = job.get("message") or ""
+        message, output = _told(said)
+        observation = Observation(
+            status=status, message=message, output=output, preempted=_PREEMPTED in said and not output
+        )
+        if observation.ended:
+            self._sessions.pop(submission_id, None)
+        elif submission_id not in self._sessions:
+            # Asked for after the answer: should the cluster be made anew in between, the submission is waited for.
+            self._sessions[submission_id] = self._session()
         if observation.ended and job.get("job_id"):
             return observation.model_copy(update={"released": not self._has_workers(job["job_id"])})
         return observation
@@ -171,6 +186,10 @@ class RayJobsLauncher(Launcher):
             query += [("filter_keys", key), ("filter_predicates", predicate), ("filter_values", value)]
         answer = self._json("GET", "/api/v0/actors", params=query)
         return any(actor["placement_group_id"] for actor in answer["data"]["result"]["result"])
+
+    def _session(self) -> str:
+        """Name of Ray's session, which a cluster that is made anew does not keep."""
+        return str(self._json("GET", "/api/version").get("session_name", ""))
 
     def _gpu_memory(self) -> dict[str, int]:
         """Memory of the smallest GPU of each node, where Ray's agents can see real ones."""
@@ -245,7 +264,7 @@ def _told(message: str) -> tuple[str, str]:
     """Ray's reason for the end of a submission in a line, and the driver's last output, which Ray appends to it."""
     match = _FAILED.match(message)
     if match is None:
-        return message, ""
+        return " ".join(_ACTOR_DETAILS.sub("", message).split()), ""
     code, output = int(match["code"]), (match["output"] or "").strip("\n")
     how = f"exit code {code}"
     if code < 0:

@@ -54,6 +54,7 @@ from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.jobs import JobRow, get_job, jobs_in
 from service.control.store.writers import newest_group
+from service.wire.attempt_folder import launch_prefix
 from service.wire.launch import submission_id
 from service.wire.states import ACTIVE, State
 
@@ -220,7 +221,8 @@ class Controller:
                 storage = self._roots.folder(job.storage)
                 result = read_result(storage, job.attempt)
                 over = observation.ended and observation.released
-                if result is not None or over or is_lost(now, _seconds(job.unseen_since), self._deadlines):
+                is_gone = observation.forgotten or is_lost(now, _seconds(job.unseen_since), self._deadlines)
+                if result is not None or over or is_gone:
                     # Before the decision: failures that nobody heard of count, and the end comes last.
                     catch_up(self._ingest, job.id, job.attempt, storage)
                 if over and result is None and observation.output:
@@ -233,6 +235,9 @@ class Controller:
             with self._database.read() as tx:
                 job = get_job(tx, job.id) or job
                 began = newest_group(tx, job.number)[0] == job.attempt
+        driver = None
+        if observation is not None and not observation.ended and observation.status != "unknown":
+            driver = self._ingest.statuses.silent_driver(job.id, job.attempt, _launch_of(job))
         losses, retry = read_losses(job.losses, job.failures), self._starter.spec(job).retry
         return job, JobFacts(
             state=State(job.state),
@@ -262,7 +267,8 @@ class Controller:
             reason=job.reason,
             unreachable=self._reach.words(_seconds(job.unreachable_since)),
             heard_at=self._ingest.statuses.heard_at(job.id),
-            driver_trouble=self._ingest.statuses.driver_trouble(job.id, job.attempt),
+            driver_trouble="" if driver is None else str(driver),
+            driver_is_frozen=driver is not None and driver.is_frozen,
             runs_nothing=self._reach.runs_nothing,
             unreachable_since=_seconds(job.unreachable_since),
             saving_trouble=read_saves(job.saves).trouble(),
@@ -299,11 +305,13 @@ class Controller:
             case Explain(reason):
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR)
-            case Stop(reason):
+            case Stop(reason, kills):
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, reason, ACTOR, {"stopped_at": now_us()})
                 self._launcher.stop(submission_id(job.id, job.attempt))
-            case Retry(reason, after_s, counts_as, kind):
+                if kills and self._ingest.statuses.end_driver(job.id, job.attempt, _launch_of(job)):
+                    log.warning("killed a frozen driver", job=job.id, attempt=job.attempt)
+            case Retry(reason, after_s, _, counts_as, kind):
                 # Should it only have been out of sight.
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 retry_at = now_us() + int(after_s * 1e6)
@@ -328,6 +336,11 @@ class Controller:
         since = job.unreachable_since or int((self._reach.since or time.time()) * 1e6)
         with self._lease.change(job) as (tx, events):
             events += explain(tx, job, reason, ACTOR, {"unreachable_since": since})
+
+
+def _launch_of(job: JobRow) -> str:
+    """The beginning of the path of an attempt's launch, by which its driver's process is found."""
+    return launch_prefix(job.storage, job.attempt)
 
 
 def _seconds(us: int | None) -> float | None:

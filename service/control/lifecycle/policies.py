@@ -21,6 +21,8 @@ MAX_LOST_STARTS = 20
 """Likewise before they began: more, since it may only have waited there."""
 SILENCE_S = 10.0
 """A run beats once a second; one that has not for so long says so beside its reason, and what it says may be old."""
+PREEMPTED_S = 1.0
+"""Before the attempt after one whose driver's node was preempted, which says nothing against the job."""
 STOP_RETRY_INTERVAL_S = 10.0
 """A stop that changed nothing is repeated no sooner than this."""
 
@@ -82,7 +84,9 @@ class JobFacts:
     heard_at: float | None = None
     """When its run last sent anything to this control plane."""
     driver_trouble: str = ""
-    """In words, that its driver is silent while its workers are heard."""
+    """In words, that its driver is silent while its workers are heard, or is stopped."""
+    driver_is_frozen: bool = False
+    """Whether such a driver is to be ended."""
     runs_nothing: bool = False
     """Whether what the cluster's jobs run on is known to be dead."""
     unreachable_since: float | None = None
@@ -155,6 +159,8 @@ class Stop:
     """End the driver by force; what comes of it is observed later."""
 
     reason: str
+    kills: bool = False
+    """With SIGKILL, too, where its process is of this machine."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +169,11 @@ class Retry:
 
     reason: str
     after_s: float
-    counts_as: Literal["failure", "setback", "lost_start"] = "failure"
-    """A setback: the cluster was lost after the attempt's workers had begun. A lost start: before."""
+    cause: str
+    """What became of the attempt: the part of the reason that says nothing of what is done about it."""
+    counts_as: Literal["failure", "setback", "lost_start"] | None = "failure"
+    """A setback: the cluster was lost after the attempt's workers had begun. A lost start: before. None: its driver's
+    node was preempted."""
     kind: str = ""
     """Kind of the failure."""
 
@@ -220,8 +229,7 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     # Storage lacks the user's later requests, and another service may launch this job: recovery launches nothing.
     return End(
         State.PAUSED,
-        f"recovered from its storage; {decision.reason.partition(';')[0]}: 'resume' goes on from its last "
-        "committed checkpoint",
+        f"recovered from its storage; {decision.cause}: 'resume' goes on from its last committed checkpoint",
         stops=True,
     )
 
@@ -285,6 +293,8 @@ def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
         return _by_result(job, job.result) if _is_final(job.result) else _lost(job)
     if job.launch == "due" and job.request in (None, "resize"):
         return Submit()
+    if job.launch == "submitted" and job.observation is not None and job.observation.forgotten:
+        return _lost(job)
     # A submission whose answer was lost may be on its way: also one that is due shows only after a while.
     if job.unseen_since is None:
         return NoteUnseen()
@@ -321,7 +331,10 @@ def _lost(job: JobFacts) -> Decision:
         f", as {num_lost} were since its last progress ({limit} pause the job)" if num_lost > 1 else ""
     )
     why = f"{what}{since_progress}; another is owed, and no failure is counted"
-    return Retry(why, _backoff_s(job, "", job.failures), counts_as="setback" if job.began else "lost_start")
+    counts_as: Literal["setback", "lost_start"] = "setback" if job.began else "lost_start"
+    # Another cluster is there already: only what is lost again waits, and what its user wants to.
+    is_first = num_lost == 1 and not job.failures and job.retry.backoff is None
+    return Retry(why, 0.0 if is_first else _backoff_s(job, "", job.failures), what, counts_as)
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
@@ -335,9 +348,12 @@ def _ended(job: JobFacts, seen: Observation) -> Decision:
     if job.result is not None:
         return _by_result(job, job.result)
     said = f": {_first_line(seen.message)}" if seen.message.strip() else ""
-    return _died(
-        job, f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}", "driver"
-    )
+    what = f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}"
+    if job.stopped_at is not None and not _is_given_up(job):
+        what = f"the driver of attempt {job.attempt} was frozen, and was ended by force"
+    if seen.preempted and not _is_given_up(job):
+        return Retry(f"{what}; another is owed, and no failure is counted", PREEMPTED_S, what, None)
+    return _died(job, what, "driver")
 
 
 def _by_result(job: JobFacts, result: Result) -> Decision:
@@ -380,7 +396,7 @@ def _died(job: JobFacts, what: str, kind: str) -> Decision:
     after_s = _backoff_s(job, kind, failures)
     if job.retry.backoff_of(kind) is not None:
         words += f", tries again in {after_s:g} s"
-    return Retry(f"{what}; {words}", after_s, kind=kind)
+    return Retry(f"{what}; {words}", after_s, what, kind=kind)
 
 
 def _backoff_s(job: JobFacts, kind: str, failures: int) -> float:
@@ -403,9 +419,11 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.request is not None:
         deadline_s = deadlines.cancel_s if job.request == "cancel" else deadlines.pause_s
         overdue = job.now - job.requested_at > deadline_s
-        retry = job.stopped_at is None or job.now - job.stopped_at > STOP_RETRY_INTERVAL_S
-        if overdue and retry:
+        if overdue and _may_stop(job):
             return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
+    if job.driver_is_frozen:
+        # Ray kills what does not obey it; a second time we do, should Ray itself hang.
+        return Stop(job.driver_trouble, kills=job.stopped_at is not None) if _may_stop(job) else Wait()
     if (resize := _other_room(job, deadlines)) is not None:
         return resize
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
@@ -421,6 +439,11 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.group_phase == "running" and job.state == State.RUNNING and job.request is None:
         return Explain(reason) if (reason := _running_reason(job)) != job.reason else Wait()
     return Wait()
+
+
+def _may_stop(job: JobFacts) -> bool:
+    """Whether the driver has not been stopped by force, or so long ago that it was in vain."""
+    return job.stopped_at is None or job.now - job.stopped_at > STOP_RETRY_INTERVAL_S
 
 
 def _other_room(job: JobFacts, deadlines: Deadlines) -> Decision | None:

@@ -217,7 +217,7 @@ def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]
     furthest = None
     for record in records:
         at = (attempt, to_us(record.time))
-        if record.kind == "recovering":
+        if record.kind == "recovering" and record.data.get("preempted") is not True:
             losses = losses.after_failure(at, str(record.data.get("kind") or "")[:MAX_KIND])
         if record.kind == "checkpoint":
             furthest = furthest_step(tx, job.number, "checkpoint") if furthest is None else furthest

@@ -4,9 +4,10 @@ Progress is a checkpoint of more steps than any before. It forgives what came be
 also where it is heard of late, as when a node died with what it had not yet sent.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moe.spec import RetrySpec
 
@@ -28,6 +29,8 @@ class Losses(BaseModel):
     """Kind of each of them; "" where it is not known."""
     num_older: int = 0
     """Of failures before those."""
+    older_kinds: dict[str, int] = Field(default_factory=dict)
+    """Of them those whose kind is known, by kind."""
     setbacks: tuple[int, ...] = ()
     """Attempts that were lost with their cluster after their workers had begun, for no fault that could be seen."""
     lost_starts: tuple[int, ...] = ()
@@ -39,12 +42,12 @@ class Losses(BaseModel):
 
     def num_of(self, kind: str) -> int:
         """Failures of one kind."""
-        return self._kinds().count(kind)
+        return self._kinds().count(kind) + self.older_kinds.get(kind, 0)
 
     def num_sharing(self, retry: RetrySpec) -> int:
         """Failures that count against `retry.max_failures`: those of kinds without a limit of their own."""
-        own = sum(retry.own_limit(kind) is not None for kind in self._kinds())
-        return self.num_failures - own
+        own = [kind for kind in retry.kinds if retry.own_limit(kind) is not None]
+        return self.num_failures - sum(self.num_of(kind) for kind in own)
 
     def num_left(self, retry: RetrySpec, kind: str) -> int:
         """Failures of a kind that the job may still have."""
@@ -61,12 +64,22 @@ class Losses(BaseModel):
         if at < self.progress_at:
             return self
         every = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
-        older = self.num_older + len(every[:-MAX_KEPT])
-        return self._with(every[-MAX_KEPT:], older)
+        older, older_kinds = every[:-MAX_KEPT], Counter(self.older_kinds)
+        older_kinds.update(kind for _, kind in older if kind)
+        return self._with(every[-MAX_KEPT:], self.num_older + len(older), older_kinds)
 
-    def _with(self, failures: Sequence[tuple[Moment, str]], num_older: int) -> "Losses":
+    def _with(
+        self, failures: Sequence[tuple[Moment, str]], num_older: int, older_kinds: Mapping[str, int]
+    ) -> "Losses":
         moments, kinds = tuple(at for at, _ in failures), tuple(kind for _, kind in failures)
-        return self.model_copy(update={"failures": moments, "kinds": kinds, "num_older": num_older})
+        return self.model_copy(
+            update={
+                "failures": moments,
+                "kinds": kinds,
+                "num_older": num_older,
+                "older_kinds": dict(older_kinds),
+            }
+        )
 
     def with_failures_of(self, other: "Losses", attempt: int) -> "Losses":
         """With the failures of one attempt that another value of the same job's losses has."""
@@ -93,7 +106,7 @@ class Losses(BaseModel):
             "setbacks": tuple(each for each in self.setbacks if each >= at[0]),
             "lost_starts": tuple(each for each in self.lost_starts if each >= at[0]),
         }
-        left_over = self._with(failures, 0 if forgiven else self.num_older)
+        left_over = self._with(failures, *((0, {}) if forgiven else (self.num_older, self.older_kinds)))
         return left_over.model_copy(update={"progress_at": at, **left})
 
 

@@ -1,21 +1,17 @@
 """What runs said last, in memory: when anything was heard of them, and their drivers' newest status."""
 
-import socket
 import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-import psutil
 from pydantic import ValidationError
 
+from service.control.report.driver_process import DriverProcess
+from service.control.report.silent_driver import SILENCE_S, SilentDriver
 from service.wire.events import RecordBatch
 from service.wire.run_status import RunStatus
-
-DRIVER_SILENCE_S = 20.0
-"""A driver beats once a second; one that has not for so long, while its workers do, is named."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,11 @@ class RunStatuses:
         self._driver_heard_at: dict[str, tuple[int, float]] = {}
         """Attempt, and time."""
         self._statuses: dict[str, _Status] = {}
+        self._unanswered: dict[str, tuple[float, float]] = {}
+        """Time for which its driver has not answered the first worker, and when that was told."""
+        self._asked_since: dict[str, tuple[int, float]] = {}
+        """Attempt, and when its driver was first asked for."""
+        self._processes: dict[str, DriverProcess] = {}
 
     def hear(self, job_id: str, batch: RecordBatch) -> None:
         """Note that a batch came, were it empty."""
@@ -44,6 +45,8 @@ class RunStatuses:
             if batch.run is not None:
                 with suppress(ValidationError):
                     self._statuses[job_id] = _Status(batch.attempt, RunStatus.model_validate(batch.run), now)
+        elif batch.driver_silent_s is not None:
+            self._unanswered[job_id] = (batch.driver_silent_s, now)
 
     def heard_at(self, job_id: str) -> float:
         """Time at which a run last sent anything; since when this process listens, where it has not."""
@@ -51,27 +54,51 @@ class RunStatuses:
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:
         """Forget what other jobs said."""
-        tables: tuple[dict[str, Any], ...] = (self._heard_at, self._driver_heard_at, self._statuses)
+        tables: tuple[dict[str, Any], ...] = (
+            self._heard_at, self._driver_heard_at, self._statuses, self._unanswered, self._asked_since,
+            self._processes,
+        )  # fmt: skip
         for table in tables:
             for job_id in list(table):  # requests write to it at the same time, in threads of their own
                 if job_id not in job_ids:
                     table.pop(job_id, None)
 
-    def driver_trouble(self, job_id: str, attempt: int) -> str:
-        """Words for a driver that is silent while its workers are heard, or stopped; "" for any other."""
+    def silent_driver(self, job_id: str, attempt: int, launch: str) -> SilentDriver | None:
+        """The driver of a running attempt, if it has said nothing for a while and its workers have, or it is seen to be
+        stopped; else None. `launch`: the beginning of the path of its launch, by which its process is found."""
+        now = time.time()
+        asked_for, asked_since = self._asked_since.setdefault(job_id, (attempt, now))
+        if asked_for != attempt:
+            asked_since = now
+            self._asked_since[job_id] = (attempt, now)
         of_attempt, heard_at = self._driver_heard_at.get(job_id, (0, 0.0))
-        if of_attempt != attempt or time.time() - heard_at < DRIVER_SILENCE_S:
-            return ""
+        # One that this process has never heard, because it began just now, or because of what is wrong with it.
+        since = heard_at if of_attempt == attempt else asked_since
+        if now - since < SILENCE_S:
+            return None
+        state, process = self._process(job_id, launch).look(self._status(job_id, attempt))
+        workers_heard = self.heard_at(job_id) - since >= SILENCE_S / 2
+        if state != "stopped" and not workers_heard:
+            return None
+        unanswered_s, told_at = self._unanswered.get(job_id, (0.0, 0.0))
+        if now - told_at >= SILENCE_S or told_at < since:
+            unanswered_s = 0.0
+        return SilentDriver(since, now - since, state, process, workers_heard, unanswered_s)
+
+    def end_driver(self, job_id: str, attempt: int, launch: str) -> bool:
+        """SIGKILL for the process of an attempt's driver, where it is of this machine; False where it is not."""
+        return self._process(job_id, launch).end(self._status(job_id, attempt))
+
+    def _process(self, job_id: str, launch: str) -> DriverProcess:
+        process = self._processes.get(job_id)
+        if process is None or process.launch != launch:
+            process = self._processes[job_id] = DriverProcess(launch)
+        return process
+
+    def _status(self, job_id: str, attempt: int) -> RunStatus | None:
+        """What an attempt's driver said of itself."""
         known = self._statuses.get(job_id)
-        status = known.status if known is not None and known.attempt == attempt else RunStatus()
-        workers_heard, stopped = self.heard_at(job_id) - heard_at >= DRIVER_SILENCE_S / 2, _is_stopped(status)
-        if not (workers_heard or stopped):
-            return ""
-        named = f"its driver (process {status.pid} on {status.host})" if status.pid else "its driver"
-        what = "is stopped and has sent nothing" if stopped else "has sent nothing"
-        since = f"{datetime.fromtimestamp(heard_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
-        goes_on = "training goes on, but " if workers_heard else ""
-        return f"{named} {what} since {since}: {goes_on}no worker that dies or hangs is replaced until it runs again"
+        return known.status if known is not None and known.attempt == attempt else None
 
     def view(self, job_id: str, attempt: int) -> dict[str, Any] | None:
         """The status of an attempt for clients, ages as of now; None where its driver has told nothing."""
@@ -84,15 +111,3 @@ class RunStatuses:
         for rank in shown["ranks"]:
             rank["silent_s"] = round(rank["silent_s"] + age_s, 1)
         return {"silent_s": round(max(0.0, time.time() - heard_at), 1), **shown}
-
-
-def _is_stopped(status: RunStatus) -> bool:
-    """Whether the process is of this machine and stopped, as by SIGSTOP."""
-    if status.host != socket.gethostname():
-        return False
-    try:
-        process = psutil.Process(status.pid)
-        is_same = abs(float(process.create_time()) - status.created_at) < 1.0
-        return is_same and str(process.status()) == str(psutil.STATUS_STOPPED)
-    except (psutil.Error, ValueError):
-        return False

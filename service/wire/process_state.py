@@ -1,0 +1,27 @@
+"""State of a process of this machine, as control plane and driver tell a stopped one from one that works."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+_FREEZERS = ("__refrigerator", "do_freezer_trap")
+"""Kernel functions in which a process of a frozen control group waits."""
+
+
+def state_of(process: psutil.Process) -> str:
+    """ "stopped" (SIGSTOP), "frozen" (its control group is), "gone", or as the system calls it: "running", "sleeping".
+    Raises psutil.NoSuchProcess."""
+    if process.status() == psutil.STATUS_STOPPED:
+        return "stopped"
+    with suppress(OSError):
+        if Path(f"/proc/{process.pid}/wchan").read_text().strip() in _FREEZERS:
+            return "frozen"
+    status = str(process.status())
+    return "gone" if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else status
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """CPU time that a process has taken so far. Raises psutil.NoSuchProcess."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
