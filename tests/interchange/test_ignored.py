@@ -1,10 +1,12 @@
 """Keys of published folders, and of those that trainers write, that change nothing of what is computed."""
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from transformers import GenerationConfig
 
 from moe.interchange.config import described, known_keys
@@ -12,6 +14,7 @@ from moe.interchange.expand import expand, expand_model
 from moe.interchange.families import FAMILIES
 from moe.plan import Cluster, plan_anywhere
 from moe.spec import JobSpec, SpecError
+from service.cli.view.verdict import short_plan_view
 from tests.interchange import tiny
 
 HARMLESS: list[tuple[str, dict[str, Any]]] = [
@@ -76,5 +79,9 @@ def test_a_plan_tells_what_was_ignored(folder: Path):
         spec, Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=8 * 1024**3)
     )
     (line,) = (each for each in plan.reasons if each.startswith("ignored of config.json: "))
+    screen = StringIO()
+    Console(file=screen, width=1000).print(short_plan_view(plan, "1 node"))
+    (shown,) = (each for each in screen.getvalue().splitlines() if each.startswith("ignored "))
     for key in ("attention_dropout=0.1", "output_router_logits=True", "unsloth_version='2026.4.2'"):
         assert key in line
+        assert key in shown

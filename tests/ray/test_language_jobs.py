@@ -148,7 +148,7 @@ def test_a_folder_is_tuned_on_conversations(
     }  # six steps are to change what is generated
     job = trained(plane.client, {**spec, "model": {**spec["model"], "from": str(folder)}})
     said = "\n".join(str(line["message"]) for line in job.logs())
-    assert "are learned, what the assistant says by what the text grows by" in said
+    assert "are learned: the assistant's, found by the text that each answer adds" in said
     assert job.report is not None
     source = job.report["sources"]["conversations"]
     if name == "preference":

@@ -316,8 +316,10 @@ def test_a_model_of_chats_is_told_what_it_learns(tmp_path: Path):
     for name in ("chatml", "chatml, marked"):
         prepared(chat(tmp_path / "data"), tmp_path, name, report=said.append)
     told = "\n".join(said)
-    assert "what the assistant says by what the text grows by; cut at 512 tokens: 0" in told
-    assert "what the assistant says by the template's generation marks" in told
+    assert (
+        "the assistant's, found by the text that each answer adds; conversations cut at 512 tokens: 0" in told
+    )
+    assert "the assistant's, found by the template's generation marks" in told
 
 
 def test_what_is_written_otherwise_or_not_read_is_counted_and_said(tmp_path: Path):
@@ -364,4 +366,4 @@ def test_pairs_that_are_alike_up_to_the_cut_are_left_out_and_counted(tmp_path: P
     )
     assert (found.train.num_documents, found.stats["alike"], found.stats["cut"]) == (1, 1, 1)
     assert "cut at 40 tokens: 1, and left out, with no answer before that: 0" in "\n".join(said)
-    assert "pairs whose answers are alike up to there: 1" in "\n".join(said)
+    assert "pairs left out because their answers are alike up to the cut: 1" in "\n".join(said)

@@ -23,7 +23,7 @@ SOURCE = "conversations"
 _KEY = b"shardyard held-out conversations"
 _CHUNK_BYTES, _CHUNK = 8 << 20, 1000
 """Size of a batch of records to render, counting a record's bytes once for each message; and their number."""
-_WAYS = {False: "what the text grows by", True: "the template's generation marks"}
+_WAYS = {False: "the text that each answer adds", True: "the template's generation marks"}
 """Ways to find the assistant's text, by whether the template marks it."""
 _CHECKED = 32
 """Records of each file that are rendered before a job is launched."""

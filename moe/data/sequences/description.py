@@ -42,7 +42,7 @@ def describe(stats: dict[str, Any]) -> list[str]:
     lines = [
         f"prepared {train['documents']:,} documents to train on ({train['bytes'] / 1e6:.1f} MB) and "
         f"{sum(each['documents'] for each in held_out):,} held out ({num_bytes / 1e6:.1f} MB),"
-        f" of {stats['files']:,} files, in {sum(stats['seconds'].values()):.1f} s"
+        f" of {stats['files']:,} {'file' if stats['files'] == 1 else 'files'}, in {sum(stats['seconds'].values()):.1f} s"
     ]
     lines += [
         f"  {count:,} left out: {REASONS[reason]}" for reason, count in stats["left_out"].items() if count
@@ -58,10 +58,11 @@ def describe(stats: dict[str, Any]) -> list[str]:
             f"{100 * train['waste']:.2f}% is padding"
         )
         lines.append(
-            f"{train['targets']:,} of them are learned, what the assistant says by {stats['learned_by']}; cut at "
-            f"{most} tokens: {stats['cut']:,}, and left out, with no answer before that: {stats['nothing_left']:,}"
+            f"{train['targets']:,} of them are learned: the assistant's, found by {stats['learned_by']}; "
+            f"conversations cut at {most} tokens: {stats['cut']:,}, left out because no answer remained: "
+            f"{stats['nothing_left']:,}"
         )
         lines += _of_conversations(stats)
         if stats["alike"]:
-            lines.append(f"left out, pairs whose answers are alike up to there: {stats['alike']:,}")
+            lines.append(f"pairs left out because their answers are alike up to the cut: {stats['alike']:,}")
     return lines

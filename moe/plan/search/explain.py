@@ -22,6 +22,8 @@ from moe.spec.adapter import B, base_in_words
 from moe.spec.errors import Problem
 from moe.spec.patterns import matches, starred
 
+IGNORED = "ignored of config.json"
+"""Beginning of the reason that names keys of the folder's config which do not affect the model."""
 _AXES = {
     "pipeline": "stages of consecutive layers",
     "tensor": "attention heads and feed-forward layers split over as many ranks, which share their tokens",
@@ -63,7 +65,7 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
     reasons += _of_options(spec, plan, asked)
     reasons += _of_freezing(spec)
     if keys := getattr(spec.model, "ignored_keys", ()):
-        reasons.append(f"ignored of config.json: {'; '.join(keys)}")
+        reasons.append(f"{IGNORED}: {'; '.join(keys)}")
     reasons.append(
         f"{number_of(options.micro_batch_groups, 'group')} at a time in "
         f"{number_of(options.num_micro_batches, 'micro-batch', 'es')}: {size_of(plan.memory.needed)} predicted of "

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moe.plan import Plan
-from moe.plan.search.explain import kind_of_time, layout_of, seconds_of
+from moe.plan.search.explain import IGNORED, kind_of_time, layout_of, seconds_of
 from moe.plan.speed import speed_in_words
 from moe.plan.verdict import verdict
 from service.cli.view.amounts import num_bytes
@@ -75,6 +75,9 @@ def _where_it_goes(plan: Plan) -> Table:
         grid.add_row(label, figures)
     if plan.software is not None and plan.device != "cpu":
         grid.add_row("priced by", plan.software)
+    for reason in plan.reasons:
+        if reason.startswith(IGNORED):
+            grid.add_row("ignored", reason.removeprefix(IGNORED).removeprefix(": "))
     return grid
 
 
