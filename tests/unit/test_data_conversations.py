@@ -365,5 +365,5 @@ def test_pairs_that_are_alike_up_to_the_cut_are_left_out_and_counted(tmp_path: P
         chat(tmp_path / "data", corpus="preference", max_tokens=80), tmp_path, report=said.append
     )
     assert (found.train.num_documents, found.stats["alike"], found.stats["cut"]) == (1, 1, 1)
-    assert "cut at 40 tokens: 1, and left out, with no answer before that: 0" in "\n".join(said)
+    assert "cut at 40 tokens: 1, left out because no answer remained: 0" in "\n".join(said)
     assert "pairs left out because their answers are alike up to the cut: 1" in "\n".join(said)

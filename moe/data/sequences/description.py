@@ -39,10 +39,11 @@ def describe(stats: dict[str, Any]) -> list[str]:
     """Lines that say what was read, what was left out, and what is left, from `PreparedSequences.stats`."""
     train, held_out = stats["train"], stats["held_out"].values()
     num_bytes = sum(each["bytes"] for each in held_out)
+    files = f"{stats['files']:,} file{'' if stats['files'] == 1 else 's'}"
     lines = [
         f"prepared {train['documents']:,} documents to train on ({train['bytes'] / 1e6:.1f} MB) and "
         f"{sum(each['documents'] for each in held_out):,} held out ({num_bytes / 1e6:.1f} MB),"
-        f" of {stats['files']:,} {'file' if stats['files'] == 1 else 'files'}, in {sum(stats['seconds'].values()):.1f} s"
+        f" of {files}, in {sum(stats['seconds'].values()):.1f} s"
     ]
     lines += [
         f"  {count:,} left out: {REASONS[reason]}" for reason, count in stats["left_out"].items() if count
