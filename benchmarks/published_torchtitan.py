@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 from benchmarks.published_rows import DENSE
 from moe.plan import Cluster, Plan, plan_job
 from moe.plan.cost.time import TimeModel
-from moe.plan.profile import profile_of
+from moe.plan.profile import ProfileName, profile_of
 from moe.plan.software import SOFTWARE, Host, Software
 from moe.spec import JobSpec
 
@@ -69,13 +69,18 @@ class TitanRow:
     def measured_step_s(self) -> float:
         return self.global_batch * self.sequence_tokens / self.tokens_per_s / self.num_devices
 
+    @property
+    def profile(self) -> ProfileName:
+        """The H200 ran a later release."""
+        return "torchtitan" if self.device == "h100" else "torchtitan-25.06"
+
     def plan(self) -> Plan:
         roomy = self.cluster.model_copy(update={"memory_bytes": 1 << 40})
-        return plan_job(self.job, roomy, load_skew=1.0, profile="torchtitan")
+        return plan_job(self.job, roomy, load_skew=1.0, profile=self.profile)
 
     def error(self, software: Software) -> float:
         """ln(predicted / published) of its step."""
-        model = TimeModel(self.job, self.cluster, profile_of("torchtitan"), software)
+        model = TimeModel(self.job, self.cluster, profile_of(self.profile), software)
         return log(model.step_s(self.plan().candidate) / self.measured_step_s)
 
 

@@ -12,7 +12,7 @@ Axis = Literal["tensor", "fsdp", "expert", "expert_tensor", "expert_fsdp"]
 Axes = Mapping[Dim, Axis]
 """Mesh axis that splits each logical dimension; none splits those that are left out."""
 
-ProfileName = Literal["ours", "peer", "torchtitan"]
+ProfileName = Literal["ours", "peer", "torchtitan", "torchtitan-25.06"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +38,19 @@ class Profile:
     not gathered."""
     logits_in_parts: bool
     """Whether the loss has a few logits at a time, or all of them at once."""
-    widens_logits: bool
-    """Whether the loss has all logits, and their gradients, in float32 beside them as narrow as the arithmetic."""
+    loss_bytes: tuple[int, int] | None
+    """Bytes a logit that a loss of all logits at once takes: on a rank that has the whole vocabulary, and on one of
+    several that share it. None where gradients take the place of the logits."""
     passes_gradients: bool
     """Whether products give gradients in tensors of their own, to be added to what other micro-batches gave."""
     reduces_beside_backward: bool
     """Whether gradients are added up over replicas beside the backward pass, where they lie; or when it is over, laid
     end to end."""
+    gathers_flat: bool
+    """Whether FSDP gathers into flat buffers, of which weights are copied; their stream shares no memory with others."""
+    keeps_messages: bool
+    """Whether pipeline stages keep what they receive and send of all micro-batches, logits among it, until the step
+    ends."""
 
     @property
     def splits_vocabulary(self) -> bool:
@@ -68,9 +74,11 @@ OURS = Profile(
     gathers_wide=True,
     narrows_at_use=True,
     logits_in_parts=True,
-    widens_logits=False,
+    loss_bytes=None,
     passes_gradients=False,
     reduces_beside_backward=False,
+    gathers_flat=False,
+    keeps_messages=False,
 )
 """`moe.parallel`."""
 
@@ -85,20 +93,38 @@ PEER = Profile(
     gathers_wide=False,
     narrows_at_use=False,
     logits_in_parts=False,
-    widens_logits=False,
+    loss_bytes=None,
     passes_gradients=True,
     reduces_beside_backward=True,
+    gathers_flat=False,
+    keeps_messages=False,
 )
 """Megatron-Core, whose runs were published."""
 
-TORCHTITAN = replace(PEER, name="torchtitan", widens_logits=True)
-"""torchtitan, with FSDP2: its cross-entropy is a plain one in float32."""
+TORCHTITAN = replace(
+    PEER,
+    name="torchtitan",
+    keeps_gathered_tokens=True,
+    loss_bytes=(12, 16),
+    gathers_flat=True,
+    keeps_messages=True,
+)
+"""torchtitan as of December 2024, with FSDP2. By PyTorch's code, a loss that is not compiled has the logarithms of
+probabilities, their gradients, and those of logits in float32; where tensor ranks share the vocabulary (`loss_parallel`)
+one tensor more. A linear layer of a tensor group keeps its input as it was gathered. Gathers have a stream of their own
+(`_fsdp_collectives.py`), and stages buffers for all micro-batches (`pipelining/stage.py`)."""
 
-PROFILES: Mapping[ProfileName, Profile] = {each.name: each for each in (OURS, PEER, TORCHTITAN)}
+TORCHTITAN_25_06 = replace(TORCHTITAN, name="torchtitan-25.06", loss_bytes=(4, 4))
+"""torchtitan as of June 2025, which compiles its loss: it has logits and their gradients, as narrow as the arithmetic."""
+
+PROFILES: Mapping[ProfileName, Profile] = {
+    each.name: each for each in (OURS, PEER, TORCHTITAN, TORCHTITAN_25_06)
+}
 
 
 EXECUTORS: Mapping[ProfileName, str] = {
     "ours": "this library", "peer": "Megatron-Core", "torchtitan": "torchtitan",
+    "torchtitan-25.06": "torchtitan",
 }  # fmt: skip
 """Executors in words."""
 

@@ -75,7 +75,7 @@ def test_torchtitans_pipelines_are_predicted(row: TitanRow) -> None:
     """Parameters stay gathered, and gradients whole, until the step ends: without these, a quarter to a half of the
     memory was predicted. Attention over context ranks is predicted too fast."""
     memory = row.plan().memory.needed / 2**30
-    assert 0.75 * row.memory_gib < memory < row.memory_gib
+    assert memory == pytest.approx(row.memory_gib, rel=0.2)
     limit = 1.25 if row.parallel["context"] <= 4 else 1.4
     assert exp(abs(row.error(titan_by(CONSTANTS, row)))) < limit
 

@@ -67,16 +67,18 @@ class LayerMemory:
         attentions = (each for unit, _ in stage.units for each in unit.attentions)
         return mask_bytes(attentions, positions, self._row_tokens, self._width)
 
-    def of_logits(self, positions: int, unit: Unit) -> tuple[int, int]:
-        """Bytes (kept, held while the loss is taken).
+    def of_logits(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
+        """Bytes (kept, held while the loss is taken) of a rank's share of a tensor group's positions.
 
         Of a few logits at a time, in three forms: the gradients that their loss takes on the way are kept, and around
         it five tensors of hidden states, before and after the last norms. Of all at once: logits, whose place their
-        gradients take, or both as they are and in float32; and the hidden states before and after the last norm."""
+        gradients take, or what the profile says of them; and the hidden states before and after the last norm."""
         vocabulary = unit.vocabulary or 0
         if not self._profile.logits_in_parts:
-            each = 2 * (self._width + 4) if self._profile.widens_logits else self._width
-            return self._m * 2 * self._width * positions, each * positions * vocabulary
+            of_loss = self._profile.loss_bytes
+            at_a_time = self._width if of_loss is None else of_loss[tensor > 1]
+            normed = positions * (tensor if self._profile.keeps_gathered_tokens else 1)
+            return self._m * self._width * (positions + normed), at_a_time * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         at_once = min(loss_tokens(self._kind, vocabulary), positions)
         of_table = vocabulary if any(each.trained for each in (*unit.weights, *unit.tied)) else 0

@@ -321,7 +321,7 @@ class MemoryModel:
         for unit, count in stage.units:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
-                logits, of_loss = self._layers.of_logits(positions // tensor, unit)
+                logits, of_loss = self._layers.of_logits(positions // tensor, unit, tensor)
                 # What the loss kept is let go before the backward pass comes to a layer. Of two stacks it stands for
                 # what all of the second keep of the first: its output, and that one's gradient.
                 let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
@@ -347,8 +347,21 @@ class MemoryModel:
             int(waiting * dispatch) + full * largest.dispatch,
             max(of_loss, largest.workspace - let_go),
             logits,
-            (run.pipeline > 1) * 4 * width * tokens * self._m,  # in and out, forward and backward
+            self._passed(stage, run, tokens),
         )
+
+    def _passed(self, stage: Stage, run: Run, tokens: int) -> int:
+        """Bytes that a pipeline stage receives and sends, where a micro-batch has as many tokens: of one micro-batch, in
+        and out, forward and backward; or of all, beside inputs in flight, which its layers keep. Then it keeps buffers
+        for inputs and for gradients of outputs, the inputs' own gradients, and on the last stage all logits."""
+        if run.pipeline == 1:
+            return 0
+        hidden = self._width * tokens * self._m
+        if not self.profile.keeps_messages:
+            return 4 * hidden
+        vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
+        kinds = 3 * run.virtual_stages - (stage.index == 0) - (vocabulary > 0)
+        return run.num_micro_batches * (kinds * hidden + self._width * tokens * vocabulary)
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:
         """Bytes that FSDP has gathered at a time, of a layer's gradients as they are scattered, wide, and of gradients
@@ -362,7 +375,8 @@ class MemoryModel:
             gathered = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
             gathered_width = self._state_width if self.profile.gathers_wide else self._width
             scattered *= sharding != "optimizer"
-            return gathered_width * gathered + self._state_width * scattered + coded
+            flat = self._flat(degrees, of) if self.profile.gathers_flat else 0
+            return gathered_width * (gathered + flat) + self._state_width * scattered + coded
         elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
         if degrees.stage_workers > 1:
             elements += of.gathered.dense if gathers and dense else of.trained_stored.dense
@@ -371,3 +385,8 @@ class MemoryModel:
         elif degrees.data > 1:
             elements = max(elements, of.trained_stored.in_experts)  # one after the other
         return self._state_width * elements + coded
+
+    def _flat(self, degrees: Degrees, of: State) -> int:
+        """Numbers in the buffers that FSDP gathers into: the largest group's, of what lies in no layer; or two layers'."""
+        dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
+        return max(dense * of.outside, dense * of.two_layers.dense + experts * of.two_layers.in_experts)

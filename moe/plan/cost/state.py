@@ -63,6 +63,10 @@ class State(NamedTuple):
     """Of these bytes, what FSDP has at a time: two layers'."""
     gathered: Elements
     """Of those used, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
+    outside: int
+    """Of those used, what lies in no layer."""
+    two_layers: Elements
+    """Of those used, the two largest layers."""
     in_layers: int
     """Of those used, what lies in layers."""
     largest_layer: int
@@ -114,7 +118,8 @@ class StateCounter:
         return State(
             total.stored, total.used, total.trained_stored, total.trained_used, total.coded_stored, total.coded_used,
             coded_gathered=Elements(_two_most(of.dense for of in coded), _two_most(of.in_experts for of in coded)),
-            gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]),
+            gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]), outside=outside,
+            two_layers=Elements(dense[-1] + dense[-2], experts[-1] + experts[-2]),
             in_layers=total.used.both - outside, largest_layer=largest_layer,
             largest=Elements(dense[-1], experts[-1]), optimizer=total.optimizer.both,
         )  # fmt: skip
