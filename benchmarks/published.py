@@ -14,9 +14,11 @@ from typing import Any
 
 from benchmarks import (  # fmt: skip
     measured_steps,
+    published_adapters,
     published_current,
     published_cut_down,
     published_kernels,
+    published_mpt,
     published_torchtitan,
     software_profiles,
 )
@@ -278,6 +280,8 @@ def main() -> None:
             "## What the planner would choose", "", gains(ROWS), "", *table_of_choices(sparse), "",
             "## Current releases on GB200 and GB300, and runs held out", "", *published_current.table(), "",
             "## torchtitan", "", *published_torchtitan.table(), "",
+            "## Dense models by FSDP on A100 and H100, held out", "", *published_mpt.table(), "",
+            "## Adapters on dense models, held out", "", *published_adapters.table(), "",
             "## Smaller models on 8 B200: memory of a device, milliseconds of a step", "",
             *published_cut_down.table(), "",
             "## Kernels of the machines that those ran on", "", *published_kernels.table(), "",

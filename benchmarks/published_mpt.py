@@ -38,12 +38,19 @@ class MptRow:
     @property
     def name(self) -> str:
         recompute = ", blocks computed again" if self.recomputes else ""
-        return f"mpt-{self.model}, {self.num_devices} {self.device}, micro-batch {self.micro_batch}{recompute}"
+        return (
+            f"mpt-{self.model}, {self.num_devices} {self.device}, micro-batch {self.micro_batch}{recompute}"
+        )
 
     @property
     def job(self) -> JobSpec:
         width, layers, heads = _SHAPES[self.model]
-        attention = {"kind": "grouped_query", "num_heads": heads, "num_kv_heads": heads, "head_dim": width // heads}
+        attention = {
+            "kind": "grouped_query",
+            "num_heads": heads,
+            "num_kv_heads": heads,
+            "head_dim": width // heads,
+        }
         return JobSpec.parse(
             {
                 "model": {"kind": "language", "model_dim": width, "num_layers": layers, "attention": attention,
@@ -70,7 +77,9 @@ class MptRow:
         return log(self.plan(software).predicted.step_s / published_s)
 
 
-def _rows(model: str, device: str, *runs: tuple[int, int, int, bool, float], devices: int = 8) -> list[MptRow]:
+def _rows(
+    model: str, device: str, *runs: tuple[int, int, int, bool, float], devices: int = 8
+) -> list[MptRow]:
     return [MptRow(model, device, devices, *run) for run in runs]
 
 
@@ -96,18 +105,29 @@ ROWS: tuple[MptRow, ...] = (
 
 
 def summary(errors: Sequence[float]) -> str:
+    """Mean |ln(predicted / published)|, median and worst as a factor."""
     return f"{fmean(map(abs, errors)):.3f}, {median(errors):+.3f}, {exp(max(errors, key=abs)):.2f}"
 
 
-def main() -> None:
-    for software in ("torchtitan", "megatron-plain", "megatron-eager"):
-        for device in ("a100-80", "h100"):
-            rows = [row for row in ROWS if row.device == device]
-            errors = [row.error(software) for row in rows]
-            print(software, device, summary(errors))
-            for row, error in zip(rows, errors, strict=True):
-                print("   ", row.name, row.sequence_tokens, f"{exp(-error) - 1:+.0%}")
+def table() -> list[str]:
+    """Predicted beside published, by device."""
+    errors = {row: row.error() for row in ROWS}
+    by_device = "; ".join(
+        f"{device} {summary([errors[row] for row in ROWS if row.device == device])}"
+        for device in dict.fromkeys(row.device for row in ROWS)
+    )
+    lines = [
+        f"Mean |ln(predicted / published)|, median and worst as a factor: {by_device}.",
+        "",
+        "| Model, GPUs | sequence | published tokens/s a GPU | error |",
+        "|---|---|---|---|",
+    ]
+    for row, error in errors.items():
+        lines.append(
+            f"| {row.name} | {row.sequence_tokens:,} | {row.tokens_per_s:,.0f} | {exp(-error) - 1:+.0%} |"
+        )
+    return lines
 
 
 if __name__ == "__main__":
-    main()
+    print("\n".join(table()))

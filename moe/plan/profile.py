@@ -47,7 +47,8 @@ class Profile:
     """Whether gradients are added up over replicas beside the backward pass, where they lie; or when it is over, laid
     end to end."""
     gathers_flat: bool
-    """Whether FSDP gathers into flat buffers, of which weights are copied; their stream shares no memory with others."""
+    """Whether FSDP gathers into flat buffers, and copies the weights out of them. These buffers have a stream of their
+    own, whose memory others do not reuse."""
     keeps_messages: bool
     """Whether pipeline stages keep what they receive and send of all micro-batches, logits among it, until the step
     ends."""
@@ -109,13 +110,13 @@ TORCHTITAN = replace(
     gathers_flat=True,
     keeps_messages=True,
 )
-"""torchtitan as of December 2024, with FSDP2. By PyTorch's code, a loss that is not compiled has the logarithms of
-probabilities, their gradients, and those of logits in float32; where tensor ranks share the vocabulary (`loss_parallel`)
-one tensor more. A linear layer of a tensor group keeps its input as it was gathered. Gathers have a stream of their own
-(`_fsdp_collectives.py`), and stages buffers for all micro-batches (`pipelining/stage.py`)."""
+"""torchtitan as of December 2024, with FSDP2. Its loss is not compiled: it has the logarithms of probabilities, their
+gradients and those of the logits in float32, and one tensor more where tensor ranks share the vocabulary
+(`loss_parallel`). Linear layers of a tensor group keep their input as it was gathered. Gathers have a stream of their
+own, and pipeline stages buffers for all micro-batches (PyTorch's `_fsdp_collectives.py` and `pipelining/stage.py`)."""
 
 TORCHTITAN_25_06 = replace(TORCHTITAN, name="torchtitan-25.06", loss_bytes=(4, 4))
-"""torchtitan as of June 2025, which compiles its loss: it has logits and their gradients, as narrow as the arithmetic."""
+"""torchtitan as of June 2025. Its loss is compiled: it has logits and their gradients, as narrow as the arithmetic."""
 
 PROFILES: Mapping[ProfileName, Profile] = {
     each.name: each for each in (OURS, PEER, TORCHTITAN, TORCHTITAN_25_06)

@@ -92,8 +92,8 @@ class Software:
     fitted_on: tuple[str, ...] = ()
     """Device types of the runs it was fitted on; empty where these are many."""
     error: float | None = None
-    """Mean |ln(predicted / published)| of a step, each model on each device left out of its own fit; None where no run
-    was ever measured on a GPU."""
+    """Mean |ln(predicted / published)| of a step, each model on each device left out of its own fit; None where
+    there are no such runs."""
     overlaps: tuple[Overlap, Overlap] | None = None
     """The least and the most communication that may hide; None where the share is known."""
 

@@ -72,7 +72,7 @@ def test_a_published_model_is_planned_on_a_laptop(tmp_path: Path) -> None:
     done_wrong = shardyard("plan", request, url="http://127.0.0.1:1")
     assert (
         done_wrong.returncode,
-        "profile (='theirs') must be one of ours, peer, torchtitan" in done_wrong.stderr,
+        "profile (='theirs') must be one of ours, peer, torchtitan, torchtitan-25.06" in done_wrong.stderr,
     ) == (
         2,
         True,

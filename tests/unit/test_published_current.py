@@ -5,12 +5,14 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.published_adapters import ROWS as ADAPTERS
 from benchmarks.published_current import CURRENT, HELD_OUT
+from benchmarks.published_mpt import ROWS as DENSE_BY_FSDP
 from benchmarks.published_rows import Row
 from benchmarks.published_torchtitan import CONSTANTS, ROWS, TitanRow, titan_by
 from benchmarks.software_profiles import Run
 from moe.plan import Cluster, Plan, plan_job
-from moe.plan.software import SOFTWARE
+from moe.plan.software import SOFTWARE, SoftwareName
 from tests.unit.test_verdict import language_job
 
 
@@ -47,15 +49,12 @@ def test_fsdp_in_torchtitans_way_is_predicted(row: TitanRow) -> None:
     assert exp(abs(row.error(titan_by(CONSTANTS, row)))) < 1.1
 
 
-ON_8B = [row for row in ALONE if row.device == "h100" and row.model == "llama3-8b"]
-
-
-@pytest.mark.parametrize("row", ON_8B, ids=lambda row: str(row.parallel))
+@pytest.mark.parametrize("row", ALONE, ids=lambda row: f"{row.device} {row.dtype} {row.parallel}")
 def test_memory_of_fsdp_in_torchtitans_way_is_predicted(row: TitanRow) -> None:
-    """Logits of all tokens in float32, and their gradients, are most of what was under-predicted. What a plan leaves
-    free covers the rest: what the allocator had reserved."""
+    """By what PyTorch's loss, gathers and tensor groups hold, with no constant fitted on it. What a plan leaves free
+    covers the rest."""
     memory = row.plan().memory.needed / 2**30
-    assert memory == pytest.approx(row.memory_gib, rel=0.1)
+    assert memory == pytest.approx(row.memory_gib, rel=0.08)
     assert memory + 0.1 * 96 >= row.memory_gib
 
 
@@ -72,12 +71,28 @@ def test_memory_over_context_ranks_is_predicted(row: TitanRow) -> None:
 
 @pytest.mark.parametrize("row", IN_A_PIPELINE, ids=lambda row: f"{row.parallel} {row.sequence_tokens}")
 def test_torchtitans_pipelines_are_predicted(row: TitanRow) -> None:
-    """Parameters stay gathered, and gradients whole, until the step ends: without these, a quarter to a half of the
-    memory was predicted. Attention over context ranks is predicted too fast."""
+    """Parameters stay gathered, gradients whole, and messages of all micro-batches in their buffers, until the step
+    ends. Attention over context ranks is predicted too fast."""
     memory = row.plan().memory.needed / 2**30
     assert memory == pytest.approx(row.memory_gib, rel=0.2)
     limit = 1.25 if row.parallel["context"] <= 4 else 1.4
     assert exp(abs(row.error(titan_by(CONSTANTS, row)))) < limit
+
+
+@pytest.mark.parametrize(("device", "mean"), [("a100-80", 0.1), ("h100", 0.1)])
+def test_dense_runs_by_fsdp_that_nothing_was_fitted_on_are_predicted(device: str, mean: float) -> None:
+    """A100 by the share of kernels' rates that was measured on it; by H100's they were predicted a fifth too slow."""
+    errors = [row.error() for row in DENSE_BY_FSDP if row.device == device]
+    assert fmean(map(abs, errors)) < mean
+    assert exp(max(map(abs, errors))) < 1.3
+
+
+def test_adapters_on_dense_models_are_predicted() -> None:
+    """But in AutoModel's pipelines, of which the slower reaches a fifth of the GPU's rate."""
+    errors = {row: row.error for row in ADAPTERS}
+    plain = [error for row, error in errors.items() if not (row.release == "AutoModel" and row.parallel)]
+    assert fmean(map(abs, plain)) < 0.1
+    assert exp(max(map(abs, plain))) < 1.2
 
 
 def test_a_plan_by_software_of_other_devices_says_so() -> None:
@@ -89,6 +104,16 @@ def test_a_plan_by_software_of_other_devices_says_so() -> None:
 
     assert any("was fitted on runs on b200 alone" in reason for reason in plan("a100-80").reasons)
     assert not any("fitted on runs on" in reason for reason in plan("b200").reasons)
+
+
+@pytest.mark.parametrize(
+    ("software", "reason"),
+    [("ours-eager", "by steps of one model on h200"), ("ours-compiled", "which was never measured on a GPU")],
+)
+def test_a_plan_of_ours_says_what_was_measured(software: SoftwareName, reason: str) -> None:
+    cluster = Cluster(num_nodes=1, devices_per_node=8, device="h200")
+    plan = plan_job(language_job("olmoe-1b-7b", 8), cluster, software=software, top=1)
+    assert any(f"priced by {software}, {reason}" in each for each in plan.reasons)
 
 
 def test_torchtitan_is_priced_as_itself() -> None:

@@ -351,9 +351,9 @@ class MemoryModel:
         )
 
     def _passed(self, stage: Stage, run: Run, tokens: int) -> int:
-        """Bytes that a pipeline stage receives and sends, where a micro-batch has as many tokens: of one micro-batch, in
-        and out, forward and backward; or of all, beside inputs in flight, which its layers keep. Then it keeps buffers
-        for inputs and for gradients of outputs, the inputs' own gradients, and on the last stage all logits."""
+        """Bytes that a pipeline stage receives and sends, for micro-batches of as many tokens: of one of them, in and
+        out, forward and backward. Or of all: buffers for inputs and for gradients of outputs, the inputs' gradients,
+        and on the last stage the logits. Inputs of micro-batches in flight are among what layers keep."""
         if run.pipeline == 1:
             return 0
         hidden = self._width * tokens * self._m
@@ -387,6 +387,6 @@ class MemoryModel:
         return self._state_width * elements + coded
 
     def _flat(self, degrees: Degrees, of: State) -> int:
-        """Numbers in the buffers that FSDP gathers into: the largest group's, of what lies in no layer; or two layers'."""
+        """Elements of the buffers that FSDP gathers into: of what lies in no layer, or of two layers."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         return max(dense * of.outside, dense * of.two_layers.dense + experts * of.two_layers.in_experts)
