@@ -13,8 +13,10 @@ def verdict(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "fits", _fits(plan)
     yield "can be run", _can_be_run(plan)
     if plan.missing:
-        yield "to train", "; ".join(plan.missing)
+        yield "missing", "; ".join(plan.missing)
     yield "speed", _speed(plan)
+    if by_goal := next((reason for reason in plan.reasons if ", as goal " in reason), None):
+        yield "workers", by_goal
     for place, value in plan.defaults.items():
         yield "by default", _by_default(plan, place, value)
     if faster := _faster(plan):
@@ -78,5 +80,5 @@ def _faster(plan: Plan) -> str:
     assert best.step_s is not None
     if best.step_s >= plan.predicted.step_s:
         return ""
-    layout = ", ".join(f"{name} {value}" for name, value in best.layout.items())
-    return f"{speed_in_words(best.step_s, plan.predicted.step_s)}, but not yet to be run: {layout}"
+    speed, place = speed_in_words(best.step_s, plan.predicted.step_s), plan.runners_up.index(best) + 2
+    return f"layout {place} below is {speed}, but cannot be run yet"

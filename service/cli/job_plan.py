@@ -113,9 +113,17 @@ def _pool_of(plan: Plan, given: Cluster | Pools) -> Cluster:
 
 def _where(plan: Plan, given: Cluster | Pools) -> str:
     if isinstance(given, Cluster):
-        return _nodes(given)
+        return _nodes(given) + _short_of_devices(plan, given)
     told = [f"pool {name}, {_nodes(given.cluster(name))}" for name in plan.pools]
     return " and ".join(told)
+
+
+def _short_of_devices(plan: Plan, cluster: Cluster) -> str:
+    """Note that a plan has more workers than the cluster has devices; empty where it has not."""
+    if plan.num_workers <= cluster.num_devices:
+        return ""
+    needed = -(-plan.num_workers // cluster.devices_per_node)
+    return f", and {needed:,} such nodes would be needed: it has fewer devices than workers"
 
 
 def _nodes(cluster: Cluster) -> str:

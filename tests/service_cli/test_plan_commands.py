@@ -329,7 +329,7 @@ def test_a_preset_is_planned_with_an_adapter_and_the_plan_says_what_a_run_needs(
     on = ("--num-nodes=1", "--devices-per-node=8", "--device=h100")
     done = shardyard("plan", file, *on, url="http://127.0.0.1:1")
     assert done.returncode == 0, done.stderr
-    (needed,) = re.findall(r"^to train +(.*?) *$", done.stdout, re.MULTILINE)
+    (needed,) = re.findall(r"^missing +(.*?) *$", done.stdout, re.MULTILINE)
     assert needed.startswith("model.from is required beside an adapter")
     of_dtype, of_base = re.findall(r"^by default +(.*?) *$", done.stdout, re.MULTILINE)
     assert of_dtype.startswith("float32: train.dtype is left out")

@@ -65,7 +65,7 @@ def test_presets_and_bare_configs_are_planned_alike(data: dict[str, Any], config
     assert of_preset.model_copy(update=free) == of_folder.model_copy(update=free)
     assert of_folder == of_file
     assert of_renamed.model_copy(update=free) == of_folder.model_copy(update=free)
-    assert dict(verdict(of_preset))["to train"] == of_preset.missing[0]
+    assert dict(verdict(of_preset))["missing"] == of_preset.missing[0]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def _add(grid: Table, layout: str, figures: list[str]) -> None:
 
 
 def _not_yet(not_yet: tuple[str, ...]) -> list[str]:
-    return [f"not yet to be run: {', '.join(not_yet)}"] if not_yet else []
+    return [f"cannot be run yet: {', '.join(not_yet)}"] if not_yet else []
 
 
 def _in_words(layout: dict[str, bool | int | str]) -> str:
@@ -72,7 +72,7 @@ def _where_it_goes(plan: Plan) -> Table:
         speed = f"{seconds_of(measured.step_s)} a step, {measured.tokens_per_s:,.0f} tokens/s"
         grid.add_row("measured", Text(f"{speed}, the median of {measured.num_steps} steps", "bold"))
     for label, figures in run_of(plan):
-        grid.add_row(label, figures)
+        grid.add_row(label, figures.replace(": an hour", " an hour"))
     if plan.software is not None and plan.device != "cpu":
         grid.add_row("priced by", plan.software)
     for reason in plan.reasons:
