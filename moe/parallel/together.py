@@ -1,7 +1,8 @@
-"""Plain values between ranks, over the default process group.
+"""Exchange of plain values between all ranks.
 
-All ranks call each of these together; each raises CollectiveError where another does not come. A value is what JSON
-makes of it, on one process too. It travels as text: whoever takes a pickle runs what its sender likes.
+These are collectives: all ranks call the same one, which raises CollectiveError where a rank does not come. Values are
+sent as JSON, since unpickling would run code of the sender's choice. On one process they are encoded and decoded too:
+the result does not depend on the number of ranks.
 """
 
 import json
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.parallel import collective
+from moe.parallel.cpu_group import cpu_group
 from moe.parallel.first_rank import FirstRank
 
 
@@ -45,7 +47,7 @@ def from_first(ask: Callable[[], Any]) -> Any:
         if rank() == 0:
             first.forget()
         packed = _packed(content, size_bytes)
-        dist.broadcast(packed, src=0)
+        dist.broadcast(packed, src=0, group=cpu_group())
     if failure is not None:
         raise failure
     found = _value(packed)
@@ -62,7 +64,7 @@ def gathered(value: Any) -> list[Any] | None:
     with collective("gathering of values on rank 0"):
         packed = _packed(content, _largest(len(content)))
         everyone = [torch.empty_like(packed) for _ in range(world_size())] if rank() == 0 else None
-        dist.gather(packed, everyone, dst=0)
+        dist.gather(packed, everyone, dst=0, group=cpu_group())
     return None if everyone is None else [_value(each) for each in everyone]
 
 
@@ -74,7 +76,7 @@ def all_gathered(value: Any) -> list[Any]:
     with collective("gathering of values on every rank"):
         packed = _packed(content, _largest(len(content)))
         everyone = [torch.empty_like(packed) for _ in range(world_size())]
-        dist.all_gather(everyone, packed)
+        dist.all_gather(everyone, packed, group=cpu_group())
     return [_value(each) for each in everyone]
 
 
@@ -86,7 +88,8 @@ def scattered(values: Sequence[Any] | None) -> Any:
     with collective("scattering of values from rank 0"):
         size_bytes = _largest(max(map(len, contents), default=0))
         mine = _packed(b"", size_bytes)
-        dist.scatter(mine, [_packed(content, size_bytes) for content in contents] or None, src=0)
+        packed = [_packed(content, size_bytes) for content in contents] or None
+        dist.scatter(mine, packed, src=0, group=cpu_group())
     return _value(mine)
 
 
@@ -95,7 +98,7 @@ def summed(*numbers: float) -> list[float]:
     totals = torch.tensor(numbers, dtype=torch.float64)
     if world_size() > 1:
         with collective("all-reduce of numbers"):
-            dist.all_reduce(totals)
+            dist.all_reduce(totals, group=cpu_group())
     return totals.tolist()
 
 
@@ -106,7 +109,7 @@ def _text(value: Any) -> bytes:
 def _largest(size_bytes: int) -> int:
     """The largest of all ranks' sizes, to which the others are filled up: tensors of a collective are of one shape."""
     largest = torch.tensor(size_bytes)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=cpu_group())
     return int(largest)
 
 

@@ -53,7 +53,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Considered:
-    """A mesh that was looked at."""
+    """A layout of a mesh that was priced."""
 
     mesh: dict[str, int]
     step_s: float | None
@@ -61,6 +61,8 @@ class Considered:
     memory_bytes: int | None
     micro_batches: int = 1
     recompute: bool = False
+    layout: str = ""
+    """`data parallel`, `fully sharded`, `searched` or `from hints`; empty where nothing had room."""
 
 
 def in_words(placements: Placements) -> str:

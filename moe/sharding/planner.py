@@ -53,9 +53,11 @@ def plan(
     micro_batches: int | None = None,
     recompute: bool | None = None,
 ) -> ShardingPlan:
-    """The cheapest plan that is found for `model(*sample)` on a cluster, with hints by name for parameters, buffers,
-    `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells). A mapping as the sample is
-    `model(**sample)`, whose inputs have names (`inputs.labels`), or `model(sample)` where forward has no such names.
+    """A plan for `model(*sample)` on a cluster: the cheapest that is found with hints by name for parameters, buffers,
+    `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells). Without hints it is data
+    parallelism as in DDP, or else fully sharded parameters as in FSDP, where that is predicted slower than the cheapest
+    by no more than the error of predictions. A mapping as the sample is `model(**sample)`, whose inputs have names
+    (`inputs.labels`), or `model(sample)` where forward has no such names.
 
     DTensor's own placements will do as hints: `Shard(0)`, or a list with one for each axis of `mesh`.
 
@@ -128,6 +130,7 @@ def _planned(asked: Asked) -> ShardingPlan:
         devices=() if best.devices == tuple(range(len(best.devices))) else best.devices,
         micro_batches=best.count,
         recompute=best.again,
+        layout=best.layout,
         loss=None if asked.loss is None else getattr(asked.loss, "__qualname__", type(asked.loss).__name__),
     )
 

@@ -53,6 +53,9 @@ class ShardingPlan:
     """Rank at each place of the mesh, whose last axis runs fastest; empty where they are in the order of their
     numbers."""
 
+    layout: str = ""
+    """`data parallel` or `fully sharded` where a layout of these was chosen, else `searched` or `from hints`."""
+
     loss: str | None = None
     """Name of the function that makes the loss of what the module returns; None where the module returns its loss."""
 

@@ -252,6 +252,21 @@ def test_an_array_over_three_axes() -> None:
     assert np.array_equal(np.array(plan.devices).reshape(2, 2, 2), array)
 
 
+def test_an_array_that_cuts_more_dimensions_than_a_mesh_has_axes_is_refused() -> None:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.zeros(2, 2, 2, 2))
+    module.forward = lambda x: (x * module.weight).sum()
+    hints = {
+        "weight": sharding.Devices(
+            ((((0, 1), (2, 3)), ((4, 5), (6, 7))), (((8, 9), (10, 11)), ((12, 13), (14, 15))))
+        )
+    }
+    with pytest.raises(SpecError) as refused:
+        sharding.plan(module, (torch.zeros(2, 2, 2, 2),), cores(16), hints)
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.value) == ("hints['weight']", "shape (2, 2, 2, 2)")
+
+
 def test_inputs_are_named_and_go_before_patterns() -> None:
     """Over two ranks, since one splits nothing."""
     module, batch = nn.Linear(4, 6), (torch.zeros(8, 4),)

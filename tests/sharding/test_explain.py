@@ -113,7 +113,13 @@ def test_hints_memory_and_meshes_are_told_as_they_are():
     assert told["total"] == in_bytes(plan.memory.total)
     assert told["optimizer state"] == in_bytes(plan.memory.optimizer)
     assert section(plan, "considered") == [
-        ["data 2 x model 2", in_seconds(plan.step_s), in_bytes(plan.considered[0].memory_bytes), "this plan"]
+        [
+            "data 2 x model 2",
+            plan.layout,
+            in_seconds(plan.step_s),
+            in_bytes(plan.considered[0].memory_bytes),
+            "this plan",
+        ]
     ]
 
 

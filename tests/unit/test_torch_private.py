@@ -1,5 +1,5 @@
-"""Each private part of torch that `moe.sharding` uses is there, and does what it is used for; they are used in
-`torch_private.py` alone."""
+"""Each private part of torch that `moe.sharding` and `moe.parallel` use is there, and does what it is used for;
+`moe.sharding` uses them in `torch_private.py` alone."""
 
 import ast
 import importlib
@@ -16,6 +16,7 @@ from torch.distributed.tensor import Replicate, Shard
 from moe.sharding import torch_private
 
 SHARDING = Path(torch_private.__file__).parent
+PARALLEL = SHARDING.parent / "parallel"
 
 _DESCRIPTORS = "torch._functorch._aot_autograd.descriptors."
 _FAKE = "torch._subclasses.fake_tensor."
@@ -23,6 +24,8 @@ _DTENSOR = "torch.distributed.tensor."
 _KNOWN = _DTENSOR + "DTensor._op_dispatcher.sharding_propagator."
 
 USED = {
+    "torch.distributed.distributed_c10d._get_default_store": "ranks wait for rank 0 beyond the timeout of collectives",
+    **{"torch._foreach_" + name: "many tensors are updated by one call" for name in ("copy_", "mul_", "norm")},
     "torch._decomp.get_decompositions": "operators are written with simpler ones",
     "torch._functorch.aot_autograd.aot_export_joint_with_descriptors": "forward and backward pass are one graph",
     **{_DESCRIPTORS + name: "what a graph's arguments and results are" for name in (
@@ -57,6 +60,7 @@ USED = {
     "torch.distributed.device_mesh.DeviceMesh": "DTensor is asked on a mesh on which nothing is sent",
     _DTENSOR + "_dtensor_spec.DTensorSpec": "DTensor's rules are asked",
     _DTENSOR + "_dtensor_spec.TensorMeta": "DTensor's rules are asked",
+    _DTENSOR + "DTensor._spec": "gradients are DTensors like their parameters",
     _DTENSOR + "_op_schema.OpSchema": "DTensor's rules are asked",
     _DTENSOR + "_ops.single_dim_strategy._expand_single_dim_strategy_to_mesh": "DTensor's rules of one axis are asked",
     **{_KNOWN + name: "DTensor's rules are found" for name in (
@@ -78,8 +82,8 @@ def test_it_is_there(name: str) -> None:
         except ImportError:
             if not hasattr(found, part):
                 pytest.fail(
-                    f"torch {torch.__version__} has no {prefix}, by which moe.sharding sees to it that {USED[name]}: "
-                    "find what took its place, and change moe/sharding/torch_private.py"
+                    f"torch {torch.__version__} has no {prefix}, by which moe sees to it that {USED[name]}: "
+                    "find what took its place, and change moe/sharding/torch_private.py or moe/parallel"
                 )
             found = getattr(found, part)
 
@@ -118,9 +122,8 @@ def test_they_are_used_in_one_file_alone() -> None:
 
 
 def test_each_that_is_used_stands_above() -> None:
-    used = {
-        name for name in _private(ast.parse((SHARDING / "torch_private.py").read_text())) if _is_private(name)
-    }
+    files = [SHARDING / "torch_private.py", *PARALLEL.rglob("*.py")]
+    used = {name for file in files for name in _private(ast.parse(file.read_text())) if _is_private(name)}
     unnamed = {name for name in used if not any(each == name or each.startswith(name + ".") for each in USED)}
     assert not unnamed, "these have no line in USED"
 

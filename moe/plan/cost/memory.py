@@ -69,7 +69,7 @@ class MemoryModel:
         self._num_groups, self._group_tokens = spec.num_groups, spec.group_tokens
         self._m, self._units = spec.model.model_dim, units(spec.model, profile, spec.train.freeze)
         self._layers = LayerMemory(spec, self._kind, profile, load_skew)
-        # A folder has what lies beneath an adapter, also where the job, which is only planned, names none yet.
+        # The frozen base of an adapter takes memory, even in a plan of a job that names no folder to load it from.
         self._keeps_frozen = getattr(spec.model, "adapter", None) is not None
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]

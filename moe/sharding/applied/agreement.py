@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from moe.parallel.collective import all_gather_single, collective
+from moe.parallel.cpu_group import cpu_group
 from moe.sharding.exchange.mesh import Mesh
 
 REFUSED = 0
@@ -21,18 +22,17 @@ def signature_of(*decisive: Any) -> int:
 
 
 def can_agree(mesh: Mesh) -> bool:
-    """Whether ranks have a backend for tensors on the CPU: on a GPU alone, agreement would wait for its stream."""
-    if mesh.num_ranks == 1 or not dist.is_initialized():
-        return False
-    return "cpu:" in str(dist.get_backend_config())
+    """Whether there are other ranks to agree with."""
+    return mesh.num_ranks > 1 and dist.is_initialized()
 
 
 def agree(mesh: Mesh, signature: int) -> None:
     """Raise ValueError, on every rank whose own batch is not refused, where a rank has refused its batch or calls with
-    another signature. All ranks call it."""
+    another signature. All ranks call it. Signatures are exchanged on the CPU: a GPU would first finish what its stream
+    still has to do."""
     every = torch.empty(mesh.num_ranks, dtype=torch.int64)
     with collective("agreement on the batch's sizes"):
-        all_gather_single(every, torch.tensor([signature]))
+        all_gather_single(every, torch.tensor([signature]), group=cpu_group())
     if signature == REFUSED or bool((every == signature).all()):
         return
     signatures = every.tolist()

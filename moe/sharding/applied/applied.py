@@ -189,12 +189,12 @@ class Applied(_Stays):
         )
 
     def _check_use(self) -> None:
-        """Raises RuntimeError for what a program would pay no heed to."""
+        """Raises RuntimeError after `close`, and within `torch.autocast`, which would have no effect."""
         if self._is_closed:
             raise RuntimeError("the applied module was closed by sharding.close; apply the plan again")
         if torch.is_autocast_enabled(self._device.type):
             raise RuntimeError(
-                "torch.autocast is on, which a program pays no heed to: it has the dtypes that were planned; put "
+                "torch.autocast around the call of an applied module has no effect, as the plan fixes all dtypes; put "
                 "`with torch.autocast(...)` into the module's forward, and plan and apply it again"
             )
 
@@ -217,12 +217,14 @@ class Applied(_Stays):
         is_step = program.backward is not None and torch.is_grad_enabled()
         if ready.steps is not None:
             count = program.num_outputs + len(program.updates)
-            results = ready.steps(self.mesh, given, count, lambda made: self._gradients(program, made))
+            parts = self._parts(program, given)
+            results = ready.steps(self.mesh, parts, count, lambda made: self._gradients(program, made))
             outputs = self._updated(program, results)[0]
         elif is_step:
             outputs = _Step.apply(self, program, *given)
         else:
-            outputs = self._run(ready.alone, given)[0]
+            with torch.no_grad():
+                outputs = self._run(ready.alone, self._parts(ready.alone, given))[0]
         self.draws.step += self.training
         returned, tensors = list(ready.values), iter(outputs)
         for at, value in enumerate(returned):
@@ -279,10 +281,16 @@ class Applied(_Stays):
                 return program.constants[name]
             case _:
                 held, last = self._owner(name)
-                tensor = held[last]
-                if not isinstance(tensor, DTensor):
-                    return tensor
-                return to_program(tensor.to_local(), self._shapes[name], self._placements[name], self.mesh)
+                return held[last]
+
+    def _parts(self, program: Program, given: Sequence[Tensor]) -> list[Tensor]:
+        """What a program takes of tensors, of DTensors this rank's parts; differentiable."""
+        return [
+            to_program(each.to_local(), self._shapes[leaf.name], self._placements[leaf.name], self.mesh)
+            if isinstance(each, DTensor)
+            else each
+            for leaf, each in zip(program.leaves, given, strict=True)
+        ]
 
     def _owner(self, name: str) -> tuple[dict[str, Any], str]:
         if name not in self._owners:
@@ -325,6 +333,16 @@ class Applied(_Stays):
             found.append(part)
         return found
 
+    def _gradients_like(self, program: Program, made: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The same as DTensors, for parameters that are."""
+        found = self._gradients(program, made)
+        for at, (leaf, part) in enumerate(zip(program.leaves, found, strict=True)):
+            held, last = self._owner(leaf.name) if part is not None else ({}, "")
+            if part is not None and isinstance(parameter := held[last], DTensor):
+                shard = from_program(part, leaf.shape, self._placements[leaf.name], self.mesh)
+                found[at] = torch_private.dtensor_like(parameter, shard)
+        return found
+
     def names(self) -> list[list[str]]:
         """All names of each parameter and buffer; those that are tied have several."""
         found: dict[int, list[str]] = {}
@@ -359,12 +377,13 @@ class Applied(_Stays):
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, applied: Applied, program: Program, *given: Tensor) -> tuple[Tensor, ...]:
-        outputs, saved = applied._run(program, given)
+        parts = applied._parts(program, given)
+        outputs, saved = applied._run(program, parts)
         ctx.applied, ctx.program, ctx.draws = applied, program, replace(applied.draws)
         ctx.num_saved = len(saved)
         used = sorted({number for kind, number in program.kept if kind == "leaf"})
         ctx.leaves = {number: at for at, number in enumerate(used)}
-        ctx.save_for_backward(*saved, *(given[number] for number in used))
+        ctx.save_for_backward(*saved, *(parts[number] for number in used))
         ctx.set_materialize_grads(False)
         trained = {id(outputs[at]) for at in program.tangents}
         found = [
@@ -398,7 +417,7 @@ class _Step(torch.autograd.Function):
             each if given & needs or not needs else None
             for each, needs in zip(made, program.needs, strict=True)
         ]
-        return None, None, *applied._gradients(program, made)
+        return None, None, *applied._gradients_like(program, made)
 
 
 def _tangent(tangents: Sequence[Tensor | None], number: int, outputs: Sequence[Any]) -> Tensor:

@@ -318,7 +318,7 @@ def _considered(plan: Plan) -> Iterator[str]:
             if each.step_s is None
             else (in_seconds(each.step_s), in_bytes(each.memory_bytes or 0))
         )
-        mine = plan.mesh, plan.micro_batches, plan.recompute
-        is_this = (each.mesh, each.micro_batches, each.recompute) == mine
-        rows.append((mesh_in_words(each.mesh), times, *cost, "this plan" if is_this else ""))
-    yield from _table(rows, right={2, 3})
+        mine = plan.mesh, plan.micro_batches, plan.recompute, plan.layout
+        is_this = (each.mesh, each.micro_batches, each.recompute, each.layout) == mine
+        rows.append((mesh_in_words(each.mesh), each.layout, times, *cost, "this plan" if is_this else ""))
+    yield from _table(rows, right={3, 4})

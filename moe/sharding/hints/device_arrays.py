@@ -18,8 +18,8 @@ Order = tuple[int, ...]
 def pin_of_array(
     ids: Any, num_dims: int, mesh: Mapping[str, int], said: str, devices: Sequence[int] = ()
 ) -> tuple[AxisPlacement, ...]:
-    """Splits over mesh axes that give every device the slice that an array gives it, on a mesh with these `devices`; by
-    itself those of their numbers. Raises SpecError where there are none."""
+    """Splits over mesh axes that give every device the slice that an array gives it. `devices` gives the device number
+    at each place of the mesh; by default 0, 1, 2 and so on. Raises SpecError where there are none."""
     wanted = tuple(devices) or tuple(range(math.prod(mesh.values())))
     for dims, order in _orders(ids, num_dims, mesh, said):
         if order == wanted:
@@ -30,8 +30,9 @@ def pin_of_array(
 
 
 def common_order(arrays: Iterable[tuple[Any, int, str]], mesh: Mapping[str, int]) -> Order:
-    """An order of devices on a mesh with which all arrays (ids, dimensions of the tensor, where it was said) are splits
-    over axes: that of their numbers where it will do. Raises SpecError where there is none."""
+    """Order of devices on a mesh in which every array is a split over mesh axes; 0, 1, 2 and so on if that is one. Each
+    array comes as (ids, number of dimensions of its tensor, path of the hint). Raises SpecError where no order suits
+    all arrays."""
     in_order: Order = tuple(range(math.prod(mesh.values())))
     common: list[Order] = []
     first = ""

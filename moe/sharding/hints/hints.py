@@ -152,8 +152,8 @@ def pin_of(
     where: str | None = None,
     devices: Sequence[int] = (),
 ) -> Pin:
-    """Placements along the mesh's axes, whose places have these `devices`; by itself those of their numbers. Raises
-    SpecError for a dimension or an axis that does not exist."""
+    """Placements along the axes of a mesh. `devices` gives the device number at each place of the mesh, last axis
+    fastest; by default 0, 1, 2 and so on. Raises SpecError for a dimension or an axis that does not exist."""
     said, axes = f"{path} ({where})" if where else path, tuple(mesh)
 
     def checked(dim: int) -> int:

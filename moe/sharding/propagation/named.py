@@ -11,6 +11,7 @@ from moe.sharding.hints.annotate import PLACED, hint_of
 from moe.sharding.hints.device_arrays import Order, common_order, shape_of_array
 from moe.sharding.hints.hints import Devices, Hint, Pin, axes_named, matched, pin_of, to_plain
 from moe.sharding.operands import is_operator, shape_of
+from moe.sharding.placement import MAX_AXES
 from moe.spec import Problem, SpecError
 
 
@@ -47,11 +48,19 @@ class Annotated:
         return common_order(arrays, mesh)
 
     def mesh_of_arrays(self) -> dict[str, int] | None:
-        """Axes, one for each dimension that the first array of devices cuts; None without arrays, or where axes are
-        named."""
-        shapes = (shape_of_array(wish.hint.ids) for wish in self.wishes if isinstance(wish.hint, Devices))
-        cuts = [[size for size in shape if size > 1] for shape in shapes]
-        longest = max(cuts, key=len, default=[])
+        """Mesh with an axis for each cut dimension of the array of devices that cuts the most; None without arrays, or
+        where hints name axes. Raises SpecError where it cuts more dimensions than a mesh may have axes."""
+        longest: list[int] = []
+        for wish in self.wishes:
+            if not isinstance(wish.hint, Devices):
+                continue
+            cuts = [size for size in shape_of_array(wish.hint.ids) if size > 1]
+            if len(cuts) > MAX_AXES:
+                path = _path(wish.said, self._name(wish))
+                raise SpecError(Problem(path, f"shape {shape_of_array(wish.hint.ids)}",
+                                        f"must cut at most {MAX_AXES} dimensions, as meshes have at most so many axes",
+                                        "cut fewer dimensions, those more often"))  # fmt: skip
+            longest = max(longest, cuts, key=len)
         return None if self.axes or not longest else {f"axis{at}": size for at, size in enumerate(longest)}
 
     def pins(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> dict[str, Pin]:

@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint
+from moe.sharding.placement import MAX_AXES
 from moe.sharding.solve.own_cluster import own_cluster
 from moe.sharding.solve.progress import Progress
 from moe.spec import Problem, SpecError
 from moe.spec.files import read_plain
-
-MAX_AXES = 3
-"""Axes of a mesh at most: each multiplies the ways to split an operator."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,14 @@
-"""The fastest way to lay a module out and to run its step, of all that are looked at."""
+"""The way to lay a module out and to run its step: the fastest of all that are looked at, or a layout that people write
+by hand, where what a search finds is faster by no more than the error of predictions."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moe.plan.search.spread import WITHIN_ERROR
 from moe.sharding.planned import Considered
+from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.propagation.propagate import Propagated, Propagation
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.accumulate import Loop, classes_of, in_loop, pins_in_loop
@@ -15,6 +18,7 @@ from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.recompute import with_again
 from moe.sharding.solve.search import Search
+from moe.sharding.solve.simple import LayoutName, simple_layouts
 from moe.sharding.solve.solved import Solved
 from moe.sharding.solve.subject import Subject
 
@@ -23,6 +27,7 @@ from moe.sharding.solve.subject import Subject
 class Way:
     """A plan within one mesh, one number of micro-batches, with or without recomputation."""
 
+    layout: LayoutName
     solved: Solved
     degrees: dict[str, int]
     costs: Costs
@@ -34,32 +39,47 @@ class Way:
     """Device at each place of the mesh."""
 
 
+BY_SIMPLICITY: tuple[LayoutName, ...] = ("data parallel", "fully sharded", "searched", "from hints")
+
+
 def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
-    """(the fastest on any mesh that has room, in the fewest micro-batches with which one has; all that was looked at).
-    The captured graph may be changed: a subject is good for one search."""
-    best: Way | None = None
+    """(the choice among all meshes that have room, in the fewest micro-batches with which one has; all that was looked
+    at). The captured graph may be changed: a subject is good for one search."""
     considered: list[Considered] = []
     on = _meshes(of)
     for again, (count, loop) in _runs(of):
+        ways: list[Way] = []
         for degrees in on:
-            of.asked.progress.at(_in_words(degrees, count, again, best))
-            way = _on_mesh(of, degrees, loop, count=count, again=again)
-            used = None if way is None else int(way.solved.memory_bytes) + of.captured.input_bytes
-            seconds = None if way is None else way.solved.seconds
-            considered.append(Considered(degrees, seconds, used, count, again))
-            if way is not None and (best is None or way.solved.seconds < best.solved.seconds):
-                best = way
-        if best is not None:
-            break
-    return best, considered
+            of.asked.progress.at(_in_words(degrees, count, again, ways))
+            on_mesh = list(_on_mesh(of, degrees, loop, count=count, again=again))
+            considered += [_considered(of, way) for way in on_mesh]
+            if not on_mesh:
+                considered.append(Considered(degrees, None, None, count, again))
+            ways += on_mesh
+        if ways:
+            return chosen(ways), considered
+    return None, considered
 
 
-def _in_words(degrees: Mapping[str, int], count: int, again: bool, best: Way | None) -> str:
+def chosen(ways: Sequence[Way]) -> Way:
+    """The simplest layout that is slower than the fastest by no more than the error of predictions; of several meshes
+    the fastest."""
+    limit_s = WITHIN_ERROR * min(way.solved.seconds for way in ways)
+    within = [way for way in ways if way.solved.seconds <= limit_s]
+    return min(within, key=lambda way: (BY_SIMPLICITY.index(way.layout), way.solved.seconds))
+
+
+def _considered(of: Subject, way: Way) -> Considered:
+    used = int(way.solved.memory_bytes) + of.captured.input_bytes
+    return Considered(way.degrees, way.solved.seconds, used, way.count, way.again, way.layout)
+
+
+def _in_words(degrees: Mapping[str, int], count: int, again: bool, ways: Sequence[Way]) -> str:
     parts = [f"mesh {dict(degrees)}", f"{count} micro-batch{'es' * (count > 1)}"]
     if again:
         parts.append("blocks computed again")
-    if best is not None:
-        parts.append(f"best step so far {1e3 * best.solved.seconds:.3g} ms")
+    if ways:
+        parts.append(f"best step so far {1e3 * min(way.solved.seconds for way in ways):.3g} ms")
     return ", ".join(parts)
 
 
@@ -68,7 +88,7 @@ def has_room(of: Subject) -> bool:
     if least_bytes(of) > of.limits.memory_bytes * of.asked.cluster.num_devices:
         return False
     return any(
-        _on_mesh(of, degrees, loop, count=count, again=again, first=True) is not None
+        any(_on_mesh(of, degrees, loop, count=count, again=again, first=True))
         for again, (count, loop) in _runs(of)
         for degrees in _meshes(of)
     )
@@ -98,8 +118,9 @@ def least_bytes(of: Subject) -> float:
 
 def _on_mesh(
     of: Subject, degrees: dict[str, int], loop: Loop | None, *, count: int, again: bool, first: bool = False
-) -> Way | None:
-    """The fastest on one mesh, or the first that is found; None where it has no room."""
+) -> Iterator[Way]:
+    """What has room on one mesh: the fastest that is found, or the first, then, where nothing is hinted, the layouts
+    that people write by hand."""
     asked, captured, found = of.asked, of.captured, of.found
     devices = found.devices(degrees, of.without)
     pins = with_again(captured, found.pins(degrees, of.without))
@@ -112,13 +133,28 @@ def _on_mesh(
     bound: Bound = {}
     if followed is not None and asked.search:
         bound = bound_by(captured, followed, rules, pins, in_loop=loop is not None)
+    simple: list[tuple[LayoutName, Assignment]] = []
+    if asked.search and not found.wishes:  # else hints decide
+        simple += simple_layouts(captured, rules, tuple(degrees.values()))
     alike: Mapping[str, Any] = pins
     if loop is not None:
         pins = pins_in_loop(pins)
         begin, alike = [in_loop(each, loop, count) for each in begin], classes_of(loop, pins)
+        simple = [(layout, in_loop(each, loop, count)) for layout, each in simple]
     costs = Costs(asked.cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
     inner = Search(
         captured, costs, rules, of.limits, pins, classes(captured, alike) if asked.search else None, bound
     )
-    solved = inner.best(begin, first=first) if asked.search else inner.priced(*begin)
-    return None if solved is None else Way(solved, degrees, costs, rules, followed, count, again, devices)
+
+    def way(layout: LayoutName, solved: Solved) -> Way:
+        return Way(layout, solved, degrees, costs, rules, followed, count, again, devices)
+
+    if not asked.search:
+        if (solved := inner.priced(*begin)) is not None:
+            yield way("from hints", solved)
+        return
+    if (solved := inner.best(begin, first=first)) is not None:
+        yield way("searched", solved)
+    for layout, assignment in simple:
+        if (solved := inner.priced(assignment)) is not None:
+            yield way(layout, solved)

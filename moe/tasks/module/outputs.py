@@ -13,8 +13,8 @@ MAX_NAME = 64
 
 
 def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """(loss, other scalars by name) of what a module returned: the loss itself, a mapping with `loss`, or a tuple of
-    the loss and a mapping. What else is in the mapping and is no scalar is left alone. Raises SpecError."""
+    """Return the loss and the other scalars by name. A module may return the loss, a mapping with the key `loss`, or
+    the tuple (loss, mapping); values of a mapping that are no scalars are ignored. Raises SpecError."""
     match output:
         case Tensor():
             loss, others = output, {}

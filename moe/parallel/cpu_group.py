@@ -1,0 +1,20 @@
+"""The process group over which all ranks exchange tensors on the CPU."""
+
+import torch.distributed as dist
+
+
+def cpu_group() -> dist.ProcessGroup:
+    """The default process group, or a gloo group of the same ranks where the default one has no backend for the CPU, as
+    after `init_process_group("nccl")`. All ranks call it together: the first call creates that group."""
+    world = dist.group.WORLD
+    assert world is not None
+    if "cpu:" in str(dist.get_backend_config()):
+        return world
+    if world not in _BESIDE:
+        _BESIDE.clear()  # groups of a default group that is gone
+        _BESIDE[world] = dist.new_group(backend="gloo")
+    return _BESIDE[world]
+
+
+_BESIDE: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+"""The gloo group by the default group that it stands beside."""

@@ -1,0 +1,59 @@
+"""The layouts that people write by hand, priced beside what a search finds: data parallelism as in DDP, where every
+rank has all parameters and a part of the batch, and as in FSDP, where parameters are sharded between their uses."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from torch import fx
+
+from moe.sharding.capture.capture import Captured
+from moe.sharding.hints.hints import Pin
+from moe.sharding.operands import shape_of
+from moe.sharding.placement import WHOLE, AxisPlacement, Placements, split
+from moe.sharding.propagation.assignment import Assignment
+from moe.sharding.propagation.propagate import Propagation
+from moe.sharding.rules.rule import Rule
+from moe.sharding.solve.stored import has_no_empty_part
+
+LayoutName = Literal["data parallel", "fully sharded", "searched", "from hints"]
+"""The last two are what a search finds, and what propagation makes of hints alone."""
+
+
+def simple_layouts(
+    captured: Captured, rule_of: Callable[[fx.Node], Rule], degrees: Sequence[int]
+) -> Iterator[tuple[LayoutName, Assignment]]:
+    """Both layouts on a mesh, along all of its axes; none where no input has a batch to split."""
+    batch = _batch(captured)
+    if not batch:
+        return
+    shapes = {
+        node: leaf.shape for node, leaf in captured.leaves.items() if leaf.kind in ("parameter", "buffer")
+    }
+    pins: dict[str, Pin] = {node.name: (WHOLE,) * len(degrees) for node in shapes}
+    pins |= {node.name: _along(degrees, split(0)) for node in batch}
+    whole = Propagation(captured, rule_of, degrees, pins, {}).propagated().assignment
+    yield "data parallel", whole
+    sharded = {
+        node.name: _sharded(shape, degrees)
+        for node, shape in shapes.items()
+        if captured.leaves[node].kind == "parameter"
+    }
+    yield "fully sharded", replace(whole, leaves={**whole.leaves, **sharded})
+
+
+def _batch(captured: Captured) -> list[fx.Node]:
+    """Inputs whose dimension 0 is as long as that of the first."""
+    inputs = [node for node, leaf in captured.leaves.items() if leaf.kind == "input" and leaf.shape]
+    return [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
+
+
+def _sharded(shape: tuple[int, ...], degrees: Sequence[int]) -> Placements:
+    """The first dimension that has a row for each rank, split along all axes; whole where there is none."""
+    ways = (_along(degrees, split(dim)) for dim in range(len(shape)))
+    return next((way for way in ways if has_no_empty_part(shape, way, degrees)), (WHOLE,) * len(degrees))
+
+
+def _along(degrees: Sequence[int], placement: AxisPlacement) -> Placements:
+    """This placement along all axes that have several ranks."""
+    return tuple(placement if degree > 1 else WHOLE for degree in degrees)
