@@ -210,13 +210,13 @@ def test_autocast_around_a_call():
     applied = applied_to(Normed(), X)
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(RuntimeError, match=r"torch\.autocast is on"),
+        pytest.raises(RuntimeError, match=r"torch\.autocast"),
     ):
         applied(X)
     loss = applied(X)
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(RuntimeError, match=r"torch\.autocast is on"),
+        pytest.raises(RuntimeError, match=r"torch\.autocast"),
     ):
         loss.backward()
 
