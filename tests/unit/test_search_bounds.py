@@ -41,7 +41,7 @@ def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
     assert_room(searched(job).memory, some_of(Choices(job.spec, job.cluster), job.workers))
 
 
-@pytest.mark.parametrize("profile", ["ours", "peer"])
+@pytest.mark.parametrize("profile", ["ours", "peer", "torchtitan"])
 def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileName) -> None:
     """In pipelines of many layers."""
     row = next(row for row in ROWS if row.model == "qwen3-30b-a3b")

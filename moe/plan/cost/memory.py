@@ -156,8 +156,14 @@ class MemoryModel:
 
     def _beside_of_share(self, share: Stage, run: Run) -> int:
         if share.index == run.pipeline - 1:
-            return sum(self._beside(share, run))
+            return self._least_beside(share, run)
         return self._in_flight(share, run)
+
+    def _least_beside(self, share: Stage, run: Run) -> int:
+        """Bytes beside the state of a share that may be on any stage. Messages of all micro-batches, which are fewer on
+        the first and the last, are left out."""
+        *others, passed = self._beside(share, run)
+        return sum(others) + (0 if self.profile.keeps_messages else passed)
 
     def _even_part(self, share: Stage, placed: Placed) -> int:
         """Bytes of state that a share takes at least, of which each rank that shares it has an even part. Weights that
@@ -222,7 +228,7 @@ class MemoryModel:
             stays = of.used.both * min(gathered, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
                 stays = max(stays, of.used.both * count * narrow)
-            room = self.usable_bytes - sum(self._beside(share, run)) - stays
+            room = self.usable_bytes - self._least_beside(share, run) - stays
             dense, experts = (
                 count * (width * trained + self._moment_width * optimizer)
                 for trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
