@@ -46,12 +46,15 @@ class HubFolder:
     def _is_config(self) -> bool:
         """Whether the user named a model's config by another name than `config.json`, such as `qwen3-30b.json`, and no
         folder. The files beside it may belong to other models: it stands alone."""
-        if not self.url.endswith(".json"):
-            return False
+        return self.url.endswith(".json") and (
+            self._is_file(self.url) or not self._is_file(f"{self.url}/{CONFIG}")
+        )
+
+    def _is_file(self, path: str) -> bool:
         try:
-            return not self._locator.locate(self.place, f"{self.url}/{CONFIG}")
+            return bool(self._locator.locate(self.place, path))
         except NoFile:
-            return True
+            return False
 
     def find(self, name: str) -> Location:
         """Where a file lies. Raises SpecError."""
