@@ -1,11 +1,13 @@
-"""Files taken away from under a run, its spool and its database: it ends as if nothing had been."""
+"""Files taken away from under a run, of all kinds: it ends as if nothing had been."""
 
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
+from service.head.local_head import LocalHead
 from service.wire.node_folder import spool_folder
 from tests.processes import DEADLINE_S, await_that
 from tests.ray.control_plane import (
@@ -42,3 +44,29 @@ def test_a_run_outlives_its_spool_and_its_database(plane: ControlPlane, undistur
     events = list(job.events(redone=True))
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     assert [data["state"] for data in entered(events)] == ["recovering", "running", "succeeded"]
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_prepared_data_and_its_storage(
+    head: LocalHead, tmp_path: Path, undisturbed: FinishedJob
+) -> None:
+    plane = ControlPlane(head, tmp_path / "cache", tmp_path).start()
+    try:
+        job = plane.client.submit(job_spec(retry={"max_failures": 5}))
+        first = worker_group(job)
+        await_checkpoint(job, 10)
+        shutil.rmtree(tmp_path / "cache")
+        await_checkpoint(job, 20)  # goes on with the data that it has open
+        os.kill(first[1]["pid"], signal.SIGKILL)
+        second = worker_group(job, 1)  # which prepares the data again
+        await_checkpoint(job, 30)
+        shutil.rmtree(job.storage)
+        os.kill(second[1]["pid"], signal.SIGKILL)  # perhaps before another checkpoint
+        worker_group(job, 2)
+        assert job.wait(DEADLINE_S).state == "succeeded", job.data
+        assert job.data["attempt"] == 1
+        assert losses(job) == losses(undisturbed.job)
+        log = "\n".join(line["message"] for line in job.logs())
+        assert "files of this attempt were removed" in log
+    finally:
+        plane.close()

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -277,6 +277,77 @@ def test_a_checkpoint_that_finds_no_room_is_told_until_there_is_some(
     assert own_plane.http.get("/readyz").json()["status"] == "degraded"
     assert own_plane.http.delete(f"/v1/jobs/{source['id']}").status_code == 202
     await_that(lambda: own_plane.http.get("/readyz").json()["status"] == "ready")
+
+
+@pytest.fixture
+def make_read_only() -> Iterator[Callable[[Path, bool], None]]:
+    """Changes whether a file can be written: by its attributes, which bind the superuser, and files that are open."""
+    changed: set[Path] = set()
+    program = shutil.which("chattr") or "chattr"
+
+    def make(path: Path, read_only: bool) -> None:
+        mode = "+i" if read_only else "-i"
+        try:
+            subprocess.run([program, mode, str(path)], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("this user or file system has no immutable files")
+        (changed.add if read_only else changed.discard)(path)
+
+    yield make
+    for path in list(changed):
+        make(path, False)
+
+
+def test_a_database_that_is_read_only_for_a_while_answers_in_words(
+    own_plane: ControlPlane, make_read_only: Callable[[Path, bool], None]
+) -> None:
+    own_plane.start()
+    job = own_plane.post(resources={"num_workers": 900})
+    files = [own_plane.folder / "state" / name for name in ("shardyard.db", "shardyard.db-wal")]
+    for file in files:
+        make_read_only(file, True)
+    for path, body in (("/v1/jobs", spec()), (f"/v1/jobs/{job['id']}/cancel", {})):
+        answer = own_plane.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:shardyard:problem:unavailable")
+        assert "is read-only, or fails" in answer.json()["detail"]
+    assert own_plane.job(job["id"])["state"] == "queued"
+    ready = own_plane.http.get("/readyz").json()
+    assert (ready["status"], "read-only" in ready["writing"]) == ("degraded", True)
+    for file in files:
+        make_read_only(file, False)
+    await_that(lambda: own_plane.http.get("/readyz").json()["status"] == "ready")
+    assert own_plane.http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 202
+
+
+@pytest.mark.slow
+def test_what_was_accepted_outlives_a_disk_that_fails(own_plane: ControlPlane, tmp_path: Path) -> None:
+    """The kernel makes a file system read-only when it finds errors on it, whoever has files open there."""
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    image.write_bytes(bytes(32 << 20))
+    mount = ["mount", "-o", "loop", str(image), str(disk)]
+    try:
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not mount a file system")
+    try:
+        own_plane.settings["state_dir"] = str(disk / "state")
+        own_plane.start()
+        jobs = [own_plane.post(resources={"num_workers": 900})["id"] for _ in range(3)]
+        subprocess.run(["mount", "-o", "remount,abort", str(disk)], check=True)
+        refused = own_plane.http.post("/v1/jobs", json=spec())
+        assert (refused.status_code, "is read-only, or fails" in refused.json()["detail"]) == (503, True)
+        assert own_plane.job(jobs[0])["state"] == "queued"
+        own_plane.kill()
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+        subprocess.run(["fsck.ext4", "-y", str(image)], check=False, capture_output=True)
+        subprocess.run(mount, check=True)
+        own_plane.start()
+        assert sorted(job["id"] for job in own_plane.http.get("/v1/jobs").json()["items"]) == sorted(jobs)
+    finally:
+        own_plane.close()
+        subprocess.run(["umount", "--lazy", str(disk)], check=False)
 
 
 def test_a_database_without_room_answers_in_words(own_plane: ControlPlane, small_disk: Path) -> None:

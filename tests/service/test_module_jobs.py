@@ -53,8 +53,10 @@ def test_scalars_that_a_module_returns_beside_its_loss_are_recorded_with_each_st
     done = modules.await_state(modules.post(**job("measured", train=train))["id"], "succeeded", "failed")
     assert done["state"] == "succeeded", done["reason"]
     expected = [
-        float(rating_B.max() - rating_B.min()) for _, rating_B in (batch(0, step) for step in range(3))
+        float(rating_B.max() - rating_B.min()) for _, rating_B in (batch(0, step) for step in range(4))
     ]
+    of_the_end = expected.pop()
+    assert done["result"]["report"]["numbers"] == {"spread": pytest.approx(of_the_end)}
     assert done["last_metric"]["numbers"] == {"spread": pytest.approx(expected[-1])}
     points = modules.http.get(f"/v1/jobs/{done['id']}/metrics?name=numbers").json()["items"]
     assert [point["numbers"]["spread"] for point in points] == pytest.approx(expected)

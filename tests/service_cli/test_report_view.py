@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from moe.records import Completion, LanguageReport, SourceReport, TranslationReport
+from moe.records import Completion, LanguageReport, ModuleReport, SourceReport, TranslationReport
 from service.cli.view.language import LanguageView
+from service.cli.view.module import ModuleView
 from service.cli.view.translation import TranslationView
 
 KEPT = Path(__file__).parents[1] / "golden" / "records" / "report.json"
@@ -76,3 +77,12 @@ def test_a_report_without_sources_is_not_one_of_language() -> None:
     assert LanguageView.of(LANGUAGE.to_plain()) == LanguageView(LANGUAGE)
     for told in (None, {}, {"sets": {}}):
         assert LanguageView.of(told) is None
+
+
+def test_a_modules_own_numbers_stand_below_its_loss() -> None:
+    report = ModuleReport(9, 0.25, {"accuracy": 0.5, "perplexity\x1b[2J": None})
+    view = ModuleView.of(json.loads(json.dumps(report.to_plain())))
+    assert view == ModuleView(report)
+    assert printed(view.scores()).splitlines() == [
+        "loss 0.25 of the batch after its 9 steps", "accuracy 0.5", "perplexity [2J -",
+    ]  # fmt: skip

@@ -137,13 +137,17 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         return {}
 
     def evaluate(self, model: Any, layout: "Layout", data: ModuleData) -> ModuleReport:
-        """The loss of one batch more, which it was not trained on."""
+        """The loss of one batch more, which it was not trained on, and what else the module returns of it."""
+        import math
+
         import torch
 
         step = self.spec.train.num_steps
         with torch.no_grad():
             found = self.loss(model, _of_step(data, step, layout))
-        return ModuleReport(num_steps=step, loss=float(found.nll))
+        numbers = {name: float(number) for name, number in found.numbers.items()}
+        finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+        return ModuleReport(num_steps=step, loss=float(found.nll), numbers=finite or None)
 
 
 def _of_step(data: ModuleData, step: int, layout: "Layout") -> ModuleBatch:

@@ -6,6 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from moe.records import ModuleReport
+from service.cli.view.printable import printable
 from service.cli.view.report import ReportView
 
 
@@ -23,8 +24,13 @@ class ModuleView(ReportView):
         return None if report.loss is None else cls(report)
 
     def scores(self) -> RenderableType:
-        """The loss of the batch after the last."""
-        return Text(f"loss {self.report.loss:.4g} of the batch after its {self.report.num_steps:,} steps")
+        """The loss of the batch after the last, and the module's own numbers of it."""
+        text = f"loss {self.report.loss:.4g} of the batch after its {self.report.num_steps:,} steps"
+        numbers = (self.report.numbers or {}).items()
+        shown = (
+            f"{printable(name)} {'-' if number is None else f'{number:.4g}'}" for name, number in numbers
+        )
+        return Text("\n".join((text, *shown)))
 
     def examples(self) -> None:
         """None: a module says nothing of what its outputs mean."""

@@ -106,6 +106,10 @@ class Controller:
             try:
                 did = self.step()
                 failing = ""
+            except ServiceError as refused:  # the store takes nothing just now, and says why
+                if failing != (failing := str(refused)):
+                    log.error("a step of the controller failed", why=failing)
+                did = False
             except Exception as error:
                 if failing != (failing := repr(error)):  # and not twice a second while the store is away
                     log.exception("a step of the controller failed")

@@ -25,6 +25,15 @@ def in_words(error: DBAPIError) -> ServiceError | None:
     said = str(error.orig).splitlines()[0]
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
         return Full(f"the database has no room left ({said}); {REMEDY}")
+    if code is not None and code & 0xFF in (
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_IOERR,
+    ):  # the rest is detail
+        return Unavailable(
+            f"the database cannot be written ({said}): its disk, folder or file is read-only, or fails; what is stored "
+            "can be read; mend that, and ask again",
+            headers={"retry-after": "5"},
+        )
     return Unavailable(
         f"the database cannot do this now ({said}); ask again later", headers={"retry-after": "5"}
     )
