@@ -23,6 +23,7 @@ PRODUCT = (
     "first_job",
     "command_line",
     "control_plane",
+    "sharded_experts",
     "sharded_optimizer",
     "planning",
     "one_program",

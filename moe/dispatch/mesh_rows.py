@@ -1,5 +1,6 @@
 """All-to-alls of rows along one axis of a mesh, as the local programs of `moe.sharding` have it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,15 +10,12 @@ from moe.sharding.exchange.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class _Arrived:
-    rows: Tensor
-
-    def wait(self) -> Tensor:
-        return self.rows
+class _Begun:
+    wait: Callable[[], Tensor]
 
 
 class MeshRows(RowExchange):
-    """Each all-to-all is over when it is begun, and the mesh knows what it costs."""
+    """All-to-alls of a mesh, which does not count their cost."""
 
     def __init__(self, mesh: Mesh, axis: int) -> None:
         self._mesh, self._axis = mesh, axis
@@ -32,7 +30,7 @@ class MeshRows(RowExchange):
         return gathered.view(self.num_ranks, *counts.shape)
 
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> OnTheWay:
-        return _Arrived(self._mesh.all_to_all(rows.contiguous(), self._axis, sent, received))
+        return _Begun(self._mesh.begin_all_to_all(rows.contiguous(), self._axis, sent, received))
 
     def take_traffic(self) -> Traffic:
         return Traffic()

@@ -22,6 +22,11 @@ from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Exchange, Factor, Grouped, Rule
 
+MAX_CHUNKS = 2
+"""Chunks in which rows are exchanged at most: one travels while experts work on the other."""
+CHUNK_ROWS = 256
+"""Rows of a chunk that an expert has on average at the least: products of fewer rows take longer than is hidden."""
+
 
 class OperatorDispatcher(Dispatcher):
     """Writes the operator into a graph that is being captured."""
@@ -63,7 +68,9 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
     if exchanged is not None:
         over = MeshRows(mesh, exchanged)
         every = ChoicesInOrder(expert, weight, kept, over.num_ranks * num_here)
-        return (AllToAllDispatcher(over)(x, every, experts),)
+        # the mean over experts, from shapes alone, which are the same on all ranks
+        num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_here // CHUNK_ROWS))
+        return (AllToAllDispatcher(over, num_chunks=num_chunks)(x, every, experts),)
     if expert_axes:
         expert = expert - mesh.first(num_experts, expert_axes)
         kept = kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))

@@ -3,14 +3,18 @@ auxiliary losses too."""
 
 import math
 import random
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from moe.dispatch import operator
 from moe.dispatch.operator import EXPERTS
 from moe.layers import MoELayer, TokenContext
 from moe.layers.routing import ROUTE
@@ -97,6 +101,71 @@ def test_any_split(router):
 def test_tokens_and_experts_along_one_axis(router, num_groups):
     torch.manual_seed(1)
     check_at_random(Layer(ROUTERS[router]), sample(num_groups), cases=3, seed=num_groups, prefer=exchanges)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("router", ROUTERS)
+def test_rows_in_chunks_compute_what_one_device_computes(router: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(operator, "CHUNK_ROWS", 1)
+    torch.manual_seed(1)
+    check_at_random(Layer(ROUTERS[router]), sample(), cases=2, seed=4, prefer=exchanges)
+
+
+@dataclass(frozen=True)
+class RecordingMesh(ThreadMesh):
+    events: list[str] = dataclass_field(default_factory=list)
+    """`begin N` and `wait N` of the all-to-alls, and `product`."""
+
+    def begin_all_to_all(
+        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+    ) -> Callable[[], Tensor]:
+        number = sum(event.startswith("begin") for event in self.events)
+        self.events.append(f"begin {number}")
+        arrived = self.all_to_all(rows, axis, sent, received)
+
+        def wait() -> Tensor:
+            self.events.append(f"wait {number}")
+            return arrived
+
+        return wait
+
+
+class Products(TorchDispatchMode):
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self._events = events
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+            self._events.append("product")
+        return func(*args, **(kwargs or {}))
+
+
+def test_one_chunk_is_exchanged_while_experts_work_on_the_other():
+    """In both passes, of a layer with as many rows as are worth it."""
+    tokens, width = 2 * operator.CHUNK_ROWS, 4
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tokens, width, generator=generator)
+    expert = torch.randint(0, 2, (tokens, 1), generator=generator)
+
+    def events_of(mesh: ThreadMesh) -> tuple[list[str], list[str]]:
+        recording = RecordingMesh(**vars(mesh))
+        of_all = (2, (), (), 0)
+        chosen = (expert, torch.ones(tokens, 1), torch.ones(tokens, 1, dtype=torch.bool))
+        weights = (torch.ones(1, width, 8), torch.ones(1, 8, width), None, None, None, None)
+        with Products(recording.events):
+            (y,), kept = forward_kept(recording, EXPERTS.name, of_all, x, *chosen, *weights, "relu", [])
+            forward, count = list(recording.events), len(recording.events)
+            gradients_of_kept(kept, [torch.ones_like(y)])
+        return forward, recording.events[count:]
+
+    for passes in on_threads((2,), events_of):
+        for events in passes:
+            begun = [event for event in events if event.startswith("begin")]
+            assert len(begun) == 4
+            for begin in (begun[1], begun[2]):  # the second chunk's rows, and what was made of the first's
+                wait = events.index(begin.replace("begin", "wait"))
+                assert "product" in events[events.index(begin) : wait], events
 
 
 def test_a_layer_alone_returns_its_routing():

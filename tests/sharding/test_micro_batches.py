@@ -18,6 +18,8 @@ from moe.sharding.applied.ready import program_of
 from moe.sharding.applied.stored import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.exchange.loop_mesh import LoopMesh
+from moe.sharding.exchange.mesh import Mesh, ShardingMesh
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.gshard_listing import PaperModel
@@ -315,3 +317,11 @@ def test_a_batch_behind_another_dimension_is_told_so():
         SpecError, match=r"joins the batch with a dimension that lies before it.*keep the batch first"
     ):
         sharding.plan(TimeFirst(), (torch.zeros(8, 5, 4),), cores(1), micro_batches=2)
+
+
+def test_exchanges_within_a_loop_are_begun_as_they_are_outside():
+    """A mesh has each exchange done at once unless it says otherwise; a loop's passes all of them on."""
+    for mesh in (LoopMesh, ShardingMesh):
+        begun = {name for name in dir(mesh) if name.startswith("begin_")}
+        assert len(begun) >= 4
+        assert {name for name in begun if getattr(mesh, name) is getattr(Mesh, name)} == set()

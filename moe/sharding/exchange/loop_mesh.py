@@ -47,5 +47,10 @@ class LoopMesh(Mesh):
     ) -> Callable[[], Tensor]:
         return self._mesh.begin_all_reduce(x, self._axis(axis), combine, in_place=in_place)
 
+    def begin_all_to_all(
+        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+    ) -> Callable[[], Tensor]:
+        return self._mesh.begin_all_to_all(rows, self._axis(axis), sent, received)
+
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
         return self._mesh.permute(rows, self._axis(axis), shift)

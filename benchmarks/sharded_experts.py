@@ -1,0 +1,127 @@
+"""A layer of experts split over two gloo ranks, as programs of `moe.sharding` run it: tokens to experts and back in one
+chunk, and in two, of which one travels while experts work on the other. Forward and backward pass; chunks take turns in
+one run, a turn's time is that of the slower rank. Seconds that a rank waits for rows stand beside those of the step.
+"""
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks import results
+from benchmarks.sharded_peers import ratio
+from moe.dispatch import operator
+from moe.sharding.exchange.mesh import ShardingMesh
+from moe.sharding.rules.differentiated import forward_kept, gradients_of_kept
+from moe.train.environment import KEEP_FREED_MEMORY
+
+RANKS, ROUNDS, WARM_UP = 2, 60, 3
+TOKENS, WIDTH, HIDDEN, EXPERTS_HERE, PER_TOKEN = 2048, 256, 512, 4, 2
+CHUNKS = (1, 2)
+
+
+class WaitingMesh(ShardingMesh):
+    """Counts what it waits for all-to-alls."""
+
+    waited_s: ClassVar[list[float]] = [0.0]
+
+    def begin_all_to_all(
+        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+    ) -> Callable[[], Tensor]:
+        wait = super().begin_all_to_all(rows, axis, sent, received)
+
+        def counted() -> Tensor:
+            began = time.perf_counter()
+            arrived = wait()
+            self.waited_s[0] += time.perf_counter() - began
+            return arrived
+
+        return counted
+
+
+def work(rank: int, rendezvous: str, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    mesh = WaitingMesh((RANKS,), (rank,), (dist.group.WORLD,))
+    draw = torch.Generator().manual_seed(rank)
+    x = torch.randn(TOKENS, WIDTH, generator=draw)
+    expert = torch.randint(0, RANKS * EXPERTS_HERE, (TOKENS, PER_TOKEN), generator=draw)
+    weight, kept = (
+        torch.rand(TOKENS, PER_TOKEN, generator=draw),
+        torch.ones(TOKENS, PER_TOKEN, dtype=torch.bool),
+    )
+    w_in = torch.randn(EXPERTS_HERE, WIDTH, HIDDEN, generator=draw) * WIDTH**-0.5
+    w_out = torch.randn(EXPERTS_HERE, HIDDEN, WIDTH, generator=draw) * HIDDEN**-0.5
+    arguments: tuple[Any, ...] = (x, expert, weight, kept, w_in, w_out, None, None, None, None, "relu", [])
+    layout = (RANKS * EXPERTS_HERE, (), (), 0)
+
+    def step(num_chunks: int) -> tuple[float, float]:
+        """Milliseconds of both passes, and of those that were waited for, on the slower rank."""
+        operator.MAX_CHUNKS = num_chunks
+        dist.barrier()
+        mesh.waited_s[0], began = 0.0, time.perf_counter()
+        (y,), saved = forward_kept(mesh, operator.EXPERTS.name, layout, *arguments)
+        gradients_of_kept(saved, [torch.ones_like(y)])
+        taken = torch.tensor([time.perf_counter() - began, mesh.waited_s[0]], dtype=torch.float64)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        return 1e3 * float(taken[0]), 1e3 * float(taken[1])
+
+    for _ in range(WARM_UP):
+        for num_chunks in CHUNKS:
+            step(num_chunks)
+    found: dict[int, list[tuple[float, float]]] = {num_chunks: [] for num_chunks in CHUNKS}
+    for turn in range(ROUNDS):
+        for num_chunks in CHUNKS[:: 1 if turn % 2 else -1]:
+            found[num_chunks].append(step(num_chunks))
+    if rank == 0:
+        answer.send(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measured() -> dict[int, list[tuple[float, float]]]:
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = context.Pipe(duplex=False)
+        processes = [
+            context.Process(target=work, args=(rank, f"{folder}/rendezvous", theirs)) for rank in range(RANKS)
+        ]
+        for process in processes:
+            process.start()
+        theirs.close()  # so that waiting ends with them
+        found: dict[int, list[tuple[float, float]]] = ours.recv()
+        for process in processes:
+            process.join()
+    return found
+
+
+def main() -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
+    found = measured()
+    steps = {num_chunks: [step for step, _ in of] for num_chunks, of in found.items()}
+    waits = {num_chunks: [wait for _, wait in of] for num_chunks, of in found.items()}
+    for num_chunks in CHUNKS:
+        print(f"{num_chunks} chunk(s): {statistics.median(steps[num_chunks]):8.2f} ms a step, of which "
+              f"{statistics.median(waits[num_chunks]):8.2f} ms wait for rows")  # fmt: skip
+    figures = {
+        "ranks": RANKS, "tokens": TOKENS, "width": WIDTH, "hidden": HIDDEN, "experts": RANKS * EXPERTS_HERE,
+        "experts_per_token": PER_TOKEN, "rounds": ROUNDS,
+        "median_ms": {str(each): round(statistics.median(steps[each]), 2) for each in CHUNKS},
+        "waited_ms": {str(each): round(statistics.median(waits[each]), 2) for each in CHUNKS},
+        "ratio": ratio(steps[2], steps[1]),
+    }  # fmt: skip
+    print(
+        f"two chunks take {figures['ratio']} times one's; written to {results.write('sharded_experts', figures)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
