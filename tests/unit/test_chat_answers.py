@@ -236,6 +236,45 @@ def test_text_that_a_template_drops_from_an_answer_is_told_and_refused_where_it_
     assert refusal.rule == "drops the text of an answer (messages[1])"
 
 
+def test_a_thought_that_the_prompt_opens_and_the_template_closes_at_once_is_learned():
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{{ '<think></think>' if m.role == 'assistant' }}"
+        "{{ m.content.split('</think>')[-1] }}{% endfor %}"
+        "{{ '<assistant><think>' + ('' if thinking else '</think>') if add_generation_prompt }}"
+    )
+    for answer in (said("assistant", "a", reasoning="hm"), said("assistant", "<think>hm</think>a")):
+        found = rendering(source, QUESTION, answer, MORE, LAST, thinking=True)
+        assert learned(found) == [["hm</think>a"], ["</think>b"]]
+        assert found.rows[1].text == "<user>q<assistant><think></think>a<user>r<assistant><think></think>b"
+        silent = rendering(source, QUESTION, answer, MORE, LAST)
+        assert (learned(silent), silent.notes) == ([["a", "b"]], ("thoughts",))
+
+
+@pytest.mark.parametrize("end", ["", "{{ '!' if messages[-1].role == 'assistant' }}"])
+def test_an_answer_that_is_not_learned_leaves_the_marks_of_others_however_many_each_has(end: str):
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% generation %}<end>{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    for skipped, spans in ((ANSWER, ["b", "<end>"]), (LAST, ["a", "<end>"])):
+        conversation = (QUESTION, ANSWER, MORE, LAST)
+        messages = [{**each, "weight": 0} if each is skipped else each for each in conversation]
+        assert learned(rendering(source + end, *messages)) == [spans]
+
+
+def test_what_a_template_with_marks_drops_is_told_too():
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    assert rendering(source, QUESTION, said("assistant", "b", thinking="hm")).notes == ("thoughts",)
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    template = ChatTemplate({"default": source}, {}, None)
+    (found,) = template.written([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
+    assert isinstance(found, Unreadable)
+    assert found.rule.startswith("drops a call of the tool 'f'")
+
+
 def test_a_template_that_renders_only_parts_gets_parts():
     source = (
         "{% for m in messages %}<{{ m.role }}>{% for part in m.content if part.type == 'text' %}"

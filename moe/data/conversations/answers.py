@@ -60,7 +60,7 @@ class Texts:
             return Answer(at, answered, self._begin_of_opening(answered))
         asked = self.first(at, asks=True)
         if answered.startswith(asked):
-            said = _with_own_thoughts(self.messages[at], answered[len(asked) :])
+            said = _with_own_thoughts(self.messages[at], asked, answered[len(asked) :])
             return Answer(at, asked + said, len(asked))
         text = self._going_on(at, asked)
         if text is None:
@@ -172,12 +172,18 @@ class Texts:
             return ""
 
 
-def _with_own_thoughts(message: Message, said: str) -> str:
-    """An answer with its message's thoughts instead of the empty thought that it begins with: Kimi K2's template drops
-    the thoughts of an answer without tool calls, though its prompt does not turn thinking off."""
+def _with_own_thoughts(message: Message, asked: str, said: str) -> str:
+    """What an answer says after the prompt `asked`, with its message's thoughts instead of the empty thought that it
+    begins with: Kimi K2's template drops the thoughts of an answer without tool calls, though its prompt does not turn
+    thinking off, and DeepSeek-V3.1's closes at once the thought that its prompt opens."""
     thoughts = parted(message)[0].strip("\n")
+    if not thoughts.strip():
+        return said
+    if opened := _OPENED.search(asked):
+        before, closes, after = said.partition(f"</{opened[1]}>")
+        return thoughts + (before or opened[2]) + closes + after if closes and not before.strip() else said
     empty = _EMPTY.match(said)
-    if empty is None or not thoughts.strip() or f"<{empty[1]}>" in said[empty.end() :]:
+    if empty is None or f"<{empty[1]}>" in said[empty.end() :]:
         return said
     half = empty[2][: len(empty[2]) // 2]
     return said[: empty.start(2)] + half + thoughts + half + said[empty.end(2) :]

@@ -41,7 +41,11 @@ class RowWriter:
         texts = Texts(self._template, prepared)
         notes = ["calls"] if len(prepared.messages) > len(conversation.messages) else []
         if self._template.has_marks:
-            return Rendering(self._by_marks_apart(texts) or (self._by_marks(texts),), tuple(notes))
+            answers = _marked_answers(texts)
+            marked = self._by_marks_apart(texts, answers) or (self._by_marks(texts, answers),)
+            for answer in answers:
+                notes += _left_out(texts.messages[answer.at], answer, answer.at, texts)
+            return Rendering(marked, tuple(notes))
         rows, more = self._by_growth(texts)
         return Rendering(rows, (*notes, *more))
 
@@ -124,19 +128,15 @@ class RowWriter:
                 self._has_end_behind = True
         return self._has_end_behind
 
-    def _by_marks_apart(self, texts: Texts) -> tuple[Written, ...]:
+    def _by_marks_apart(self, texts: Texts, answers: Sequence[Answer]) -> tuple[Written, ...]:
         """Rows of marked answers, if the template renders an earlier one differently once more messages follow; empty
         if one row holds all of them."""
         conversation, whole = texts.conversation, texts.first(len(texts.messages))
         rows: list[list[Answer]] = []
-        for at, message in enumerate(conversation.messages):
-            if not conversation.learns(at, message):
-                continue
-            try:
-                text, before = texts.first(at + 1), texts.first(at, asks=True) if at else ""
-            except Unreadable:  # the caller renders the whole conversation instead
-                return ()
-            _add(rows, Answer(at, text, common_length(before, text)))
+        for answer in answers:
+            _add(rows, answer)
+        if not rows:
+            return ()
         if len(rows) == 1 and whole.startswith(rows[0][-1].text):
             return ()
         written = []
@@ -152,7 +152,7 @@ class RowWriter:
                 written.append(Written(text, tuple(spans), by_marks=True))
         return tuple(written)
 
-    def _by_marks(self, texts: Texts) -> Written:
+    def _by_marks(self, texts: Texts, marked_answers: Sequence[Answer]) -> Written:
         conversation = texts.conversation
         marked = self._marked(conversation, len(conversation.messages))
         answers = [at for at, each in enumerate(conversation.messages) if each["role"] == "assistant"]
@@ -160,6 +160,8 @@ class RowWriter:
         spans = marked.spans
         if len(spans) == len(answers):
             spans = tuple(span for span, is_learned in zip(spans, learned, strict=True) if is_learned)
+        elif not all(learned) and marked_answers:
+            spans = tuple(span for span in spans if any(_overlaps(span, answer) for answer in marked_answers))
         elif not all(learned):
             spans = self._behind_given(conversation, marked, learned, answers)
         spans = tuple((begin, end) for begin, end in spans if begin < end)
@@ -177,9 +179,10 @@ class RowWriter:
         self, conversation: Conversation, marked: Written, learned: Sequence[bool], answers: Sequence[int]
     ) -> tuple[tuple[int, int], ...]:
         """Marked spans after the first `num_given` messages, of a template that does not mark each answer once."""
-        given = self._marked(conversation, conversation.num_given).text
-        is_after = all(learned[place] for place, at in enumerate(answers) if at >= conversation.num_given)
-        if not conversation.num_given or not is_after or not marked.text.startswith(given):
+        num_given = conversation.num_given
+        given = self._marked(conversation, num_given).text if num_given else ""
+        is_after = all(learned[place] for place, at in enumerate(answers) if at >= num_given)
+        if not num_given or not is_after or not marked.text.startswith(given):
             rule = f"marks {len(marked.spans)} spans for {len(answers)} answers, some of which must not be learned"
             raise Unreadable(rule, "mark each answer once")
         return tuple((begin, end) for begin, end in marked.spans if begin >= len(given))
@@ -188,6 +191,26 @@ class RowWriter:
         return self._template.render(
             conversation.messages[:number], conversation.tools, conversation.arguments
         )
+
+
+def _marked_answers(texts: Texts) -> list[Answer]:
+    """The learned answers of a template that marks them, each with the text that it adds; none if the template cannot
+    render every beginning of the conversation."""
+    answers = list[Answer]()
+    for at, message in enumerate(texts.messages):
+        if not texts.conversation.learns(at, message):
+            continue
+        try:
+            text, before = texts.first(at + 1), texts.first(at, asks=True) if at else ""
+        except Unreadable:
+            return []
+        answers.append(Answer(at, text, common_length(before, text)))
+    return answers
+
+
+def _overlaps(span: tuple[int, int], answer: Answer) -> bool:
+    """Whether a span holds any of the text that an answer adds."""
+    return span[0] < len(answer.text) and answer.begin < span[1]
 
 
 def _add(rows: list[list[Answer]], answer: Answer) -> None:
