@@ -373,6 +373,11 @@ def test_a_query_of_metrics_that_makes_no_sense(plane: ControlPlane, query: str,
     assert (answer.status_code, answer.json()["detail"]) == (422, said)
 
 
+def test_a_parameter_that_is_missing_is_to_be_added(plane: ControlPlane) -> None:
+    answer = plane.http.post(f"/v1/jobs/{plane.post()['id']}/move")
+    assert (answer.status_code, answer.json()["detail"]) == (422, "query.to is required; add it")
+
+
 @pytest.mark.parametrize("path", ["", "/plan", "/metrics", "/events", "/logs", "/checkpoints"])
 @pytest.mark.parametrize(
     "job_id", ["job-aaaaaaaaaaaa", "job-x", "nonsense", "job-AAAAAAAAAAAA", "%00", "☃", "a" * 5000]

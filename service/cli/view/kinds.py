@@ -30,6 +30,12 @@ def words_of(job: "Job") -> Words:
                 "'shardyard translate {job} TEXT' translates with its last checkpoint",
                 TRANSLATE,
             )
+        case "language" if _corpus(job) in ("chat", "preference"):
+            return Words(
+                "measuring the held-out conversations",
+                "'shardyard generate {job} --chat TEXT' answers with its last checkpoint",
+                GENERATE,
+            )
         case "language":
             return Words(
                 "measuring the held-out text and going on from some of it",
@@ -51,6 +57,12 @@ def _kind(job: "Job") -> str:
     model = (job.data.get("spec") or {}).get("model") or {}
     kind: str = model.get("kind", "translation")  # which an older release did not write
     return kind
+
+
+def _corpus(job: "Job") -> str | None:
+    data = (job.data.get("spec") or {}).get("data") or {}
+    corpus: str | None = data.get("corpus")
+    return corpus
 
 
 def report_view(job: "Job") -> "ReportView | None":

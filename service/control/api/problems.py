@@ -177,6 +177,8 @@ def _served_methods(request: Request) -> list[str]:
 def _parameter(entry: Any) -> Problem:
     """Problem that FastAPI found with a query parameter or header."""
     path = ".".join(str(part) for part in entry["loc"])
+    if entry["type"] == "missing":
+        return Problem(path, None, "is required", "add it")
     rule = re.sub("^(Input|String) should ", "must ", str(entry["msg"]))
     return Problem(path, entry.get("input"), rule, "correct it or leave it out")
 
