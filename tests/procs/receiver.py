@@ -15,6 +15,8 @@ class Receiver:
         self.order: list[str] = []
         """Writers in the order in which their records came."""
         self.statuses: list[dict[str, Any]] = []
+        self.driver_silent_s: list[float] = []
+        """As workers have said, with each batch."""
         self.refuses = False
         self.knows_job = True
         self.request: str | None = None
@@ -65,6 +67,7 @@ class Receiver:
             if self.refuses:
                 return 403, {"detail": "superseded"}
             self.statuses += [batch["run"]] if batch.get("run") else []
+            self.driver_silent_s += [batch["driver_silent_s"]] if "driver_silent_s" in batch else []
             known = self.records[batch["writer"]]
             if batch["first_seq"] > len(known):
                 return 409, {"next_seq": len(known), "request": self.request}

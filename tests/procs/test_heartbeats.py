@@ -16,7 +16,7 @@ import pytest
 
 from service.run.examine import ATTEMPT_VARIABLE, Ending, Look, end_stopped, examine
 from service.run.group_watch import GroupWatch
-from service.run.heartbeat import Beat, Introduction
+from service.run.heartbeat import Beat, Heartbeat, Introduction
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.status import status_of
 from service.run.watchdog import Limits
@@ -189,6 +189,14 @@ def test_a_node_that_cannot_be_reached_keeps_no_rank_of_another_from_being_exami
             watch.look()
         assert frozen.wait(DEADLINE_S) == -signal.SIGKILL
     assert watch.take_reason().startswith("rank 1 was ended")
+
+
+def test_a_worker_knows_for_how_long_its_driver_has_not_answered(server: HeartbeatServer) -> None:
+    heartbeat = Heartbeat(server.address, 0, "this-node")
+    await_that(lambda: heartbeat.unanswered_s() > 0.3)
+    heartbeat.start()
+    await_that(lambda: heartbeat.unanswered_s() < 0.3)
+    heartbeat.stop()
 
 
 def test_a_rank_that_is_ended_after_its_group_died_is_no_reason_for_a_later_death(

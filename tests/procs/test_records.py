@@ -53,6 +53,16 @@ def test_records_arrive_once_and_in_order_and_leave_nothing_behind(receiver: Rec
     assert list(spool_folder(JOB).iterdir()) == []
 
 
+def test_a_worker_says_with_each_batch_for_how_long_its_driver_has_not_answered(
+    receiver: Receiver, storage: str
+) -> None:
+    run = recorder(receiver.url, storage, "g0.rank-0")
+    run.report_driver_silence(lambda: 7.04)
+    run.metric(StepRecord(1))
+    await_that(lambda: 7.0 in receiver.driver_silent_s)
+    run.close()
+
+
 def test_what_was_recorded_while_nobody_listened_is_delivered_later(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
     run.metric(StepRecord(1))

@@ -74,7 +74,7 @@ def test_a_stopped_driver_is_ended_also_by_a_service_that_began_after_it_was_sto
             plane.start()
         stopped_at.append(time.time())
         await_that(lambda attempt=attempt: job.refresh().data["attempt"] > attempt, lambda: f"{job.data}")
-        assert not driver.is_running()
+        assert not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE
 
     assert job.wait(DEADLINE_S).state == "succeeded", job.data
     assert losses(job) == losses(undisturbed.job)

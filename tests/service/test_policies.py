@@ -195,6 +195,15 @@ def test_how_a_job_ends_once_its_driver_has(changes: dict[str, Any], state: Stat
     assert decision.reason
 
 
+def test_a_recovered_job_says_all_of_what_its_driver_died_of_and_of_no_retry() -> None:
+    gone = Observation(status="failed", message="exit code 1: no space; on the disk")
+    decision = decide(replace(RUNNING, is_confirmed=False, observation=gone), DEADLINES)
+    assert isinstance(decision, End)
+    assert decision.to == State.PAUSED
+    assert "no space; on the disk: 'resume' goes on" in decision.reason
+    assert "failure 1 of" not in decision.reason
+
+
 def test_retries_come_later_and_later_up_to_a_minute() -> None:
     waits = []
     for failures in (*range(8), 1023, 1024, 10**6):

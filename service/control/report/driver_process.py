@@ -37,8 +37,13 @@ class DriverProcess:
             return "unseen", named
         named = f"process {process.pid} on {socket.gethostname()}"
         try:
-            if state_of(process) in ("stopped", "frozen"):
+            state = state_of(process)
+            if state in ("stopped", "frozen"):
                 return "stopped", named
+            if state == "gone":
+                return "unseen", named
+            if state == psutil.STATUS_TRACING_STOP:  # in somebody's debugger
+                return "working", named
             return ("working" if self._works(process) else "idle"), named
         except psutil.Error:
             return "unseen", named
