@@ -3,6 +3,7 @@
 `shardyard up` starts the head again, and the job goes on from its last checkpoint, which is at most twenty steps old.
 """
 
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -43,13 +44,14 @@ def endless() -> dict[str, Any]:
 
 
 def recovery(client: Client, job: Job, folder: Path, part: str) -> dict[str, Any]:
-    """Seconds after a SIGKILL of one part: until the job said so, until its head ran, until its next step."""
+    """Seconds after a SIGKILL of one part: until the job said so, until its head ran, until its next attempt was
+    launched, until its next step; and how long the parts of that attempt's start took."""
     _await(lambda: job.refresh().step >= 40 and job.state == "running" and _committed(job), job)
     head = LocalHead.find(folder)
     assert head is not None
     process = next(process for process in head.nodes[0].processes if process.name == part).find()
     assert process is not None
-    attempt, killed_at = job.attempt, time.monotonic()
+    attempt, since, killed_at = job.attempt, int(job.data["last_event_id"]), time.monotonic()
     process.kill()
 
     def seconds() -> float:
@@ -60,14 +62,24 @@ def recovery(client: Client, job: Job, folder: Path, part: str) -> dict[str, Any
     _await(lambda: (found := LocalHead.find(folder)) is not None and found.folder != head.folder, job)
     head_s = seconds()
     last_step = job.refresh().step
+    _await(lambda: job.refresh().attempt > attempt, job)
+    launched_s = seconds()
     _await(lambda: job.refresh().attempt > attempt and job.state == "running", job)
     running_s = seconds()
-    events = job.events(int(job.data["last_event_id"]))
-    first = next(event for event in events if event.kind == "metric" and event.attempt != attempt)
+    events, parts = job.events(since), {}
+    for event in events:
+        if event.attempt == attempt:
+            continue
+        if event.data.get("record") == "phase":
+            parts[event.data["name"]] = round(event.data["seconds"], 1)
+        if event.kind == "metric":
+            break
+    next_step_s = seconds()
     events.close()
     return {
-        "noticed_s": noticed_s, "head_runs_s": head_s, "workers_run_s": running_s, "next_step_s": seconds(),
-        "steps_lost": last_step - int(first.data["step"]) + 1,
+        "noticed_s": noticed_s, "head_runs_s": head_s, "launched_s": launched_s, "workers_run_s": running_s,
+        "next_step_s": next_step_s, "steps_lost": last_step - int(event.data["step"]) + 1, "parts_s": parts,
+        "load_average": round(os.getloadavg()[0], 1),
     }  # fmt: skip
 
 
