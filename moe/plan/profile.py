@@ -113,7 +113,7 @@ TORCHTITAN = replace(
 """torchtitan as of December 2024, with FSDP2. Its loss is not compiled: it has the logarithms of probabilities, their
 gradients and those of the logits in float32, and one tensor more where tensor ranks share the vocabulary
 (`loss_parallel`). Linear layers of a tensor group keep their input as it was gathered. Gathers have a stream of their
-own, and pipeline stages buffers for all micro-batches (PyTorch's modules `_fsdp_collectives` and `pipelining.stage`)."""
+own, and pipeline stages buffers for all micro-batches (PyTorch's `_fsdp_collectives` and `pipelining.stage`)."""
 
 TORCHTITAN_25_06 = replace(TORCHTITAN, name="torchtitan-25.06", loss_bytes=(4, 4))
 """torchtitan as of June 2025. Its loss is compiled: it has logits and their gradients, as narrow as the arithmetic."""

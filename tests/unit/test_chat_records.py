@@ -49,6 +49,7 @@ from tests.unit.chats import ANSWER, OTHER, USER
          [USER, {**ANSWER, "reasoning_content": "t"}]),
         ({"messages": [USER, {**ANSWER, "train": False}, USER, {**ANSWER, "weight": 1.0, "training": True}]},
          [USER, {**ANSWER, "weight": 0}, USER, ANSWER]),
+        ({"messages": [USER, {**ANSWER, "loss": 0.37}], "label": False}, [USER, {**ANSWER, "loss": 0.37}]),
     ],
 )  # fmt: skip
 def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list[dict[str, Any]]):

@@ -37,9 +37,10 @@ MEDIA = (
     "pixel_values",
 )  # fmt: skip
 REJECTED = ("label", "kto_tag")
-"""Keys that mark a record's answer as good or bad, as unpaired preferences have them."""
-_LEARNED = ("weight", "train", "training", "loss")
-"""Keys of a message that say whether it is learned: OpenAI's, then those of other trainers."""
+"""Keys that mark a record's answer as good or bad, as unpaired preferences have them: TRL's, beside a completion, and
+LLaMA-Factory's."""
+_LEARNED = ("train", "training", "loss")
+"""Keys by which trainers beside OpenAI's, whose key is `weight`, say whether a message is learned."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of a content part that is text."""
 _INSTRUCTING = ("system", "developer")
@@ -54,7 +55,7 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     if messages is None:
         raise Unreadable(f"has {_shown(row)}, and none of {_KEYS}", "name them so")
     for key in REJECTED:
-        if row.get(key) is False:
+        if row.get(key) is False and (key != "label" or not _is_missing(row, "completion")):
             raise Unreadable(f"has {key} false: its answer must not be learned", "leave the record out")
     answer = _answer_key(row)
     if answer is not None:
@@ -198,8 +199,7 @@ def _message(given: Any, place: str) -> tuple[Message, bool]:
     content, thoughts = _content(fields.pop("content", None), place)
     if thoughts and not any(name in fields for name in THOUGHTS):
         fields[THOUGHTS[0]] = thoughts
-    is_learned = _is_learned(fields, place)
-    if not is_learned and role in (ASSISTANT, _CALLS):
+    if role in (ASSISTANT, _CALLS) and not _is_learned(fields, place):
         fields["weight"] = 0
     if "function_call" in fields and "tool_calls" not in fields:  # OpenAI's before there were several
         fields["tool_calls"] = [fields.pop("function_call")]
@@ -232,12 +232,12 @@ def _role(fields: dict[str, Any], place: str) -> str:
 
 
 def _is_learned(fields: dict[str, Any], place: str) -> bool:
-    """Whether a message is learned, by the keys that say so, which are taken out of its fields."""
-    flags = {name: fields.pop(name) for name in _LEARNED if name in fields}
-    for name, value in flags.items():
-        if not isinstance(value, bool | int | float) or value not in (0, 1):
-            raise Unreadable(f"has {place}.{name} that is {value!r:.60}, not 0 or 1", "write 0 or 1")
-    return all(flags.values())
+    """Whether an answer is learned, by the keys that say so, which are taken out of its fields."""
+    weight = fields.pop("weight", 1)
+    if not isinstance(weight, bool | int | float) or weight not in (0, 1):
+        raise Unreadable(f"has {place}.weight that is {weight!r:.60}, not 0 or 1", "write 0 or 1")
+    flags = [fields.pop(name) for name in _LEARNED if isinstance(fields.get(name), bool)]
+    return bool(weight) and all(flags)
 
 
 def _content(given: Any, place: str) -> tuple[str | None, str]:
