@@ -8,6 +8,9 @@ from moe.data.conversations.conversation import Unreadable
 from moe.data.conversations.records import conversation_of, pair_of
 from tests.unit.chats import ANSWER, OTHER, USER
 
+CALL = {"role": "assistant", "content": "", "tool_calls": [
+    {"type": "function", "function": {"name": "f", "arguments": {}}}]}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("row", "messages"),
@@ -39,7 +42,7 @@ from tests.unit.chats import ANSWER, OTHER, USER
              {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]},
           {"role": "tool", "content": "2"}, ANSWER]),
         ({"messages": [USER, {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'},
-                       {"role": "tool_call", "content": '{"name": "g", "arguments": {}}', "loss": False},
+                       {"role": "tool_call", "content": '{"name": "g", "arguments": {}}', "loss": True},
                        {"role": "tool_response", "content": "2"}, {"role": "ASSISTANT", "value": "a"}]},
          [USER, {"role": "assistant", "content": "", "tool_calls": [
              {"type": "function", "function": {"name": name, "arguments": {}}} for name in "fg"]},
@@ -49,6 +52,9 @@ from tests.unit.chats import ANSWER, OTHER, USER
          [USER, {**ANSWER, "reasoning_content": "t"}]),
         ({"messages": [USER, {**ANSWER, "train": False}, USER, {**ANSWER, "weight": 1.0, "training": True}]},
          [USER, {**ANSWER, "weight": 0}, USER, ANSWER]),
+        ({"messages": [USER, *({"role": "tool_call", "content": '{"name": "f"}', "loss": is_learned}
+                               for is_learned in (False, True))]},
+         [USER, {**CALL, "weight": 0}, CALL]),
         ({"messages": [USER, {**ANSWER, "loss": 0.37}], "label": False}, [USER, {**ANSWER, "loss": 0.37}]),
     ],
 )  # fmt: skip

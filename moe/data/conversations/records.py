@@ -178,7 +178,8 @@ def _messages(given: Any, key: str) -> list[Message]:
     messages = list[Message]()
     for at, each in enumerate(given):
         message, is_call = _message(each, f"{key}[{at}]")
-        if is_call and messages and messages[-1]["role"] == ASSISTANT and messages[-1].get("tool_calls"):
+        goes_on = messages and messages[-1].get("tool_calls") and messages[-1]["role"] == ASSISTANT
+        if is_call and goes_on and messages[-1].get("weight") == message.get("weight"):
             before = messages[-1]
             messages[-1] = {**before, "tool_calls": [*before["tool_calls"], *message["tool_calls"]]}
         else:
