@@ -1,5 +1,6 @@
 """Predicted activations beside what a forward and backward pass takes under fake tensors, which weigh nothing."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -119,6 +120,12 @@ def _as_on_a_cpu_without_narrow_products(monkeypatch: pytest.MonkeyPatch) -> Non
 class _NoHook:
     def remove(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """A warning of bitsandbytes's first use has a traceback, whose frames hold tensors as long as pytest keeps it."""
+    caplog.set_level(logging.ERROR, logger="bitsandbytes")
 
 
 class PeakTracker(MemTracker):
