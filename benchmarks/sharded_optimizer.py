@@ -1,5 +1,6 @@
 """AdamW over 150 parameters, each cut in two between gloo ranks: on plain tensors of the parts' sizes, on the parts of
-an applied module, and on DTensors. Rounds go in turns; a round's time is that of the slower rank.
+an applied module, also by `sharding.local_steps`, and on DTensors. Rounds go in turns; a round's time is that of the
+slower rank.
 """
 
 import multiprocessing
@@ -22,7 +23,8 @@ from moe.sharding.applied.stored import local
 
 RANKS, LAYERS, WIDTH, ROUNDS, WARM_UP = 2, 75, 64, 60, 5
 FORMS: dict[str, dict[str, bool]] = {"one by one": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-CONTENDERS = ("plain tensors", "parts of an applied module", "DTensors")
+LOCAL = "parts, local_steps"
+CONTENDERS = ("plain tensors", "parts of an applied module", LOCAL, "DTensors")
 
 
 def _model() -> nn.Sequential:
@@ -67,9 +69,9 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
     parts = _parts()
-    parameters = dict(zip(CONTENDERS, (_plain(parts), parts, _dtensors()), strict=True))
+    parameters = dict(zip(CONTENDERS, (_plain(parts), parts, parts, _dtensors()), strict=True))
     steps = {
-        (name, form): torch.optim.AdamW(each, **options).step
+        (name, form): _step(name, torch.optim.AdamW(each, **options))
         for name, each in parameters.items()
         for form, options in FORMS.items()
     }
@@ -84,6 +86,10 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
         )
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _step(name: str, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+    return sharding.local_steps(optimizer).step if name == LOCAL else optimizer.step
 
 
 def _timed(step: Callable[[], object], rounds: int) -> list[float]:

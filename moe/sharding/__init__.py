@@ -3,6 +3,7 @@ program for every number of devices."""
 
 from moe.sharding.applied import scaling as _scaling  # noqa: F401  # GradScaler hears of all ranks
 from moe.sharding.applied.applied import Applied, close
+from moe.sharding.applied.local_steps import local_steps
 from moe.sharding.apply import apply
 from moe.sharding.hints.annotate import replicate, shard, split
 from moe.sharding.hints.hints import Devices, Partial, Replicate, Shard, Split
@@ -32,6 +33,7 @@ __all__ = [
     "SaveError",
     "close",
     "register",
+    "local_steps",
     "Applied",
     "ShardingPlan",
 ]

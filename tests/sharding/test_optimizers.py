@@ -99,14 +99,15 @@ def _part(applied: sharding.Applied, name: str, whole: Tensor) -> Tensor:
 
 
 def _differences(
-    name: str, module: nn.Module, applied: sharding.Applied, batch: Any, seed: int
+    name: str, module: nn.Module, applied: sharding.Applied, batch: Any, seed: int, is_local: bool = False
 ) -> Iterator[str]:
     """After some steps of one optimizer, with what else is drawn for it."""
     optimizers, schedules, options = [], [], dict[str, Any]()
     for each in (module, applied):
         draw = random.Random(f"{name}{seed}")
         options = _drawn(name, draw)
-        optimizers.append(getattr(torch.optim, name)(_groups(each, draw), **options))
+        optimizer = getattr(torch.optim, name)(_groups(each, draw), **options)
+        optimizers.append(sharding.local_steps(optimizer) if is_local and each is applied else optimizer)
         schedules.append(_schedule(optimizers[-1], draw))
     for step in range(STEPS):
         losses = []
@@ -126,18 +127,18 @@ def _differences(
             yield f"{name} {options}: gradient of {key}"
 
 
-def elementwise_on_ranks(mesh: dict[str, int], seed: int) -> tuple[list[str], int]:
+def elementwise_on_ranks(mesh: dict[str, int], seed: int, is_local: bool = False) -> tuple[list[str], int]:
     """(what differs, number of empty parts)."""
     module, batch = odd(seed)
     start = {name: each.detach().clone() for name, each in module.named_parameters()}
     applied = sharding.apply(module, _plan(module, batch, mesh, seed))
     wrong: list[str] = []
-    for name in sorted({*DRAWN} - {*WITHOUT_SHARDS}):
+    for name in sorted({*DRAWN} - {*(() if is_local else WITHOUT_SHARDS)}):
         with torch.no_grad():
             for key, value in start.items():
                 module.get_parameter(key).copy_(value)
                 local(applied.get_parameter(key)).copy_(_part(applied, key, value))
-        wrong += _differences(name, module, applied, batch, seed)
+        wrong += _differences(name, module, applied, batch, seed, is_local)
     empty = sum(not local(each).numel() for each in applied.parameters())
     sharding.close(applied)
     return wrong, empty
@@ -149,6 +150,104 @@ def test_elementwise_ones_equal_one_device(ranks: Pools, mesh: dict[str, int], s
     found = ranks[math.prod(mesh.values())].run(elementwise_on_ranks, mesh, seed)
     assert [wrong for wrong, _ in found] == [[]] * len(found)
     assert any(empty for _, empty in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_steps_on_plain_shards_equal_one_device(ranks: Pools, mesh: dict[str, int], seed: int):
+    found = ranks[math.prod(mesh.values())].run(elementwise_on_ranks, mesh, seed, True)
+    assert [wrong for wrong, _ in found] == [[]] * len(found)
+
+
+def states_on_ranks() -> list[str]:
+    """What differs between an optimizer's state after local steps and after steps on DTensors, or a closure's loss."""
+    module, batch = odd()
+    world, wrong = dist.get_world_size(), []
+    plan = sharding.plan(module, batch, cores(world), {"*.weight": sharding.Split(0)}, mesh={"all": world})
+    applied = sharding.apply(module, plan)
+    start = {name: local(each.detach()).clone() for name, each in applied.named_parameters()}
+    for name in sorted({*DRAWN} - {*WITHOUT_SHARDS}):
+        states = []
+        for steps in (lambda optimizer: optimizer, sharding.local_steps):
+            with torch.no_grad():
+                for key, value in start.items():
+                    local(applied.get_parameter(key)).copy_(value)
+            optimizer = steps(getattr(torch.optim, name)(applied.parameters(), 0.01))
+
+            def closure(optimizer: Optimizer = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                loss = applied(*batch)
+                loss.backward()
+                return loss
+
+            for _ in range(2):
+                loss = optimizer.step(closure)
+                optimizer.load_state_dict(optimizer.state_dict())  # other tensors, as after a checkpoint
+            states.append({"loss": loss.detach(), **{
+                f"{at}.{key}": value for at, state in optimizer.state_dict()["state"].items()
+                for key, value in state.items()
+            }})  # fmt: skip
+        on_dtensors, on_shards = states
+        assert on_dtensors.keys() == on_shards.keys()
+        for key, value in on_dtensors.items():
+            ours, where = on_shards[key], getattr(value, "placements", None)
+            is_same = type(ours) is type(value) and getattr(ours, "placements", None) == where
+            if isinstance(value, Tensor) and not (is_same and torch.equal(local(ours), local(value))):
+                wrong.append(f"{name}: {key}")
+    sharding.close(applied)
+    return wrong
+
+
+def test_states_stay_dtensors_with_steps_on_plain_shards(ranks: Pools):
+    assert ranks[2].run(states_on_ranks) == [[], []]
+
+
+def test_steps_on_plain_shards_end_as_they_began_after_an_error():
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = sharding.local_steps(torch.optim.AdamW([parameter], betas=(0.9, 0.9)))
+    parameter.grad = torch.ones(3)
+    optimizer.param_groups[0]["betas"] = None
+    with pytest.raises(TypeError):
+        optimizer.step()
+    assert optimizer.param_groups[0]["params"][0] is parameter
+    optimizer.param_groups[0]["betas"] = (0.9, 0.9)
+    optimizer.step()
+    assert set(optimizer.state) == {parameter}
+    for other in (torch.optim.Adafactor([parameter]), ByNorm([parameter])):
+        with pytest.raises(TypeError):
+            sharding.local_steps(other)
+
+
+def fused_on_ranks(micro_batches: int) -> list[str]:
+    """What differs from one device after fused steps on shards whose padding is cut off behind each row."""
+    torch.manual_seed(0)
+    module, x = (
+        nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double(),
+        torch.randn(4, 5, dtype=torch.float64),
+    )
+    world = dist.get_world_size()
+    plan = sharding.plan(
+        module, (x,), cores(world), {"0.weight": sharding.Split(1)}, lambda y: y.square().sum(),
+        mesh={"all": world}, micro_batches=micro_batches,
+    )  # fmt: skip
+    applied = sharding.apply(module, plan, loss=lambda y: y.square().sum())
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.01, fused=True) for each in (module, applied)]
+    for _ in range(2):
+        module(x).square().sum().backward()
+        applied(x).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [
+        name for name, whole in module.named_parameters()
+        if not torch.allclose(local(applied.get_parameter(name).detach()), _part(applied, name, whole), atol=1e-12)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_fused_steps_on_shards_that_end_in_padding_equal_one_device(ranks: Pools, micro_batches: int):
+    assert ranks[2].run(fused_on_ranks, micro_batches) == [[], []]
 
 
 class ByNorm(torch.optim.SGD):

@@ -329,7 +329,8 @@ class Applied(_Stays):
         for leaf in program.leaves:
             part = parts.get(leaf.name) if leaf.kind == "parameter" else None
             if part is not None:
-                part = unpadded(part, leaf.shape, program.placements[leaf.name], self.mesh)
+                # fused optimizers take the layout of a gradient for that of its parameter
+                part = unpadded(part, leaf.shape, program.placements[leaf.name], self.mesh).contiguous()
             found.append(part)
         return found
 

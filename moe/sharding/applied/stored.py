@@ -49,8 +49,8 @@ def to_program(shard: Tensor, shape: Sequence[int], placements: Placements, mesh
 
 
 def from_program(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
-    """This rank's shard, from the part that a program returns, padded or not. Collective where shards and parts
-    differ."""
+    """This rank's shard, contiguous, from the part that a program returns, padded or not. Collective where shards and
+    parts differ."""
     part = unpadded(part, shape, placements, mesh)
     for dim, size, _ in _uneven(shape, placements, mesh):
         outer, *inner = axes_of(placements, dim)
@@ -67,7 +67,7 @@ def from_program(part: Tensor, shape: Sequence[int], placements: Placements, mes
             piece = -(-rows // mesh.degrees[axis])
             first = min(mesh.indices[axis] * piece, rows)
             part = part.narrow(dim, first, min(piece, rows - first))
-    return part
+    return part.contiguous()
 
 
 def _recut(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:

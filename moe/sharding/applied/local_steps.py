@@ -1,0 +1,164 @@
+"""Optimizer steps on this rank's shards as plain tensors: DTensor's dispatch costs more than the update of a small
+parameter, and an update element by element needs nothing of it."""
+
+import functools
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from operator import is_
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
+
+from moe.sharding import torch_private
+
+ELEMENTWISE = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
+_SINGLE = frozenset({"step", "mu_product", "eta", "mu"})
+"""States that are one number a parameter, whatever its shape."""
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+
+def local_steps(optimizer: AnyOptimizer) -> AnyOptimizer:
+    """Have each step of an optimizer update this rank's shards as plain tensors; gives the same optimizer. Between
+    steps its parameters, gradients and states are DTensors as before, so that checkpoints, clipping and schedulers
+    see no difference; hooks of its steps see plain tensors.
+
+    Raises TypeError for an optimizer that is none of torch's elementwise ones: where the update of an element depends
+    on others, that of a shard is not that of the whole.
+    """
+    if type(optimizer) not in ELEMENTWISE:
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        raise TypeError(
+            f"{type(optimizer).__name__} is none of torch's optimizers that update each element by itself ({names}), "
+            "and cannot update shards by themselves; use it without local_steps"
+        )
+    step, shards = optimizer.step, _Shards()
+
+    @functools.wraps(step)
+    def on_shards(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with shards.in_place_of_dtensors(self):
+            step()
+        return loss
+
+    optimizer.step = types.MethodType(on_shards, optimizer)  # type: ignore[method-assign]
+    return optimizer
+
+
+class _Shards:
+    """Plain parameters and states in the memory of DTensors' shards."""
+
+    def __init__(self) -> None:
+        self._made: dict[DTensor, nn.Parameter] = {}
+        self._states: dict[DTensor, _State] = {}
+
+    @contextmanager
+    def in_place_of_dtensors(self, optimizer: Optimizer) -> Iterator[None]:
+        """Within, an optimizer has plain parameters, gradients and states."""
+        groups, state = optimizer.param_groups, optimizer.state
+        originals = [group["params"] for group in groups]
+        plain: defaultdict[Any, Any] = defaultdict(dict)
+        with torch.no_grad():
+            shards = [[self._shard_of(each) for each in parameters] for parameters in originals]
+            pairs = list(zip(chain(*originals), chain(*shards), strict=True))
+            for parameter, shard in pairs:
+                if (of_parameter := state.get(parameter)) is not None:
+                    plain[shard] = self._plain_state(parameter, of_parameter)
+        try:
+            for group, of_group in zip(groups, shards, strict=True):
+                group["params"] = of_group
+            optimizer.state = plain
+            yield
+        finally:
+            for group, parameters in zip(groups, originals, strict=True):
+                group["params"] = parameters
+            optimizer.state = state
+            with torch.no_grad():
+                for parameter, shard in pairs:
+                    if shard is not parameter:
+                        shard.grad = None
+                    if (of_shard := plain.get(shard)) is not None:
+                        self._write_back(state, parameter, of_shard)
+
+    def _shard_of(self, parameter: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor):
+            return parameter
+        local = parameter.to_local()
+        shard = self._made.get(parameter)
+        if shard is None or shard.data_ptr() != local.data_ptr() or shard.shape != local.shape:
+            shard = self._made[parameter] = nn.Parameter(local, requires_grad=parameter.requires_grad)
+        gradient: Any = parameter.grad
+        if gradient is not None:
+            if gradient.placements != parameter.placements:
+                gradient = gradient.redistribute(placements=parameter.placements)
+            shard.grad = gradient.to_local()
+        return shard
+
+    def _plain_state(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(parameter, DTensor):
+            return state
+        known = self._states.get(parameter)
+        if known is None or not known.is_of(state):
+            plain = {
+                name: value.to_local() if isinstance(value, DTensor) else value
+                for name, value in state.items()
+            }
+            known = self._states[parameter] = _State(plain, tuple(plain.values()), tuple(state.values()))
+        return known.plain
+
+    def _write_back(self, states: dict[Any, Any], parameter: Tensor, plain: dict[str, Any]) -> None:
+        """Note new states, those of a parameter's shape as DTensors placed as it is."""
+        if not isinstance(parameter, DTensor):
+            states[parameter] = plain
+            return
+        known = self._states.get(parameter)
+        if known is not None and known.plain is plain and known.is_unchanged():
+            return
+        state, shape = states[parameter], parameter.to_local().shape
+        for name, value in plain.items():
+            before = state.get(name)
+            if isinstance(before, DTensor) and before.to_local() is value:
+                continue
+            is_shard = isinstance(value, Tensor) and value.shape == shape and name not in _SINGLE
+            state[name] = torch_private.dtensor_like(parameter, value) if is_shard else value
+        self._states[parameter] = _State(plain, tuple(plain.values()), tuple(state.values()))
+
+
+@dataclass(frozen=True)
+class _State:
+    """A parameter's optimizer state as plain tensors, and what it was made of."""
+
+    plain: dict[str, Any]
+    values: tuple[Any, ...]
+    """Of `plain`."""
+    of: tuple[Any, ...]
+    """Values of the state with DTensors."""
+
+    def is_of(self, state: dict[str, Any]) -> bool:
+        """Whether the state with DTensors is the one that this was made of."""
+        return len(state) == len(self.of) and all(map(is_, state.values(), self.of))
+
+    def is_unchanged(self) -> bool:
+        return len(self.plain) == len(self.values) and all(map(is_, self.plain.values(), self.values))
