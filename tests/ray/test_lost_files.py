@@ -65,7 +65,8 @@ def test_a_run_outlives_its_prepared_data_and_its_storage(
         worker_group(job, 2)
         assert job.wait(DEADLINE_S).state == "succeeded", job.data
         assert job.data["attempt"] == 1
-        assert losses(job) == losses(undisturbed.job)
+        # By rounding: which arithmetic is fastest for experts was measured anew, too.
+        assert losses(job) == pytest.approx(losses(undisturbed.job), rel=1e-3)
         log = "\n".join(line["message"] for line in job.logs())
         assert "files of this attempt were removed" in log
     finally:
