@@ -133,6 +133,7 @@ class RayJobsLauncher(Launcher):
         response = self._request("POST", f"{_job_path(submission_id)}/stop")
         if response.status_code not in (200, 404):
             raise self._unavailable(response)
+        self._sessions.pop(submission_id, None)  # looked up again, should it still run
 
     def calibrate(self) -> Calibration:
         submission_id = f"calibrate-{uuid4().hex[:12]}"

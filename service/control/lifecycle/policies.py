@@ -349,7 +349,7 @@ def _ended(job: JobFacts, seen: Observation) -> Decision:
         return _by_result(job, job.result)
     said = f": {_first_line(seen.message)}" if seen.message.strip() else ""
     what = f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}"
-    if job.stopped_at is not None and not _is_given_up(job):
+    if job.stopped_at is not None and job.request is None:  # nothing else has it stopped
         what = f"the driver of attempt {job.attempt} was frozen, and was ended by force"
     if seen.preempted and not _is_given_up(job):
         return Retry(f"{what}; another is owed, and no failure is counted", PREEMPTED_S, what, None)
