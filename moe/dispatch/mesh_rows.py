@@ -15,7 +15,7 @@ class _Begun:
 
 
 class MeshRows(RowExchange):
-    """All-to-alls of a mesh, which does not count their cost."""
+    """All-to-alls along one axis of a mesh; their traffic is not counted."""
 
     def __init__(self, mesh: Mesh, axis: int) -> None:
         self._mesh, self._axis = mesh, axis

@@ -23,9 +23,9 @@ from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Exchange, Factor, Grouped, Rule
 
 MAX_CHUNKS = 2
-"""Chunks in which rows are exchanged at most: one travels while experts work on the other."""
+"""Most chunks in which rows are exchanged: one is sent while experts work on the other."""
 CHUNK_ROWS = 256
-"""Rows of a chunk that an expert has on average at the least: products of fewer rows take longer than is hidden."""
+"""Fewest rows per expert and chunk, on average: below this, smaller matrix products cost more than overlap hides."""
 
 
 class OperatorDispatcher(Dispatcher):
@@ -68,7 +68,7 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
     if exchanged is not None:
         over = MeshRows(mesh, exchanged)
         every = ChoicesInOrder(expert, weight, kept, over.num_ranks * num_here)
-        # the mean over experts, from shapes alone, which are the same on all ranks
+        # mean rows per expert, from shapes only, so that all ranks agree
         num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_here // CHUNK_ROWS))
         return (AllToAllDispatcher(over, num_chunks=num_chunks)(x, every, experts),)
     if expert_axes:

@@ -1,4 +1,4 @@
-"""The process group over which all ranks exchange tensors on the CPU."""
+"""Process group of all ranks for tensors on the CPU."""
 
 import torch.distributed as dist
 
@@ -11,10 +11,10 @@ def cpu_group() -> dist.ProcessGroup:
     if "cpu:" in str(dist.get_backend_config()):
         return world
     if world not in _BESIDE:
-        _BESIDE.clear()  # groups of a default group that is gone
+        _BESIDE.clear()  # of a default group that was destroyed
         _BESIDE[world] = dist.new_group(backend="gloo")
     return _BESIDE[world]
 
 
 _BESIDE: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
-"""The gloo group by the default group that it stands beside."""
+"""Gloo group for the default group that lacks a CPU backend."""

@@ -1,9 +1,9 @@
 """Waiting for rank 0, however long it works, over the store of the default process group.
 
 Rank 0 sets a key every second while it works, and a last one when it ends; the others wait for one key after the other.
-So none of them meets the timeout of a process group, however long rank 0 works. They give up when rank 0 has set no key
-for that timeout, as they would in any collective: a process that is stopped for a while, or native code that holds
-Python's lock, is honest. A death is noticed sooner, since the store, or the launcher that holds it, breaks with it.
+So none of them runs into the timeout of a process group, however long rank 0 works. They give up when rank 0 has set no
+key for that timeout, as in any collective: rank 0 may be stopped for a while, or run native code that holds the GIL.
+A death is noticed sooner, because the store or its launcher goes down with rank 0.
 """
 
 import itertools

@@ -62,7 +62,7 @@ class Considered:
     micro_batches: int = 1
     recompute: bool = False
     layout: str = ""
-    """`data parallel`, `fully sharded`, `searched` or `from hints`; empty where nothing had room."""
+    """`data parallel`, `fully sharded`, `searched` or `from hints`; empty if nothing fits."""
 
 
 def in_words(placements: Placements) -> str:

@@ -54,10 +54,10 @@ def plan(
     recompute: bool | None = None,
 ) -> ShardingPlan:
     """A plan for `model(*sample)` on a cluster: the cheapest that is found with hints by name for parameters, buffers,
-    `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells). Without hints it is data
-    parallelism as in DDP, or else fully sharded parameters as in FSDP, where that is predicted slower than the cheapest
-    by no more than the error of predictions. A mapping as the sample is `model(**sample)`, whose inputs have names
-    (`inputs.labels`), or `model(sample)` where forward has no such names.
+    `inputs`, `inputs.0`, `gradients.NAME` and `optimizer.NAME` (patterns, as of shells). Without hints, data
+    parallelism as in DDP, or else fully sharded parameters as in FSDP, is chosen if it is predicted to be slower than
+    the cheapest by no more than the error of predictions. A mapping as the sample is `model(**sample)`, whose inputs
+    have names (`inputs.labels`), or `model(sample)` where forward has no such names.
 
     DTensor's own placements will do as hints: `Shard(0)`, or a list with one for each axis of `mesh`.
 

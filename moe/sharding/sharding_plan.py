@@ -54,7 +54,7 @@ class ShardingPlan:
     numbers."""
 
     layout: str = ""
-    """`data parallel` or `fully sharded` where a layout of these was chosen, else `searched` or `from hints`."""
+    """`data parallel`, `fully sharded`, `searched` or `from hints`."""
 
     loss: str | None = None
     """Name of the function that makes the loss of what the module returns; None where the module returns its loss."""

@@ -243,8 +243,8 @@ def after_unscaling(found: Callable[[torch.optim.Optimizer, dict[torch.device, T
 
 
 def dtensor_like(other: DTensor, shard: Tensor) -> DTensor:
-    """The DTensor with this shard, placed as another is. `DTensor.from_local` checks and copies what is known here,
-    which of hundreds of gradients takes milliseconds a step."""
+    """DTensor of this shard with another DTensor's spec. `DTensor.from_local` would check and copy it, which for
+    hundreds of gradients takes milliseconds a step."""
     return DTensor(shard, other._spec, requires_grad=False)
 
 

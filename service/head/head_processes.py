@@ -14,7 +14,7 @@ from service.head.processes import Process, descendants, session_members, signal
 from service.head.ray_start import FOLDER_VARIABLE, Node
 
 _OF_RAY = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Names of Ray's processes that take long to end and have nothing to lose."""
+"""Ray's own processes, which are slow to end and lose nothing when killed."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class HeadProcesses:
         return cls(Path(given["folder"]), nodes, Process(**dashboard["process"]) if dashboard else None)
 
     def end(self, grace_s: float) -> None:
-        """Ends all of them. Drivers and workers are asked first and have `grace_s` to end; once they have, Ray's own
-        processes are not waited for, which would look for a GCS that is dead."""
+        """Ends all of them. Drivers and workers get SIGTERM and `grace_s` to end. Ray's own processes are not waited
+        for: they would go on looking for a GCS that is dead."""
         deadline = time.monotonic() + grace_s
         living = set(self._find())
         signal_all(living, signal.SIGTERM)

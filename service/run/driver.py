@@ -93,7 +93,7 @@ class Driver:
         self._num_notices = 0  # read so far
         self._num_dead_groups = 0
         self._num_limited = -1
-        """Dead groups whose logs are within their limit."""
+        """Number of dead groups when past logs were last cut to their limit."""
         self._looks_without_group = 0
         self._waits_for: str | None = None
         """Resources that the cluster lacked when last told; "" for workers that were placed and did not begin."""
@@ -211,7 +211,7 @@ class Driver:
             _log.exception("the corpus could not be prepared by the driver; the workers will try")
 
     def _begin_watch(self) -> list[threading.Thread]:
-        """Watch the run until it is over, in threads: storage that hangs keeps nobody from noticing a frozen worker."""
+        """Watch the run until it is over, in threads, so that a frozen worker is noticed while storage hangs."""
         is_remote = "://" in self._launch.storage and not self._launch.storage.startswith("file://")
         watches: list[tuple[str, float, Callable[[], object]]] = [
             ("watch", WATCH_INTERVAL_S, self._look),
@@ -242,13 +242,13 @@ class Driver:
                 logged = ""
 
     def _look(self) -> None:
-        """Tells of dead groups, and obeys requests that no group is there to obey."""
+        """Reports dead groups, and obeys requests while there is no group to obey them."""
         self._tell_of_dead_groups()
         if self._recorder.control.requested() and not self._group_runs():
             self._obey()
 
     def _look_after_files(self) -> None:
-        """Writes again files of the attempt that are gone, and keeps older logs to their limit after each death."""
+        """Rewrites files of the attempt that were removed, and cuts past logs to their limit after each death."""
         self._keeper.look()
         if self._num_limited != (num_dead := self._num_dead_groups):
             self._limit_past_logs()
@@ -297,7 +297,7 @@ class Driver:
             reason = f"waits for a place for {workers} of {each} each: {lacks}"
         else:
             reason = f"placed {workers} of {each} each; waiting for them to start"
-        _log.info("%s", reason)  # the job's reason says it too: a warning would be shown beside that
+        _log.info("%s", reason)  # no warning: it would be shown beside the job's reason, which says the same
         self._recorder.record("waiting", {"reason": reason})
 
     def _end_stopped_starts(self) -> None:

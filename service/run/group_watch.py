@@ -30,14 +30,14 @@ class GroupWatch:
         self._named: set[tuple[str, int, str]] = set()
         """(node, pid, activity) of ranks that were reported as idle."""
         self._of_dead_groups: set[tuple[str, int]] = set()
-        """Processes of groups that are known to have died: ending them later is no reason for anything."""
+        """Processes of groups that have died: ending one of them later explains no other death."""
         self._reason = ""
         self._looking = threading.Lock()
 
     def take_reason(self) -> str:
-        """Reason why ranks of the group that has just died were ended; empty where none were. Called once for each
-        group, from any thread; it waits for a look that is under way, since the death of a rank may be heard of before
-        the look that ended it is over."""
+        """Reason why ranks of the group that has just died were ended; empty if none were. Call it once a group,
+        from any thread. It waits for a look under way, since a rank's death may be reported before the look that ended
+        it is over."""
         looked = self._looking.acquire(timeout=MAX_LOOK_S)
         try:
             self._of_dead_groups |= {_process(state) for state in self._server.ranks()}

@@ -87,7 +87,7 @@ class Heartbeat:
         self._training_thread: int | None = None
         self._log: Callable[[str, str], None] | None = None
         self._meter = WorkMeter()
-        self._answered_at = time.monotonic()
+        self._answered_at: float | None = None
         self.step_s = 0.0
         """Seconds of the last step; the training loop's recorder sets it."""
         self._over = threading.Event()
@@ -108,8 +108,8 @@ class Heartbeat:
         self._over.set()
 
     def unanswered_s(self) -> float:
-        """Seconds since the driver last answered."""
-        return time.monotonic() - self._answered_at
+        """Seconds since the driver last answered; 0 if it never has, as when its port cannot be reached from here."""
+        return 0.0 if self._answered_at is None else time.monotonic() - self._answered_at
 
     def beat(self) -> Beat:
         """The heartbeat of this moment."""

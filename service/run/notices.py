@@ -38,14 +38,14 @@ class Notice:
     is_made_anew: bool
     """Whether Ray Train makes another group; else the attempt ends with it."""
     preempted: bool = False
-    """Whether a node was taken away from it, which says nothing against the job and counts as no failure."""
+    """Whether a node of it was preempted, which counts as no failure."""
 
 
 class GroupFailures(FailurePolicy):
     """Decides about dead worker groups by the job's rules, and keeps a notice of each."""
 
     def __init__(self, launch: Launch, take_reason: Callable[[], str] = lambda: "") -> None:
-        """`take_reason`: called at each death of a group; why this driver ended workers of it, "" where it did not."""
+        """`take_reason`: called at each death of a group; returns why this driver ended workers of it, or ""."""
         super().__init__(FailureConfig(max_failures=launch.max_failures))
         self._others = DefaultFailurePolicy(self.failure_config)
         """Handles all other failures, such as a worker group that does not start."""
@@ -61,14 +61,16 @@ class GroupFailures(FailurePolicy):
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         """Ray Train's question about a failure."""
-        ended = self._take_reason()  # also of a group that had not begun: the next one has not died of it
+        ended = (
+            self._take_reason()
+        )  # also for a group that had not begun, so that the next death is not blamed on it
         if not isinstance(training_failed_error, WorkerGroupError):
             return self._others.make_decision(training_failed_error)
         errors = training_failed_error.worker_failures
         kind: FailureKind = "hung" if ended else kind_of(errors)
         words = ended or reason(errors)
         preempted = _is_preemption_failure(training_failed_error)
-        if preempted:  # however often: such groups are made anew without end
+        if preempted:  # replaced however often this happens
             words = f"{words}; a node of it was preempted, which counts as no failure"
         anew = preempted or self._is_left(kind)
         _log.info("worker group died (%s): %s", kind, words, exc_info=training_failed_error)

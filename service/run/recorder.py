@@ -146,7 +146,7 @@ class SpoolRecorder(Recorder):
             self._sender.run_status = status
 
     def report_driver_silence(self, silent_s: Callable[[], float]) -> None:
-        """Have the control plane told for how long the driver has not answered this process."""
+        """Report to the control plane how long ago the driver last answered this process."""
         if self._sender is not None:
             self._sender.driver_silent_s = silent_s
 

@@ -54,7 +54,7 @@ class Sender:
         self.run_status: Callable[[], RunStatus | None] = lambda: None
         """Status of the attempt, asked for every few seconds; the driver sets it."""
         self.driver_silent_s: Callable[[], float] | None = None
-        """Time for which the driver has answered no heartbeat of this process; the first worker sets it."""
+        """Seconds since the driver last answered a heartbeat of this process; the first worker sets it."""
         self._status_at = 0.0
         self._reached = False
         self._posted_at, self._back_off_s = 0.0, SEND_INTERVAL_S

@@ -22,7 +22,7 @@ PLAN = "plan.json"
 
 
 def launch_prefix(storage: str, attempt: int) -> str:
-    """What the paths of an attempt's launches begin with."""
+    """Prefix of the paths of an attempt's launch files."""
     return f"{storage}/attempts/{attempt}/launch."
 
 

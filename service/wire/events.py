@@ -68,8 +68,8 @@ class Record(_Wire):
     started     {"group": int, "workers": [{"rank", "node", "device"}, ...]}: comes first
     resumed     {"group": int, "num_workers": int, "step": int, "checkpoint": str | None}: what was loaded
     waiting     {"reason": str}: the driver's workers have not been given a place for a while
-    recovering  {"reason": str, "kind": FailureKind, "preempted": bool}: the driver lost its worker group and makes
-                another; one whose node was preempted counts as no failure
+    recovering  {"reason": str, "kind": FailureKind, "preempted": bool}: the driver lost its worker group and starts
+                another; a group whose node was preempted counts as no failure
     phase       {"name": "imports" | "worker_group" | "data" | "trials" | "model" | "first_step", "seconds": float}
     plan        {"plan": Plan}: what trials have ended with, in place of the plan that was shown
     """
@@ -104,7 +104,7 @@ class RecordBatch(_Wire):
     run: dict[str, Any] | None = None
     """A `RunStatus`, from an attempt's driver every few seconds. Read apart, so that a bad one costs no records."""
     driver_silent_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """From the first worker: time for which the attempt's driver has not answered its heartbeats."""
+    """From the first worker: seconds since the attempt's driver last answered its heartbeat."""
 
 
 class RecordAnswer(_Wire):

@@ -1,4 +1,4 @@
-"""State of a process of this machine, as control plane and driver tell a stopped one from one that works."""
+"""State of a process on this machine. Control plane and driver use it to tell stopped processes from working ones."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +10,8 @@ _FREEZERS = ("__refrigerator", "do_freezer_trap")
 
 
 def state_of(process: psutil.Process) -> str:
-    """ "stopped" (SIGSTOP), "frozen" (its control group is), "gone", or as the system calls it: "running", "sleeping".
-    Raises psutil.NoSuchProcess."""
+    """State of a process: `stopped` (SIGSTOP), `frozen` (by its control group), `gone`, or psutil's status, such as
+    `running` and `sleeping`. Raises psutil.NoSuchProcess."""
     if process.status() == psutil.STATUS_STOPPED:
         return "stopped"
     with suppress(OSError):
@@ -22,6 +22,6 @@ def state_of(process: psutil.Process) -> str:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """CPU time that a process has taken so far. Raises psutil.NoSuchProcess."""
+    """CPU time used by a process so far. Raises psutil.NoSuchProcess."""
     times = process.cpu_times()
     return float(times.user + times.system)

@@ -1,4 +1,4 @@
-"""What ranks said last is in the job as clients see it, and a driver that was stopped is named."""
+"""The last status of ranks is shown with the job, and silent drivers are named and ended."""
 
 import os
 import signal
@@ -58,6 +58,18 @@ def test_a_driver_that_was_stopped_is_named_and_no_other(monkeypatch: pytest.Mon
         assert found is not None
         assert found.state == "stopped"
         assert f"(process {driver.pid} on {socket.gethostname()}) is stopped" in str(found)
+        again = statuses.silent_driver("job", 1, "/launch.")
+        assert again is not None
+        assert again.stopped_s > found.stopped_s
+        driver.send_signal(signal.SIGCONT)
+        await_that(lambda: psutil.Process(driver.pid).status() != psutil.STATUS_STOPPED)
+        running = statuses.silent_driver("job", 1, "/launch.")
+        assert running is not None
+        assert (running.state, running.stopped_s) == ("working", 0.0)
+        _stop(driver.pid)
+        anew = statuses.silent_driver("job", 1, "/launch.")
+        assert anew is not None
+        assert anew.stopped_s < again.stopped_s, "how long it was stopped before does not count"
         monkeypatch.setattr(run_status, "SILENCE_S", 3600.0)
         assert statuses.silent_driver("job", 1, "/launch.") is None
         assert statuses.end_driver("job", 1, "/launch.")
@@ -94,21 +106,24 @@ def test_a_service_that_began_after_a_driver_was_stopped_finds_it_by_its_launch(
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "state", "unanswered_s", "is_frozen"),
+    ("silent_s", "state", "stopped_s", "unanswered_s", "is_frozen"),
     [
-        (29.0, "stopped", 0.0, False),
-        (30.0, "stopped", 0.0, True),
-        (9999.0, "working", 9999.0, False),  # slow, and honest
-        (9999.0, "unseen", 0.0, False),  # out of this service's reach, and it answers its workers
-        (299.0, "unseen", 9999.0, False),
-        (300.0, "unseen", 300.0, True),
-        (300.0, "idle", 300.0, True),
+        (29.0, "stopped", 29.0, 0.0, False),
+        (30.0, "stopped", 10.0, 0.0, True),
+        (9999.0, "stopped", 1.0, 0.0, False),  # out of this service's reach, and stopped for a moment
+        (9999.0, "working", 0.0, 9999.0, False),  # slow but alive
+        (9999.0, "unseen", 0.0, 0.0, False),  # out of this service's reach, and answers its workers
+        (299.0, "unseen", 0.0, 9999.0, False),
+        (300.0, "unseen", 0.0, 300.0, True),
+        (300.0, "idle", 0.0, 300.0, True),
     ],
 )
 def test_only_a_driver_that_cannot_be_honest_is_ended(
-    silent_s: float, state: ProcessState, unanswered_s: float, is_frozen: bool
+    silent_s: float, state: ProcessState, stopped_s: float, unanswered_s: float, is_frozen: bool
 ) -> None:
-    driver = SilentDriver(1.8e9, silent_s, state, workers_heard=True, unanswered_s=unanswered_s)
+    driver = SilentDriver(
+        1.8e9, silent_s, state, stopped_s=stopped_s, workers_heard=True, unanswered_s=unanswered_s
+    )
     assert driver.is_frozen is is_frozen
     assert ("ended by force" in str(driver)) is is_frozen
 

@@ -284,7 +284,7 @@ class Applied(_Stays):
                 return held[last]
 
     def _parts(self, program: Program, given: Sequence[Tensor]) -> list[Tensor]:
-        """What a program takes of tensors, of DTensors this rank's parts; differentiable."""
+        """Arguments of a program: tensors as they are, of DTensors this rank's parts. Differentiable."""
         return [
             to_program(each.to_local(), self._shapes[leaf.name], self._placements[leaf.name], self.mesh)
             if isinstance(each, DTensor)
@@ -329,13 +329,13 @@ class Applied(_Stays):
         for leaf in program.leaves:
             part = parts.get(leaf.name) if leaf.kind == "parameter" else None
             if part is not None:
-                # fused optimizers take the layout of a gradient for that of its parameter
+                # fused optimizers assume that a gradient has the memory layout of its parameter
                 part = unpadded(part, leaf.shape, program.placements[leaf.name], self.mesh).contiguous()
             found.append(part)
         return found
 
     def _gradients_like(self, program: Program, made: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The same as DTensors, for parameters that are."""
+        """The same gradients, as DTensors for parameters that are DTensors."""
         found = self._gradients(program, made)
         for at, (leaf, part) in enumerate(zip(program.leaves, found, strict=True)):
             held, last = self._owner(leaf.name) if part is not None else ({}, "")

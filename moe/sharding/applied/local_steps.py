@@ -1,5 +1,5 @@
-"""Optimizer steps on this rank's shards as plain tensors: DTensor's dispatch costs more than the update of a small
-parameter, and an update element by element needs nothing of it."""
+"""Optimizer steps on this rank's shards as plain tensors. DTensor's dispatch takes longer than the update of a small
+parameter, and elementwise updates do not need it."""
 
 import functools
 import types
@@ -33,23 +33,23 @@ from moe.sharding import torch_private
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
 _SINGLE = frozenset({"step", "mu_product", "eta", "mu"})
-"""States that are one number a parameter, whatever its shape."""
+"""States that are one number per parameter, whatever its shape."""
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
 def local_steps(optimizer: AnyOptimizer) -> AnyOptimizer:
-    """Have each step of an optimizer update this rank's shards as plain tensors; gives the same optimizer. Between
+    """Make each step of an optimizer update this rank's shards as plain tensors. Returns the same optimizer. Between
     steps its parameters, gradients and states are DTensors as before, so that checkpoints, clipping and schedulers
-    see no difference; hooks of its steps see plain tensors.
+    work unchanged. Hooks of its steps see plain tensors.
 
-    Raises TypeError for an optimizer that is none of torch's elementwise ones: where the update of an element depends
-    on others, that of a shard is not that of the whole.
+    Raises TypeError unless it is one of torch's elementwise optimizers: others, such as those that use the norm of a
+    parameter, need all of its shards.
     """
     if type(optimizer) not in ELEMENTWISE:
         names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise TypeError(
-            f"{type(optimizer).__name__} is none of torch's optimizers that update each element by itself ({names}), "
-            "and cannot update shards by themselves; use it without local_steps"
+            f"{type(optimizer).__name__} is not one of torch's elementwise optimizers ({names}), so its update of "
+            "a shard may depend on other shards; use it without local_steps"
         )
     step, shards = optimizer.step, _Shards()
 
@@ -68,27 +68,27 @@ def local_steps(optimizer: AnyOptimizer) -> AnyOptimizer:
 
 
 class _Shards:
-    """Plain parameters and states in the memory of DTensors' shards."""
+    """Plain parameters and states that share the memory of the DTensors' shards."""
 
     def __init__(self) -> None:
-        self._made: dict[DTensor, nn.Parameter] = {}
+        self._parameters: dict[DTensor, nn.Parameter] = {}
         self._states: dict[DTensor, _State] = {}
 
     @contextmanager
     def in_place_of_dtensors(self, optimizer: Optimizer) -> Iterator[None]:
-        """Within, an optimizer has plain parameters, gradients and states."""
+        """Context in which the optimizer has plain parameters, gradients and states."""
         groups, state = optimizer.param_groups, optimizer.state
         originals = [group["params"] for group in groups]
         plain: defaultdict[Any, Any] = defaultdict(dict)
         with torch.no_grad():
-            shards = [[self._shard_of(each) for each in parameters] for parameters in originals]
+            shards = [[self._shard_of(parameter) for parameter in parameters] for parameters in originals]
             pairs = list(zip(chain(*originals), chain(*shards), strict=True))
             for parameter, shard in pairs:
-                if (of_parameter := state.get(parameter)) is not None:
-                    plain[shard] = self._plain_state(parameter, of_parameter)
+                if (parameter_state := state.get(parameter)) is not None:
+                    plain[shard] = self._plain_state(parameter, parameter_state)
         try:
-            for group, of_group in zip(groups, shards, strict=True):
-                group["params"] = of_group
+            for group, plain_parameters in zip(groups, shards, strict=True):
+                group["params"] = plain_parameters
             optimizer.state = plain
             yield
         finally:
@@ -99,16 +99,16 @@ class _Shards:
                 for parameter, shard in pairs:
                     if shard is not parameter:
                         shard.grad = None
-                    if (of_shard := plain.get(shard)) is not None:
-                        self._write_back(state, parameter, of_shard)
+                    if (shard_state := plain.get(shard)) is not None:
+                        self._write_back(state, parameter, shard_state)
 
     def _shard_of(self, parameter: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
             return parameter
         local = parameter.to_local()
-        shard = self._made.get(parameter)
+        shard = self._parameters.get(parameter)
         if shard is None or shard.data_ptr() != local.data_ptr() or shard.shape != local.shape:
-            shard = self._made[parameter] = nn.Parameter(local, requires_grad=parameter.requires_grad)
+            shard = self._parameters[parameter] = nn.Parameter(local, requires_grad=parameter.requires_grad)
         gradient: Any = parameter.grad
         if gradient is not None:
             if gradient.placements != parameter.placements:
@@ -129,7 +129,7 @@ class _Shards:
         return known.plain
 
     def _write_back(self, states: dict[Any, Any], parameter: Tensor, plain: dict[str, Any]) -> None:
-        """Note new states, those of a parameter's shape as DTensors placed as it is."""
+        """Store new states: those of the parameter's shape become DTensors with its placements."""
         if not isinstance(parameter, DTensor):
             states[parameter] = plain
             return
@@ -148,17 +148,17 @@ class _Shards:
 
 @dataclass(frozen=True)
 class _State:
-    """A parameter's optimizer state as plain tensors, and what it was made of."""
+    """Optimizer state of a parameter as plain tensors, and the state with DTensors that it was made from."""
 
     plain: dict[str, Any]
     values: tuple[Any, ...]
-    """Of `plain`."""
-    of: tuple[Any, ...]
+    """Values of `plain` when it was made."""
+    originals: tuple[Any, ...]
     """Values of the state with DTensors."""
 
     def is_of(self, state: dict[str, Any]) -> bool:
-        """Whether the state with DTensors is the one that this was made of."""
-        return len(state) == len(self.of) and all(map(is_, state.values(), self.of))
+        """Whether this was made from that state with DTensors."""
+        return len(state) == len(self.originals) and all(map(is_, state.values(), self.originals))
 
     def is_unchanged(self) -> bool:
         return len(self.plain) == len(self.values) and all(map(is_, self.plain.values(), self.values))

@@ -49,7 +49,7 @@ class Annotated:
 
     def mesh_of_arrays(self) -> dict[str, int] | None:
         """Mesh with an axis for each cut dimension of the array of devices that cuts the most; None without arrays, or
-        where hints name axes. Raises SpecError where it cuts more dimensions than a mesh may have axes."""
+        where hints name axes. Raises SpecError if it cuts more dimensions than a mesh may have axes."""
         longest: list[int] = []
         for wish in self.wishes:
             if not isinstance(wish.hint, Devices):
@@ -58,8 +58,8 @@ class Annotated:
             if len(cuts) > MAX_AXES:
                 path = _path(wish.said, self._name(wish))
                 raise SpecError(Problem(path, f"shape {shape_of_array(wish.hint.ids)}",
-                                        f"must cut at most {MAX_AXES} dimensions, as meshes have at most so many axes",
-                                        "cut fewer dimensions, those more often"))  # fmt: skip
+                                        f"must cut at most {MAX_AXES} dimensions, since a mesh has no more axes",
+                                        "cut fewer dimensions into more parts"))  # fmt: skip
             longest = max(longest, cuts, key=len)
         return None if self.axes or not longest else {f"axis{at}": size for at, size in enumerate(longest)}
 

@@ -1,5 +1,5 @@
-"""The layouts that people write by hand, priced beside what a search finds: data parallelism as in DDP, where every
-rank has all parameters and a part of the batch, and as in FSDP, where parameters are sharded between their uses."""
+"""Layouts that people write by hand, which are priced beside the search's result: data parallelism as in DDP, where
+every rank has all parameters and a part of the batch, and as in FSDP, where parameters are sharded between uses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,13 +17,13 @@ from moe.sharding.rules.rule import Rule
 from moe.sharding.solve.stored import has_no_empty_part
 
 LayoutName = Literal["data parallel", "fully sharded", "searched", "from hints"]
-"""The last two are what a search finds, and what propagation makes of hints alone."""
+"""`searched` is the result of the search; `from hints` is the propagation of hints alone."""
 
 
 def simple_layouts(
     captured: Captured, rule_of: Callable[[fx.Node], Rule], degrees: Sequence[int]
 ) -> Iterator[tuple[LayoutName, Assignment]]:
-    """Both layouts on a mesh, along all of its axes; none where no input has a batch to split."""
+    """Both layouts along all axes of a mesh; none if no input has a batch dimension."""
     batch = _batch(captured)
     if not batch:
         return
@@ -43,17 +43,17 @@ def simple_layouts(
 
 
 def _batch(captured: Captured) -> list[fx.Node]:
-    """Inputs whose dimension 0 is as long as that of the first."""
+    """Inputs with the batch in dimension 0: those as long there as the first input."""
     inputs = [node for node, leaf in captured.leaves.items() if leaf.kind == "input" and leaf.shape]
     return [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
 
 
 def _sharded(shape: tuple[int, ...], degrees: Sequence[int]) -> Placements:
-    """The first dimension that has a row for each rank, split along all axes; whole where there is none."""
+    """Split, along all axes, of the first dimension that has a row for each rank; whole if there is none."""
     ways = (_along(degrees, split(dim)) for dim in range(len(shape)))
     return next((way for way in ways if has_no_empty_part(shape, way, degrees)), (WHOLE,) * len(degrees))
 
 
 def _along(degrees: Sequence[int], placement: AxisPlacement) -> Placements:
-    """This placement along all axes that have several ranks."""
+    """The same placement along all axes that have several ranks."""
     return tuple(placement if degree > 1 else WHOLE for degree in degrees)

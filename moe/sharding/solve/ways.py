@@ -1,5 +1,5 @@
-"""The way to lay a module out and to run its step: the fastest of all that are looked at, or a layout that people write
-by hand, where what a search finds is faster by no more than the error of predictions."""
+"""Choice of a module's layout and of how its step runs: the fastest one considered, or a layout that people write by
+hand if the fastest gains no more than the error of predictions."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,8 +43,8 @@ BY_SIMPLICITY: tuple[LayoutName, ...] = ("data parallel", "fully sharded", "sear
 
 
 def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
-    """(the choice among all meshes that have room, in the fewest micro-batches with which one has; all that was looked
-    at). The captured graph may be changed: a subject is good for one search."""
+    """(chosen way, everything considered). All meshes are tried with the fewest micro-batches with which any fits in
+    memory. The captured graph may be changed: a subject is good for one search."""
     considered: list[Considered] = []
     on = _meshes(of)
     for again, (count, loop) in _runs(of):
@@ -62,8 +62,8 @@ def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
 
 
 def chosen(ways: Sequence[Way]) -> Way:
-    """The simplest layout that is slower than the fastest by no more than the error of predictions; of several meshes
-    the fastest."""
+    """The simplest layout that is slower than the fastest by no more than the error of predictions; with several meshes
+    of that layout, the fastest of them."""
     limit_s = WITHIN_ERROR * min(way.solved.seconds for way in ways)
     within = [way for way in ways if way.solved.seconds <= limit_s]
     return min(within, key=lambda way: (BY_SIMPLICITY.index(way.layout), way.solved.seconds))
@@ -119,8 +119,8 @@ def least_bytes(of: Subject) -> float:
 def _on_mesh(
     of: Subject, degrees: dict[str, int], loop: Loop | None, *, count: int, again: bool, first: bool = False
 ) -> Iterator[Way]:
-    """What has room on one mesh: the fastest that is found, or the first, then, where nothing is hinted, the layouts
-    that people write by hand."""
+    """Ways that fit in memory on one mesh: the search's fastest or, with `first`, its first result; then, without
+    hints, the layouts that people write by hand."""
     asked, captured, found = of.asked, of.captured, of.found
     devices = found.devices(degrees, of.without)
     pins = with_again(captured, found.pins(degrees, of.without))

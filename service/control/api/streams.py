@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1", tags=["streams"])
 LOG_POLL_S = 1.0
 """Between looks for new segments: storage tells nobody when one appears."""
 _MAX_NAMED = 20
-"""Writers that a refusal names."""
+"""Most writers that an error names."""
 
 
 class EventStream(StreamingResponse):
@@ -129,9 +129,9 @@ async def get_logs(
     )
     reader = LogReader(folder, LogChoice(attempt, worker, since, grep, raw))
     if worker is not None and not follow and not await run_in_threadpool(reader.writers):
-        there = [writer.name for writer in await run_in_threadpool(reader.folder.writers)]
-        known = f"; those that have one are {', '.join(there[:_MAX_NAMED])}" if there else ""
-        raise NotFound(f"{job.id} has no log of {worker!r}{known}{' ...' * (len(there) > _MAX_NAMED)}")
+        names = [writer.name for writer in await run_in_threadpool(reader.folder.writers)]
+        known = f"; those that have one are {', '.join(names[:_MAX_NAMED])}" if names else ""
+        raise NotFound(f"{job.id} has no log of {worker!r}{known}{' ...' * (len(names) > _MAX_NAMED)}")
     as_json = "application/x-ndjson" in request.headers.get("accept", "")
     render = _json_line if as_json else _text_line if worker is None else _bare_line
     return StreamingResponse(

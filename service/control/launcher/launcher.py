@@ -73,7 +73,7 @@ class Observation(_Fact):
     status: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]
     """`unknown`: the cluster was reached and knows no such submission."""
     forgotten: bool = False
-    """Of an unknown one: whether it ran on a cluster that has been made anew since, so that it cannot appear again."""
+    """Whether an unknown submission ran on a cluster that has been replaced since, so that it cannot appear again."""
     message: str = ""
     """Reason of its end, in a line."""
     output: str = ""
@@ -81,7 +81,7 @@ class Observation(_Fact):
     released: bool = True
     """False while an ended submission still has processes that hold resources."""
     preempted: bool = False
-    """Whether it ended because its driver's node was taken away."""
+    """Whether it ended because its driver's node was preempted."""
 
     @property
     def ended(self) -> bool:

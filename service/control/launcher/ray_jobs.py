@@ -43,9 +43,9 @@ _FAILED = re.compile(
 )
 """Ray's message about a driver that ended with an error, and the end of the driver's log."""
 _PREEMPTED = "the actor's node was preempted"
-"""In Ray's message about a driver whose node was taken away."""
+"""Part of Ray's message about a driver whose node was preempted."""
 _ACTOR_DETAILS = re.compile(r"^\t(class_name|actor_id|pid|name|namespace|ip): .*\n", re.MULTILINE)
-"""Lines of Ray's message about a driver that died with its node, between what happened and why."""
+"""Lines between event and cause in Ray's message about a driver that died with its node."""
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
 _STATUS: dict[str, Status] = {
     "PENDING": "pending",
@@ -70,7 +70,7 @@ class RayJobsLauncher(Launcher):
         self._trouble = trouble
         self._requests = ThreadPoolExecutor(MAX_REQUESTS, "ray-jobs")
         self._sessions: dict[str, str] = {}
-        """Ray's session that knew a submission, while it has not ended: another one knows nothing of it."""
+        """Ray session in which each submission that has not ended was seen; other sessions do not know it."""
         self._url = dashboard_url.rstrip("/")
         self._token_path = token_path
         self._driver_python = driver_python
@@ -115,15 +115,15 @@ class RayJobsLauncher(Launcher):
             raise self._unavailable(response)
         job = response.json()
         status = _STATUS.get(job["status"], "pending")
-        said = job.get("message") or ""
-        message, output = _told(said)
+        text = job.get("message") or ""
+        message, output = _told(text)
         observation = Observation(
-            status=status, message=message, output=output, preempted=_PREEMPTED in said and not output
+            status=status, message=message, output=output, preempted=_PREEMPTED in text and not output
         )
         if observation.ended:
             self._sessions.pop(submission_id, None)
         elif submission_id not in self._sessions:
-            # Asked for after the answer: should the cluster be made anew in between, the submission is waited for.
+            # Read after the answer: if the cluster is replaced in between, the submission is still waited for.
             self._sessions[submission_id] = self._session()
         if observation.ended and job.get("job_id"):
             return observation.model_copy(update={"released": not self._has_workers(job["job_id"])})
@@ -133,7 +133,7 @@ class RayJobsLauncher(Launcher):
         response = self._request("POST", f"{_job_path(submission_id)}/stop")
         if response.status_code not in (200, 404):
             raise self._unavailable(response)
-        self._sessions.pop(submission_id, None)  # looked up again, should it still run
+        self._sessions.pop(submission_id, None)  # noted again if it still runs
 
     def calibrate(self) -> Calibration:
         submission_id = f"calibrate-{uuid4().hex[:12]}"
@@ -189,7 +189,7 @@ class RayJobsLauncher(Launcher):
         return any(actor["placement_group_id"] for actor in answer["data"]["result"]["result"])
 
     def _session(self) -> str:
-        """Name of Ray's session, which a cluster that is made anew does not keep."""
+        """Name of Ray's session, which changes when the cluster is replaced."""
         return str(self._json("GET", "/api/version").get("session_name", ""))
 
     def _gpu_memory(self) -> dict[str, int]:

@@ -106,7 +106,7 @@ class Controller:
             try:
                 did = self.step()
                 failing = ""
-            except ServiceError as refused:  # the store takes nothing just now, and says why
+            except ServiceError as refused:  # the store cannot be written now, and says why
                 if failing != (failing := str(refused)):
                     log.error("a step of the controller failed", why=failing)
                 did = False
@@ -343,7 +343,7 @@ class Controller:
 
 
 def _launch_of(job: JobRow) -> str:
-    """The beginning of the path of an attempt's launch, by which its driver's process is found."""
+    """Prefix of the path of an attempt's launch file, by which its driver's process is found."""
     return launch_prefix(job.storage, job.attempt)
 
 

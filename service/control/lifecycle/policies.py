@@ -22,7 +22,7 @@ MAX_LOST_STARTS = 20
 SILENCE_S = 10.0
 """A run beats once a second; one that has not for so long says so beside its reason, and what it says may be old."""
 PREEMPTED_S = 1.0
-"""Before the attempt after one whose driver's node was preempted, which says nothing against the job."""
+"""Delay of the next attempt after the driver's node was preempted, which says nothing against the job."""
 STOP_RETRY_INTERVAL_S = 10.0
 """A stop that changed nothing is repeated no sooner than this."""
 
@@ -84,9 +84,9 @@ class JobFacts:
     heard_at: float | None = None
     """When its run last sent anything to this control plane."""
     driver_trouble: str = ""
-    """In words, that its driver is silent while its workers are heard, or is stopped."""
+    """Message that its driver is silent while its workers are heard, or is stopped; else empty."""
     driver_is_frozen: bool = False
-    """Whether such a driver is to be ended."""
+    """Whether to end that driver."""
     runs_nothing: bool = False
     """Whether what the cluster's jobs run on is known to be dead."""
     unreachable_since: float | None = None
@@ -160,7 +160,7 @@ class Stop:
 
     reason: str
     kills: bool = False
-    """With SIGKILL, too, where its process is of this machine."""
+    """Also kill the driver's process with SIGKILL if it is on this machine."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Retry:
     reason: str
     after_s: float
     cause: str
-    """What became of the attempt: the part of the reason that says nothing of what is done about it."""
+    """What happened to the attempt: the reason without what is done about it."""
     counts_as: Literal["failure", "setback", "lost_start"] | None = "failure"
     """A setback: the cluster was lost after the attempt's workers had begun. A lost start: before. None: its driver's
     node was preempted."""
@@ -332,7 +332,7 @@ def _lost(job: JobFacts) -> Decision:
     )
     why = f"{what}{since_progress}; another is owed, and no failure is counted"
     counts_as: Literal["setback", "lost_start"] = "setback" if job.began else "lost_start"
-    # Another cluster is there already: only what is lost again waits, and what its user wants to.
+    # A new cluster is there already: back off only after repeated losses, or where the job sets a backoff.
     is_first = num_lost == 1 and not job.failures and job.retry.backoff is None
     return Retry(why, 0.0 if is_first else _backoff_s(job, "", job.failures), what, counts_as)
 
@@ -349,7 +349,9 @@ def _ended(job: JobFacts, seen: Observation) -> Decision:
         return _by_result(job, job.result)
     said = f": {_first_line(seen.message)}" if seen.message.strip() else ""
     what = f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}"
-    if job.stopped_at is not None and job.request is None:  # nothing else has it stopped
+    if (
+        job.stopped_at is not None and job.request is None
+    ):  # without a request, only a frozen driver is stopped
         what = f"the driver of attempt {job.attempt} was frozen, and was ended by force"
     if seen.preempted and not _is_given_up(job):
         return Retry(f"{what}; another is owed, and no failure is counted", PREEMPTED_S, what, None)
@@ -422,7 +424,7 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
         if overdue and _may_stop(job):
             return Stop(f"did not {job.request} within {deadline_s:g} s: ending its driver by force")
     if job.driver_is_frozen:
-        # Ray kills what does not obey it; a second time we do, should Ray itself hang.
+        # Ray kills a driver that ignores SIGTERM; the second time we kill it, in case Ray itself hangs.
         return Stop(job.driver_trouble, kills=job.stopped_at is not None) if _may_stop(job) else Wait()
     if (resize := _other_room(job, deadlines)) is not None:
         return resize
@@ -442,7 +444,7 @@ def _alive(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 
 def _may_stop(job: JobFacts) -> bool:
-    """Whether the driver has not been stopped by force, or so long ago that it was in vain."""
+    """Whether the driver was never stopped by force, or so long ago that it must have failed."""
     return job.stopped_at is None or job.now - job.stopped_at > STOP_RETRY_INTERVAL_S
 
 

@@ -1,4 +1,4 @@
-"""Process of a silent driver, where it is of this machine: found, looked at, and ended if it is frozen."""
+"""Process of a silent driver on this machine: finding, examining and killing it."""
 
 import os
 import socket
@@ -12,25 +12,38 @@ from service.wire.process_state import cpu_seconds, state_of
 from service.wire.run_status import RunStatus
 
 SEARCH_INTERVAL_S = 10.0
-"""Between searches among all processes for a driver that has not said which it is."""
+"""Time between searches of all processes for a driver that has not reported its pid."""
 IDLE_AFTER_S, WINDOW_S, WORKING_CPU_SHARE = 60.0, 5.0, 0.02
-"""A process is idle that for so long took less of a core, measured over windows of so many seconds."""
+"""A process is idle after this long with less than this share of a core in each window."""
 
 
 class DriverProcess:
-    """One attempt's."""
+    """Driver process of one attempt."""
 
     def __init__(self, launch: str) -> None:
-        """`launch`: the beginning of the path of the attempt's launch, which its driver has on its command line."""
+        """`launch`: prefix of the path of the attempt's launch file, the last argument on the driver's command line."""
         self.launch = launch
         self._process: psutil.Process | None = None
         self._searched_at = -float("inf")
         self._window: tuple[float, float] | None = None
-        """When it began, and the CPU seconds by then."""
+        """Start of the window, and CPU seconds of the process at that time."""
         self._worked_at = 0.0
+        self._stopped_since: float | None = None
 
     def look(self, status: RunStatus | None) -> tuple[ProcessState, str]:
-        """(state, process in words); `status` is what the driver said of itself."""
+        """(state, description of the process). `status`: the driver's last report of itself."""
+        state, named = self._look(status)
+        if state != "stopped":
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = time.monotonic()
+        return state, named
+
+    def stopped_s(self) -> float:
+        """Time for which every look has seen the process stopped."""
+        return 0.0 if self._stopped_since is None else time.monotonic() - self._stopped_since
+
+    def _look(self, status: RunStatus | None) -> tuple[ProcessState, str]:
         process = self._find(status)
         if process is None:
             named = f"process {status.pid} on {status.host}" if status is not None and status.pid else ""
@@ -42,14 +55,14 @@ class DriverProcess:
                 return "stopped", named
             if state == "gone":
                 return "unseen", named
-            if state == psutil.STATUS_TRACING_STOP:  # in somebody's debugger
+            if state == psutil.STATUS_TRACING_STOP:  # in a debugger
                 return "working", named
             return ("working" if self._works(process) else "idle"), named
         except psutil.Error:
             return "unseen", named
 
     def end(self, status: RunStatus | None) -> bool:
-        """SIGKILL; False where the process is not of this machine."""
+        """Kill the process with SIGKILL. Returns False if it is not on this machine."""
         process = self._find(status)
         if process is None:
             return False
@@ -63,7 +76,7 @@ class DriverProcess:
             if status is None or not status.pid:
                 self._process = self._search()
             else:
-                self._process = _told(status) if status.host == socket.gethostname() else None
+                self._process = _reported(status) if status.host == socket.gethostname() else None
         return self._process
 
     def _search(self) -> psutil.Process | None:
@@ -80,7 +93,7 @@ class DriverProcess:
         return None
 
     def _works(self, process: psutil.Process) -> bool:
-        """Whether it took CPU time of late; until it has been watched for a while, it may."""
+        """Whether the process has used CPU time lately. True until it has been watched for long enough to tell."""
         now, cpu_s = time.monotonic(), cpu_seconds(process)
         if self._window is None:
             self._window, self._worked_at = (now, cpu_s), now
@@ -92,8 +105,8 @@ class DriverProcess:
         return now - self._worked_at < IDLE_AFTER_S
 
 
-def _told(status: RunStatus) -> psutil.Process | None:
-    """The process that a driver of this machine said it is."""
+def _reported(status: RunStatus) -> psutil.Process | None:
+    """The process that a driver on this machine reported as its own; None if it has ended."""
     with suppress(psutil.Error, ValueError):
         process = psutil.Process(status.pid)
         if abs(float(process.create_time()) - status.created_at) < 1.0:

@@ -30,7 +30,7 @@ class Losses(BaseModel):
     num_older: int = 0
     """Of failures before those."""
     older_kinds: dict[str, int] = Field(default_factory=dict)
-    """Of them those whose kind is known, by kind."""
+    """Number of those by kind, where it is known."""
     setbacks: tuple[int, ...] = ()
     """Attempts that were lost with their cluster after their workers had begun, for no fault that could be seen."""
     lost_starts: tuple[int, ...] = ()

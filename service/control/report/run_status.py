@@ -1,4 +1,4 @@
-"""What runs said last, in memory: when anything was heard of them, and their drivers' newest status."""
+"""Last messages of runs, in memory: when each was last heard, and its driver's newest status."""
 
 import time
 from collections.abc import Collection
@@ -31,9 +31,9 @@ class RunStatuses:
         """Attempt, and time."""
         self._statuses: dict[str, _Status] = {}
         self._unanswered: dict[str, tuple[float, float]] = {}
-        """Time for which its driver has not answered the first worker, and when that was told."""
+        """Time since the driver last answered its first worker, and when that was reported."""
         self._asked_since: dict[str, tuple[int, float]] = {}
-        """Attempt, and when its driver was first asked for."""
+        """Attempt, and when `silent_driver` was first called for it."""
         self._processes: dict[str, DriverProcess] = {}
 
     def hear(self, job_id: str, batch: RecordBatch) -> None:
@@ -64,29 +64,32 @@ class RunStatuses:
                     table.pop(job_id, None)
 
     def silent_driver(self, job_id: str, attempt: int, launch: str) -> SilentDriver | None:
-        """The driver of a running attempt, if it has said nothing for a while and its workers have, or it is seen to be
-        stopped; else None. `launch`: the beginning of the path of its launch, by which its process is found."""
+        """The driver of a running attempt if it is silent while its workers are heard, or is stopped; else None.
+        `launch`: prefix of the path of its launch file, by which its process is found."""
         now = time.time()
         asked_for, asked_since = self._asked_since.setdefault(job_id, (attempt, now))
         if asked_for != attempt:
             asked_since = now
             self._asked_since[job_id] = (attempt, now)
         of_attempt, heard_at = self._driver_heard_at.get(job_id, (0, 0.0))
-        # One that this process has never heard, because it began just now, or because of what is wrong with it.
+        # A driver never heard here: this service has just started, or the driver froze before its first message.
         since = heard_at if of_attempt == attempt else asked_since
         if now - since < SILENCE_S:
             return None
-        state, process = self._process(job_id, launch).look(self._status(job_id, attempt))
+        process = self._process(job_id, launch)
+        state, named = process.look(self._status(job_id, attempt))
         workers_heard = self.heard_at(job_id) - since >= SILENCE_S / 2
         if state != "stopped" and not workers_heard:
             return None
-        unanswered_s, told_at = self._unanswered.get(job_id, (0.0, 0.0))
-        if now - told_at >= SILENCE_S or told_at < since:
+        unanswered_s, reported_at = self._unanswered.get(job_id, (0.0, 0.0))
+        if now - reported_at >= SILENCE_S or reported_at < since:
             unanswered_s = 0.0
-        return SilentDriver(since, now - since, state, process, workers_heard, unanswered_s)
+        return SilentDriver(
+            since, now - since, state, named, process.stopped_s(), workers_heard, unanswered_s
+        )  # fmt: skip
 
     def end_driver(self, job_id: str, attempt: int, launch: str) -> bool:
-        """SIGKILL for the process of an attempt's driver, where it is of this machine; False where it is not."""
+        """Kill the process of an attempt's driver with SIGKILL. Returns False if it is not on this machine."""
         return self._process(job_id, launch).end(self._status(job_id, attempt))
 
     def _process(self, job_id: str, launch: str) -> DriverProcess:
@@ -96,7 +99,7 @@ class RunStatuses:
         return process
 
     def _status(self, job_id: str, attempt: int) -> RunStatus | None:
-        """What an attempt's driver said of itself."""
+        """The driver's last report of itself."""
         known = self._statuses.get(job_id)
         return known.status if known is not None and known.attempt == attempt else None
 

@@ -1,8 +1,8 @@
-"""A driver that sends nothing: what is known of it, in words, and whether it is to be ended.
+"""A silent driver: what is known of it, and whether to end it. No I/O.
 
-A driver speaks to the control plane once a second and answers its workers' heartbeats, each from a thread of its own,
-however busy it is. One that does neither is named after a while. It is ended only where it cannot be honest: where it
-is seen to be stopped, or where it has been idle, or out of sight, and has answered nobody for minutes.
+A driver posts to the control plane once a second and answers its workers' heartbeats, from separate threads, however
+busy it is. One that stops posting is named after 20 s. It is ended only when it is seen to be stopped, or when it is
+idle or out of sight and has answered neither the control plane nor its workers for minutes.
 """
 
 from dataclasses import dataclass
@@ -10,37 +10,42 @@ from datetime import UTC, datetime
 from typing import Literal
 
 SILENCE_S = 20.0
-"""Silence after which a driver is looked at, and named."""
+"""Silence after which a driver's process is examined and the driver is named."""
 STOPPED_S = 30.0
-"""Silence after which one is ended that is seen to be stopped."""
+"""Silence after which a stopped driver is ended."""
+SEEN_STOPPED_S = 5.0
+"""Time for which it must have been seen stopped. A driver that cannot reach the control plane is silent, too, and a
+snapshot may stop it for a moment."""
 UNANSWERED_S = 300.0
-"""Silence after which one is ended that is idle, or on another machine: towards its workers, too. Native code may hold
-Python's lock for a while, but a driver runs none that does so for minutes."""
+"""Silence towards control plane and workers after which a driver is ended that is idle or on another machine. Native
+code may hold the GIL for a while, but a driver runs none that does so for minutes."""
 
 ProcessState = Literal["stopped", "working", "idle", "unseen"]
-"""`working`: takes CPU time. `unseen`: its process is on another machine, or was not found."""
+"""`working`: uses CPU time. `unseen`: the process is on another machine, or was not found."""
 
 
 @dataclass(frozen=True)
 class SilentDriver:
-    """One driver, at one moment; times in seconds."""
+    """Snapshot of a silent driver; times in seconds."""
 
     since: float
-    """Time of its last word."""
+    """Time of its last message."""
     silent_s: float
     state: ProcessState
     process: str = ""
-    """Its process in words; "" where that is not known."""
+    """Process and host for messages; empty if unknown."""
+    stopped_s: float = 0.0
+    """Time for which it has been seen stopped."""
     workers_heard: bool = False
-    """Whether its workers have spoken to the control plane meanwhile."""
+    """Whether its workers have sent anything since."""
     unanswered_s: float = 0.0
-    """Time for which its workers have had no answer of it either; 0 where they do not say."""
+    """Time since it last answered a heartbeat of its first worker; 0 if unknown."""
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it is to be ended."""
+        """Whether to end it."""
         if self.state == "stopped":
-            return self.silent_s >= STOPPED_S
+            return self.silent_s >= STOPPED_S and self.stopped_s >= SEEN_STOPPED_S
         return self.state != "working" and min(self.silent_s, self.unanswered_s) >= UNANSWERED_S
 
     def __str__(self) -> str:
@@ -48,6 +53,6 @@ class SilentDriver:
         what = "is stopped and has sent nothing" if self.state == "stopped" else "has sent nothing"
         words = f"{named} {what} since {datetime.fromtimestamp(self.since, UTC):%Y-%m-%dT%H:%M:%SZ}"
         if self.is_frozen:
-            return f"{words}: it is ended by force, and another attempt goes on from the newest checkpoint"
-        goes_on = "training goes on, but " if self.workers_heard else ""
-        return f"{words}: {goes_on}no worker that dies or hangs is replaced until it runs again"
+            return f"{words}: it is ended by force, and another attempt resumes from the newest checkpoint"
+        but = "training goes on, but " if self.workers_heard else ""
+        return f"{words}: {but}no worker that dies or hangs is replaced until it runs again"

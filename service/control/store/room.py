@@ -28,10 +28,10 @@ def in_words(error: DBAPIError) -> ServiceError | None:
     if code is not None and code & 0xFF in (
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_IOERR,
-    ):  # the rest is detail
+    ):  # the low byte; the others give details
         return Unavailable(
             f"the database cannot be written ({said}): its disk, folder or file is read-only, or fails; what is stored "
-            "can be read; mend that, and ask again",
+            "can still be read; make it writable and try again",
             headers={"retry-after": "5"},
         )
     return Unavailable(
