@@ -15,7 +15,7 @@ from typing import Literal, get_args
 Combine = Literal["sum", "max", "min"]
 COMBINES: frozenset[Combine] = frozenset(get_args(Combine))
 MAX_AXES = 3
-"""Axes of a mesh at most: each multiplies the ways to split an operator."""
+"""Most axes of a mesh: each multiplies the ways to split an operator."""
 
 
 @dataclass(frozen=True)
