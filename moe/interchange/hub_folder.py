@@ -44,8 +44,8 @@ class HubFolder:
 
     @cached_property
     def _is_config(self) -> bool:
-        """Whether the user named a model's config by another name than `config.json`, such as `qwen3-30b.json`, and no
-        folder. The files beside it may belong to other models: it stands alone."""
+        """Whether the URL is a model's config file under another name, such as `qwen3-30b.json`, rather than a folder.
+        Files beside it are not read, since they may belong to other models."""
         return self.url.endswith(".json") and (
             self._is_file(self.url) or not self._is_file(f"{self.url}/{CONFIG}")
         )

@@ -39,19 +39,19 @@ class Profile:
     logits_in_parts: bool
     """Whether the loss has a few logits at a time, or all of them at once."""
     loss_bytes: tuple[int, int] | None
-    """Bytes a logit that a loss of all logits at once takes: on a rank that has the whole vocabulary, and on one of
-    several that share it. None where gradients take the place of the logits."""
+    """Bytes per logit while the loss of all logits is computed, on a rank with the whole vocabulary and on one with a
+    share of it. None if gradients overwrite the logits."""
     passes_gradients: bool
     """Whether products give gradients in tensors of their own, to be added to what other micro-batches gave."""
     reduces_beside_backward: bool
     """Whether gradients are added up over replicas beside the backward pass, where they lie; or when it is over, laid
     end to end."""
     gathers_flat: bool
-    """Whether FSDP gathers into flat buffers, and copies the weights out of them. These buffers have a stream of their
-    own, whose memory others do not reuse."""
+    """Whether FSDP gathers into flat buffers and copies the weights out of them. The buffers belong to a separate
+    stream, so other tensors do not reuse their memory."""
     keeps_messages: bool
-    """Whether pipeline stages keep what they receive and send of all micro-batches, logits among it, until the step
-    ends."""
+    """Whether pipeline stages keep the tensors that they receive and send, and the logits, of all micro-batches until
+    the step ends."""
 
     @property
     def splits_vocabulary(self) -> bool:
@@ -110,13 +110,13 @@ TORCHTITAN = replace(
     gathers_flat=True,
     keeps_messages=True,
 )
-"""torchtitan as of December 2024, with FSDP2. Its loss is not compiled: it has the logarithms of probabilities, their
-gradients and those of the logits in float32, and one tensor more where tensor ranks share the vocabulary
-(`loss_parallel`). Linear layers of a tensor group keep their input as it was gathered. Gathers have a stream of their
-own, and pipeline stages buffers for all micro-batches (PyTorch's `_fsdp_collectives` and `pipelining.stage`)."""
+"""torchtitan as of December 2024, with FSDP2. Its loss is not compiled: it holds log-probabilities, their gradients and
+those of the logits in float32, and one more tensor where tensor ranks share the vocabulary (`loss_parallel`). Linear
+layers of a tensor group keep their gathered input. FSDP gathers on a separate stream, and pipeline stages have buffers
+for all micro-batches (PyTorch's `_fsdp_collectives` and `pipelining.stage`)."""
 
 TORCHTITAN_25_06 = replace(TORCHTITAN, name="torchtitan-25.06", loss_bytes=(4, 4))
-"""torchtitan as of June 2025. Its loss is compiled: it has logits and their gradients, as narrow as the arithmetic."""
+"""torchtitan as of June 2025. Its loss is compiled: it holds logits and their gradients in the arithmetic's dtype."""
 
 PROFILES: Mapping[ProfileName, Profile] = {
     each.name: each for each in (OURS, PEER, TORCHTITAN, TORCHTITAN_25_06)

@@ -136,8 +136,8 @@ class Software:
 # `megatron-plain`: its share is what the machine's own kernels reach of the measured ones. SimuMax measured them on
 # its B200 and A100 too (configs/system of its repository; benchmarks/published_kernels.py): on B200 they reach 0.66 in
 # large products, which is the share that the fit of steps finds, on A100 0.92. Of others it is taken to lie between.
-# 0.92 on A100 also predicts FSDP's runs of dense models there, which had no part in it (benchmarks/published_mpt.py):
-# by torchtitan's 0.77, which holds on H100, they were predicted a fifth too slow.
+# 0.92 on A100 also predicts held-out FSDP runs of dense models there (benchmarks/published_mpt.py); with torchtitan's
+# 0.77, fitted on H100, they were predicted a fifth too slow.
 # Ours was measured on one H200 (benchmarks/results/decoder_step_gpu.json): 0.88 is what the kernels measured alone take
 # of what products, attention and AdamW took in that step; the device waited 10 ms for the host in 4 layers.
 # `elementwise`: multiples as counted of real passes (tests/unit/test_counted_elementwise.py); these bytes, those of

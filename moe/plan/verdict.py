@@ -59,7 +59,7 @@ def _speed(plan: Plan) -> str:
 
 
 def _by_default(plan: Plan, place: str, value: str) -> str:
-    """A default of the job, and for a precision what a narrower one would give."""
+    """A default of the job, and the gain of a narrower dtype if it is one."""
     answer = f"{value}: {place} is left out"
     peaks = DEVICES[plan.device_type].peak_flops_per_s if plan.device_type in DEVICES else {}
     if place == "train.dtype" and plan.device != "cpu" and "bfloat16" in peaks and value in peaks:
@@ -67,7 +67,7 @@ def _by_default(plan: Plan, place: str, value: str) -> str:
         if times > 1:
             answer += f"; the peak of bfloat16 is {times:.3g} times as high on {plan.device_type}"
     if place == "adapter.base":
-        answer += "; in bfloat16 the weights beneath the adapter take half the memory"
+        answer += "; in bfloat16 the base weights take half the memory"
     return answer
 
 

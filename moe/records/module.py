@@ -13,4 +13,4 @@ class ModuleReport(JsonRecord):
     loss: float | None = None
     """Loss of the batch after the last of `train.num_steps`, which it was not trained on."""
     numbers: dict[str, float | None] | None = None
-    """Further scalars that the module returned with that loss, by name; None in place of one that is not finite."""
+    """Other scalars that the module returned with that loss, by name; None if not finite."""

@@ -126,7 +126,7 @@ class JobSpec(Spec):
 
     @property
     def missing_texts(self) -> Problem | None:
-        """Problem of a job with a synthetic corpus, which can be planned, and not be trained."""
+        """Problem of a job with a synthetic corpus, which can be planned but not trained."""
         if not isinstance(self.data, SyntheticSpec):
             return None
         return Problem("data.corpus", self.data.corpus, "is random tokens, with nothing to learn from",

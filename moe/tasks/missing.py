@@ -1,4 +1,4 @@
-"""Texts, weights and templates that a job lacks to be trained, and not to be planned. Loads no torch."""
+"""Texts, weights and templates that a job needs to be trained, but not to be planned. Loads no torch."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
 
 
 def missing_to_train(spec: JobSpec, roots: Sequence[str] | None) -> tuple[Problem, ...]:
-    """Problems of a job that has a synthetic corpus, or needs a model's folder and names none, or one with a
-    `config.json` and no weights. Nothing is said of a folder that is not found under the `roots`: it may lie where the
-    job is to run."""
+    """Problems of a job that can be planned and not trained: its corpus is synthetic, it names no model folder though
+    it needs one, or its folder has a `config.json` and no weights. A folder that is not found under the `roots` is no
+    problem: it may exist where the job is to run."""
     problems = (spec.missing_texts, spec.missing_folder, *_missing_weights(spec, roots))
     return tuple(problem for problem in problems if problem is not None)
 

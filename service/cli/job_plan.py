@@ -119,11 +119,11 @@ def _where(plan: Plan, given: Cluster | Pools) -> str:
 
 
 def _short_of_devices(plan: Plan, cluster: Cluster) -> str:
-    """Note that a plan has more workers than the cluster has devices; empty where it has not."""
+    """Note that a plan has more workers than the cluster has devices, or an empty string."""
     if plan.num_workers <= cluster.num_devices:
         return ""
     needed = -(-plan.num_workers // cluster.devices_per_node)
-    return f", and {needed:,} such nodes would be needed: it has fewer devices than workers"
+    return f", which has too few devices: {needed:,} such nodes are needed"
 
 
 def _nodes(cluster: Cluster) -> str:

@@ -55,7 +55,16 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [
         ({"messages": [USER, *({"role": "tool_call", "content": '{"name": "f"}', "loss": is_learned}
                                for is_learned in (False, True))]},
          [USER, {**CALL, "weight": 0}, CALL]),
-        ({"messages": [USER, {**ANSWER, "loss": 0.37}], "label": False}, [USER, {**ANSWER, "loss": 0.37}]),
+        ({"messages": [USER, {**ANSWER, "training": 0}, USER, {**ANSWER, "train": 1}]},
+         [USER, {**ANSWER, "weight": 0}, USER, ANSWER]),
+        ({"messages": [USER, {"role": "tool_call", "content": '{"name": "f"}'},
+                       {"role": "tool_call", "content": '{"name": "f"}', "reasoning_content": "t"}]},
+         [USER, CALL, {**CALL, "reasoning_content": "t"}]),
+        ({"messages": [USER, {"role": "assistant", "reasoning": "", "content": [
+            {"type": "thinking", "thinking": "t"}, {"type": "text", "text": "a"}]}]},
+         [USER, {**ANSWER, "reasoning": "", "reasoning_content": "t"}]),
+        ({"messages": [USER, {**ANSWER, "loss": 0.37}], "label": True},
+         [USER, {**ANSWER, "loss": 0.37}]),
     ],
 )  # fmt: skip
 def test_records_are_read_as_users_have_them(row: dict[str, Any], messages: list[dict[str, Any]]):
@@ -105,6 +114,7 @@ def test_a_call_without_arguments_has_none():
         ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "has messages[1].weight that is 0.5, not 0 or 1"),
         ({"messages": [USER, {**ANSWER, "weight": "0"}]}, "has messages[1].weight that is '0', not 0 or 1"),
         ({"prompt": "q", "completion": "a", "label": False}, "has label false: its answer must not be learned"),
+        ({"messages": [USER, ANSWER], "label": False}, "has label false: its answer must not be learned"),
         ({"messages": [USER, ANSWER], "kto_tag": False}, "has kto_tag false: its answer must not be learned"),
         ({"messages": [USER, ANSWER], "tools": ["x"]}, "has tools[0], that is no JSON object"),
         ({"messages": [USER, ANSWER], "tools": [1]}, "has tools[0] that is a number, not an object"),

@@ -133,6 +133,22 @@ def test_a_refusal_names_float32_that_nobody_wrote(
     assert plan_anywhere(changed, H100S, 2).memory.margin > 0
 
 
+@pytest.mark.parametrize("adapter", [{}, {"adapter": {"rank": 16}}])
+def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) -> None:
+    """On memory where an adapter would fit in bfloat16 alone, which a V100 does not compute in."""
+    spec = spec_of({"preset": "olmoe-1b-7b"}, {"corpus": "synthetic"}, **adapter)
+    v100, a100 = (
+        Cluster(num_nodes=1, devices_per_node=8, device=device, memory_bytes=19 << 30)
+        for device in ("v100", "a100-80")
+    )
+    remedies = []
+    for cluster in (v100, a100):
+        with pytest.raises(SpecError) as refused:
+            plan_anywhere(spec, cluster, 1)
+        remedies.append(refused.value.problems[0].remedy)
+    assert ["train.dtype" in remedy for remedy in remedies] == [False, True]
+
+
 def test_conversations_are_planned_for_a_preset() -> None:
     (needed,) = planned(spec_of({"preset": "olmoe-1b-7b"}, CHAT)).missing
     assert needed.startswith("model.from is required for the corpus chat")

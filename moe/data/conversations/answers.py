@@ -96,7 +96,7 @@ class Texts:
         return continuations
 
     def drops(self, at: int) -> bool:
-        """Whether the template drops the content of the answer in message `at`, whatever that is."""
+        """Whether the template drops the answer in message `at`, whatever its text."""
         return self._head(at) is None
 
     def _going_on(self, at: int, asked: str) -> str | None:
@@ -173,9 +173,9 @@ class Texts:
 
 
 def _with_own_thoughts(message: Message, asked: str, said: str) -> str:
-    """What an answer says after the prompt `asked`, with its message's thoughts instead of the empty thought that it
-    begins with: Kimi K2's template drops the thoughts of an answer without tool calls, though its prompt does not turn
-    thinking off, and DeepSeek-V3.1's closes at once the thought that its prompt opens."""
+    """The answer `said` after the prompt `asked`, with its message's thoughts in place of an empty thought at its
+    beginning. Kimi K2's template drops the thoughts of an answer without tool calls, although its prompt leaves
+    thinking on; DeepSeek-V3.1's immediately closes the thought that its prompt opens."""
     thoughts = parted(message)[0].strip("\n")
     if not thoughts.strip():
         return said

@@ -33,7 +33,7 @@ class JinjaTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = self._strftime
-        self._takes_parts: bool | None = None
+        self._needs_parts: bool | None = None
         self._marks: GenerationMarks = environment.extensions[GenerationMarks.identifier]  # type: ignore[assignment]
         try:
             self._template = environment.from_string(source)
@@ -57,13 +57,13 @@ class JinjaTemplate:
     ) -> Written:
         """Text of messages, with the stretches that are marked; `asks`: with what an answer is to follow. Raises
         Unreadable."""
-        if self._takes_parts is None:
-            self._takes_parts = self._is_of_parts()
+        if self._needs_parts is None:
+            self._needs_parts = self._renders_only_parts()
         given = {
             "documents": None,
             **self._variables,
             **(arguments or {}),
-            "messages": [_in_parts(message) for message in messages] if self._takes_parts else list(messages),
+            "messages": [_in_parts(message) for message in messages] if self._needs_parts else list(messages),
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": asks,
         }
@@ -81,10 +81,10 @@ class JinjaTemplate:
             raise Unreadable(f"writes more than {MAX_CHARS} characters", SHORTER)
         return self._marks.found(text) if self.has_marks else Written(text, ())
 
-    def _is_of_parts(self) -> bool:
-        """Whether the template renders the content of a message only if that is a list of parts, as some templates of
-        models that see pictures do. Found by rendering a probe."""
-        self._takes_parts = False
+    def _renders_only_parts(self) -> bool:
+        """Whether the template renders a message's content only if it is a list of parts, as templates of some vision
+        models do; found by a probe message."""
+        self._needs_parts = False
         probe = {"role": "user", "content": "probe"}
         try:
             is_dropped = probe["content"] not in self.render([probe]).text
@@ -99,7 +99,7 @@ class JinjaTemplate:
 
 
 def _in_parts(message: Message) -> Message:
-    """The message with its text as a list of one part."""
+    """The message with its content as a list of one text part."""
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 

@@ -27,7 +27,7 @@ _SPEAKERS = {
     "prompter": "user", "observation": "tool", "function_response": "tool", "tool_response": "tool",
     "tool_result": "tool", _CALLS: _CALLS, "tool_call": _CALLS, **{role: role for role in ROLES},
 }  # fmt: skip
-"""Roles by the names that ShareGPT's records and those of other trainers have for them, whatever their capitals."""
+"""Roles by the names that ShareGPT and other trainers use for them, in lower case."""
 _KEYS = "messages, conversations, instruction and output, or prompt and completion"
 _PAIR = ("chosen", "rejected")
 ARGUMENTS = "chat_template_kwargs"
@@ -37,10 +37,9 @@ MEDIA = (
     "pixel_values",
 )  # fmt: skip
 REJECTED = ("label", "kto_tag")
-"""Keys that mark a record's answer as good or bad, as unpaired preferences have them: TRL's, beside a completion, and
-LLaMA-Factory's."""
+"""Keys of unpaired preferences (KTO) that mark a record's answer as good or bad."""
 _LEARNED = ("train", "training", "loss")
-"""Keys by which trainers beside OpenAI's, whose key is `weight`, say whether a message is learned."""
+"""Keys that say whether a message is learned, beside OpenAI's `weight`."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of a content part that is text."""
 _INSTRUCTING = ("system", "developer")
@@ -55,7 +54,7 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     if messages is None:
         raise Unreadable(f"has {_shown(row)}, and none of {_KEYS}", "name them so")
     for key in REJECTED:
-        if row.get(key) is False and (key != "label" or not _is_missing(row, "completion")):
+        if row.get(key) is False:
             raise Unreadable(f"has {key} false: its answer must not be learned", "leave the record out")
     answer = _answer_key(row)
     if answer is not None:
@@ -178,8 +177,7 @@ def _messages(given: Any, key: str) -> list[Message]:
     messages = list[Message]()
     for at, each in enumerate(given):
         message, is_call = _message(each, f"{key}[{at}]")
-        goes_on = messages and messages[-1].get("tool_calls") and messages[-1]["role"] == ASSISTANT
-        if is_call and goes_on and messages[-1].get("weight") == message.get("weight"):
+        if is_call and messages and _continues(messages[-1], message):
             before = messages[-1]
             messages[-1] = {**before, "tool_calls": [*before["tool_calls"], *message["tool_calls"]]}
         else:
@@ -187,8 +185,15 @@ def _messages(given: Any, key: str) -> list[Message]:
     return messages
 
 
+def _continues(before: Message, call: Message) -> bool:
+    """Whether a tool call under a role of its own belongs to the calls of the message before it."""
+    has_calls = before["role"] == ASSISTANT and bool(before.get("tool_calls"))
+    has_thoughts = any(call.get(name) for name in THOUGHTS)
+    return has_calls and not has_thoughts and before.get("weight") == call.get("weight")
+
+
 def _message(given: Any, place: str) -> tuple[Message, bool]:
-    """A message, and whether it is only a call of a tool, under a role of its own."""
+    """(message, whether its role is that of a tool call)."""
     if not isinstance(given, Mapping):
         raise Unreadable(f"has {place} that is {kind_of(given)}, not an object", "write role and content")
     fields = {name: value for name, value in given.items() if value is not None}
@@ -198,7 +203,7 @@ def _message(given: Any, place: str) -> tuple[Message, bool]:
         if name in fields:
             _text(fields[name], f"{place}.{name}")
     content, thoughts = _content(fields.pop("content", None), place)
-    if thoughts and not any(name in fields for name in THOUGHTS):
+    if thoughts and not any(fields.get(name, "").strip() for name in THOUGHTS):
         fields[THOUGHTS[0]] = thoughts
     if role in (ASSISTANT, _CALLS) and not _is_learned(fields, place):
         fields["weight"] = 0
@@ -217,7 +222,7 @@ def _message(given: Any, place: str) -> tuple[Message, bool]:
 
 
 def _role(fields: dict[str, Any], place: str) -> str:
-    """The role of a message, taken out of its fields; ShareGPT's `value` becomes `content`."""
+    """Remove a message's role from its fields and return it; ShareGPT's `value` becomes `content`."""
     role = fields.pop("role", None)
     if role is None and "from" in fields:
         role = fields.pop("from")
@@ -233,16 +238,18 @@ def _role(fields: dict[str, Any], place: str) -> str:
 
 
 def _is_learned(fields: dict[str, Any], place: str) -> bool:
-    """Whether an answer is learned, by the keys that say so, which are taken out of its fields."""
+    """Whether an answer is learned. Removes the keys that say so from its fields."""
     weight = fields.pop("weight", 1)
     if not isinstance(weight, bool | int | float) or weight not in (0, 1):
         raise Unreadable(f"has {place}.weight that is {weight!r:.60}, not 0 or 1", "write 0 or 1")
-    flags = [fields.pop(name) for name in _LEARNED if isinstance(fields.get(name), bool)]
+    flags = [
+        fields.pop(name) for name in _LEARNED if isinstance(fields.get(name), int) and fields[name] in (0, 1)
+    ]
     return bool(weight) and all(flags)
 
 
 def _content(given: Any, place: str) -> tuple[str | None, str]:
-    """(text, thoughts) of a message's content: a text, or parts that are texts or thoughts."""
+    """(text, thoughts) of a message's content, which is a string or a list of parts."""
     if given is None or isinstance(given, str):
         return given, ""
     if isinstance(given, bytes) or not isinstance(given, Sequence):

@@ -194,8 +194,8 @@ class RowWriter:
 
 
 def _marked_answers(texts: Texts) -> list[Answer]:
-    """The learned answers of a template that marks them, each with the text that it adds; none if the template cannot
-    render every beginning of the conversation."""
+    """Learned answers for a template with generation marks; empty if the template cannot render some prefix of the
+    conversation."""
     answers = list[Answer]()
     for at, message in enumerate(texts.messages):
         if not texts.conversation.learns(at, message):
@@ -209,7 +209,7 @@ def _marked_answers(texts: Texts) -> list[Answer]:
 
 
 def _overlaps(span: tuple[int, int], answer: Answer) -> bool:
-    """Whether a span holds any of the text that an answer adds."""
+    """Whether a span overlaps the text of an answer."""
     return span[0] < len(answer.text) and answer.begin < span[1]
 
 
@@ -228,8 +228,7 @@ def _is_opening(before: Sequence[Message]) -> bool:
 
 
 def _left_out(message: Message, answer: Answer, at: int, texts: Texts) -> list[str]:
-    """Notes on what the template drops from an answer. Raises Unreadable if it drops a tool call, or all that the
-    answer says, which would change the answer."""
+    """Notes on what the template drops from an answer. Raises Unreadable if it drops a tool call or the whole text."""
     said, notes = answer.text[answer.begin :], list[str]()
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     for name in names:

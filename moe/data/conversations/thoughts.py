@@ -13,8 +13,8 @@ def with_thoughts(message: Message) -> Message:
     if not texts:
         return message
     thoughts = next((text for text in texts.values() if text.strip()), "")
-    said = {name: text for name, text in texts.items() if text.strip()}
-    return {**message, **dict.fromkeys(NAMES, thoughts), **said, NAMES[0]: thoughts}
+    nonempty = {name: text for name, text in texts.items() if text.strip()}
+    return {**message, **dict.fromkeys(NAMES, thoughts), **nonempty, NAMES[0]: thoughts}
 
 
 def without_thoughts(message: Message) -> Message:

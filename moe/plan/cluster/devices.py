@@ -243,10 +243,10 @@ DEVICES: dict[str, Device] = {
     # 4090: 165.2 in bfloat16 and 330.3 in fp8 with sums in float32 (the paper's first edition had 660.6, the rate of
     # sums in float16), 1,008 GB/s (NVIDIA, Ada GPU Architecture 2.1, appendix A). RTX 5090: 209.5 and 419, 1,792 GB/s
     # (NVIDIA, RTX Blackwell GPU Architecture, table 3). A10G: 70 TFLOP/s, where the A10 has 125, and 600 GB/s
-    # (NVIDIA's sheet of it for AWS, 17 February 2022, as three readers quote it; one measured 66.6 TFLOP/s in a product
-    # of 8,192 a side); 22 of its 24 GB are left by ECC. MI300X: 1,307.4 and 2,614.9
+    # (NVIDIA's sheet for AWS, 17 February 2022, as quoted by three sources; one measured 66.6 TFLOP/s in a matrix
+    # product of 8,192 a side); 22 of its 24 GB are left by ECC. MI300X: 1,307.4 and 2,614.9
     # TFLOP/s, 5.3 TB/s, seven links of 128 GB/s both ways (AMD's sheet). MI355X: 2,516.6 and 5,033.2, 8 TB/s, seven of
-    # 153.6 (AMD's sheet LE-92703-00 of October 2025, as readers quote it; 1,024 matrix cores at 2.4 GHz give the same).
+    # 153.6 (AMD's sheet LE-92703-00 of October 2025, as quoted by others; 1,024 matrix cores at 2.4 GHz give the same).
     # Adapters of cards are what clouds give: 400 Gb/s a node of eight L40S, 100 of others.
     "h800": _by_sheet(80, 989, 1979, 3350, 200e9),
     "h20": _by_sheet(96, 148, 296, 4000, 450e9),

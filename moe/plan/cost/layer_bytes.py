@@ -68,17 +68,17 @@ class LayerMemory:
         return mask_bytes(attentions, positions, self._row_tokens, self._width)
 
     def of_logits(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
-        """Bytes (kept, held while the loss is taken) of a rank's share of a tensor group's positions.
+        """Bytes (kept, held while the loss is computed) for a rank's share of a tensor group's positions.
 
-        Of a few logits at a time, in three forms: the gradients that their loss takes on the way are kept, and around
-        it five tensors of hidden states, before and after the last norms. Of all at once: logits, whose place their
-        gradients take, or what the profile says of them; and the hidden states before and after the last norm."""
+        With logits in parts, a part is held in three forms; the table's gradient and five tensors of hidden states
+        around the last norms are kept. With all logits at once, the loss holds them (their gradients overwrite them) or
+        the profile's `loss_bytes`; the hidden states before and after the last norm are kept."""
         vocabulary = unit.vocabulary or 0
         if not self._profile.logits_in_parts:
-            of_loss = self._profile.loss_bytes
-            at_a_time = self._width if of_loss is None else of_loss[tensor > 1]
+            loss_bytes = self._profile.loss_bytes
+            bytes_per_logit = self._width if loss_bytes is None else loss_bytes[tensor > 1]
             normed = positions * (tensor if self._profile.keeps_gathered_tokens else 1)
-            return self._m * self._width * (positions + normed), at_a_time * positions * vocabulary
+            return self._m * self._width * (positions + normed), bytes_per_logit * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         at_once = min(loss_tokens(self._kind, vocabulary), positions)
         of_table = vocabulary if any(each.trained for each in (*unit.weights, *unit.tied)) else 0

@@ -69,7 +69,7 @@ class MemoryModel:
         self._num_groups, self._group_tokens = spec.num_groups, spec.group_tokens
         self._m, self._units = spec.model.model_dim, units(spec.model, profile, spec.train.freeze)
         self._layers = LayerMemory(spec, self._kind, profile, load_skew)
-        # The frozen base of an adapter takes memory, even in a plan of a job that names no folder to load it from.
+        # An adapter's frozen base takes memory, even if the job names no folder to load it from.
         self._keeps_frozen = getattr(spec.model, "adapter", None) is not None
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
@@ -160,8 +160,8 @@ class MemoryModel:
         return self._in_flight(share, run)
 
     def _least_beside(self, share: Stage, run: Run) -> int:
-        """Bytes beside the state of a share that may be on any stage. Messages of all micro-batches, which are fewer on
-        the first and the last, are left out."""
+        """Least bytes beside the state of a share, whichever stage it is on. Stage buffers for all micro-batches are
+        left out: the first and last stages have fewer."""
         *others, passed = self._beside(share, run)
         return sum(others) + (0 if self.profile.keeps_messages else passed)
 
@@ -357,9 +357,11 @@ class MemoryModel:
         )
 
     def _passed(self, stage: Stage, run: Run, tokens: int) -> int:
-        """Bytes that a pipeline stage receives and sends, for micro-batches of as many tokens: of one of them, in and
-        out, forward and backward. Or of all: buffers for inputs and for gradients of outputs, the inputs' gradients,
-        and on the last stage the logits. Inputs of micro-batches in flight are among what layers keep."""
+        """Bytes of the tensors that a pipeline stage receives and sends, with so many tokens in a micro-batch.
+
+        Without `keeps_messages`, those of one micro-batch: in and out, forward and backward. With it, those of all:
+        buffers for inputs and for gradients of outputs, the inputs' gradients, and the logits on the last stage. Inputs
+        of micro-batches in flight are counted with the layers."""
         if run.pipeline == 1:
             return 0
         hidden = self._width * tokens * self._m
@@ -393,6 +395,6 @@ class MemoryModel:
         return self._state_width * elements + coded
 
     def _flat(self, degrees: Degrees, of: State) -> int:
-        """Elements of the buffers that FSDP gathers into: of what lies in no layer, or of two layers."""
+        """Elements of FSDP's flat gather buffers: the larger of the weights outside layers and two layers' weights."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         return max(dense * of.outside, dense * of.two_layers.dense + experts * of.two_layers.in_experts)

@@ -64,9 +64,9 @@ class State(NamedTuple):
     gathered: Elements
     """Of those used, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
     outside: int
-    """Of those used, what lies in no layer."""
+    """Elements used outside layers."""
     two_layers: Elements
-    """Of those used, the two largest layers."""
+    """Elements used in the two largest layers."""
     in_layers: int
     """Of those used, what lies in layers."""
     largest_layer: int

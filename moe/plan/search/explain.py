@@ -23,7 +23,7 @@ from moe.spec.errors import Problem
 from moe.spec.patterns import matches, starred
 
 IGNORED = "ignored of config.json"
-"""Beginning of the reason that names keys of the folder's config which do not affect the model."""
+"""Prefix of the reason that lists keys of the folder's config without an effect on the model."""
 _AXES = {
     "pipeline": "stages of consecutive layers",
     "tensor": "attention heads and feed-forward layers split over as many ranks, which share their tokens",

@@ -17,12 +17,12 @@ class Lacking:
     not_yet: tuple[str, ...]
     """Parts of it that cannot be run yet."""
     unwritten: tuple[str, ...] = ()
-    """Keys that the job leaves out, by which it is planned in float32 where bfloat16 could be."""
+    """Keys that the job leaves out and whose default is float32, where the devices have bfloat16."""
 
 
 def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, adapter: str | None) -> Problem:
-    """Error for a job that fits in no layout: the memory that lacks, the number of workers that would hold it in any
-    layout and in one that can be run, and the changes of the job, if any, by which the present workers would."""
+    """Error for a job that fits in no layout: the missing memory, the number of workers that would hold it in any
+    layout and in one that can be run, and changes to the job, if any, that would make it fit on its own workers."""
     kinds = {kind: amount for kind, amount in lacking.memory.by_kind().items() if kind != "allowance"}
     largest, usable = (
         max(kinds, key=lambda kind: kinds[kind]),
@@ -40,11 +40,11 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
     )
     if lacking.unwritten:
         verb = "is" if len(lacking.unwritten) == 1 else "are"
-        rule += f"; {' and '.join(lacking.unwritten)} {verb} left out, which is float32"
-    by_change = [
+        rule += f"; {' and '.join(lacking.unwritten)} {verb} left out: float32 by default"
+    by_dtype, by_adapter = (
         None if change is None else f"{change}, which {workers} {hold}" for change in (narrow, adapter)
-    ]
-    remedies = [each for each in (by_change[0], would_hold(fewest), by_change[1]) if each is not None]
+    )
+    remedies = [remedy for remedy in (by_dtype, would_hold(fewest), by_adapter) if remedy is not None]
     return Problem("resources", workers, rule, "; or ".join(remedies))
 
 

@@ -1,4 +1,4 @@
-"""Changes to a job by which it would fit on the workers that it has."""
+"""Changes to a job that would make it fit on its workers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec
 
 _RANK = 16
 _BASES = ("bfloat16", "nf4")
-"""Bases of the adapters that are tried, the plainest first."""
+"""Bases of the adapters that are tried, the simplest first."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A changed job, and the change in words, as an imperative."""
+    """A changed job, and the change as an instruction to the user."""
 
     spec: JobSpec
     change: str
 
 
 def unwritten_float32(spec: JobSpec) -> tuple[str, ...]:
-    """Keys that the job leaves out and that are float32 by default."""
+    """Keys that the job leaves out and whose default is float32."""
     keys = []
     if spec.train.dtype == "float32" and "dtype" not in spec.train.model_fields_set:
         keys.append("train.dtype")
@@ -30,7 +30,7 @@ def unwritten_float32(spec: JobSpec) -> tuple[str, ...]:
 
 
 def narrowed(spec: JobSpec) -> Remedy | None:
-    """The job with bfloat16 in place of each float32 that nobody wrote; None where there is none."""
+    """The job with bfloat16 for each key whose float32 is a default; None if there is no such key."""
     if not (keys := unwritten_float32(spec)):
         return None
     changed = _in_bfloat16(spec) if "train.dtype" in keys else spec
@@ -39,18 +39,18 @@ def narrowed(spec: JobSpec) -> Remedy | None:
     return Remedy(changed, f"write {' and '.join(f'{key}: bfloat16' for key in keys)}")
 
 
-def adapted(spec: JobSpec, holds: Callable[[JobSpec], bool]) -> Remedy | None:
-    """The job with the plainest adapter, or base of its adapter, by which the workers hold it; None where there is
-    none, or the model takes no adapter."""
-    return next((remedy for remedy in _adapted(spec) if holds(remedy.spec)), None)
+def adapted(spec: JobSpec, holds: Callable[[JobSpec], bool], *, has_bfloat16: bool) -> Remedy | None:
+    """The job with the simplest adapter, or the simplest narrower base of its adapter, that the workers hold; None if
+    there is none or the model takes no adapter. `has_bfloat16`: whether devices compute in bfloat16."""
+    return next((remedy for remedy in _adapted(spec, has_bfloat16=has_bfloat16) if holds(remedy.spec)), None)
 
 
-def _adapted(spec: JobSpec) -> Iterator[Remedy]:
+def _adapted(spec: JobSpec, *, has_bfloat16: bool) -> Iterator[Remedy]:
     if not isinstance(spec.model, LanguageModelSpec):
         return
     adapter, keys = _adapter(spec), unwritten_float32(spec)
     dtypes = [(spec, "")]
-    if "train.dtype" in keys:
+    if "train.dtype" in keys and has_bfloat16:
         dtypes.append((_in_bfloat16(spec), ", with train.dtype: bfloat16"))
     for base in _BASES:
         if adapter is not None and (adapter.base == base or adapter.base in ("int8", "nf4")):

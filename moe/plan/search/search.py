@@ -273,7 +273,7 @@ class Search:
             least,
             self.memory.of(least),
             not_yet(self.spec, least, self.profile.name),
-            unwritten_float32(self.spec) if "bfloat16" in self.cluster.traits.dtypes else (),
+            unwritten_float32(self.spec) if self._has_bfloat16 else (),
         )
         raise SpecError(does_not_fit(lacking, self.fewest(), *self._changes(shapes[0].num_workers)))
 
@@ -283,24 +283,29 @@ class Search:
         in_any_layout, to_run = (None if each is None else each.num_devices for each in of)
         return FewestWorkers(in_any_layout=in_any_layout, to_run=to_run)
 
+    @property
+    def _has_bfloat16(self) -> bool:
+        return "bfloat16" in self.cluster.traits.dtypes
+
     def _changes(self, workers: int) -> tuple[str | None, str | None]:
-        """(bfloat16 where nobody wrote a precision, an adapter or a narrower base of one): changes by which as many
-        workers would hold the job in a layout that can be run; None for one that would not do."""
+        """(bfloat16 in place of default float32, an adapter or a narrower base of one): changes that would let this
+        many workers hold the job in a layout that can be run; None for a change that would not."""
         if self.profile.name != "ours":
             return None, None
 
         def holds(spec: JobSpec) -> bool:
             return self._holds(spec, workers)
 
-        narrow = narrowed(self.spec) if "bfloat16" in self.cluster.traits.dtypes else None
+        narrow = narrowed(self.spec) if self._has_bfloat16 else None
         if narrow is not None and not holds(narrow.spec):
             narrow = None
         has_adapter = getattr(self.spec.model, "adapter", None) is not None
-        adapter = None if narrow is not None and has_adapter else adapted(self.spec, holds)
+        is_enough = narrow is not None and has_adapter
+        adapter = None if is_enough else adapted(self.spec, holds, has_bfloat16=self._has_bfloat16)
         return (None if narrow is None else narrow.change), (None if adapter is None else adapter.change)
 
     def _holds(self, spec: JobSpec, workers: int) -> bool:
-        """Whether so many workers hold a changed job in a layout that can be run."""
+        """Whether this many workers hold a changed job in a layout that can be run."""
         memory, choices = (
             MemoryModel(spec, self.cluster, self.profile, self._load_skew),
             Choices(spec, self.cluster),

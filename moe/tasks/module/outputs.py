@@ -14,7 +14,7 @@ MAX_NAME = 64
 
 def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss and the other scalars by name. A module may return the loss, a mapping with the key `loss`, or
-    the tuple (loss, mapping); values of a mapping that are no scalars are ignored. Raises SpecError."""
+    the tuple (loss, mapping); values that are not scalars are ignored. Raises SpecError."""
     match output:
         case Tensor():
             loss, others = output, {}

@@ -137,7 +137,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         return {}
 
     def evaluate(self, model: Any, layout: "Layout", data: ModuleData) -> ModuleReport:
-        """The loss of one batch more, which it was not trained on, and what else the module returns of it."""
+        """The loss and the module's other numbers on one more batch, which it was not trained on."""
         import math
 
         import torch
