@@ -1,10 +1,10 @@
-"""Adapters (LoRA) on dense models, as their speed was published, all held out.
+"""Published speeds of adapters (LoRA) on dense models, all held out.
 
 Sources: docs/source/performance/performance_summary.md of NVIDIA's NeMo (24.07, Megatron-Core in fp8, SQuAD packed to
 4,096 tokens, which is priced as documents of 256); docs/performance-summary.md of NeMo AutoModel (October 2025, FSDP2
 and Hugging Face's modules in bfloat16); README.md of torchtune (September 2024, FSDP2, compiled, 2 sequences of 2,048
-tokens a device); and llama3/finetune/README.md of NVIDIA's dgxc-benchmarking (Megatron-Bridge in bfloat16). What is not
-known of a run is given what is predicted to be fastest.
+tokens a device); and llama3/finetune/README.md of NVIDIA's dgxc-benchmarking (Megatron-Bridge in bfloat16). Settings
+that a source does not give are those predicted to be fastest.
 
 `python -m benchmarks.published_adapters` prints the errors.
 """
@@ -39,8 +39,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class AdapterRow:
-    """A run: sequences of a micro-batch and of a step (AutoModel's pipelines: of one pass through all stages), degrees,
-    and tokens a second of one GPU."""
+    """A run: sequences per micro-batch and per step (for AutoModel's pipelines, per pass through all stages), degrees,
+    and tokens per second and GPU."""
 
     model: str
     release: str
@@ -60,7 +60,7 @@ class AdapterRow:
 
     @property
     def run_as(self) -> tuple[ProfileName, SoftwareName]:
-        """Profile and software: by Megatron-Core, or by FSDP2."""
+        """Profile and software: Megatron-Core's, or those of FSDP2."""
         is_megatron = self.release in ("NeMo 24.07", "Megatron-Bridge")
         return ("peer", "megatron-eager") if is_megatron else ("torchtitan-25.06", "torchtitan")
 

@@ -1,8 +1,8 @@
-"""Dense MPT models on A100 and H100 by FSDP, as MosaicML published their speed, all held out.
+"""Speeds of dense MPT models with FSDP on A100 and H100, published by MosaicML, all held out.
 
 Source: scripts/train/benchmarking/README.md of llm-foundry (2023): PyTorch's first FSDP over all GPUs (`FULL_SHARD`),
-bfloat16, FlashAttention's first kernels in Triton, without compilation; nodes of 8 are joined at 1,600 Gb/s. Where
-activations are checkpointed, whole blocks are computed again.
+bfloat16, FlashAttention's first kernels in Triton, without compilation; nodes of 8 are joined at 1,600 Gb/s. Activation
+checkpointing recomputes whole blocks.
 
 `python -m benchmarks.published_mpt` prints the errors.
 """
@@ -24,7 +24,7 @@ SOFTWARE: SoftwareName = "torchtitan"
 
 @dataclass(frozen=True)
 class MptRow:
-    """A run: tokens of a sequence, sequences of a micro-batch and of a step, and tokens a second of one GPU."""
+    """A run: tokens per sequence, sequences per micro-batch and per step, and tokens per second and GPU."""
 
     model: str
     device: str

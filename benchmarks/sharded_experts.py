@@ -1,6 +1,7 @@
-"""A layer of experts split over two gloo ranks, as programs of `moe.sharding` run it: tokens to experts and back in one
-chunk, and in two, of which one travels while experts work on the other. Forward and backward pass; chunks take turns in
-one run, a turn's time is that of the slower rank. Seconds that a rank waits for rows stand beside those of the step.
+"""An MoE layer split over two gloo ranks, as programs of `moe.sharding` run it: expert rows exchanged in one chunk, and
+in two, of which one is exchanged while experts work on the other. Steps are forward and backward passes; one and two
+chunks alternate within a run, and a step takes as long as its slower rank. The time that ranks wait for rows is also
+reported.
 """
 
 import multiprocessing
@@ -29,7 +30,7 @@ CHUNKS = (1, 2)
 
 
 class WaitingMesh(ShardingMesh):
-    """Counts what it waits for all-to-alls."""
+    """Mesh that adds up the seconds spent waiting for all-to-alls."""
 
     waited_s: ClassVar[list[float]] = [0.0]
 
@@ -64,7 +65,7 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     layout = (RANKS * EXPERTS_HERE, (), (), 0)
 
     def step(num_chunks: int) -> tuple[float, float]:
-        """Milliseconds of both passes, and of those that were waited for, on the slower rank."""
+        """Milliseconds of both passes, and of waiting within them, each on the slower rank."""
         operator.MAX_CHUNKS = num_chunks
         dist.barrier()
         mesh.waited_s[0], began = 0.0, time.perf_counter()
@@ -77,12 +78,12 @@ def work(rank: int, rendezvous: str, answer: Connection) -> None:
     for _ in range(WARM_UP):
         for num_chunks in CHUNKS:
             step(num_chunks)
-    found: dict[int, list[tuple[float, float]]] = {num_chunks: [] for num_chunks in CHUNKS}
+    times_ms: dict[int, list[tuple[float, float]]] = {num_chunks: [] for num_chunks in CHUNKS}
     for turn in range(ROUNDS):
         for num_chunks in CHUNKS[:: 1 if turn % 2 else -1]:
-            found[num_chunks].append(step(num_chunks))
+            times_ms[num_chunks].append(step(num_chunks))
     if rank == 0:
-        answer.send(found)
+        answer.send(times_ms)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -97,17 +98,17 @@ def measured() -> dict[int, list[tuple[float, float]]]:
         for process in processes:
             process.start()
         theirs.close()  # so that waiting ends with them
-        found: dict[int, list[tuple[float, float]]] = ours.recv()
+        times_ms: dict[int, list[tuple[float, float]]] = ours.recv()
         for process in processes:
             process.join()
-    return found
+    return times_ms
 
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
-    found = measured()
-    steps = {num_chunks: [step for step, _ in of] for num_chunks, of in found.items()}
-    waits = {num_chunks: [wait for _, wait in of] for num_chunks, of in found.items()}
+    times_ms = measured()
+    steps = {num_chunks: [step for step, _ in times] for num_chunks, times in times_ms.items()}
+    waits = {num_chunks: [wait for _, wait in times] for num_chunks, times in times_ms.items()}
     for num_chunks in CHUNKS:
         print(f"{num_chunks} chunk(s): {statistics.median(steps[num_chunks]):8.2f} ms a step, of which "
               f"{statistics.median(waits[num_chunks]):8.2f} ms wait for rows")  # fmt: skip

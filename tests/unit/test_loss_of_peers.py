@@ -18,14 +18,14 @@ TOKENS, VOCABULARY = 512, 2048
 
 @pytest.fixture
 def _alone() -> Iterator[None]:
-    """A process group of one rank, where `loss_parallel` allocates for its share as among many."""
+    """A process group of one rank, on which `loss_parallel` allocates as much for its share as on many."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def peak_bytes(run: Callable[[], None]) -> int:
-    """Largest sum of what is allocated at a time while a function runs."""
+    """Peak of the bytes allocated while a function runs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         run()
     assert prof.profiler is not None
@@ -42,7 +42,7 @@ def logits() -> torch.Tensor:
 
 
 def loss_of(hidden: torch.Tensor) -> Callable[[], None]:
-    """A function that takes the loss and its gradients, the logits let go before them, as torchtitan does."""
+    """A function that computes the loss and its gradients and frees the logits in between, as torchtitan does."""
     targets = torch.arange(TOKENS) % VOCABULARY
 
     def run() -> None:

@@ -74,7 +74,7 @@ def test_presets_and_bare_configs_are_planned_alike(data: dict[str, Any], config
      (None, "model.from")],
 )  # fmt: skip
 def test_json_that_is_no_models_config_is_refused(tmp_path: Path, content: str | None, path: str) -> None:
-    """A config of any name is told by what it holds."""
+    """A config file is recognised by its contents, whatever its name."""
     file = tmp_path / "generation.json"
     if content is not None:
         file.write_text(content)

@@ -124,7 +124,7 @@ class _NoHook:
 
 @pytest.fixture(autouse=True)
 def _no_warnings_kept(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning of bitsandbytes's first use has a traceback, whose frames hold tensors as long as pytest keeps it."""
+    """Drop bitsandbytes's first warning: pytest keeps its traceback, whose frames keep tensors alive."""
     caplog.set_level(logging.ERROR, logger="bitsandbytes")
 
 

@@ -81,14 +81,14 @@ def test_torchtitans_pipelines_are_predicted(row: TitanRow) -> None:
 
 @pytest.mark.parametrize(("device", "mean"), [("a100-80", 0.1), ("h100", 0.1)])
 def test_dense_runs_by_fsdp_that_nothing_was_fitted_on_are_predicted(device: str, mean: float) -> None:
-    """A100 by the share of kernels' rates that was measured on it; by H100's they were predicted a fifth too slow."""
+    """A100 with the share of kernels' rates measured on it; with H100's share, runs were predicted a fifth too slow."""
     errors = [row.error() for row in DENSE_BY_FSDP if row.device == device]
     assert fmean(map(abs, errors)) < mean
     assert exp(max(map(abs, errors))) < 1.3
 
 
 def test_adapters_on_dense_models_are_predicted() -> None:
-    """But in AutoModel's pipelines, of which the slower reaches a fifth of the GPU's rate."""
+    """AutoModel's pipelines are left out: the slower one reaches a fifth of the GPU's rate."""
     errors = {row: row.error for row in ADAPTERS}
     plain = [error for row, error in errors.items() if not (row.release == "AutoModel" and row.parallel)]
     assert fmean(map(abs, plain)) < 0.1
