@@ -73,15 +73,24 @@ def _object(lines: Lines, where: str, value: object) -> dict[str, object]:
 
 
 def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
+    opening: tuple[int, str] | None = None
     is_first = True
     for number, line in lines:
         if not line.strip():
             continue
-        if is_first and line.strip() == "{":
-            rule = "is one JSON object over several lines, not one on each"
-            raise lines.broken_at("", rule, "write one JSON object a line, or one array of them")
+        if is_first and line.strip() == "{":  # an object over several lines, or one bad record
+            opening, is_first = (number, line), False
+            continue
+        if opening is not None:
+            if line.lstrip()[0] in '"}':
+                rule = "is one JSON object over several lines, not one on each"
+                raise lines.broken_at("", rule, "write one JSON object a line, or one array of them")
+            yield f", line {opening[0]}", opening[1], len(opening[1])
+            opening = None
         is_first = False
         yield f", line {number}", line, len(line)
+    if opening is not None:
+        yield f", line {opening[0]}", opening[1], len(opening[1])
 
 
 def _is_array(lines: Lines) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from moe.data import json_lines
 from moe.data.conversations.records import conversation_of
+from moe.data.faults import Faults
 from moe.data.json_lines import rows
 from moe.data.lines import Lines
 from moe.data.locations import Location
@@ -156,6 +157,16 @@ def test_mistakes_of_an_array_are_told_by_item(text: str, where: str, rule: str,
         texts(tmp_path / "a.json")
     assert str(error.value.problems[0].value) == f"{tmp_path}/a.json{where}"
     assert rule in error.value.problems[0].rule
+
+
+@pytest.mark.parametrize("others", [[], ['{"text": "a"}'], ["{", '{"text": "a"}']])
+def test_a_first_record_that_was_cut_short_is_one_bad_record(others: list[str], tmp_path: Path) -> None:
+    """And no object over several lines."""
+    (tmp_path / "a.jsonl").write_text("\n".join(["{", *others]))
+    faults = Faults()
+    read = list(rows(Lines("data", Location("file", str(tmp_path / "a.jsonl"))), faults))
+    assert [row.where for row in read] == [f", line {len(others) + 1}"] * bool(others)
+    assert (faults.num_records, faults.num_bad) == (len(others) + 1, len(others) + 1 - len(read))
 
 
 def test_white_space_of_an_array_is_bounded(tmp_path: Path) -> None:
