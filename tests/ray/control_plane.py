@@ -150,14 +150,21 @@ def worker_group(job: Job, number: int = 0, attempt: int = 1) -> list[dict[str, 
 
 
 def kill_node(head: LocalHead, index: int) -> None:
-    """SIGKILL for all that belongs to a node: its raylet and agents, and the workers below them."""
+    """SIGKILL for all that belongs to a node: its raylet and agents, then the workers below them, of whose deaths a
+    raylet that still runs would tell as if the node were well."""
     session = head.nodes[index].session
+    own: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getsid(process.pid) == session:
-                for child in process.children(recursive=True):
-                    child.kill()
-                process.kill()
+                own.append(process)
+    below: list[psutil.Process] = []
+    for process in own:
+        with suppress(psutil.NoSuchProcess):
+            below += process.children(recursive=True)
+    for process in (*own, *below):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def driver_process(job: Job) -> psutil.Process:
