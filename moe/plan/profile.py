@@ -119,7 +119,7 @@ TORCHTITAN_25_06 = replace(TORCHTITAN, name="torchtitan-25.06", loss_bytes=(4, 4
 """torchtitan as of June 2025. Its loss is compiled: it holds logits and their gradients in the arithmetic's dtype."""
 
 PROFILES: Mapping[ProfileName, Profile] = {
-    each.name: each for each in (OURS, PEER, TORCHTITAN, TORCHTITAN_25_06)
+    profile.name: profile for profile in (OURS, PEER, TORCHTITAN, TORCHTITAN_25_06)
 }
 
 

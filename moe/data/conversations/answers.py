@@ -60,8 +60,8 @@ class Texts:
             return Answer(at, answered, self._begin_of_opening(answered))
         asked = self.first(at, asks=True)
         if answered.startswith(asked):
-            said = _with_own_thoughts(self.messages[at], asked, answered[len(asked) :])
-            return Answer(at, asked + said, len(asked))
+            answer = _with_own_thoughts(self.messages[at], asked, answered[len(asked) :])
+            return Answer(at, asked + answer, len(asked))
         text = self._going_on(at, asked)
         if text is None:
             rule = (

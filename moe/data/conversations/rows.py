@@ -180,12 +180,12 @@ class RowWriter:
     ) -> tuple[tuple[int, int], ...]:
         """Marked spans after the first `num_given` messages, of a template that does not mark each answer once."""
         num_given = conversation.num_given
-        given = self._marked(conversation, num_given).text if num_given else ""
+        prefix = self._marked(conversation, num_given).text if num_given else ""
         is_after = all(learned[place] for place, at in enumerate(answers) if at >= num_given)
-        if not num_given or not is_after or not marked.text.startswith(given):
+        if not num_given or not is_after or not marked.text.startswith(prefix):
             rule = f"marks {len(marked.spans)} spans for {len(answers)} answers, some of which must not be learned"
             raise Unreadable(rule, "mark each answer once")
-        return tuple((begin, end) for begin, end in marked.spans if begin >= len(given))
+        return tuple((begin, end) for begin, end in marked.spans if begin >= len(prefix))
 
     def _marked(self, conversation: Conversation, number: int) -> Written:
         return self._template.render(

@@ -72,6 +72,6 @@ def _in_bfloat16(spec: JobSpec) -> JobSpec:
 
 
 def _with_adapter(spec: JobSpec, adapter: AdapterSpec | None, base: str) -> JobSpec:
-    given = AdapterSpec(rank=_RANK) if adapter is None else adapter
-    changed = given.model_copy(update={"base": base})
+    proposed = AdapterSpec(rank=_RANK) if adapter is None else adapter
+    changed = proposed.model_copy(update={"base": base})
     return spec.model_copy(update={"model": spec.model.model_copy(update={"adapter": changed})})

@@ -310,7 +310,7 @@ class Search:
             MemoryModel(spec, self.cluster, self.profile, self._load_skew),
             Choices(spec, self.cluster),
         )
-        shapes = [each for each in choices.shapes(workers) if choices.fits_nodes(each)]
+        shapes = [shape for shape in choices.shapes(workers) if choices.fits_nodes(shape)]
         return Smallest(spec, self.cluster, memory).fits(
             choices, shapes, self.cluster.memory_bytes, to_run=True
         )

@@ -170,7 +170,7 @@ class Retry:
     reason: str
     after_s: float
     cause: str
-    """What happened to the attempt: the reason without what is done about it."""
+    """Cause of the attempt's end, without the remedy."""
     counts_as: Literal["failure", "setback", "lost_start"] | None = "failure"
     """A setback: the cluster was lost after the attempt's workers had begun. A lost start: before. None: its driver's
     node was preempted."""
