@@ -27,7 +27,7 @@ from moe.calibrate.rates import measure_cpu
 from moe.plan import Calibration, Cluster
 from moe.train.environment import KEEP_FREED_MEMORY
 
-RANKS, ROUNDS, WARM_UP = 2, 40, 3
+RANKS, ROUNDS, WARM_UP = 2, 100, 3
 NUM_BLOCKS, WIDTH, NUM_HEADS, VOCABULARY = 4, 256, 8, 1024
 BATCH = (8, 128)
 LIMIT = 1.05
