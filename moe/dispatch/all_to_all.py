@@ -1,16 +1,17 @@
 """Dispatch where the experts of a layer are spread over ranks: rows and their weights out, weighted rows back."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from moe.dispatch.dispatcher import DirectDispatcher
+from moe.dispatch.dispatcher import DirectDispatcher, on_host
 from moe.dispatch.exchange import Chunk, Exchange
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
 from moe.dispatch.rows import RowExchange, Traffic
 from moe.experts import LocalExperts
-from moe.routing import Assignments
+from moe.routing import Assignments, Choices
 
 
 class AllToAllDispatcher(DirectDispatcher):
@@ -48,7 +49,24 @@ class AllToAllDispatcher(DirectDispatcher):
             self.over.exchange_counts(leaving) if self.max_rows is None else self.over.gather_counts(leaving)
         )
 
+    def begin(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Callable[[], Tensor]:
+        """Begin to send the first chunk's rows; what is returned gives, when it is called, what a call of the
+        dispatcher does."""
+        asked, counts = on_host(choices.asked, self.counts(choices.load))
+        assignments, exchange = self._exchange(choices.laid_out(asked.tolist()), counts, experts)
+        rows = tokens_to_rows(x, assignments)
+        begun = exchange.with_first_sent(rows, assignments.weight)
+        return lambda: rows_to_tokens(experts(rows, assignments.weight, begun), assignments)
+
     def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> Tensor:
+        assignments, exchange = self._exchange(assignments, counts, experts)
+        rows = experts(tokens_to_rows(x, assignments), assignments.weight, exchange)
+        return rows_to_tokens(rows, assignments)
+
+    def _exchange(
+        self, assignments: Assignments, counts: Tensor, experts: LocalExperts
+    ) -> tuple[Assignments, Exchange]:
+        """(the rows in the order in which they are sent, their exchange)."""
         # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
         leaving = self._by_rank(torch.tensor(assignments.counts))
         num_chunks, keep, arriving = self.num_chunks, True, counts
@@ -59,9 +77,7 @@ class AllToAllDispatcher(DirectDispatcher):
         chunks = _chunks(leaving, arriving, num_chunks)
         if num_chunks > 1 or self.parts_per_expert > 1:
             assignments = _in_chunks(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
-        exchange = Exchange(self.over, chunks, keep, experts.work_on)
-        rows = experts(tokens_to_rows(x, assignments), assignments.weight, exchange)
-        return rows_to_tokens(rows, assignments)
+        return assignments, Exchange(self.over, chunks, keep, experts.work_on)
 
     def _by_rank(self, counts: Tensor) -> Tensor:
         """`[ranks, experts of each]`: the rows of each expert that leave for each rank, from `counts` `[E]`."""

@@ -7,7 +7,7 @@ exchanged once more in it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -54,6 +54,12 @@ class Exchange:
     keep: bool
     """Whether arrived rows are kept for the backward pass."""
     work_on: WorkOn
+    first: OnTheWay | None = None
+    """The first chunk's rows, where they were sent before the call."""
+
+    def with_first_sent(self, rows: Tensor, scale: Tensor) -> "Exchange":
+        """The same exchange with its first chunk's rows on their way; to be called with the same arguments."""
+        return replace(self, first=_send(self.over, self.chunks[0], rows.detach(), scale.detach()))
 
     def __call__(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
         """`[n, M]`: outputs for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`, those of
@@ -117,7 +123,8 @@ class _Exchanged(torch.autograd.Function):
         works: list[Work] = []
         returning: list[OnTheWay] = []
         back: list[Tensor] = []
-        for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale)):
+        first, exchange = exchange.first, replace(exchange, first=None)  # nothing keeps what has arrived
+        for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale), first):
             order = _Sorted.of(chunk.arriving, exchange.work_on, rows.device)
             x, weight = order.arrange(*_unpacked(on_way.wait(), scale.dtype))
             y, products = forward_pass(x, weight, weights, order.work)
@@ -172,9 +179,12 @@ class _Exchanged(torch.autograd.Function):
 Begun = TypeVar("Begun")
 
 
-def _ahead(chunks: list[Chunk], begin: Callable[[Chunk], Begun]) -> Iterator[tuple[Chunk, Begun]]:
-    """Each chunk with what was begun for it, while the chunk before it was still being worked on."""
-    begun = begin(chunks[0])
+def _ahead(
+    chunks: list[Chunk], begin: Callable[[Chunk], Begun], first: Begun | None = None
+) -> Iterator[tuple[Chunk, Begun]]:
+    """Each chunk with what was begun for it, while the chunk before it was still being worked on; `first` was begun for
+    the first chunk already."""
+    begun = begin(chunks[0]) if first is None else first
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
         this = begun
         if following is not None:

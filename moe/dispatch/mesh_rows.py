@@ -1,7 +1,6 @@
 """All-to-alls of rows along one axis of a mesh, as the local programs of `moe.sharding` have it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -9,9 +8,14 @@ from moe.dispatch.rows import OnTheWay, RowExchange, Traffic
 from moe.sharding.exchange.mesh import Mesh
 
 
-@dataclass(frozen=True)
 class _Begun:
-    wait: Callable[[], Tensor]
+    """Rows on their way. They are held until they are asked for, once."""
+
+    def __init__(self, wait: Callable[[], Tensor]) -> None:
+        self._waits = [wait]
+
+    def wait(self) -> Tensor:
+        return self._waits.pop()()
 
 
 class MeshRows(RowExchange):

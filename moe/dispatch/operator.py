@@ -1,7 +1,7 @@
 """Dispatch, experts and combine as one operator of a captured graph: tokens, experts or hidden units are split, or
 tokens and experts along the same axis, with all-to-alls. Row counts do not leak out of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,13 @@ from moe.experts.experts import RunRows
 from moe.routing import Choices, ChoicesInOrder
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import OperatorSharding, differentiated, lower_backward, lower_forward
+from moe.sharding.rules.differentiated import (
+    OperatorSharding,
+    differentiated,
+    lower_backward,
+    lower_begun,
+    lower_forward,
+)
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Exchange, Factor, Grouped, Rule
@@ -55,8 +61,14 @@ class _GivenExperts:
         return Work(counts, self.activation, BACKENDS["segments"])
 
 
-def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor]:
-    """`sharding` is (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
+def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor, ...]:
+    return _begin(mesh, sharding, *arguments)()
+
+
+def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[[], tuple[Tensor, ...]]:
+    """Begin to send tokens to experts, where they are exchanged; what is returned gives the sums.
+
+    `sharding` is (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
     experts are split along and exchanged or None)."""
     x, expert, weight, kept, *tensors, activation, settings = arguments
     num_experts, expert_axes, hidden_axes, exchanged = sharding or (tensors[0].shape[0], (), (), None)
@@ -70,11 +82,12 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
         every = ChoicesInOrder(expert, weight, kept, over.num_ranks * num_here)
         # mean rows per expert, from shapes only, so that all ranks agree
         num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_here // CHUNK_ROWS))
-        return (AllToAllDispatcher(over, num_chunks=num_chunks)(x, every, experts),)
+        finish = AllToAllDispatcher(over, num_chunks=num_chunks).begin(x, every, experts)
+        return lambda: (finish(),)
     if expert_axes:
         expert = expert - mesh.first(num_experts, expert_axes)
         kept = kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))
-    return (dispatch(x, ChoicesInOrder(expert, weight, kept, num_here), experts),)
+    return lambda: (dispatch(x, ChoicesInOrder(expert, weight, kept, num_here), experts),)
 
 
 EXPERTS = differentiated(
@@ -86,6 +99,7 @@ EXPERTS = differentiated(
     num_results=1,
     differentiable=(0, 2, 4, 5, 6, 7, 8, 9),
     trained=(0,),
+    begin=_begin,
 )
 _DIMS: tuple[Dims, ...] = (
     (("t",), ("m",)),
@@ -176,8 +190,9 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
 
 def _lowered(local: LocalCall, exchanged: int | None = None) -> fx.Node:
     sharding = (local.rule.sizes["e"], local.axes("e"), local.axes("h"), exchanged)
-    is_backward = local.node.target is EXPERTS.backward_target
-    return (lower_backward if is_backward else lower_forward)(local, EXPERTS, sharding)
+    if local.node.target is EXPERTS.backward_target:
+        return lower_backward(local, EXPERTS, sharding)
+    return (lower_forward if exchanged is None else lower_begun)(local, EXPERTS, sharding)
 
 
 register(EXPERTS.target, _rule)

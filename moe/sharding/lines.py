@@ -38,6 +38,13 @@ REGION = "checkpointed"
 _CURRENT: ContextVar["Lines | None"] = ContextVar("lines", default=None)
 
 
+def outermost_block(path: str | None) -> str | None:
+    """The outermost member of a list of modules on a module's path: `layers.3` of `layers.3.moe.shared`."""
+    names = (path or "").split(".")
+    at = next((at for at, name in enumerate(names) if name.isdecimal()), None)
+    return None if at is None else ".".join(names[: at + 1])
+
+
 class Lines(TorchFunctionMode):
     """Marks the nodes of every function of torch with the line of the user's that called it, and with the path of the
     innermost module that was being called, and with the user's checkpointed call."""

@@ -1,78 +1,178 @@
 """All-to-alls of a layer of experts go on beside what does not need them."""
 
+import random
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from moe import sharding
+from moe.layers import MoELayer
 from moe.sharding.applied.ready import program_of
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange import exchange
 from moe.sharding.exchange.ring import ring_product
+from moe.sharding.lines import outermost_block
+from moe.sharding.partition.program import Program
+from moe.sharding.rules.differentiated import begin_forward, begin_forward_kept, finish
+from moe.sharding.solve.recompute import recompute_blocks
+from moe.spec import MoESpec
 from tests.parity.gloo_ranks import Pools
+from tests.sharding import partitioned
 from tests.sharding.on_ranks import Built, cores, differences
+from tests.sharding.partitioned import drawn
+from tests.sharding.test_expert_operators import exchanges
 
 aten = torch.ops.aten
 
 
 class SharedExpert(nn.Module):
-    """Tokens in groups go to experts and back; a dense layer beside them sees the same tokens."""
+    """Tokens in groups go to experts and back; a dense layer beside them sees the same tokens, before they do or
+    after them."""
 
-    def __init__(self, num_experts: int = 4, dim: int = 6, hidden: int = 8) -> None:
+    def __init__(self, is_last: bool = False, num_experts: int = 4, dim: int = 6, hidden: int = 8) -> None:
         super().__init__()
+        self.is_last = is_last
         self.up = nn.Parameter(torch.randn(num_experts, dim, hidden) * dim**-0.5)
         self.down = nn.Parameter(torch.randn(num_experts, hidden, dim) * hidden**-0.5)
-        self.dense = nn.Sequential(nn.Linear(dim, 16), nn.Tanh(), nn.Linear(16, dim))
+        self.dense_up, self.dense_down = nn.Linear(dim, 16), nn.Linear(16, dim)
         self.router = nn.Linear(dim, num_experts)
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.router(x).softmax(-1)  # [G, S, E]
         sent = torch.einsum("gse,gsm->egsm", weights, x)
         sent = sharding.shard(sent, {"expert": 0})
-        beside = self.dense(x)
+        beside = None if self.is_last else self.dense_down(self.dense_up(x).tanh())
         made = torch.einsum("egsh,ehm->egsm", torch.einsum("egsm,emh->egsh", sent, self.up).tanh(), self.down)
         made = sharding.shard(made, {"expert": 1})
+        if beside is None:
+            beside = self.dense_down(self.dense_up(x).tanh())
         return (made.sum(0) + beside).square().mean()
 
 
-def built() -> Built:
+class Blocks(nn.Module):
+    """Experts in blocks, with a dense layer behind those of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+class Block(nn.Module):
+    def __init__(self, num_experts: int = 4, dim: int = 6) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(num_experts, dim, dim) * dim**-0.5)
+        self.dense = nn.Linear(dim, dim)
+        self.router = nn.Linear(dim, num_experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dense(x.tanh()).tanh()
+        weights = self.router(x).softmax(-1)
+        sent = sharding.shard(torch.einsum("gse,gsm->egsm", weights, x), {"expert": 0})
+        made = sharding.shard(torch.einsum("egsm,emh->egsh", sent, self.up), {"expert": 1})
+        return x + made.tanh().sum(0)
+
+
+def built(is_last: bool = False) -> Built:
     torch.manual_seed(0)
-    return SharedExpert().double(), (torch.randn(4, 5, 6, dtype=torch.float64),)
+    return SharedExpert(is_last).double(), (torch.randn(4, 5, 6, dtype=torch.float64),)
 
 
 HINTS = {"inputs": sharding.Split(0), "up": sharding.Split(0), "down": sharding.Split(0)}
 
 
-def planned(num_ranks: int) -> sharding.ShardingPlan:
-    return sharding.plan(*built(), cores(num_ranks), HINTS, mesh={"expert": num_ranks})
+BEGINS = (exchange.begin_all_to_all, begin_forward, begin_forward_kept)
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, ring_product)
+
+
+def programmed(module: nn.Module, batch: tuple[Any, ...], **options: Any) -> Program:
+    plan = sharding.plan(module, batch, cores(2), mesh={"expert": 2}, **options)
+    captured = capture(module, batch)
+    if plan.recompute:
+        recompute_blocks(captured)
+    return program_of(captured, plan)
+
+
+def windows(program: fx.GraphModule | None) -> list[list[fx.Node]]:
+    """Of each all-to-all, the calls between its begin and the wait for it."""
+    assert program is not None
+    nodes = list(program.graph.nodes)
+    assert exchange.all_to_all not in [node.target for node in nodes]
+    between = []
+    for at, node in enumerate(nodes):
+        if node.target in BEGINS:
+            (wait,) = node.users
+            assert wait.target in (exchange.finish, finish)
+            between.append(nodes[at + 1 : nodes.index(wait)])
+    return between
+
+
+def products_of(block: str, window: list[fx.Node]) -> int:
+    return sum(
+        node.target in PRODUCTS and (node.meta.get("block") or "").startswith(block) for node in window
+    )
 
 
 def test_products_stand_between_the_begin_and_the_wait():
-    program = program_of(capture(*built()), planned(2))
-    assert program.backward is not None
-    passes, beside = (program.forward, program.backward), []
-    for graph in passes:
-        nodes = list(graph.graph.nodes)
-        assert exchange.all_to_all not in [node.target for node in nodes]
-        begun = [at for at, node in enumerate(nodes) if node.target is exchange.begin_all_to_all]
-        assert len(begun) >= 2
-        for at in begun:
-            (wait,) = nodes[at].users
-            assert wait.target is exchange.finish
-            beside += nodes[at + 1 : nodes.index(wait)]
-    targets = {node.target for node in beside}
-    assert targets & {aten.mm.default, aten.addmm.default, aten.bmm.default, ring_product}
+    program = programmed(*built(), hints=HINTS)
+    for graph in (program.forward, program.backward):
+        between = windows(graph)
+        assert len(between) >= 2
+        assert any(node.target in PRODUCTS for window in between for node in window)
 
 
-def on_ranks(num_ranks: int) -> tuple[list[str], Any]:
-    wrong, plan = differences(built, {"expert": num_ranks}, HINTS, steps=2)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_tokens_are_sent_to_experts_ahead_of_a_shared_branch(is_last: bool):
+    hints = HINTS | {"dense_*": sharding.Replicate()}
+    sent, _ = windows(programmed(*built(is_last), hints=hints).forward)
+    assert products_of("dense", sent) == 2
+
+
+def test_the_operator_of_experts_sends_tokens_ahead_of_shared_experts():
+    torch.manual_seed(0)
+    spec = MoESpec(
+        num_experts=4, model_dim=6, hidden_dim=5, group_tokens=8, shared_hidden_dim=4,
+        router="softmax_topk",
+    )  # fmt: skip
+    layer, x = MoELayer(spec, dtype=torch.float64), torch.randn(4, 8, 6, dtype=torch.float64)
+    captured = capture(layer, (x,))
+    assignment = drawn(captured, (2,), random.Random(0), exchanges)
+    (sent,) = windows(partitioned.programmed(captured, assignment).forward)
+    assert products_of("shared", sent) == 2
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_block_is_done_before_the_next_begins(recompute: bool):
+    """Else the activations of several would live at the same time."""
+    torch.manual_seed(0)
+    batch = (torch.randn(4, 5, 6, dtype=torch.float64),)
+    hints = {"inputs": sharding.Split(0), "blocks.*.up": sharding.Split(0)}
+    hints |= {f"blocks.*.{name}.*": sharding.Replicate() for name in ("dense", "router")}
+    program = programmed(Blocks().double(), batch, hints=hints, recompute=recompute)
+    for graph, order in ((program.forward, "01"), (program.backward, "10")):
+        between = windows(graph)
+        assert len(between) >= 4
+        products = [node for node in graph.graph.nodes if node.target in PRODUCTS]
+        blocks = [block for block, _ in groupby(outermost_block(node.meta["block"]) for node in products)]
+        assert blocks == [f"blocks.{number}" for number in order]
+
+
+def on_ranks(num_ranks: int, is_last: bool) -> tuple[list[str], Any]:
+    wrong, plan = differences(partial(built, is_last), {"expert": num_ranks}, HINTS, steps=2)
     return wrong, [each.kind for each in plan.collectives].count("all_to_all")
 
 
+@pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_results_are_those_of_one_device(ranks: Pools, num_ranks: int):
-    found = ranks[num_ranks].run(on_ranks, num_ranks)
+def test_results_are_those_of_one_device(ranks: Pools, num_ranks: int, is_last: bool):
+    found = ranks[num_ranks].run(on_ranks, num_ranks, is_last)
     assert [wrong for wrong, _ in found] == [[]] * num_ranks
     assert all(count >= 4 for _, count in found)

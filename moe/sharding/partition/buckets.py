@@ -3,7 +3,8 @@ latency of links is paid once. Gradients are added up in this way while the back
 
 A bucket goes out when the last of it is there; it is closed as soon as it is full, and when what comes next would keep
 waiting somebody who needs what is in it. So that nobody needs anything too soon, views and arithmetic of single numbers
-are put off until they are needed, and to the end what is made of exchanges' results for nobody but the end.
+are put off until they are needed, and to the end what is made of exchanges' results for nobody but the end and is no
+smaller than these: a smaller one, such as the gradient of a weight, would hold larger operands until then.
 """
 
 import math
@@ -18,6 +19,7 @@ from torch import fx
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import BUCKET_BYTES
+from moe.sharding.partition import runtime
 from moe.sharding.partition.overlap import begin_all_to_alls, finish_in_turn
 from moe.sharding.partition.program import Program
 from moe.sharding.partition.writer import moved_bytes
@@ -130,15 +132,39 @@ def _put_off(graph: fx.Graph) -> None:
 
 
 def _waiting(graph: fx.Graph) -> set[fx.Node]:
-    """Operators of torch's that exchanges' results are operands of, and those that follow from these."""
+    """Operators of torch's that exchanges' results are operands of, and those that follow from these; without those
+    whose result is smaller than an operand."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        if getattr(node.target, "namespace", "") == "aten" and any(
-            each in found or each.target is exchange.finish or ("move" in each.meta and each.target in _KINDS)
-            for each in node.all_input_nodes
+        is_torch = getattr(node.target, "namespace", "") == "aten"
+        if (
+            is_torch
+            and not _is_smaller_than_operand(node)
+            and any(
+                each in found
+                or each.target is exchange.finish
+                or ("move" in each.meta and each.target in _KINDS)
+                for each in node.all_input_nodes
+            )
         ):
             found.add(node)
     return found
+
+
+def _is_smaller_than_operand(node: fx.Node) -> bool:
+    """Whether it may be: arguments of the program have no shape here."""
+    size = _size(node)
+    return size is None or any(
+        (operand_size := _size(operand)) is None or operand_size > size for operand in node.all_input_nodes
+    )
+
+
+def _size(node: fx.Node) -> int | None:
+    """Elements of the whole tensor that a node is a part of, where its shape is known."""
+    if node.target in (runtime.first, runtime.valid):
+        return 1
+    whole = node.meta.get("whole")
+    return None if whole is None else math.prod(whole)
 
 
 def _costs_nothing(node: fx.Node) -> bool:

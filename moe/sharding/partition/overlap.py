@@ -1,12 +1,18 @@
-"""Overlap of exchanges with computation. An all-to-all begins as soon as its operand is computed, calls it does not
-depend on are moved behind that, and it is waited for at the first use of its result. Of reductions few are under way at
-a time: each holds what it was given until it is waited for."""
+"""Overlap of exchanges with computation. An all-to-all begins as soon as its operand is computed and is waited for at
+the first use of its result. Between the two come calls of its block that do not depend on it: those that stood before
+it, and the branch whose result is the first to meet its own, such as a shared expert beside routed ones. At most two
+reductions are under way at a time: each holds its operand until it is waited for."""
 
+from collections.abc import Iterable
 from operator import getitem
 
 from torch import fx
 
 from moe.sharding.exchange import exchange, joint
+from moe.sharding.lines import outermost_block
+from moe.sharding.operands import AGAIN
+from moe.sharding.partition import runtime
+from moe.sharding.rules import differentiated
 
 UNDER_WAY = 2
 """Reductions that are under way at a time."""
@@ -17,62 +23,138 @@ _REDUCTIONS = (
     joint.begin_all_reduces,
     joint.begin_reduce_scatters,
 )
+_OPERATORS = (differentiated.begin_forward, differentiated.begin_forward_kept)
+_LOCAL = (runtime.first, runtime.valid, runtime.once)
+"""Calls with the mesh that exchange nothing."""
 
 
 def finish_in_turn(graph: fx.Graph) -> None:
     """Keep at most two reductions in flight, in place: wait for the oldest before a third begins, which frees its
     input."""
-    place = {node: at for at, node in enumerate(graph.nodes)}
+    place = _places(graph)
     under_way: list[fx.Node] = []
     for begun in [node for node in graph.nodes if node.target in _REDUCTIONS and len(node.users) == 1]:
         if len(under_way) == UNDER_WAY:
             (finish,) = under_way.pop(0).users
             if place[finish] > place[begun]:
-                taken = [user for user in finish.users if user.target is getitem]
-                for node in (finish, *taken):
+                for node in _with_items(finish):
                     begun.prepend(node)
         under_way.append(begun)
     graph.lint()
 
 
 def begin_all_to_alls(graph: fx.Graph) -> None:
-    """Split each all-to-all of a program, in place, into its begin and a later wait. The order of collectives is the
-    same on all ranks."""
-    exchanges = [
-        node
+    """Split each all-to-all of a program, in place, into its begin and a later wait; operators that begin with one are
+    written so. The order of collectives is the same on all ranks."""
+    _split(graph)
+    pairs = [
+        (node, finish)
         for node in graph.nodes
-        if node.op == "call_function" and node.target is exchange.all_to_all and node.users
+        if node.target in (exchange.begin_all_to_all, *_OPERATORS)
+        for finish in node.users
     ]
-    for node in exchanges:
-        with graph.inserting_before(node):
-            begun = graph.call_function(exchange.begin_all_to_all, node.args, node.kwargs)
-        begun.meta.update(node.meta)
-        node.target, node.args, node.kwargs = exchange.finish, (begun,), {}
-        node.meta.pop("move", None)
+    for begun, _ in pairs:
         _put_behind(graph, begun)
-    place = {node: at for at, node in enumerate(graph.nodes)}
-    for node in exchanges:
-        min(node.users, key=lambda user: place[user]).prepend(node)
+    for begun, finish in pairs:
+        _wait_at_first_use(graph, finish)
+        _bring_branch_ahead(graph, begun, finish)
     graph.lint()
 
 
+def _split(graph: fx.Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=exchange.all_to_all):
+        if node.users:
+            with graph.inserting_before(node):
+                begun = graph.call_function(exchange.begin_all_to_all, node.args, node.kwargs)
+            begun.meta.update(node.meta)
+            node.target, node.args, node.kwargs = exchange.finish, (begun,), {}
+            node.meta.pop("move", None)
+
+
 def _put_behind(graph: fx.Graph, begun: fx.Node) -> None:
-    """Move the calls that a collective does not depend on behind it, in their order."""
-    needed, waiting = {begun}, [begun]
+    """Move calls of the same part that a collective does not depend on behind it, in their order, with all that depends
+    on them."""
+    nodes = list(graph.nodes)
+    before = nodes[: nodes.index(begun)]
+    # the list of arguments is emptied once, in front of all that may move
+    first = max((at + 1 for at, node in enumerate(before) if node.op == "call_method"), default=1)
+    needed, part = _operands_of([begun]), _part(begun)
+    stays = set(before[:first])
+    for node in reversed(before[first:]):
+        is_movable = node.op == "call_function" and node not in needed and _part(node) == part
+        if not is_movable or not stays.isdisjoint(node.users):
+            stays.add(node)
+    behind = begun
+    for node in before[first:]:
+        if node not in stays:
+            behind.append(node)
+            behind = node
+
+
+def _wait_at_first_use(graph: fx.Graph, finish: fx.Node) -> None:
+    place, waited = _places(graph), _with_items(finish)
+    users = {user for node in waited for user in node.users}.difference(waited)
+    first = min(users, key=place.__getitem__)
+    for node in waited:
+        first.prepend(node)
+
+
+def _bring_branch_ahead(graph: fx.Graph, begun: fx.Node, finish: fx.Node) -> None:
+    """Find the first call that takes both what depends on an exchange and what does not, and move the calls of the same
+    part that the latter is computed by ahead of the wait. Collectives behind the wait stay there, with what depends on
+    them."""
+    nodes = list(graph.nodes)
+    mesh, part = nodes[0], _part(begun)
+    dependent = {finish}
+    stays: set[fx.Node] = set()
+    branch: dict[fx.Node, None] = {}
+    for node in nodes[nodes.index(finish) + 1 :]:
+        inputs = node.all_input_nodes
+        if not dependent.isdisjoint(inputs):
+            if node.op == "call_function" and not branch.keys().isdisjoint(inputs):
+                needed = _operands_of(branch.keys() & set(inputs))
+                for call in branch:
+                    if call in needed:
+                        finish.prepend(call)
+                return
+            dependent.add(node)
+        elif (
+            node.op == "call_function"
+            and stays.isdisjoint(inputs)
+            and (mesh not in inputs or node.target in _LOCAL)
+            and (node.target is getitem or _part(node) == part)
+        ):
+            branch[node] = None
+        else:
+            stays.add(node)
+
+
+def _part(node: fx.Node) -> tuple[str | None, str | None]:
+    """What a call may move within: the outermost block, and what is recomputed with it. A block that was recomputed too
+    soon, or whose gradients came too late, would have its activations live beside another's."""
+    recomputed, _ = node.meta.get(AGAIN) or (None, None)
+    return outermost_block(node.meta.get("block")), recomputed
+
+
+def _operands_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that they depend on."""
+    needed = set(nodes)
+    waiting = list(needed)
     while waiting:
         for operand in waiting.pop().all_input_nodes:
             if operand not in needed:
                 needed.add(operand)
                 waiting.append(operand)
-    before: list[fx.Node] = []
-    for node in graph.nodes:
-        if node is begun:
-            break
-        before.append(node)
-    # the list of arguments is emptied once; results of earlier exchanges stay where they are waited for
-    last_argument = max((at for at, node in enumerate(before) if node.op == "call_method"), default=0)
-    behind = begun
-    for node in before[last_argument + 1 :]:
-        if node not in needed and node.op == "call_function":
-            behind.append(node)
-            behind = node
+    return needed
+
+
+def _with_items(finish: fx.Node) -> list[fx.Node]:
+    """What waits for a collective, and the calls that take single results out of what it gives."""
+    waited = [finish]
+    for node in waited:
+        waited += [user for user in node.users if user.target is getitem]
+    return waited
+
+
+def _places(graph: fx.Graph) -> dict[fx.Node, int]:
+    return {node: at for at, node in enumerate(graph.nodes)}

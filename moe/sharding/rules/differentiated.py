@@ -24,6 +24,9 @@ OperatorSharding = tuple[Any, ...]
 Run = Callable[..., tuple[Tensor, ...]]
 """`run(mesh, sharding, *arguments)` gives the results; differentiable."""
 
+Begin = Callable[..., Callable[[], tuple[Tensor, ...]]]
+"""Takes what `run` does and begins its first exchange; what it returns gives the results."""
+
 
 @dataclass(frozen=True, eq=False)
 class Differentiated:
@@ -40,6 +43,8 @@ class Differentiated:
     """Arguments that have a gradient."""
     trained: tuple[int, ...]
     """Results that have one."""
+    begin: Begin | None = None
+    """`run` in two halves, of an operator that begins with an exchange."""
 
     @property
     def target(self) -> Any:
@@ -89,10 +94,11 @@ def differentiated(
     num_results: int,
     differentiable: tuple[int, ...],
     trained: tuple[int, ...],
+    begin: Begin | None = None,
 ) -> Differentiated:
     """Make both operators. `schema` has the arguments in torch's words, `Tensor x, Tensor? bias, int layer`; `shapes`,
     given these, makes empty results."""
-    made = _BY_NAME[name] = Differentiated(name, run, num_results, differentiable, trained)
+    made = _BY_NAME[name] = Differentiated(name, run, num_results, differentiable, trained, begin)
     results = ", ".join(["Tensor"] * num_results)
     gradients = ", ".join(f"Tensor? gradient_{at}" for at in trained)
     path, backward_path = f"shardyard::{name}", f"shardyard::{name}_backward"
@@ -157,9 +163,47 @@ def forward_kept(
     """(the results, what `gradients_of_kept` takes: those results that have a gradient, with torch's graph behind
     them, and its leaves)."""
     this = _BY_NAME[name]
-    leaves, given = _leaves(this, arguments)
+    leaves, inputs = _leaves(this, arguments)
     with torch.enable_grad():
-        results = this.run(mesh, sharding, *given)
+        results = this.run(mesh, sharding, *inputs)
+    return _with_history(this, results, leaves)
+
+
+def begin_forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any) -> Callable[[], Any]:
+    """Begin the operator's exchange; what is returned gives what `forward` does."""
+    begin = _BY_NAME[name].begin
+    assert begin is not None, name
+    with torch.no_grad():
+        finish_run = begin(mesh, sharding, *arguments)
+    return torch.no_grad()(finish_run)
+
+
+def begin_forward_kept(
+    mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any
+) -> Callable[[], Any]:
+    """Begin the operator's exchange; what is returned gives what `forward_kept` does."""
+    this = _BY_NAME[name]
+    assert this.begin is not None, name
+    leaves, inputs = _leaves(this, arguments)
+    with torch.enable_grad():
+        finish_run = this.begin(mesh, sharding, *inputs)
+
+    def finish_kept() -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        with torch.enable_grad():
+            results = finish_run()
+        return _with_history(this, results, leaves)
+
+    return finish_kept
+
+
+def finish(begun: Callable[[], Any]) -> Any:
+    """What comes of an operator that was begun."""
+    return begun()
+
+
+def _with_history(
+    this: Differentiated, results: tuple[Tensor, ...], leaves: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     return tuple(each.detach() for each in results), [*(results[at] for at in this.trained), *leaves]
 
 
@@ -197,14 +241,28 @@ def _leaves(this: Differentiated, arguments: Sequence[Any]) -> tuple[list[Tensor
 def lower_forward(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
     """The operator on a rank's parts."""
     arguments, _ = local.arguments()
-    if not local.is_kept:
-        made = local.runtime(forward, this.name, sharding, *arguments)
-    else:
-        both = local.runtime(forward_kept, this.name, sharding, *arguments)
-        made, kept = local.call(getitem, both, 0), local.call(getitem, both, 1)
+    run = local.runtime(forward_kept if local.is_kept else forward, this.name, sharding, *arguments)
+    return _lowered_results(local, this, run, arguments)
+
+
+def lower_begun(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
+    """The operator on a rank's parts, in two calls: one begins its exchange, one waits for it."""
+    arguments, _ = local.arguments()
+    begin = begin_forward_kept if local.is_kept else begin_forward
+    run = local.call(finish, local.runtime(begin, this.name, sharding, *arguments))
+    return _lowered_results(local, this, run, arguments)
+
+
+def _lowered_results(
+    local: LocalCall, this: Differentiated, run: fx.Node, arguments: Sequence[Any]
+) -> fx.Node:
+    """The results, or the first of one, of what `forward` or `forward_kept` gives."""
+    results = run
+    if local.is_kept:
+        results, kept = local.call(getitem, run, 0), local.call(getitem, run, 1)
         number = len(this.trained) + len(this.given(arguments))
         local.keep([local.call(getitem, kept, at) for at in range(number)])
-    return made if this.num_results > 1 else local.call(getitem, made, 0)
+    return results if this.num_results > 1 else local.call(getitem, results, 0)
 
 
 def lower_backward(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:

@@ -10,7 +10,7 @@ from torch import fx
 from moe.sharding.capture.capture import Captured
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.hints.hints import Pin
-from moe.sharding.lines import REGION
+from moe.sharding.lines import REGION, outermost_block
 from moe.sharding.operands import AGAIN, is_operator, source
 from moe.sharding.rules.manual import TARGETS
 
@@ -56,9 +56,7 @@ def with_again(captured: Captured, pins: Mapping[str, Pin]) -> dict[str, Pin]:
 
 def block_of(node: fx.Node) -> str | None:
     """The outermost block that a node is in."""
-    names = str(_maker(node).meta.get("block") or "").split(".")
-    at = next((at for at, name in enumerate(names) if name.isdecimal()), None)
-    return None if at is None else ".".join(names[: at + 1])
+    return outermost_block(_maker(node).meta.get("block"))
 
 
 def _maker(node: fx.Node) -> fx.Node:
