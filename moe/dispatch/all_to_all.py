@@ -50,8 +50,8 @@ class AllToAllDispatcher(DirectDispatcher):
         )
 
     def begin(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Callable[[], Tensor]:
-        """Begin to send the first chunk's rows; what is returned gives, when it is called, what a call of the
-        dispatcher does."""
+        """Start sending the first chunk. The function returned finishes the dispatch and returns `[T, M]`, as a call of
+        the dispatcher does."""
         asked, counts = on_host(choices.asked, self.counts(choices.load))
         assignments, exchange = self._exchange(choices.laid_out(asked.tolist()), counts, experts)
         rows = tokens_to_rows(x, assignments)

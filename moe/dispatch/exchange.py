@@ -123,7 +123,10 @@ class _Exchanged(torch.autograd.Function):
         works: list[Work] = []
         returning: list[OnTheWay] = []
         back: list[Tensor] = []
-        first, exchange = exchange.first, replace(exchange, first=None)  # nothing keeps what has arrived
+        first, exchange = (
+            exchange.first,
+            replace(exchange, first=None),
+        )  # the backward pass's context holds no arrived rows
         for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale), first):
             order = _Sorted.of(chunk.arriving, exchange.work_on, rows.device)
             x, weight = order.arrange(*_unpacked(on_way.wait(), scale.dtype))
@@ -182,8 +185,8 @@ Begun = TypeVar("Begun")
 def _ahead(
     chunks: list[Chunk], begin: Callable[[Chunk], Begun], first: Begun | None = None
 ) -> Iterator[tuple[Chunk, Begun]]:
-    """Each chunk with what was begun for it, while the chunk before it was still being worked on; `first` was begun for
-    the first chunk already."""
+    """Each chunk with what was begun for it, while the chunk before it was still being worked on. `first`: what was
+    begun for the first chunk, if it was already."""
     begun = begin(chunks[0]) if first is None else first
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
         this = begun

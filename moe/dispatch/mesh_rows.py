@@ -9,7 +9,7 @@ from moe.sharding.exchange.mesh import Mesh
 
 
 class _Begun:
-    """Rows on their way. They are held until they are asked for, once."""
+    """A pending all-to-all. `wait` may be called once and drops its buffers."""
 
     def __init__(self, wait: Callable[[], Tensor]) -> None:
         self._waits = [wait]

@@ -66,7 +66,7 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
 
 
 def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[[], tuple[Tensor, ...]]:
-    """Begin to send tokens to experts, where they are exchanged; what is returned gives the sums.
+    """Start sending tokens to experts, where they are exchanged. The function returned gives the tokens' sums.
 
     `sharding` is (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
     experts are split along and exchanged or None)."""

@@ -99,6 +99,9 @@ def test_a_grid_and_the_smallest_cluster(tmp_path: Path) -> None:
     wrong = shardyard("plan", EXAMPLE, *on, "--what-if", "colour=8")
     assert wrong.returncode == 2
     assert "write it as experts=128,256,nodes=64" in wrong.stderr
+    no_number = shardyard("plan", EXAMPLE, *on, "--what-if", "nodes=1,two")
+    assert no_number.returncode == 2
+    assert "nodes=two" in no_number.stderr
     large = tmp_path / "large.yaml"
     large.write_text(
         "name: paper\nmodel: {preset: gshard-2048e-36l}\ndata: {corpus: catalogs}\n"

@@ -70,6 +70,15 @@ def test_a_second_one_on_the_port_is_refused_at_once(tmp_path: Path) -> None:
     assert LocalHead.find(tmp_path / "state") is None
 
 
+def test_a_data_root_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    missing = tmp_path / "no-such-folder"
+    done = shardyard("up", "--port=0", "--state-dir", tmp_path / "state", "--data-root", missing)
+    assert done.returncode == 2
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert str(missing) in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
 def test_it_listens_to_other_machines_only_with_a_token(tmp_path: Path) -> None:
     done = shardyard("up", "--host=0.0.0.0", "--port=0", "--state-dir", tmp_path / "state", ELSEWHERE)
     assert done.returncode == 2

@@ -3,6 +3,7 @@
 import random
 from functools import partial
 from itertools import groupby
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from moe.sharding.capture.capture import capture
 from moe.sharding.exchange import exchange
 from moe.sharding.exchange.ring import ring_product
 from moe.sharding.lines import outermost_block
+from moe.sharding.partition.buckets import put_in_buckets
 from moe.sharding.partition.program import Program
 from moe.sharding.rules.differentiated import begin_forward, begin_forward_kept, finish
 from moe.sharding.solve.recompute import recompute_blocks
@@ -30,8 +32,8 @@ aten = torch.ops.aten
 
 
 class SharedExpert(nn.Module):
-    """Tokens in groups go to experts and back; a dense layer beside them sees the same tokens, before they do or
-    after them."""
+    """Tokens in groups go to experts and back; a dense layer beside them sees the same tokens, and is called before or
+    after the experts."""
 
     def __init__(self, is_last: bool = False, num_experts: int = 4, dim: int = 6, hidden: int = 8) -> None:
         super().__init__()
@@ -163,6 +165,42 @@ def test_a_block_is_done_before_the_next_begins(recompute: bool):
         products = [node for node in graph.graph.nodes if node.target in PRODUCTS]
         blocks = [block for block, _ in groupby(outermost_block(node.meta["block"]) for node in products)]
         assert blocks == [f"blocks.{number}" for number in order]
+
+
+def all_to_all_for_nobody_but_the_end(graph: fx.Graph, mesh: fx.Node, operand: fx.Node) -> fx.Node:
+    return graph.call_function(exchange.all_to_all, (mesh, operand, 0, 0, 1, 4, 4))
+
+
+def test_no_more_than_two_all_to_alls_are_in_flight():
+    """Of results that only the program's end takes."""
+    graph = fx.Graph()
+    mesh, part = graph.placeholder("mesh"), graph.placeholder("tensors")
+    results = []
+    for _ in range(6):
+        part = graph.call_function(aten.tanh.default, (part,))
+        results.append(all_to_all_for_nobody_but_the_end(graph, mesh, part))
+    graph.output(tuple(results))
+    put_in_buckets(fx.GraphModule({}, graph), (2,))
+    in_flight, most = 0, 0
+    for node in graph.nodes:
+        in_flight += (node.target is exchange.begin_all_to_all) - (node.target is exchange.finish)
+        most = max(most, in_flight)
+    assert (in_flight, most) == (0, 2)
+
+
+def test_an_operator_whose_results_nobody_takes_stays_where_it_is():
+    graph = fx.Graph()
+    mesh, part = graph.placeholder("mesh"), graph.placeholder("tensors")
+    begun = graph.call_function(begin_forward, (mesh, "expert_feed_forward", (), part))
+    result = graph.call_function(getitem, (graph.call_function(finish, (begun,)), 0))
+    graph.output((part,))
+    put_in_buckets(fx.GraphModule({}, graph), (2,))
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [
+        begin_forward,
+        finish,
+        getitem,
+    ]
+    assert not result.users
 
 
 def on_ranks(num_ranks: int, is_last: bool) -> tuple[list[str], Any]:

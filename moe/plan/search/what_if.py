@@ -26,6 +26,7 @@ _MODEL: dict[str, tuple[str, ...]] = {
     "max_tokens": ("data", "max_tokens"),
 }
 _CLUSTER: dict[str, str] = {"nodes": "num_nodes", "devices": "devices_per_node", "device": "device"}
+_COUNTS = ("nodes", "devices")
 AXES = (*_MODEL, *_CLUSTER)
 
 
@@ -51,6 +52,10 @@ def parse_axes(text: str) -> dict[str, list[str]]:
                 Problem("--what-if", text, f"must name {', '.join(AXES)}, each with one or more values",
                         "write it as experts=128,256,nodes=64")
             )  # fmt: skip
+        if axis in _COUNTS and not value.isdecimal():
+            raise SpecError(
+                Problem("--what-if", f"{axis}={value}", "must be a whole number", f"write it as {axis}=8")
+            )
         found.setdefault(axis, []).append(value)
     cells = 1
     for values in found.values():

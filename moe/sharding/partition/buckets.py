@@ -2,9 +2,9 @@
 latency of links is paid once. Gradients are added up in this way while the backward pass goes on.
 
 A bucket goes out when the last of it is there; it is closed as soon as it is full, and when what comes next would keep
-waiting somebody who needs what is in it. So that nobody needs anything too soon, views and arithmetic of single numbers
-are put off until they are needed, and to the end what is made of exchanges' results for nobody but the end and is no
-smaller than these: a smaller one, such as the gradient of a weight, would hold larger operands until then.
+waiting somebody who needs what is in it. Views and scalar arithmetic are delayed until their first use. Operators on
+exchanged tensors that only the output needs are delayed to the end, unless their result is smaller than an operand:
+delaying the gradient of a weight would keep its operands alive.
 """
 
 import math
@@ -132,8 +132,8 @@ def _put_off(graph: fx.Graph) -> None:
 
 
 def _waiting(graph: fx.Graph) -> set[fx.Node]:
-    """Operators of torch's that exchanges' results are operands of, and those that follow from these; without those
-    whose result is smaller than an operand."""
+    """Operators of torch's on exchanged tensors, and those that follow from these, except those whose result is smaller
+    than an operand."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         is_torch = getattr(node.target, "namespace", "") == "aten"
@@ -152,7 +152,7 @@ def _waiting(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _is_smaller_than_operand(node: fx.Node) -> bool:
-    """Whether it may be: arguments of the program have no shape here."""
+    """Whether the result is smaller than an operand; True where a size is unknown, as of the program's arguments."""
     size = _size(node)
     return size is None or any(
         (operand_size := _size(operand)) is None or operand_size > size for operand in node.all_input_nodes

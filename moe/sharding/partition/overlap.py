@@ -1,7 +1,7 @@
 """Overlap of exchanges with computation. An all-to-all begins as soon as its operand is computed and is waited for at
 the first use of its result. Between the two come calls of its block that do not depend on it: those that stood before
-it, and the branch whose result is the first to meet its own, such as a shared expert beside routed ones. At most two
-reductions are under way at a time: each holds its operand until it is waited for."""
+it, and the branch that is first combined with its result, such as a shared expert beside routed ones. At most two
+reductions and two all-to-alls are in flight at a time: each holds its operand until it is waited for."""
 
 from collections.abc import Iterable
 from operator import getitem
@@ -15,7 +15,7 @@ from moe.sharding.partition import runtime
 from moe.sharding.rules import differentiated
 
 UNDER_WAY = 2
-"""Reductions that are under way at a time."""
+"""Reductions that are in flight at a time, and all-to-alls."""
 
 _REDUCTIONS = (
     exchange.begin_all_reduce,
@@ -25,27 +25,28 @@ _REDUCTIONS = (
 )
 _OPERATORS = (differentiated.begin_forward, differentiated.begin_forward_kept)
 _LOCAL = (runtime.first, runtime.valid, runtime.once)
-"""Calls with the mesh that exchange nothing."""
+"""Calls that take the mesh but do not communicate."""
 
 
 def finish_in_turn(graph: fx.Graph) -> None:
-    """Keep at most two reductions in flight, in place: wait for the oldest before a third begins, which frees its
-    input."""
-    place = _places(graph)
-    under_way: list[fx.Node] = []
-    for begun in [node for node in graph.nodes if node.target in _REDUCTIONS and len(node.users) == 1]:
-        if len(under_way) == UNDER_WAY:
-            (finish,) = under_way.pop(0).users
-            if place[finish] > place[begun]:
-                for node in _with_items(finish):
-                    begun.prepend(node)
-        under_way.append(begun)
+    """Keep at most two reductions and two all-to-alls in flight, in place: wait for the oldest before a third begins,
+    which frees its input."""
+    for kind in (_REDUCTIONS, (exchange.begin_all_to_all,)):
+        place = _places(graph)
+        in_flight: list[fx.Node] = []
+        for begun in [node for node in graph.nodes if node.target in kind and len(node.users) == 1]:
+            if len(in_flight) == UNDER_WAY:
+                (finish,) = in_flight.pop(0).users
+                if place[finish] > place[begun]:
+                    for node in _with_items(finish):
+                        begun.prepend(node)
+            in_flight.append(begun)
     graph.lint()
 
 
 def begin_all_to_alls(graph: fx.Graph) -> None:
-    """Split each all-to-all of a program, in place, into its begin and a later wait; operators that begin with one are
-    written so. The order of collectives is the same on all ranks."""
+    """Split each all-to-all of a program, in place, into its begin and a later wait; operators that begin with an
+    all-to-all are two calls already. The order of collectives is the same on all ranks."""
     _split(graph)
     pairs = [
         (node, finish)
@@ -72,16 +73,16 @@ def _split(graph: fx.Graph) -> None:
 
 
 def _put_behind(graph: fx.Graph, begun: fx.Node) -> None:
-    """Move calls of the same part that a collective does not depend on behind it, in their order, with all that depends
-    on them."""
+    """Delay calls of the same region until after `begun` where neither it nor a call that must stay needs them. Their
+    order is kept."""
     nodes = list(graph.nodes)
     before = nodes[: nodes.index(begun)]
     # the list of arguments is emptied once, in front of all that may move
     first = max((at + 1 for at, node in enumerate(before) if node.op == "call_method"), default=1)
-    needed, part = _operands_of([begun]), _part(begun)
+    needed, region = _operands_of([begun]), _region(begun)
     stays = set(before[:first])
     for node in reversed(before[first:]):
-        is_movable = node.op == "call_function" and node not in needed and _part(node) == part
+        is_movable = node.op == "call_function" and node not in needed and _region(node) == region
         if not is_movable or not stays.isdisjoint(node.users):
             stays.add(node)
     behind = begun
@@ -94,17 +95,17 @@ def _put_behind(graph: fx.Graph, begun: fx.Node) -> None:
 def _wait_at_first_use(graph: fx.Graph, finish: fx.Node) -> None:
     place, waited = _places(graph), _with_items(finish)
     users = {user for node in waited for user in node.users}.difference(waited)
-    first = min(users, key=place.__getitem__)
-    for node in waited:
-        first.prepend(node)
+    if users:
+        first = min(users, key=place.__getitem__)
+        for node in waited:
+            first.prepend(node)
 
 
 def _bring_branch_ahead(graph: fx.Graph, begun: fx.Node, finish: fx.Node) -> None:
-    """Find the first call that takes both what depends on an exchange and what does not, and move the calls of the same
-    part that the latter is computed by ahead of the wait. Collectives behind the wait stay there, with what depends on
-    them."""
+    """Find the first call that combines the exchange's result with an independent branch, and move the calls of that
+    branch that lie in the same region ahead of the wait. New collectives stay behind it, with what depends on them."""
     nodes = list(graph.nodes)
-    mesh, part = nodes[0], _part(begun)
+    mesh, region = nodes[0], _region(begun)
     dependent = {finish}
     stays: set[fx.Node] = set()
     branch: dict[fx.Node, None] = {}
@@ -122,16 +123,16 @@ def _bring_branch_ahead(graph: fx.Graph, begun: fx.Node, finish: fx.Node) -> Non
             node.op == "call_function"
             and stays.isdisjoint(inputs)
             and (mesh not in inputs or node.target in _LOCAL)
-            and (node.target is getitem or _part(node) == part)
+            and (node.target is getitem or _region(node) == region)
         ):
             branch[node] = None
         else:
             stays.add(node)
 
 
-def _part(node: fx.Node) -> tuple[str | None, str | None]:
-    """What a call may move within: the outermost block, and what is recomputed with it. A block that was recomputed too
-    soon, or whose gradients came too late, would have its activations live beside another's."""
+def _region(node: fx.Node) -> tuple[str | None, str | None]:
+    """Region that a call may not leave: its outermost block, and the block recomputed with it, if any. A block that was
+    recomputed too soon, or whose gradients came too late, would have its activations live beside another's."""
     recomputed, _ = node.meta.get(AGAIN) or (None, None)
     return outermost_block(node.meta.get("block")), recomputed
 
@@ -149,7 +150,7 @@ def _operands_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _with_items(finish: fx.Node) -> list[fx.Node]:
-    """What waits for a collective, and the calls that take single results out of what it gives."""
+    """The wait for a collective, and the calls of `getitem` on its result."""
     waited = [finish]
     for node in waited:
         waited += [user for user in node.users if user.target is getitem]

@@ -25,7 +25,7 @@ Run = Callable[..., tuple[Tensor, ...]]
 """`run(mesh, sharding, *arguments)` gives the results; differentiable."""
 
 Begin = Callable[..., Callable[[], tuple[Tensor, ...]]]
-"""Takes what `run` does and begins its first exchange; what it returns gives the results."""
+"""Takes the arguments of `run` and starts its first exchange. The function returned gives the results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ def forward_kept(
 
 
 def begin_forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any) -> Callable[[], Any]:
-    """Begin the operator's exchange; what is returned gives what `forward` does."""
+    """Start the operator's exchange. The function returned gives the result of `forward`."""
     begin = _BY_NAME[name].begin
     assert begin is not None, name
     with torch.no_grad():
@@ -181,7 +181,7 @@ def begin_forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments:
 def begin_forward_kept(
     mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any
 ) -> Callable[[], Any]:
-    """Begin the operator's exchange; what is returned gives what `forward_kept` does."""
+    """Start the operator's exchange. The function returned gives the result of `forward_kept`."""
     this = _BY_NAME[name]
     assert this.begin is not None, name
     leaves, inputs = _leaves(this, arguments)
@@ -197,7 +197,7 @@ def begin_forward_kept(
 
 
 def finish(begun: Callable[[], Any]) -> Any:
-    """What comes of an operator that was begun."""
+    """The result of an operator that was begun."""
     return begun()
 
 
@@ -246,7 +246,7 @@ def lower_forward(local: LocalCall, this: Differentiated, sharding: OperatorShar
 
 
 def lower_begun(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
-    """The operator on a rank's parts, in two calls: one begins its exchange, one waits for it."""
+    """The operator on a rank's parts, in two calls: one starts its exchange, one finishes the operator."""
     arguments, _ = local.arguments()
     begin = begin_forward_kept if local.is_kept else begin_forward
     run = local.call(finish, local.runtime(begin, this.name, sharding, *arguments))
@@ -256,7 +256,7 @@ def lower_begun(local: LocalCall, this: Differentiated, sharding: OperatorShardi
 def _lowered_results(
     local: LocalCall, this: Differentiated, run: fx.Node, arguments: Sequence[Any]
 ) -> fx.Node:
-    """The results, or the first of one, of what `forward` or `forward_kept` gives."""
+    """All results, or the single one itself, from a call of `forward` or `forward_kept`."""
     results = run
     if local.is_kept:
         results, kept = local.call(getitem, run, 0), local.call(getitem, run, 1)

@@ -1,6 +1,7 @@
 """`up` and `down`: a control plane on this machine, with a Ray head of its own."""
 
 import socket
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -70,6 +71,8 @@ def up(
         ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path,
     )  # fmt: skip
     own_head = "ray_dashboard_url" not in settings.model_fields_set
+    if own_head:
+        _require_folders(roots or ())
     head: LocalHead | None = None
     keeper: HeadKeeper | None = None
     mark: IO[str] | None = None
@@ -177,6 +180,17 @@ def _absolute(root: str) -> str:
     from moe.storage.home import expand_home
 
     return root if "://" in root else str(expand_home(root).absolute())
+
+
+def _require_folders(roots: Sequence[str]) -> None:
+    """Returns if the local ones among data roots exist. Raises Misuse."""
+    from service.cli.failures import Misuse
+
+    for root in roots:
+        if "://" not in root and not Path(root).exists():
+            raise Misuse(
+                f"--data-root (={root!r}) must be a folder that exists; make it first, or name another"
+            )
 
 
 def _bound(settings: "Settings") -> socket.socket:
