@@ -134,37 +134,31 @@ def _put_off(graph: fx.Graph) -> None:
 def _waiting(graph: fx.Graph) -> set[fx.Node]:
     """Operators of torch's on exchanged tensors, and those that follow from these, except those whose result is smaller
     than an operand."""
-    found: set[fx.Node] = set()
+    waiting: set[fx.Node] = set()
     for node in graph.nodes:
-        is_torch = getattr(node.target, "namespace", "") == "aten"
-        if (
-            is_torch
-            and not _is_smaller_than_operand(node)
-            and any(
-                each in found
-                or each.target is exchange.finish
-                or ("move" in each.meta and each.target in _KINDS)
-                for each in node.all_input_nodes
-            )
-        ):
-            found.add(node)
-    return found
+        if getattr(node.target, "namespace", "") != "aten" or _is_smaller_than_operand(node):
+            continue
+        if any(operand in waiting or _is_exchanged(operand) for operand in node.all_input_nodes):
+            waiting.add(node)
+    return waiting
+
+
+def _is_exchanged(node: fx.Node) -> bool:
+    return node.target is exchange.finish or ("move" in node.meta and node.target in _KINDS)
 
 
 def _is_smaller_than_operand(node: fx.Node) -> bool:
     """Whether the result is smaller than an operand; True where a size is unknown, as of the program's arguments."""
-    size = _size(node)
-    return size is None or any(
-        (operand_size := _size(operand)) is None or operand_size > size for operand in node.all_input_nodes
-    )
+    size, operand_sizes = _size(node), [_size(operand) for operand in node.all_input_nodes]
+    return size is None or any(operand is None or operand > size for operand in operand_sizes)
 
 
 def _size(node: fx.Node) -> int | None:
     """Elements of the whole tensor that a node is a part of, where its shape is known."""
     if node.target in (runtime.first, runtime.valid):
         return 1
-    whole = node.meta.get("whole")
-    return None if whole is None else math.prod(whole)
+    shape = node.meta.get("whole")
+    return None if shape is None else math.prod(shape)
 
 
 def _costs_nothing(node: fx.Node) -> bool:

@@ -98,7 +98,7 @@ def differentiated(
 ) -> Differentiated:
     """Make both operators. `schema` has the arguments in torch's words, `Tensor x, Tensor? bias, int layer`; `shapes`,
     given these, makes empty results."""
-    made = _BY_NAME[name] = Differentiated(name, run, num_results, differentiable, trained, begin)
+    operator = _BY_NAME[name] = Differentiated(name, run, num_results, differentiable, trained, begin)
     results = ", ".join(["Tensor"] * num_results)
     gradients = ", ".join(f"Tensor? gradient_{at}" for at in trained)
     path, backward_path = f"shardyard::{name}", f"shardyard::{name}_backward"
@@ -122,7 +122,7 @@ def differentiated(
     @torch.library.register_fake(backward_path)
     def _(*arguments: Any) -> list[Tensor]:
         rest = arguments[len(trained) :]
-        return [torch.empty_like(rest[at]) for at in made.given(rest)]
+        return [torch.empty_like(rest[at]) for at in operator.given(rest)]
 
     def keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -138,13 +138,13 @@ def differentiated(
         wanted = [gradients[at] for at in trained]
         found: list[Any] = [None] * len(inputs)
         if any(each is not None for each in wanted):
-            every = made.backward_target(*wanted, *inputs)
-            for at, gradient in zip(made.given(inputs), every, strict=True):
+            every = operator.backward_target(*wanted, *inputs)
+            for at, gradient in zip(operator.given(inputs), every, strict=True):
                 found[at] = gradient
         return tuple(found)
 
     torch.library.register_autograd(path, back, setup_context=keep)
-    return made
+    return operator
 
 
 def _one(results: tuple[Tensor, ...]) -> Any:
@@ -259,9 +259,9 @@ def _lowered_results(
     """All results, or the single one itself, from a call of `forward` or `forward_kept`."""
     results = run
     if local.is_kept:
-        results, kept = local.call(getitem, run, 0), local.call(getitem, run, 1)
+        results, saved = local.call(getitem, run, 0), local.call(getitem, run, 1)
         number = len(this.trained) + len(this.given(arguments))
-        local.keep([local.call(getitem, kept, at) for at in range(number)])
+        local.keep([local.call(getitem, saved, at) for at in range(number)])
     return results if this.num_results > 1 else local.call(getitem, results, 0)
 
 
