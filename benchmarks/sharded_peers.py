@@ -1,7 +1,10 @@
 """A training step of a GPT (4 blocks of width 256, float32) on two gloo ranks: DDP and FSDP2 of torch beside plans with
-the hints that say the same, and beside the plan without hints, at rates measured on this machine. Contenders take turns
-in one run; a turn's time is that of the slower rank, and ratios are medians over turns. Limit: 1.05 times the peer, and
-for the plan without hints 1.05 times the faster of both peers.
+the hints that say the same, and beside the plan without hints, at rates measured on this machine. Contenders take
+turns; a turn's time is that of the slower rank, and ratios are medians over turns. Limit: 1.05 times the peer, and for
+the plan without hints 1.05 times the faster of both peers.
+
+Where its tensors happen to lie makes the same step up to 4% slower or faster for as long as its processes live. Turns
+are therefore spread over several launches, which build the contenders in different orders.
 """
 
 import copy
@@ -27,7 +30,7 @@ from moe.calibrate.rates import measure_cpu
 from moe.plan import Calibration, Cluster
 from moe.train.environment import KEEP_FREED_MEMORY
 
-RANKS, ROUNDS, WARM_UP = 2, 100, 3
+RANKS, LAUNCHES, ROUNDS, WARM_UP = 2, 10, 20, 3
 NUM_BLOCKS, WIDTH, NUM_HEADS, VOCABULARY = 4, 256, 8, 1024
 BATCH = (8, 128)
 LIMIT = 1.05
@@ -88,7 +91,8 @@ def stepping(module: nn.Module, batch: tuple[Tensor, ...]) -> Step:
     return take
 
 
-def contenders(rank: int, calibration: Calibration) -> dict[str, Step]:
+def contenders(rank: int, calibration: Calibration, launch: int) -> dict[str, Step]:
+    """Training steps by name, built in an order that depends on the number of the launch."""
     torch.manual_seed(0)
     model = GPT()
     batch = (torch.randint(0, VOCABULARY, BATCH), torch.randint(0, VOCABULARY, BATCH))
@@ -96,23 +100,39 @@ def contenders(rank: int, calibration: Calibration) -> dict[str, Step]:
     fsdp = copy.deepcopy(model)
     for block in fsdp.blocks:
         fully_shard(block)
-    steps = {
-        "DDP": stepping(DistributedDataParallel(copy.deepcopy(model)), rows),
-        "FSDP2": stepping(fully_shard(fsdp), rows),
+    builders: dict[str, Callable[[], nn.Module]] = {
+        "DDP": lambda: DistributedDataParallel(copy.deepcopy(model)),
+        "FSDP2": lambda: sharded_by_fsdp(copy.deepcopy(model)),
+        "plan, hints as DDP": lambda: planned({"*": sharding.Replicate(), "inputs": sharding.Split(0)}),
+        "plan, hints as FSDP2": lambda: planned({"*": sharding.Split(0)}),
+        AUTO: lambda: planned({}),
     }
-    hints: dict[str, dict[str, Any]] = {
-        "plan, hints as DDP": {"*": sharding.Replicate(), "inputs": sharding.Split(0)},
-        "plan, hints as FSDP2": {"*": sharding.Split(0)},
-        AUTO: {},
-    }
-    for name, of in hints.items():
-        plan = sharding.plan(model, batch, cluster_of(calibration), of, mesh={"data": RANKS})
-        if rank == 0:
+
+    def planned(hints: dict[str, Any]) -> nn.Module:
+        plan = sharding.plan(model, batch, cluster_of(calibration), hints, mesh={"data": RANKS})
+        if rank == 0 and launch == 0:
             kinds = [(each.phase, each.kind) for each in plan.collectives if each.num_bytes > 8]
             counts = {" ".join(kind): kinds.count(kind) for kind in dict.fromkeys(kinds)}
-            print(f"{name}: predicted {1e3 * plan.step_s:.1f} ms; {counts}", flush=True)
-        steps[name] = stepping(sharding.apply(model, plan, sample=batch), batch)
-    return steps
+            print(f"hints {hints}: predicted {1e3 * plan.step_s:.1f} ms; {counts}", flush=True)
+        return sharding.apply(model, plan, sample=batch)
+
+    return {
+        name: stepping(builders[name](), rows if name in PEERS.values() else batch)
+        for name in rotated(list(builders), launch)
+    }
+
+
+def sharded_by_fsdp(model: GPT) -> nn.Module:
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model
+
+
+def rotated(names: list[str], number: int) -> list[str]:
+    """The names from another one on, in reverse order where the number is odd."""
+    start = number % len(names)
+    return (names[start:] + names[:start])[:: -1 if number % 2 else 1]
 
 
 def timed(step: Step) -> float:
@@ -125,17 +145,17 @@ def timed(step: Step) -> float:
     return float(taken)
 
 
-def work(rank: int, rendezvous: str, calibration: Calibration, answer: Connection) -> None:
+def work(rank: int, rendezvous: str, calibration: Calibration, launch: int, answer: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
-    steps = contenders(rank, calibration)
+    steps = contenders(rank, calibration, launch)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(WARM_UP):
             step()
     names = list(steps)
     for turn in range(ROUNDS):
-        for name in names[:: 1 if turn % 2 else -1]:
+        for name in rotated(names, turn):
             times[name].append(timed(steps[name]))
     if rank == 0:
         answer.send(times)
@@ -143,13 +163,13 @@ def work(rank: int, rendezvous: str, calibration: Calibration, answer: Connectio
     dist.destroy_process_group()
 
 
-def measured() -> dict[str, list[float]]:
+def launched(calibration: Calibration, launch: int) -> dict[str, list[float]]:
+    """Milliseconds of each contender by turn, in new processes."""
     context = multiprocessing.get_context("spawn")
-    calibration = measure_cpu()
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = context.Pipe(duplex=False)
         processes = [
-            context.Process(target=work, args=(rank, f"{folder}/rendezvous", calibration, theirs))
+            context.Process(target=work, args=(rank, f"{folder}/rendezvous", calibration, launch, theirs))
             for rank in range(RANKS)
         ]
         for process in processes:
@@ -167,17 +187,26 @@ def ratio(ours: list[float], others: list[float]) -> float:
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
-    times = measured()
+    calibration = measure_cpu()
+    launches = [launched(calibration, number) for number in range(LAUNCHES)]
+    times = {name: [ms for launch in launches for ms in launch[name]] for name in launches[0]}
     best = min(PEERS.values(), key=lambda name: statistics.median(times[name]))
-    ratios = {name: ratio(times[name], times[peer]) for name, peer in (PEERS | {AUTO: best}).items()}
+    peers = PEERS | {AUTO: best}
+    ratios = {name: ratio(times[name], times[peer]) for name, peer in peers.items()}
+    by_launch = {
+        name: sorted(ratio(launch[name], launch[peer]) for launch in launches) for name, peer in peers.items()
+    }
     for name, each in times.items():
-        beside = f"{ratios[name]:.3f} times {(PEERS | {AUTO: best})[name]}" if name in ratios else ""
+        beside = ""
+        if name in ratios:
+            least, *_, most = by_launch[name]
+            beside = f"{ratios[name]:.3f} times {peers[name]}, by launch {least:.3f} to {most:.3f}"
         print(f"{name:22}{statistics.median(each):9.2f} ms, at least {min(each):8.2f}   {beside}")
     figures = {
         "ranks": RANKS, "blocks": NUM_BLOCKS, "width": WIDTH, "batch": list(BATCH), "limit": LIMIT,
         "median_ms": {name: round(statistics.median(each), 2) for name, each in times.items()},
         "least_ms": {name: round(min(each), 2) for name, each in times.items()},
-        "ratios": ratios,
+        "launches": LAUNCHES, "rounds": ROUNDS, "ratios": ratios, "ratios_by_launch": by_launch,
     }  # fmt: skip
     print(f"limit {LIMIT}; written to {results.write('sharded_peers', figures)}")
 

@@ -4,7 +4,8 @@ import dis
 import importlib
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
@@ -32,17 +33,13 @@ _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defi
 _MODES = ("__torch_function__", "__torch_dispatch__")
 
 
+BLOCK = "repeated block"
+"""Key in a node's meta: the path of the block that the node is within, if any. `recompute` computes blocks again."""
+
 REGION = "checkpointed"
 """Key in a node's meta: the user's call of `torch.utils.checkpoint` that the node is within, to be recomputed."""
 
 _CURRENT: ContextVar["Lines | None"] = ContextVar("lines", default=None)
-
-
-def outermost_block(path: str | None) -> str | None:
-    """The outermost member of a list of modules on a module's path: `layers.3` of `layers.3.moe.shared`."""
-    names = (path or "").split(".")
-    at = next((at for at, name in enumerate(names) if name.isdecimal()), None)
-    return None if at is None else ".".join(names[: at + 1])
 
 
 class Lines(TorchFunctionMode):
@@ -148,6 +145,29 @@ def is_importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def note_blocks(module: nn.Module, graph: fx.Graph) -> None:
+    """Set `BLOCK` of the operators of a module's graph. A block is a member of the outermost list of modules that has
+    two members of one class: `layers.3` of `layers.3.moe.shared`, and `0.layers.3` where all of a network is one member
+    of a list. Where no list on a module's path has two, it is the member of the outermost one."""
+    numbered: dict[str, list[type[nn.Module]]] = defaultdict(list)
+    for path, member in module.named_modules(remove_duplicate=False):
+        owner, _, name = path.rpartition(".")
+        if name.isdecimal():
+            numbered[owner].append(type(member))
+    lists_of_blocks = {path for path, classes in numbered.items() if len(set(classes)) < len(classes)}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.meta[BLOCK] = _block_of(node.meta.get("block") or "", lists_of_blocks)
+
+
+def _block_of(path: str, lists_of_blocks: Collection[str]) -> str | None:
+    names = path.split(".")
+    members = [at for at, name in enumerate(names) if name.isdecimal()]
+    blocks = [at for at in members if ".".join(names[:at]) in lists_of_blocks]
+    at = next(iter(blocks or members), None)
+    return None if at is None else ".".join(names[: at + 1])
 
 
 def note_lines(graph: fx.Graph) -> None:

@@ -16,7 +16,7 @@ from moe.sharding.applied.ready import program_of
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange import exchange
 from moe.sharding.exchange.ring import ring_product
-from moe.sharding.lines import outermost_block
+from moe.sharding.lines import BLOCK
 from moe.sharding.partition.buckets import put_in_buckets
 from moe.sharding.partition.program import Program
 from moe.sharding.rules.differentiated import begin_forward, begin_forward_kept, finish
@@ -163,7 +163,7 @@ def test_a_block_is_done_before_the_next_begins(recompute: bool):
         between = windows(graph)
         assert len(between) >= 4
         products = [node for node in graph.graph.nodes if node.target in PRODUCTS]
-        blocks = [block for block, _ in groupby(outermost_block(node.meta["block"]) for node in products)]
+        blocks = [block for block, _ in groupby(node.meta[BLOCK] for node in products)]
         assert blocks == [f"blocks.{number}" for number in order]
 
 

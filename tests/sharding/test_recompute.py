@@ -2,6 +2,7 @@
 for and where nothing else has room."""
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from moe import sharding
 from moe.sharding.applied.ready import program_of
 from moe.sharding.applied.stored import local
 from moe.sharding.capture.capture import capture
+from moe.sharding.lines import BLOCK
 from moe.sharding.operands import AGAIN
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.spec import SpecError
@@ -60,7 +62,23 @@ def paper() -> Built:
     return model, (torch.randn(8, 12, 16, dtype=torch.float64),)
 
 
-BUILT = {"deep": deep, "paper": paper, "translation": translation}
+class Member(nn.Module):
+    """A network as the only member of a list."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList([network])
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.networks[0](*batch)
+
+
+def member() -> Built:
+    module, batch = deep()
+    return Member(module), batch
+
+
+BUILT = {"deep": deep, "member": member, "paper": paper, "translation": translation}
 
 
 def on_ranks(mesh: dict[str, int], model: str, micro_batches: int) -> tuple[list[str], bool]:
@@ -132,7 +150,7 @@ def kept_bytes(build: Built, plan: ShardingPlan) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["deep", "paper"])
+@pytest.mark.parametrize("model", ["deep", "member", "paper"])
 def test_what_is_inside_blocks_is_not_kept(model: str) -> None:
     without, again = (planned(BUILT[model](), recompute=each) for each in (False, True))
     assert (without.recompute, again.recompute) == (False, True)
@@ -158,6 +176,33 @@ def test_it_is_chosen_where_nothing_else_has_room() -> None:
     ]
     with pytest.raises(SpecError, match="no plan fits"):
         planned(large, between, recompute=False)
+
+
+def linears(*more: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), *more)
+
+
+@pytest.mark.parametrize(
+    ("module", "blocks"),
+    [
+        (linears(), {"0", "1"}),
+        (nn.Sequential(linears()), {"0.0", "0.1"}),
+        (nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 4)))), {"0"}),
+        (nn.Sequential(nn.ReLU(), linears(), nn.Tanh()), {"0", "1.0", "1.1", "2"}),
+        (nn.Sequential(linears(), linears()), {"0", "1"}),
+        (linears(linears()), {"0", "1", "2"}),
+        (nn.Sequential(OrderedDict(only=linears())), {"only.0", "only.1"}),
+        (nn.Sequential(OrderedDict(only=nn.Linear(4, 4))), {None}),
+    ],
+    ids=["list", "alone", "no-two", "unlike", "lists", "list-within", "named", "none"],
+)
+def test_blocks_are_members_of_the_outermost_list_that_repeats_a_class(
+    module: nn.Module, blocks: set[str | None]
+) -> None:
+    captured = capture(module, (torch.zeros(4, 4),), torch.sum)
+    operators = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
+    loss = {"sum", "expand", "full", "scalar_tensor"}
+    assert {node.meta[BLOCK] for node in operators if not loss & {str(node.target).split(".")[1]}} == blocks
 
 
 def test_a_module_without_blocks_is_told_so() -> None:

@@ -26,7 +26,7 @@ from moe.sharding.capture.simplify import CHECKS, FREE, simplify
 from moe.sharding.capture.substitutes import Substitutes, cond, grouped_experts
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
-from moe.sharding.lines import REGION, Lines, beginning, checkpointed, note_lines
+from moe.sharding.lines import REGION, Lines, beginning, checkpointed, note_blocks, note_lines
 from moe.sharding.operands import AGAIN, is_operator
 from moe.spec import Problem, SpecError
 
@@ -270,6 +270,7 @@ def _read(
     blocks.written_out(traced, calls)
     leaves = _leaves(traced, first)
     simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
+    note_blocks(module, graph)
     present, simplified = set(graph.nodes), iter(graph.output_node().args[0])  # type: ignore[arg-type]
     assert wrapped.tree is not None
     return Captured(

@@ -19,6 +19,7 @@ from torch import fx
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import BUCKET_BYTES
+from moe.sharding.lines import BLOCK
 from moe.sharding.partition import runtime
 from moe.sharding.partition.overlap import begin_all_to_alls, finish_in_turn
 from moe.sharding.partition.program import Program
@@ -226,7 +227,7 @@ def _write(graph: fx.Graph, bucket: _Bucket, nodes: Sequence[fx.Node]) -> None:
         arguments = tuple(map(list, zip(*(each.call.args[3:] for each in bucket.members), strict=True)))
     with graph.inserting_after(nodes[bucket.ready]):
         begun = graph.call_function(bucket.members[0].begins, (mesh, parts, axis, *arguments))
-    begun.meta.update({what: first.meta.get(what) for what in ("where", "block")})
+    begun.meta.update({what: first.meta.get(what) for what in ("where", "block", BLOCK)})
     with graph.inserting_before(nodes[bucket.needed]):
         every = graph.call_function(joint.finish, (begun,))
         results = [graph.call_function(getitem, (every, number)) for number in range(len(parts))]

@@ -9,7 +9,7 @@ from operator import getitem
 from torch import fx
 
 from moe.sharding.exchange import exchange, joint
-from moe.sharding.lines import outermost_block
+from moe.sharding.lines import BLOCK
 from moe.sharding.operands import AGAIN
 from moe.sharding.partition import runtime
 from moe.sharding.rules import differentiated
@@ -131,10 +131,10 @@ def _bring_branch_ahead(graph: fx.Graph, begun: fx.Node, finish: fx.Node) -> Non
 
 
 def _region(node: fx.Node) -> tuple[str | None, str | None]:
-    """Region that a call may not leave: its outermost block, and the block recomputed with it, if any. A block that was
+    """Region that a call may not leave: its block, and the block recomputed with it, if any. A block that was
     recomputed too soon, or whose gradients came too late, would have its activations live beside another's."""
     recomputed, _ = node.meta.get(AGAIN) or (None, None)
-    return outermost_block(node.meta.get("block")), recomputed
+    return node.meta.get(BLOCK), recomputed
 
 
 def _operands_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from moe.sharding.capture.capture import Captured, Leaf
 from moe.sharding.exchange.exchange import padded_to
 from moe.sharding.exchange.moves import Moves
+from moe.sharding.lines import BLOCK
 from moe.sharding.operands import AGAIN, is_operator, operands, shape_of, source
 from moe.sharding.partition import runtime
 from moe.sharding.partition.writer import Writer, identity
@@ -333,7 +334,7 @@ def _tangents_behind(captured: Captured) -> dict[fx.Node, frozenset[int]]:
 
 
 def _origin(node: fx.Node) -> dict[str, Any]:
-    return {what: node.meta.get(what) for what in ("where", "block", AGAIN)}
+    return {what: node.meta.get(what) for what in ("where", "block", BLOCK, AGAIN)}
 
 
 def _module(captured: Captured, graph: fx.Graph) -> fx.GraphModule:

@@ -10,7 +10,7 @@ from torch import fx
 from moe.sharding.capture.capture import Captured
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.hints.hints import Pin
-from moe.sharding.lines import REGION, outermost_block
+from moe.sharding.lines import BLOCK, REGION
 from moe.sharding.operands import AGAIN, is_operator, source
 from moe.sharding.rules.manual import TARGETS
 
@@ -22,9 +22,8 @@ def recompute_checkpointed(captured: Captured) -> None:
 
 
 def recompute_blocks(captured: Captured) -> bool:
-    """Have a captured graph compute its blocks again; whether there are any. A block is the member of a list of modules
-    (`layers.3`), and what is in it."""
-    return _recompute(captured, block_of)
+    """Have a captured graph compute its blocks again; whether there are any."""
+    return _recompute(captured, lambda node: _maker(node).meta.get(BLOCK))
 
 
 def _recompute(captured: Captured, part_of: Callable[[fx.Node], str | None]) -> bool:
@@ -52,11 +51,6 @@ def with_again(captured: Captured, pins: Mapping[str, Pin]) -> dict[str, Pin]:
     """What is computed again lies as it did the first time."""
     again = (node for node in captured.graph.graph.nodes if AGAIN in node.meta)
     return {**pins, **{node.name: pins[first] for node in again if (first := node.meta[AGAIN][1]) in pins}}
-
-
-def block_of(node: fx.Node) -> str | None:
-    """The outermost block that a node is in."""
-    return outermost_block(_maker(node).meta.get("block"))
 
 
 def _maker(node: fx.Node) -> fx.Node:
