@@ -102,7 +102,7 @@ def _how(asked: PlanRequest) -> How:
 def _pool_of(plan: Plan, given: Cluster | Pools) -> Cluster:
     """The nodes, of one kind, that a plan lies on. Raises SpecError where it lies on several."""
     if isinstance(given, Cluster):
-        return given
+        return given.at_least(plan.num_workers)
     if plan.pool is None:
         raise SpecError(
             Problem("cluster.pools", " and ".join(plan.pools), "are several that the plan's stages lie on, and layouts "
@@ -113,17 +113,12 @@ def _pool_of(plan: Plan, given: Cluster | Pools) -> Cluster:
 
 def _where(plan: Plan, given: Cluster | Pools) -> str:
     if isinstance(given, Cluster):
-        return _nodes(given) + _short_of_devices(plan, given)
+        cluster = given.at_least(plan.num_workers)
+        return (
+            _nodes(cluster) if cluster == given else f"{_nodes(cluster)}; {_nodes(given)} has too few devices"
+        )
     told = [f"pool {name}, {_nodes(given.cluster(name))}" for name in plan.pools]
     return " and ".join(told)
-
-
-def _short_of_devices(plan: Plan, cluster: Cluster) -> str:
-    """Note that a plan has more workers than the cluster has devices, or an empty string."""
-    if plan.num_workers <= cluster.num_devices:
-        return ""
-    needed = -(-plan.num_workers // cluster.devices_per_node)
-    return f", which has too few devices: {needed:,} such nodes are needed"
 
 
 def _nodes(cluster: Cluster) -> str:

@@ -37,10 +37,17 @@ def _bare_httpx() -> Iterator[None]:
         del sys.modules["click"]
 
 
+def require_id(id: str) -> None:
+    """Raises Misuse for an empty id, as a shell variable that is not set gives: it is the path of all jobs."""
+    if not id:
+        raise Misuse("the id of a job is empty; 'shardyard ls' shows the ids that there are")
+
+
 def find_job(client: "Client", id: str) -> "Job":
     """The job of that id. Raises Misuse naming the ids most like it when there is none."""
     from service.client import ApiError
 
+    require_id(id)
     try:
         return client.job(id)
     except ApiError as error:

@@ -12,6 +12,7 @@ from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC
 from moe.train.checkpoint.whole import NoCheckpoint, fault_of, newest_whole
 from service.cli.failures import Failed, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
+from service.cli.server import require_id
 from service.client import ApiError, Client, ClientError
 from service.client.errors import BadToken, BadUrl
 from service.wire.uses import refusal
@@ -26,6 +27,7 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
 
     Raises Misuse when nothing of that name is found, Failed when it has no whole checkpoint.
     """
+    require_id(job)
     if "://" in job or "/" in job or Path(job).is_dir():
         _refuse_another_tools(job)
         if all((Path(job) / name).is_file() for name in ("config.json", "model.safetensors")):

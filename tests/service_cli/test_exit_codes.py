@@ -57,6 +57,15 @@ def test_what_a_job_does_not_have_yet_has_failed_and_an_unknown_job_is_misuse(tm
         plane.close()
 
 
+@pytest.mark.parametrize("command", ["show", "logs", "download", "translate", "evaluate"])
+def test_an_empty_id_is_misuse(plane: ControlPlane, command: str) -> None:
+    """As of a shell variable that is not set; it is neither the path of all jobs nor the present folder."""
+    more = ("--tasks", "examples/evaluate/tasks.yaml") if command == "evaluate" else ()
+    done = shardyard(command, "", *more, url=plane.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the id of a job is empty" in done.stderr
+
+
 @pytest.mark.parametrize(
     "text",
     [json.dumps(spec(name="by-pipe")), json.dumps(spec(name="by-pipe"), indent="\t"),

@@ -169,3 +169,16 @@ def test_the_smallest_of_pools_kinds() -> None:
 
 def test_one_kind_of_nodes_is_a_cluster_still() -> None:
     assert isinstance(cluster_of(without(OLD, "name")), Cluster)
+
+
+@pytest.mark.parametrize("goal", [None, "time"])
+def test_a_cluster_with_too_few_devices_counts_with_as_many_nodes_as_the_job_takes(goal: Any) -> None:
+    """All workers on the one node would be joined by its links, which none between nodes are as fast as."""
+    spec = JobSpec.parse(
+        job(resources={"num_workers": 16}, model={"preset": "gshard-128e-12l"}, train={"batch_tokens": 65536})
+    )
+    one, two = (Cluster(num_nodes=nodes, devices_per_node=8, device="h100") for nodes in (1, 2))
+    plan, whole = (plan_anywhere(spec, cluster, how=How(goal)) for cluster in (one, two))
+    assert (plan.degrees, plan.predicted) == (whole.degrees, whole.predicted)
+    within = Cluster(num_nodes=1, devices_per_node=16, device="h100")
+    assert plan.predicted.step_s > plan_anywhere(spec, within, how=How(goal)).predicted.step_s

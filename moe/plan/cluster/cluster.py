@@ -247,6 +247,10 @@ class Cluster(Spec):
         )
         return self.model_copy(update={"links": links})
 
+    def at_least(self, num_devices: int) -> "Cluster":
+        """This cluster, or if it has fewer devices, as many nodes of its kind as have this many."""
+        return self if self.num_devices >= num_devices else self.of(num_devices)
+
     def of(self, num_devices: int) -> "Cluster":
         """The same kind of cluster, as large as this many devices need."""
         each = min(self.devices_per_node, num_devices)

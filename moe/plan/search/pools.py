@@ -59,10 +59,14 @@ def plan_anywhere(
     spec: JobSpec, on: Cluster | Pools, num_workers: int | None = None, how: How = How()
 ) -> Plan:
     """Plan as of `plan_job`; with a goal, of the number of workers that is the best by it; of pools, on the one where
-    the job is the best by the goal, or where none is said the fastest. Raises SpecError where no pool holds it, with
-    what each lacks."""
+    the job is the best by the goal, or where none is said the fastest. Unless the plan is wanted `to_run`, a cluster
+    with fewer devices than the job has workers counts with as many nodes as it takes. Raises SpecError where no pool
+    holds it, with what each lacks."""
     if isinstance(on, Pools):
         return _plan_pools(spec, on, num_workers, how)
+    if not how.to_run:
+        # Workers beyond the cluster's devices need more nodes, and links between nodes are slower than within one.
+        on = on.at_least(num_workers or spec.resources.min_num_workers)
     if how.goal is None:
         return plan_job(
             spec, on, num_workers, load_skew=how.load_skew, top=how.top, to_run=how.to_run,

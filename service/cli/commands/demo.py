@@ -64,6 +64,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
 
     from moe.records import StoredCheckpoint
     from service.cli.child import ControlPlaneChild
+    from service.cli.program import program
     from service.cli.view.details import outcome
     from service.cli.view.follow import follower
     from service.cli.view.jobs import log_line
@@ -90,7 +91,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
             elif (report := report_view(job)) is not None:
                 workers = job.plan().num_workers
                 checkpoints = [StoredCheckpoint.read(each) for each in job.checkpoints()]
-                use = None if words.command is None else f"shardyard {words.command}{options}"
+                use = None if words.command is None else f"{program()} {words.command}{options}"
                 out.print(learned(job, report, checkpoints, shown.progress, workers, use))
         out.print("stopping Ray and the control plane ...")
     return job

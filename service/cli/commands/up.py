@@ -287,6 +287,7 @@ def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.
 
 
 def _greeting(settings: "Settings", url: str) -> str:
+    from service.cli.program import program
     from service.client.settings import DEFAULT_URL
 
     elsewhere = "" if url == DEFAULT_URL else f"export SHARDYARD_URL={url}\n  "
@@ -303,7 +304,7 @@ def _greeting(settings: "Settings", url: str) -> str:
         f"  state          {settings.state_dir}\n"
         f"\n"
         f"In another terminal:\n"
-        f"  {elsewhere}shardyard submit examples/translate-100-to-english.yaml --watch\n"
+        f"  {elsewhere}{program()} submit examples/translate-100-to-english.yaml --watch\n"
         f"\n"
         f"Ctrl-C stops it."
     )

@@ -1,0 +1,17 @@
+"""The program as a user types it."""
+
+import os
+import shlex
+import shutil
+import sys
+
+NAME = "shardyard"
+
+
+def program() -> str:
+    """`shardyard`, or the path that it was started by where the search path has none or another one."""
+    started = sys.argv[0]
+    if os.path.basename(started) != NAME or not os.path.isfile(started):
+        return NAME
+    on_path = shutil.which(NAME)
+    return NAME if on_path is not None and os.path.samefile(on_path, started) else shlex.quote(started)
