@@ -300,7 +300,9 @@ def _allowed(roots: Sequence[str] | None) -> str:
         return _REMEDY
     if not roots:
         return "start the service with --data-root FOLDER, and put the file there"
-    return f"put it under {' or '.join(roots)}"
+    return (
+        f"put it under {' or '.join(roots)}, or start the service with --data-root FOLDER for its folder, too"
+    )
 
 
 def _missing(place: str, given: str, error: OSError) -> SpecError:

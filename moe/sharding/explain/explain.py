@@ -153,7 +153,8 @@ def _summary(plan: Plan) -> Iterator[str]:
     held = sum(part_bytes(plan, each) for each in parameters)
     yield f"parameters  {count:,} in {len(parameters)} tensors, {in_bytes(held)} on each rank"
     moved = sum(each.num_bytes for each in plan.collectives)
-    yield f"exchanged   {in_bytes(moved)} by each rank in {len(plan.collectives)} collectives of a step"
+    exchanges = "1 collective" if len(plan.collectives) == 1 else f"{len(plan.collectives)} collectives"
+    yield f"exchanged   {in_bytes(moved)} by each rank in {exchanges} of a step"
 
 
 def _share(share: float) -> str:
