@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks import results
-from benchmarks.sharded_peers import ratio
+from benchmarks.sharded_peers import median_ratio
 from moe.dispatch import operator
 from moe.sharding.exchange.mesh import ShardingMesh
 from moe.sharding.rules.differentiated import forward_kept, gradients_of_kept
@@ -117,7 +117,7 @@ def main() -> None:
         "experts_per_token": PER_TOKEN, "rounds": ROUNDS,
         "median_ms": {str(each): round(statistics.median(steps[each]), 2) for each in CHUNKS},
         "waited_ms": {str(each): round(statistics.median(waits[each]), 2) for each in CHUNKS},
-        "ratio": ratio(steps[2], steps[1]),
+        "ratio": median_ratio(steps[2], steps[1]),
     }  # fmt: skip
     print(
         f"two chunks take {figures['ratio']} times one's; written to {results.write('sharded_experts', figures)}"

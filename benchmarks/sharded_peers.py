@@ -1,10 +1,10 @@
-"""A training step of a GPT (4 blocks of width 256, float32) on two gloo ranks: DDP and FSDP2 of torch beside plans with
-the hints that say the same, and beside the plan without hints, at rates measured on this machine. Contenders take
-turns; a turn's time is that of the slower rank, and ratios are medians over turns. Limit: 1.05 times the peer, and for
-the plan without hints 1.05 times the faster of both peers.
+"""A training step of a GPT (4 blocks of width 256, float32) on two gloo ranks: DDP and FSDP2 of torch, plans with the
+hints for the same sharding, and the plan without hints, at rates measured on this machine. Contenders take turns; a
+turn's time is that of the slower rank, and ratios are medians over turns. Limit: 1.05 times the peer, and for the plan
+without hints 1.05 times the faster of both peers.
 
-Where its tensors happen to lie makes the same step up to 4% slower or faster for as long as its processes live. Turns
-are therefore spread over several launches, which build the contenders in different orders.
+The addresses of its tensors make a step up to 4% slower or faster for as long as the processes live. Turns are
+therefore spread over several launches, which build the contenders in different orders.
 """
 
 import copy
@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -51,8 +52,8 @@ class Block(nn.Module):
         rows, length, _ = x.shape
         heads = self.attention(self.attention_norm(x)).view(rows, length, 3, NUM_HEADS, WIDTH // NUM_HEADS)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(rows, length, WIDTH))
+        attention = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(attention.transpose(1, 2).reshape(rows, length, WIDTH))
         return x + self.hidden(self.hidden_norm(x))
 
 
@@ -78,135 +79,135 @@ def cluster_of(calibration: Calibration) -> Cluster:
     )
 
 
-def stepping(module: nn.Module, batch: tuple[Tensor, ...]) -> Step:
+def training_step(module: nn.Module, batch: tuple[Tensor, ...]) -> Step:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
 
-    def take() -> float:
+    def step() -> float:
         optimizer.zero_grad()
         loss = module(*batch)
         loss.backward()
         optimizer.step()
         return float(loss.detach())
 
-    return take
+    return step
 
 
 def contenders(rank: int, calibration: Calibration, launch: int) -> dict[str, Step]:
-    """Training steps by name, built in an order that depends on the number of the launch."""
+    """Training steps by name, built in an order that depends on the launch's number."""
     torch.manual_seed(0)
     model = GPT()
     batch = (torch.randint(0, VOCABULARY, BATCH), torch.randint(0, VOCABULARY, BATCH))
     rows = tuple(part.chunk(RANKS)[rank].contiguous() for part in batch)
-    fsdp = copy.deepcopy(model)
-    for block in fsdp.blocks:
-        fully_shard(block)
     builders: dict[str, Callable[[], nn.Module]] = {
         "DDP": lambda: DistributedDataParallel(copy.deepcopy(model)),
-        "FSDP2": lambda: sharded_by_fsdp(copy.deepcopy(model)),
-        "plan, hints as DDP": lambda: planned({"*": sharding.Replicate(), "inputs": sharding.Split(0)}),
-        "plan, hints as FSDP2": lambda: planned({"*": sharding.Split(0)}),
-        AUTO: lambda: planned({}),
+        "FSDP2": lambda: fsdp_module(copy.deepcopy(model)),
+        "plan, hints as DDP": lambda: plan_module({"*": sharding.Replicate(), "inputs": sharding.Split(0)}),
+        "plan, hints as FSDP2": lambda: plan_module({"*": sharding.Split(0)}),
+        AUTO: lambda: plan_module({}),
     }
 
-    def planned(hints: dict[str, Any]) -> nn.Module:
+    def plan_module(hints: dict[str, Any]) -> nn.Module:
         plan = sharding.plan(model, batch, cluster_of(calibration), hints, mesh={"data": RANKS})
         if rank == 0 and launch == 0:
-            kinds = [(each.phase, each.kind) for each in plan.collectives if each.num_bytes > 8]
-            counts = {" ".join(kind): kinds.count(kind) for kind in dict.fromkeys(kinds)}
+            kinds = [f"{call.phase} {call.kind}" for call in plan.collectives if call.num_bytes > 8]
+            counts = dict(Counter(kinds))
             print(f"hints {hints}: predicted {1e3 * plan.step_s:.1f} ms; {counts}", flush=True)
         return sharding.apply(model, plan, sample=batch)
 
     return {
-        name: stepping(builders[name](), rows if name in PEERS.values() else batch)
-        for name in rotated(list(builders), launch)
+        name: training_step(builders[name](), rows if name in PEERS.values() else batch)
+        for name in rotation(list(builders), launch)
     }
 
 
-def sharded_by_fsdp(model: GPT) -> nn.Module:
+def fsdp_module(model: GPT) -> nn.Module:
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
     return model
 
 
-def rotated(names: list[str], number: int) -> list[str]:
-    """The names from another one on, in reverse order where the number is odd."""
+def rotation(names: list[str], number: int) -> list[str]:
+    """The names rotated by a number of places, in reverse order if the number is odd."""
     start = number % len(names)
     return (names[start:] + names[:start])[:: -1 if number % 2 else 1]
 
 
-def timed(step: Step) -> float:
-    """Milliseconds on the slower rank."""
+def step_ms(step: Step) -> float:
+    """Milliseconds of a step on the slower rank."""
     dist.barrier()
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     step()
-    taken = torch.tensor(1e3 * (time.perf_counter() - began), dtype=torch.float64)
-    dist.all_reduce(taken, dist.ReduceOp.MAX)
-    return float(taken)
+    duration_ms = torch.tensor(1e3 * (time.perf_counter() - start_s), dtype=torch.float64)
+    dist.all_reduce(duration_ms, dist.ReduceOp.MAX)
+    return float(duration_ms)
 
 
-def work(rank: int, rendezvous: str, calibration: Calibration, launch: int, answer: Connection) -> None:
+def run_rank(rank: int, rendezvous: str, calibration: Calibration, launch: int, sender: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=RANKS)
     steps = contenders(rank, calibration, launch)
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    times_ms: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(WARM_UP):
             step()
     names = list(steps)
     for turn in range(ROUNDS):
-        for name in rotated(names, turn):
-            times[name].append(timed(steps[name]))
+        for name in rotation(names, turn):
+            times_ms[name].append(step_ms(steps[name]))
     if rank == 0:
-        answer.send(times)
+        sender.send(times_ms)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def launched(calibration: Calibration, launch: int) -> dict[str, list[float]]:
-    """Milliseconds of each contender by turn, in new processes."""
+def launch_times_ms(calibration: Calibration, launch: int) -> dict[str, list[float]]:
+    """Milliseconds by contender and turn, measured in new processes."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = context.Pipe(duplex=False)
+        receiver, sender = context.Pipe(duplex=False)
         processes = [
-            context.Process(target=work, args=(rank, f"{folder}/rendezvous", calibration, launch, theirs))
+            context.Process(target=run_rank, args=(rank, f"{folder}/rendezvous", calibration, launch, sender))
             for rank in range(RANKS)
         ]
         for process in processes:
             process.start()
-        theirs.close()  # so that waiting ends with them
-        times: dict[str, list[float]] = ours.recv()
+        sender.close()  # so that recv ends when the ranks do
+        times_ms: dict[str, list[float]] = receiver.recv()
         for process in processes:
             process.join()
-    return times
+    return times_ms
 
 
-def ratio(ours: list[float], others: list[float]) -> float:
-    return round(statistics.median(one / other for one, other in zip(ours, others, strict=True)), 4)
+def median_ratio(times_ms: list[float], peer_times_ms: list[float]) -> float:
+    ratios = (time_ms / peer_ms for time_ms, peer_ms in zip(times_ms, peer_times_ms, strict=True))
+    return round(statistics.median(ratios), 4)
 
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", **KEEP_FREED_MEMORY}
     calibration = measure_cpu()
-    launches = [launched(calibration, number) for number in range(LAUNCHES)]
-    times = {name: [ms for launch in launches for ms in launch[name]] for name in launches[0]}
-    best = min(PEERS.values(), key=lambda name: statistics.median(times[name]))
-    peers = PEERS | {AUTO: best}
-    ratios = {name: ratio(times[name], times[peer]) for name, peer in peers.items()}
-    by_launch = {
-        name: sorted(ratio(launch[name], launch[peer]) for launch in launches) for name, peer in peers.items()
+    launches = [launch_times_ms(calibration, number) for number in range(LAUNCHES)]
+    times_ms = {name: [time_ms for launch in launches for time_ms in launch[name]] for name in launches[0]}
+    fastest_peer = min(PEERS.values(), key=lambda name: statistics.median(times_ms[name]))
+    peers = PEERS | {AUTO: fastest_peer}
+    ratios = {name: median_ratio(times_ms[name], times_ms[peer]) for name, peer in peers.items()}
+    ratios_by_launch = {
+        name: sorted(median_ratio(launch[name], launch[peer]) for launch in launches)
+        for name, peer in peers.items()
     }
-    for name, each in times.items():
-        beside = ""
+    for name, contender_ms in times_ms.items():
+        comparison = ""
         if name in ratios:
-            least, *_, most = by_launch[name]
-            beside = f"{ratios[name]:.3f} times {peers[name]}, by launch {least:.3f} to {most:.3f}"
-        print(f"{name:22}{statistics.median(each):9.2f} ms, at least {min(each):8.2f}   {beside}")
+            least, *_, most = ratios_by_launch[name]
+            comparison = f"{ratios[name]:.3f} times {peers[name]}, by launch {least:.3f} to {most:.3f}"
+        median_ms, least_ms = statistics.median(contender_ms), min(contender_ms)
+        print(f"{name:22}{median_ms:9.2f} ms, at least {least_ms:8.2f}   {comparison}")
     figures = {
         "ranks": RANKS, "blocks": NUM_BLOCKS, "width": WIDTH, "batch": list(BATCH), "limit": LIMIT,
-        "median_ms": {name: round(statistics.median(each), 2) for name, each in times.items()},
-        "least_ms": {name: round(min(each), 2) for name, each in times.items()},
-        "launches": LAUNCHES, "rounds": ROUNDS, "ratios": ratios, "ratios_by_launch": by_launch,
+        "median_ms": {name: round(statistics.median(values), 2) for name, values in times_ms.items()},
+        "least_ms": {name: round(min(values), 2) for name, values in times_ms.items()},
+        "launches": LAUNCHES, "rounds": ROUNDS, "ratios": ratios, "ratios_by_launch": ratios_by_launch,
     }  # fmt: skip
     print(f"limit {LIMIT}; written to {results.write('sharded_peers', figures)}")
 

@@ -16,7 +16,7 @@ from moe.sharding.capture.capture import Captured, capture
 from moe.sharding.exchange.exchange import part_of, unpadded
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
-from moe.sharding.partition.buckets import bucketed
+from moe.sharding.partition.buckets import with_buckets
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, split
 from moe.sharding.propagation.assignment import Assignment
@@ -85,7 +85,7 @@ def drawn(
 
 def programmed(captured: Captured, assignment: Assignment) -> Program:
     moves = _moves(assignment.degrees)
-    return bucketed(Partitioner(captured, assignment, rule_of, moves).program(), assignment.degrees)
+    return with_buckets(Partitioner(captured, assignment, rule_of, moves).program(), assignment.degrees)
 
 
 @functools.cache

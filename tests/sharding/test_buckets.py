@@ -12,8 +12,8 @@ from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
 from moe.sharding.partition import buckets
-from moe.sharding.partition.buckets import bucketed
-from moe.sharding.partition.overlap import UNDER_WAY
+from moe.sharding.partition.buckets import with_buckets
+from moe.sharding.partition.overlap import MAX_IN_FLIGHT
 from moe.sharding.partition.program import Partitioner, Program
 from moe.sharding.placement import WHOLE, split
 from moe.sharding.propagation.assignment import Assignment
@@ -136,7 +136,7 @@ def test_few_reductions_are_under_way_at_a_time(monkeypatch: pytest.MonkeyPatch)
             in_all += 1
         under_way -= set(node.all_input_nodes) if node.target is exchange.finish else set()
         at_most = max(at_most, len(under_way))
-    assert in_all > at_most == UNDER_WAY
+    assert in_all > at_most == MAX_IN_FLIGHT
 
 
 def test_nothing_waits_for_what_comes_later():
@@ -155,7 +155,7 @@ def test_nothing_waits_for_what_comes_later():
         captured, batch_split(captured), rule_of, Moves(Cluster(num_nodes=1, devices_per_node=2), (2,))
     ).program()
     before = len([node for node in whole.forward.graph.nodes if "move" in node.meta])
-    after = bucketed(replace(whole), (2,))
+    after = with_buckets(replace(whole), (2,))
     assert before == len([node for node in after.forward.graph.nodes if "move" in node.meta]) > 2
 
 

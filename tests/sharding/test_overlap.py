@@ -1,6 +1,7 @@
 """All-to-alls of a layer of experts go on beside what does not need them."""
 
 import random
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from operator import getitem
@@ -167,23 +168,33 @@ def test_a_block_is_done_before_the_next_begins(recompute: bool):
         assert blocks == [f"blocks.{number}" for number in order]
 
 
-def all_to_all_for_nobody_but_the_end(graph: fx.Graph, mesh: fx.Node, operand: fx.Node) -> fx.Node:
+def all_to_all(graph: fx.Graph, mesh: fx.Node, operand: fx.Node) -> fx.Node:
     return graph.call_function(exchange.all_to_all, (mesh, operand, 0, 0, 1, 4, 4))
 
 
-def test_no_more_than_two_all_to_alls_are_in_flight():
-    """Of results that only the program's end takes."""
+def operator_of_experts(graph: fx.Graph, mesh: fx.Node, operand: fx.Node) -> fx.Node:
+    start = graph.call_function(begin_forward, (mesh, "expert_feed_forward", (), operand))
+    return graph.call_function(getitem, (graph.call_function(finish, (start,)), 0))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [[all_to_all] * 6, [operator_of_experts] * 6, [all_to_all, operator_of_experts] * 3],
+    ids=["all-to-alls", "operators", "both"],
+)
+def test_no_more_than_two_all_to_alls_are_in_flight(calls: list[Callable[..., fx.Node]]):
+    """Only the program's output takes the results, so that all could be in flight at once."""
     graph = fx.Graph()
     mesh, part = graph.placeholder("mesh"), graph.placeholder("tensors")
     results = []
-    for _ in range(6):
+    for call in calls:
         part = graph.call_function(aten.tanh.default, (part,))
-        results.append(all_to_all_for_nobody_but_the_end(graph, mesh, part))
+        results.append(call(graph, mesh, part))
     graph.output(tuple(results))
     put_in_buckets(fx.GraphModule({}, graph), (2,))
     in_flight, most = 0, 0
     for node in graph.nodes:
-        in_flight += (node.target is exchange.begin_all_to_all) - (node.target is exchange.finish)
+        in_flight += (node.target in BEGINS) - (node.target in (exchange.finish, finish))
         most = max(most, in_flight)
     assert (in_flight, most) == (0, 2)
 

@@ -16,6 +16,7 @@ from moe.sharding.capture.capture import capture
 from moe.sharding.lines import BLOCK
 from moe.sharding.operands import AGAIN
 from moe.sharding.sharding_plan import ShardingPlan
+from moe.sharding.solve.recompute import recompute_blocks
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.gshard_listing import PaperModel
@@ -182,6 +183,43 @@ def linears(*more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), *more)
 
 
+class Encoder(nn.Module):
+    """Layers in a list, or in a dict with numbers as keys, and operators beside them. The first layer may have a name
+    of its own, too."""
+
+    def __init__(self, layers: nn.ModuleList | nn.ModuleDict, has_alias: bool = False) -> None:
+        super().__init__()
+        modules = layers.values() if isinstance(layers, nn.ModuleDict) else layers
+        if has_alias:
+            self.first = next(iter(modules))
+        self.layers = layers
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers:
+            x = layer(x) * self.scale
+        return x
+
+
+def encoder(**options: bool) -> Encoder:
+    return Encoder(nn.ModuleList(linears() for _ in range(2)), **options)
+
+
+def numbered() -> Encoder:
+    return Encoder(nn.ModuleDict({str(number): linears() for number in range(2)}))
+
+
+def with_shared_activation() -> Encoder:
+    """Layers of two widths, which are therefore not captured as one block."""
+    tanh = nn.Tanh()
+    return Encoder(
+        nn.ModuleList(nn.Sequential(nn.Linear(4, width), tanh, nn.Linear(width, 4)) for width in (4, 5))
+    )
+
+
+LAYERS = {"layers.0", "layers.1", None}
+
+
 @pytest.mark.parametrize(
     ("module", "blocks"),
     [
@@ -193,16 +231,60 @@ def linears(*more: nn.Module) -> nn.Sequential:
         (linears(linears()), {"0", "1", "2"}),
         (nn.Sequential(OrderedDict(only=linears())), {"only.0", "only.1"}),
         (nn.Sequential(OrderedDict(only=nn.Linear(4, 4))), {None}),
+        (encoder(), LAYERS),
+        (numbered(), LAYERS),
+        (encoder(has_alias=True), LAYERS),
+        (nn.Sequential(encoder()), {"0.layers.0", "0.layers.1", None}),
+        (
+            nn.Sequential(nn.Linear(4, 4), encoder(), nn.Linear(4, 4)),
+            {"0", "1.layers.0", "1.layers.1", "2", None},
+        ),
+        (
+            nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(encoder(), encoder())),
+            {"0", "1.0", "1.1"},
+        ),
+        (Encoder(nn.ModuleList([linears()] * 2)), {"layers.0", None}),
     ],
-    ids=["list", "alone", "no-two", "unlike", "lists", "list-within", "named", "none"],
+    ids=[
+        "list",
+        "alone",
+        "no-two",
+        "unlike",
+        "lists",
+        "list-within",
+        "named",
+        "none",
+        "encoder",
+        "dict",
+        "alias",
+        "member",
+        "between-linears",
+        "sequentials",
+        "shared",
+    ],
 )
-def test_blocks_are_members_of_the_outermost_list_that_repeats_a_class(
+def test_blocks_are_members_of_the_outermost_list_of_layers(
     module: nn.Module, blocks: set[str | None]
 ) -> None:
     captured = capture(module, (torch.zeros(4, 4),), torch.sum)
     operators = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
     loss = {"sum", "expand", "full", "scalar_tensor"}
     assert {node.meta[BLOCK] for node in operators if not loss & {str(node.target).split(".")[1]}} == blocks
+
+
+def test_a_shared_activation_belongs_to_the_layer_that_calls_it() -> None:
+    captured = capture(with_shared_activation(), (torch.zeros(4, 4),), torch.sum)
+    nodes = captured.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
+    assert [node.meta[BLOCK] for node in nodes] == ["layers.0", "layers.1"]
+
+
+def test_operators_beside_the_layers_are_not_recomputed() -> None:
+    """Neither in a module nor in the only member of a list."""
+    for build in (deep, member):
+        captured = capture(*build())
+        assert recompute_blocks(captured)
+        blocks = {node.meta[AGAIN][0] for node in captured.graph.graph.nodes if AGAIN in node.meta}
+        assert {block.rpartition(".")[0] for block in blocks} <= {"blocks", "networks.0.blocks"}
 
 
 def test_a_module_without_blocks_is_told_so() -> None:

@@ -24,7 +24,7 @@ from moe.sharding.solve.accumulate import Loop, loop_of, pins_in_loop
 from moe.sharding.solve.bound import bound_by
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
-from moe.sharding.solve.recompute import with_again
+from moe.sharding.solve.recompute import with_recomputed_pins
 from moe.sharding.solve.solved import Limits
 from moe.spec import SpecError
 
@@ -68,13 +68,13 @@ def _chosen(
     followed = None
     if wished:
         degrees = tuple(plan.mesh.values())
-        propagation = Propagation(captured, rules, degrees, with_again(captured, wished), {})
+        propagation = Propagation(captured, rules, degrees, with_recomputed_pins(captured, wished), {})
         followed = propagation.propagated()
     slots = plan.memory.optimizer / plan.memory.gradients if plan.memory.gradients else 0.0
     for times, count, loop in _ways(captured, plan, replicate):
         room = max(1.0, plan.cluster.memory_bytes * times - captured.input_bytes)
         costs = Costs(plan.cluster, plan.degrees if loop is None else (count, *plan.degrees), loop)
-        pins = with_again(captured, pins)
+        pins = with_recomputed_pins(captured, pins)
         pinned = pins if loop is None else pins_in_loop(pins)
         bound = (
             {} if followed is None else bound_by(captured, followed, rules, wished, in_loop=loop is not None)

@@ -13,7 +13,7 @@ from moe.sharding.applied.batch import leaves_of
 from moe.sharding.capture.capture import TENSOR, Captured
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
-from moe.sharding.partition.buckets import bucketed, put_in_buckets
+from moe.sharding.partition.buckets import put_in_buckets, with_buckets
 from moe.sharding.partition.program import Partitioner, Program, compiled, forward_alone
 from moe.sharding.placement import WHOLE
 from moe.sharding.planned import of_words
@@ -94,7 +94,7 @@ def written(captured: Captured, plan: ShardingPlan, rules: Rules) -> Program:
         degrees = (plan.micro_batches, *degrees)
     assignment = _assignment(captured, plan, degrees, rules)
     program = Partitioner(captured, assignment, rules, Moves(plan.cluster, degrees, is_loop)).program()
-    return program if is_loop else bucketed(program, degrees)
+    return program if is_loop else with_buckets(program, degrees)
 
 
 def _assignment(captured: Captured, plan: ShardingPlan, degrees: tuple[int, ...], rules: Rules) -> Assignment:

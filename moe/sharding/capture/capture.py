@@ -16,6 +16,7 @@ from moe.sharding import torch_private
 from moe.sharding.arguments import call, names_of_inputs, register_data_classes, signature_of
 from moe.sharding.capture import blocks
 from moe.sharding.capture.admitted import admit
+from moe.sharding.capture.block_paths import note_blocks
 from moe.sharding.capture.decomposed import decompositions
 from moe.sharding.capture.effects import Effects
 from moe.sharding.capture.faked import fake, faked
@@ -26,7 +27,7 @@ from moe.sharding.capture.simplify import CHECKS, FREE, simplify
 from moe.sharding.capture.substitutes import Substitutes, cond, grouped_experts
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
-from moe.sharding.lines import REGION, Lines, beginning, checkpointed, note_blocks, note_lines
+from moe.sharding.lines import REGION, Lines, beginning, checkpointed, note_lines
 from moe.sharding.operands import AGAIN, is_operator
 from moe.spec import Problem, SpecError
 

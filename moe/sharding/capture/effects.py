@@ -37,7 +37,7 @@ from moe.sharding.capture.places import (
     state,
     stored_by,
 )
-from moe.sharding.lines import is_importing, is_library, line_named, line_of, line_of_forward
+from moe.sharding.lines import is_importing, is_library, line_of, line_of_forward, line_of_name
 from moe.spec import Problem, SpecError
 
 _CACHED = functools._lru_cache_wrapper
@@ -121,7 +121,7 @@ class Effects:
         """Where the code that ran sets, or else names, something."""
         names = ("eval", "train") if name == "training" else (name,)
         return next(
-            filter(None, (line_named(self._codes, each) for each in names)), line_of_forward(self._module)
+            filter(None, (line_of_name(self._codes, each) for each in names)), line_of_forward(self._module)
         )
 
     def _every(self) -> list[tuple[Place, State]]:
@@ -233,7 +233,7 @@ class Effects:
             remedy = "return it, or keep it in a registered buffer"
             if not is_again:
                 remedy = "compute it in __init__, and register it as a buffer if it is a tensor"
-            elif isinstance(place.read(), Tensor) and not line_named(self._codes, place.last):
+            elif isinstance(place.read(), Tensor) and not line_of_name(self._codes, place.last):
                 remedy = "use torch.nn.utils.parametrizations in place of a hook that sets it"
             self._problems[Problem(self.line_of(place.last), place.name,
                                    "is changed in forward, which a captured program would not do again",
@@ -242,7 +242,7 @@ class Effects:
     def _compare_draws(self, before: tuple[Any, Any]) -> None:
         now = np.random.get_state()
         is_numpy = any(not np.array_equal(one, other) for one, other in zip(now, before[1], strict=True))
-        if (is_numpy or random.getstate() != before[0]) and line_named(self._codes, "random"):
+        if (is_numpy or random.getstate() != before[0]) and line_of_name(self._codes, "random"):
             self._problems[Problem(self.line_of("random"), "numpy.random" if is_numpy else "random",
                                    "gives random numbers that a captured program would have once and for all",
                                    "draw them with torch.rand, or give them to the module")] = None  # fmt: skip
@@ -255,7 +255,7 @@ class Effects:
                 parent, _, last = name.rpartition(".")
                 vars(sys.modules.get(parent, sys)).pop(last, None)
                 del sys.modules[name]
-                lines = (line_named(self._codes, each) for each in (*made, last))
+                lines = (line_of_name(self._codes, each) for each in (*made, last))
                 where = next(filter(None, lines), line_of_forward(self._module))
                 self._problems[Problem(where, name, f"is imported in forward, and makes tensors ({made[0]})",
                                        "import it at the head of the file")] = None  # fmt: skip

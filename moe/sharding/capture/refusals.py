@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
-from moe.sharding.lines import called_at, line_of, line_of_forward, user_line
+from moe.sharding.lines import checking_function, line_of, line_of_forward, user_line
 from moe.spec import Problem, SpecError
 
 _READS = (".numpy()", "data-dependent", "data dependent", "data is not allocated yet")
@@ -53,7 +53,7 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
         case _:
             rule = f"cannot be captured: {type(cause).__name__}: {text.splitlines()[0]}"
             remedy = "correct the module so that it runs on the sample"
-    if (rule, remedy) == _READ and (function := called_at(error)):
+    if (rule, remedy) == _READ and (function := checking_function(error)):
         rule = f"must not call {function}, which reads a tensor's values to check them"
         remedy = "write out what it computes, without the check"
     return SpecError(Problem(where, _path_of(module, error), rule, remedy))

@@ -1,10 +1,10 @@
-"""Buckets of exchanges: what may go out at the same time along the same axis goes out as one collective, so that the
-latency of links is paid once. Gradients are added up in this way while the backward pass goes on.
+"""Buckets of exchanges: those of one kind along one axis that may start at the same time are one collective, so that
+the latency of links is paid once. Gradients are reduced in this way during the backward pass.
 
-A bucket goes out when the last of it is there; it is closed as soon as it is full, and when what comes next would keep
-waiting somebody who needs what is in it. Views and scalar arithmetic are delayed until their first use. Operators on
-exchanged tensors that only the output needs are delayed to the end, unless their result is smaller than an operand:
-delaying the gradient of a weight would keep its operands alive.
+A bucket starts when the operands of all its exchanges are computed. It is closed when it is full, or when the operand
+of the next exchange is computed after the first use of a result of the bucket. Views and scalar arithmetic are delayed
+until their first use. Operators on exchanged tensors that only the output needs are delayed to the end, unless their
+result is smaller than an operand: delaying the gradient of a weight would keep its operands alive.
 """
 
 import math
@@ -20,6 +20,7 @@ from moe.sharding.capture.simplify import FREE
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import BUCKET_BYTES
 from moe.sharding.lines import BLOCK
+from moe.sharding.operands import AGAIN
 from moe.sharding.partition import runtime
 from moe.sharding.partition.overlap import begin_all_to_alls, finish_in_turn
 from moe.sharding.partition.program import Program
@@ -30,14 +31,15 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Kind:
-    """Of an exchange as a program calls it."""
+    """Kind of an exchange, by the function that a program calls."""
 
-    begins: Any
-    """What begins several at once."""
-    is_begun: bool
-    """Whether the call only begins it."""
-    early: bool
-    """Whether it may go out as soon as its part is there; a gather may not, as what it gives takes more room."""
+    joint_start: Any
+    """Function that starts several exchanges as one collective."""
+    is_start: bool
+    """Whether the call only starts the exchange, and another one waits for it."""
+    is_early: bool
+    """Whether it may start as soon as its operand is computed. A gather may not: its result is larger than its
+    operand."""
 
 
 _VIEWS = (aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -58,19 +60,19 @@ class _Exchange:
 
     call: fx.Node
     result: fx.Node
-    """What the program goes on with: the call, or what waits for it."""
-    begins: Any
-    ready: int
-    """Place in the program at which it may go out."""
-    needed: int
-    """Place of the first that needs what comes of it."""
+    """The call itself, or the call that waits for it."""
+    joint_start: Any
+    earliest_start: int
+    """Position in the program of the call after which the exchange may start."""
+    first_use: int
+    """Position in the program of the first call that takes the result."""
     num_bytes: int
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What exchanges of one bucket have in common."""
+        """Equal for exchanges that may share a bucket."""
         _, _, axis, *others = self.call.args
-        return (self.begins, axis, *(others if self.begins is joint.begin_all_reduces else ()))
+        return (self.joint_start, axis, *(others if self.joint_start is joint.begin_all_reduces else ()))
 
 
 @dataclass(eq=False)
@@ -78,70 +80,72 @@ class _Bucket:
     members: list[_Exchange] = field(default_factory=list)
 
     @property
-    def ready(self) -> int:
-        return max(each.ready for each in self.members)
+    def earliest_start(self) -> int:
+        return max(member.earliest_start for member in self.members)
 
     @property
-    def needed(self) -> int:
-        return min(each.needed for each in self.members)
+    def first_use(self) -> int:
+        return min(member.first_use for member in self.members)
 
     @property
     def num_bytes(self) -> int:
-        return sum(each.num_bytes for each in self.members)
+        return sum(member.num_bytes for member in self.members)
 
 
-def bucketed(program: Program, degrees: Sequence[int]) -> Program:
-    """The same program with its exchanges in buckets; its graphs are changed. `degrees` are those of its mesh."""
-    for each in (program.forward, program.backward):
-        if each is not None:
-            put_in_buckets(each, degrees)
+def with_buckets(program: Program, degrees: Sequence[int]) -> Program:
+    """The program with its exchanges in buckets; its graphs are changed. `degrees` are those of its mesh."""
+    for module in (program.forward, program.backward):
+        if module is not None:
+            put_in_buckets(module, degrees)
     return program
 
 
 def put_in_buckets(module: fx.GraphModule, degrees: Sequence[int]) -> None:
-    """The same of one graph."""
+    """Put the exchanges of a graph in buckets, in place. `degrees` are those of its mesh."""
     graph = module.graph
-    _put_off(graph)
+    _delay_to_use(graph)
     nodes = list(graph.nodes)
-    place = {node: at for at, node in enumerate(nodes)}
-    buckets = [bucket for bucket in _buckets(_exchanges(nodes, place, degrees)) if len(bucket.members) > 1]
+    position = {node: number for number, node in enumerate(nodes)}
+    buckets = [bucket for bucket in _buckets(_exchanges(nodes, position, degrees)) if len(bucket.members) > 1]
     for bucket in buckets:
         _write(graph, bucket, nodes)
-    for bucket in buckets:  # the old ones, which were there to say where new ones go
-        for each in bucket.members:
-            for node in dict.fromkeys((each.result, each.call)):
+    for bucket in buckets:  # only now: positions of other buckets may be those of these calls
+        for member in bucket.members:
+            for node in dict.fromkeys((member.result, member.call)):
                 graph.erase_node(node)
     begin_all_to_alls(graph)
     finish_in_turn(graph)
     module.recompile()
 
 
-def _put_off(graph: fx.Graph) -> None:
-    """Move what costs nothing behind all that its users do not wait for."""
-    at: dict[fx.Node, tuple[int, int, int]] = {}
-    waiting, final = _waiting(graph), set[fx.Node]()
-    for place, node in reversed(list(enumerate(graph.nodes))):
-        at[node] = (place, 0, place)
-        if node in waiting and all(user in final or user.op == "output" for user in node.users):
+def _delay_to_use(graph: fx.Graph) -> None:
+    """Move calls that cost nothing, and operators on exchanged tensors that only the output needs, to just before their
+    first use."""
+    order: dict[fx.Node, tuple[int, int, int]] = {}
+    """Sort key: position of the call, or of the first use; negative distance from that use; position before."""
+    delayable, final = _delayable(graph), set[fx.Node]()
+    for position, node in reversed(list(enumerate(graph.nodes))):
+        order[node] = (position, 0, position)
+        if node in delayable and all(user in final or user.op == "output" for user in node.users):
             final.add(node)
         if node.users and (node in final or _costs_nothing(node)):
-            later, before, _ = min(at[user] for user in node.users)
-            at[node] = (later, before - 1, place)
-    *others, output = sorted(graph.nodes, key=lambda node: at[node])
-    for node in others:
+            first_use, distance, _ = min(order[user] for user in node.users)
+            order[node] = (first_use, distance - 1, position)
+    *calls, output = sorted(graph.nodes, key=lambda node: order[node])
+    for node in calls:
         output.prepend(node)
 
 
-def _waiting(graph: fx.Graph) -> set[fx.Node]:
+def _delayable(graph: fx.Graph) -> set[fx.Node]:
     """Operators of torch's on exchanged tensors, and those that follow from these, except those whose result is smaller
     than an operand."""
-    waiting: set[fx.Node] = set()
+    delayable: set[fx.Node] = set()
     for node in graph.nodes:
         if getattr(node.target, "namespace", "") != "aten" or _is_smaller_than_operand(node):
             continue
-        if any(operand in waiting or _is_exchanged(operand) for operand in node.all_input_nodes):
-            waiting.add(node)
-    return waiting
+        if any(operand in delayable or _is_exchanged(operand) for operand in node.all_input_nodes):
+            delayable.add(node)
+    return delayable
 
 
 def _is_exchanged(node: fx.Node) -> bool:
@@ -167,69 +171,73 @@ def _costs_nothing(node: fx.Node) -> bool:
         return False
     if node.target in FREE or node.target in _VIEWS:
         return True
-    is_ours = getattr(node.target, "namespace", "aten") != "aten"
-    return not is_ours and torch.Tag.pointwise in getattr(node.target, "tags", ()) and _is_number(node)
+    is_custom = getattr(node.target, "namespace", "aten") != "aten"
+    return not is_custom and torch.Tag.pointwise in getattr(node.target, "tags", ()) and _is_scalar(node)
 
 
-def _is_number(node: fx.Node) -> bool:
+def _is_scalar(node: fx.Node) -> bool:
     return math.prod(node.meta.get("whole", (0,))) == 1
 
 
 def _exchanges(
-    nodes: Sequence[fx.Node], place: Mapping[fx.Node, int], degrees: Sequence[int]
+    nodes: Sequence[fx.Node], position: Mapping[fx.Node, int], degrees: Sequence[int]
 ) -> Iterator[_Exchange]:
-    """In the order in which they may go out."""
-    found: list[_Exchange] = []
+    """Exchanges in the order in which they may start."""
+    exchanges: list[_Exchange] = []
     results: set[fx.Node] = set()
     for node in nodes:
         if node.op != "call_function" or (kind := _KINDS.get(node.target)) is None or "move" not in node.meta:
             continue
         result = node
-        if kind.is_begun:
-            finishes = [user for user in node.users if user.target is exchange.finish]
-            if len(finishes) != 1 or len(node.users) != 1:
+        if kind.is_start:
+            waits = [user for user in node.users if user.target is exchange.finish]
+            if len(waits) != 1 or len(node.users) != 1:
                 continue
-            (result,) = finishes
-        part = node.args[1]
-        assert isinstance(part, fx.Node)
-        # What comes of another bucket is there when somebody asks for it, and no sooner.
-        ready = place[part] if kind.early and part not in results else place[node]
+            (result,) = waits
+        operand = node.args[1]
+        assert isinstance(operand, fx.Node)
+        # a bucket's wait is moved to the first use of a result, so an exchange of that result cannot start earlier
+        is_early = kind.is_early and operand not in results
+        earliest_start = position[operand if is_early else node]
         if not result.users:
             continue
-        needed = min(place[user] for user in result.users)
+        first_use = min(position[user] for user in result.users)
         results.add(result)
-        found.append(_Exchange(node, result, kind.begins, ready, needed, moved_bytes(node, degrees)))
-    return iter(sorted(found, key=lambda each: (each.ready, place[each.call])))
+        num_bytes = moved_bytes(node, degrees)
+        exchanges.append(_Exchange(node, result, kind.joint_start, earliest_start, first_use, num_bytes))
+    return iter(sorted(exchanges, key=lambda member: (member.earliest_start, position[member.call])))
 
 
 def _buckets(exchanges: Iterator[_Exchange]) -> Iterator[_Bucket]:
-    open_now: dict[tuple[Any, ...], _Bucket] = {}
-    for each in exchanges:
-        bucket = open_now.get(each.key)
+    open_buckets: dict[tuple[Any, ...], _Bucket] = {}
+    for member in exchanges:
+        bucket = open_buckets.get(member.key)
         if bucket is not None and (
-            each.ready >= bucket.needed or bucket.num_bytes >= BUCKET_BYTES or each.num_bytes >= BUCKET_BYTES
+            member.earliest_start >= bucket.first_use
+            or bucket.num_bytes >= BUCKET_BYTES
+            or member.num_bytes >= BUCKET_BYTES
         ):
-            yield open_now.pop(each.key)
+            yield open_buckets.pop(member.key)
             bucket = None
         if bucket is None:
-            bucket = open_now[each.key] = _Bucket()
-        bucket.members.append(each)
-    yield from open_now.values()
+            bucket = open_buckets[member.key] = _Bucket()
+        bucket.members.append(member)
+    yield from open_buckets.values()
 
 
 def _write(graph: fx.Graph, bucket: _Bucket, nodes: Sequence[fx.Node]) -> None:
     first = bucket.members[0].call
     mesh, _, axis, *others = first.args
-    parts = [each.call.args[1] for each in bucket.members]
-    if bucket.members[0].begins is joint.begin_all_reduces:
+    operands = [member.call.args[1] for member in bucket.members]
+    if bucket.members[0].joint_start is joint.begin_all_reduces:
         arguments: tuple[Any, ...] = tuple(others)
-    else:  # dims and sizes of each
-        arguments = tuple(map(list, zip(*(each.call.args[3:] for each in bucket.members), strict=True)))
-    with graph.inserting_after(nodes[bucket.ready]):
-        begun = graph.call_function(bucket.members[0].begins, (mesh, parts, axis, *arguments))
-    begun.meta.update({what: first.meta.get(what) for what in ("where", "block", BLOCK)})
-    with graph.inserting_before(nodes[bucket.needed]):
-        every = graph.call_function(joint.finish, (begun,))
-        results = [graph.call_function(getitem, (every, number)) for number in range(len(parts))]
-    for each, result in zip(bucket.members, results, strict=True):
-        each.result.replace_all_uses_with(result)
+    else:  # lists of the members' dims and sizes
+        arguments = tuple(map(list, zip(*(member.call.args[3:] for member in bucket.members), strict=True)))
+    with graph.inserting_after(nodes[bucket.earliest_start]):
+        start = graph.call_function(bucket.members[0].joint_start, (mesh, operands, axis, *arguments))
+    start.meta.update({key: first.meta.get(key) for key in ("where", "block", BLOCK, AGAIN)})
+    with graph.inserting_before(nodes[bucket.first_use]):
+        wait = graph.call_function(joint.finish, (start,))
+        results = [graph.call_function(getitem, (wait, number)) for number in range(len(operands))]
+    for member, result in zip(bucket.members, results, strict=True):
+        member.result.replace_all_uses_with(result)

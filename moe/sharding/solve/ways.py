@@ -16,7 +16,7 @@ from moe.sharding.solve.bound import Bound, bound_by
 from moe.sharding.solve.candidates import meshes, runs
 from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
-from moe.sharding.solve.recompute import with_again
+from moe.sharding.solve.recompute import with_recomputed_pins
 from moe.sharding.solve.search import Search
 from moe.sharding.solve.simple import LayoutName, simple_layouts
 from moe.sharding.solve.solved import Solved
@@ -123,7 +123,7 @@ def _on_mesh(
     hints, the layouts that people write by hand."""
     asked, captured, found = of.asked, of.captured, of.found
     devices = found.devices(degrees, of.without)
-    pins = with_again(captured, found.pins(degrees, of.without))
+    pins = with_recomputed_pins(captured, found.pins(degrees, of.without))
     rules = Rules(asked.replicate, captured.parts, degrees)
     followed = None
     if found.wishes or not asked.search:
