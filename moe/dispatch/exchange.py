@@ -123,10 +123,8 @@ class _Exchanged(torch.autograd.Function):
         works: list[Work] = []
         returning: list[OnTheWay] = []
         back: list[Tensor] = []
-        first, exchange = (
-            exchange.first,
-            replace(exchange, first=None),
-        )  # the backward pass's context holds no arrived rows
+        first = exchange.first
+        exchange = replace(exchange, first=None)  # so that the context of the backward pass holds no rows
         for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale), first):
             order = _Sorted.of(chunk.arriving, exchange.work_on, rows.device)
             x, weight = order.arrange(*_unpacked(on_way.wait(), scale.dtype))

@@ -146,7 +146,7 @@ def line_of(frame: FrameType | None) -> str:
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Whether a frame runs within an import that forward does."""
+    """Whether forward is importing a module in this frame or in one of its callers."""
     while frame is not None and frame.f_code not in _BEGINNINGS:
         if frame.f_code is _IMPORT:
             return True

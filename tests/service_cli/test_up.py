@@ -70,12 +70,17 @@ def test_a_second_one_on_the_port_is_refused_at_once(tmp_path: Path) -> None:
     assert LocalHead.find(tmp_path / "state") is None
 
 
-def test_a_data_root_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    missing = tmp_path / "no-such-folder"
-    done = shardyard("up", "--port=0", "--state-dir", tmp_path / "state", "--data-root", missing)
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_data_root_that_is_no_folder_is_refused_before_anything_starts(
+    tmp_path: Path, is_file: bool
+) -> None:
+    root = tmp_path / "data"
+    if is_file:
+        root.touch()
+    done = shardyard("up", "--port=0", "--state-dir", tmp_path / "state", "--data-root", root)
     assert done.returncode == 2
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
-    assert str(missing) in done.stderr
+    assert str(root) in done.stderr
     assert not (tmp_path / "state").exists()
 
 

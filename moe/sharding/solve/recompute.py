@@ -58,8 +58,8 @@ def _maker(node: fx.Node) -> fx.Node:
 
 
 def _delay_views(graph: fx.Graph, backward: Collection[fx.Node]) -> None:
-    """Move views that only the backward pass uses to just before their first use. A block is recomputed before the
-    first of its users in the backward pass, which an early view would be."""
+    """Move views that only the backward pass uses to just before their first use: a block is recomputed before the
+    backward pass first uses it, and a view among the operators of the forward pass would be that use."""
     position = {node: (number, 0) for number, node in enumerate(graph.nodes)}
     for node in reversed(list(graph.nodes)):
         if node in backward and node.op == "call_function" and node.users:

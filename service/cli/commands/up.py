@@ -183,11 +183,11 @@ def _absolute(root: str) -> str:
 
 
 def _require_folders(roots: Sequence[str]) -> None:
-    """Returns if the local ones among data roots exist. Raises Misuse."""
+    """Check that local data roots exist. Raises Misuse."""
     from service.cli.failures import Misuse
 
     for root in roots:
-        if "://" not in root and not Path(root).exists():
+        if "://" not in root and not Path(root).is_dir():
             raise Misuse(
                 f"--data-root (={root!r}) must be a folder that exists; make it first, or name another"
             )
