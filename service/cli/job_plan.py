@@ -137,7 +137,7 @@ def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
         except Misuse as error:
             raise Misuse(f"there is no file {job_id}, and {error}") from None
         try:
-            return job.plan(), f"{job_id} on {client.url}"
+            return job.plan(), f"the cluster of {client.url} ({job_id})"
         except ApiError as error:
             if error.status != 404:
                 raise
