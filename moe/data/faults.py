@@ -74,14 +74,15 @@ class Faults:
 
     def _problems(self) -> Iterator[Problem]:
         for key, kind in self._kinds.items():
-            rule, first = kind.first.rule, kind.first
+            code, rule, first = kind.first.code, kind.first.rule, kind.first
             if key == ("", ""):
+                code = "bad_records"
                 rule = f"{rule}, which is one of {kind.count:,} further faults"
             elif kind.count > 1:
                 more = ["..."] if kind.count > 1 + len(kind.examples) else []
                 also = f": also {', '.join([*kind.examples, *more])}" if kind.examples else ""
                 rule = f"{rule} (1 of {kind.count:,} alike{also})"
-            yield Problem(first.path, first.value, rule, first.remedy)
+            yield Problem(code, first.path, first.value, rule, first.remedy)
         if self.skips:
             share = self.num_bad / max(1, self.num_records)
             rule = (
@@ -89,11 +90,17 @@ class Faults:
                 f"{self.num_records:,} ({share:.3g})"
             )
             yield Problem(
-                "data.max_bad_share", self._max_share, rule, "correct the records, or raise this share"
+                "bad_records",
+                "data.max_bad_share",
+                self._max_share,
+                rule,
+                "correct the records, or raise this share",
             )
         elif self.num_bad > 1:
             rule = f"has {self.num_bad:,} records that are unusable, of {self.num_records:,} looked at"
-            yield Problem("data", None, rule, "correct them, or skip them by data.on_bad: skip")
+            yield Problem(
+                "bad_records", "data", None, rule, "correct them, or skip them by data.on_bad: skip"
+            )
 
 
 def fault(faults: Faults | None, error: SpecError) -> None:

@@ -8,7 +8,7 @@ from typing import IO, NamedTuple
 from moe.data.faults import Faults, fault
 from moe.data.file_kinds import DAMAGED
 from moe.data.lines import Lines
-from moe.spec import SpecError
+from moe.spec import ProblemCode, SpecError
 
 _CHUNK_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
@@ -60,15 +60,15 @@ def _value(lines: Lines, where: str, line: str) -> object:
         value: object = json.loads(line)
     except json.JSONDecodeError as error:
         rule = f"is not JSON: {error.msg} at column {error.colno}"
-        raise lines.broken_at(where, rule, _ONE_A_LINE) from None
+        raise lines.broken_at("invalid_syntax", where, rule, _ONE_A_LINE) from None
     except (RecursionError, ValueError) as error:
-        raise lines.broken_at(where, f"is not JSON: {error}", _ONE_A_LINE) from None
+        raise lines.broken_at("invalid_syntax", where, f"is not JSON: {error}", _ONE_A_LINE) from None
     return value
 
 
 def _object(lines: Lines, where: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise lines.broken_at(where, f"is {kind_of(value)}, not an object", _ONE_A_LINE)
+        raise lines.broken_at("wrong_type", where, f"is {kind_of(value)}, not an object", _ONE_A_LINE)
     return value
 
 
@@ -84,7 +84,9 @@ def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
         if opening is not None:
             if line.lstrip()[0] in '"}':
                 rule = "is one JSON object over several lines, not one on each"
-                raise lines.broken_at("", rule, "write one JSON object a line, or one array of them")
+                raise lines.broken_at(
+                    "invalid_syntax", "", rule, "write one JSON object a line, or one array of them"
+                )
             yield f", line {opening[0]}", opening[1], len(opening[1])
             opening = None
         is_first = False
@@ -99,7 +101,9 @@ def _is_array(lines: Lines) -> bool:
         with lines.location.open() as file:
             head = file.read(_HEAD_BYTES)
     except DAMAGED as error:
-        raise lines.broken_at("", f"cannot be read: {error}", "make the file whole again") from None
+        raise lines.broken_at(
+            "unreadable", "", f"cannot be read: {error}", "make the file whole again"
+        ) from None
     return head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
@@ -132,22 +136,28 @@ class _Items:
                     self._separate(file, to_text)
                 self._at += 1
                 if self._next(file, to_text):
-                    raise self._broken("is followed by more than one array", _ONE_A_LINE)
+                    raise self._broken("invalid_syntax", "is followed by more than one array", _ONE_A_LINE)
                 self._lines.ended = True
         except UnicodeDecodeError:
-            raise self._broken("is not UTF-8 text", "save the file as UTF-8") from None
+            raise self._broken("invalid_encoding", "is not UTF-8 text", "save the file as UTF-8") from None
         except DAMAGED as error:
-            raise self._broken(f"cannot be read: {error}", "make the file whole again") from None
+            raise self._broken(
+                "unreadable", f"cannot be read: {error}", "make the file whole again"
+            ) from None
 
     def _separate(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
         """Step over the comma behind an item, which another one follows."""
         if self._next(file, to_text) == ",":
             self._at += 1
             if self._next(file, to_text) == "]":
-                raise self._broken("is followed by a comma and no other item", "remove the comma")
+                raise self._broken(
+                    "invalid_syntax", "is followed by a comma and no other item", "remove the comma"
+                )
         elif self._next(file, to_text) != "]":
             rule = "is followed by neither a comma nor the end of the array"
-            raise self._broken(rule, "write the array anew: json.dump(list_of_objects, file)")
+            raise self._broken(
+                "invalid_syntax", rule, "write the array anew: json.dump(list_of_objects, file)"
+            )
 
     def _value(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> tuple[object, int]:
         """The item that begins here, and where it ends."""
@@ -160,9 +170,11 @@ class _Items:
             except json.JSONDecodeError as error:
                 why = error.msg
             except (RecursionError, ValueError) as error:
-                raise self._broken(f"is not JSON: {error}", "correct it") from None
+                raise self._broken("invalid_syntax", f"is not JSON: {error}", "correct it") from None
             if not self._has_more or len(self._text) - self._at > self._max_item_bytes:
-                raise self._broken(f"is not JSON: {why}", "write the array anew, with all of its items")
+                raise self._broken(
+                    "invalid_syntax", f"is not JSON: {why}", "write the array anew, with all of its items"
+                )
             self._read(file, to_text)
 
     def _next(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> str:
@@ -178,7 +190,7 @@ class _Items:
             num_spaces += len(self._text)
             if num_spaces > self._max_item_bytes:
                 rule = f"is followed by more than {self._max_item_bytes} bytes of white space"
-                raise self._broken(rule, "write the array anew, without it")
+                raise self._broken("too_large", rule, "write the array anew, without it")
             self._read(file, to_text)
 
     def _read(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
@@ -188,5 +200,5 @@ class _Items:
         self._has_more = bool(content)
         self._text += to_text.decode(content, final=not content)
 
-    def _broken(self, rule: str, remedy: str) -> SpecError:
-        return self._lines.broken_at(f", item {self._number}" if self._number else "", rule, remedy)
+    def _broken(self, code: ProblemCode, rule: str, remedy: str) -> SpecError:
+        return self._lines.broken_at(code, f", item {self._number}" if self._number else "", rule, remedy)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from moe.data.faults import Faults
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
 from moe.data.locations import Location
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, ProblemCode, SpecError
 
 MAX_LINE_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -36,13 +36,13 @@ class Lines:
         self._remedy = remedy
         self._faults = faults
 
-    def broken(self, number: int, rule: str, remedy: str) -> SpecError:
+    def broken(self, code: ProblemCode, number: int, rule: str, remedy: str) -> SpecError:
         """The error for line `number`."""
-        return self.broken_at(f", line {number}", rule, remedy)
+        return self.broken_at(code, f", line {number}", rule, remedy)
 
-    def broken_at(self, where: str, rule: str, remedy: str) -> SpecError:
+    def broken_at(self, code: ProblemCode, where: str, rule: str, remedy: str) -> SpecError:
         """The error for a place in the file, named as it follows the file's name."""
-        return SpecError(Problem(self.place, f"{self.location}{where}", rule, remedy))
+        return SpecError(Problem(code, self.place, f"{self.location}{where}", rule, remedy))
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         number, num_bytes = 0, 0
@@ -63,11 +63,13 @@ class Lines:
                         raw = file.readline(self.max_line_bytes + 1)
                         num_bytes += len(raw)
         except DAMAGED as error:
-            raise self.broken(number + 1, f"cannot be read: {error}", "make the file whole again") from None
+            raise self.broken(
+                "unreadable", number + 1, f"cannot be read: {error}", "make the file whole again"
+            ) from None
 
     def _line(self, number: int, raw: bytes) -> str:
         if number == 1 and (kind := no_text(raw[:HEAD_BYTES])) is not None:
-            raise self.broken_at("", *kind)
+            raise self.broken_at("wrong_type", "", *kind)
         try:
             return self._text(number, raw)
         except SpecError as error:
@@ -79,11 +81,13 @@ class Lines:
 
     def _text(self, number: int, raw: bytes) -> str:
         if len(raw) > self.max_line_bytes:
-            raise self.broken(number, f"is longer than {self.max_line_bytes} bytes", self._remedy)
+            raise self.broken(
+                "too_large", number, f"is longer than {self.max_line_bytes} bytes", self._remedy
+            )
         if number == 1:
             raw = raw.removeprefix(_BOM)
         try:
             return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
             rule = f"is not UTF-8 text at byte {error.start + 1} of the line"
-            raise self.broken(number, rule, "save the file as UTF-8") from None
+            raise self.broken("invalid_encoding", number, rule, "save the file as UTF-8") from None

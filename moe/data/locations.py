@@ -164,7 +164,9 @@ class Locator:
         except SpecError:
             raise
         except (ImportError, ValueError) as error:
-            problem = Problem(place, given, f"cannot be opened: {error}", "install what it names")
+            problem = Problem(
+                "unreadable", place, given, f"cannot be opened: {error}", "install what it names"
+            )
             raise SpecError(problem) from None
         return found or self._nothing(place, given)
 
@@ -182,7 +184,9 @@ class Locator:
                 "before it among them"
             )
             raise SpecError(
-                Problem(place, given, rule, "put the files in a folder of their own, or name them")
+                Problem(
+                    "too_large", place, given, rule, "put the files in a folder of their own, or name them"
+                )
             )
 
     def _followed(self, place: str, given: str, path: str, below: str = "/") -> str:
@@ -226,7 +230,7 @@ class Locator:
 
     def _nothing(self, place: str, given: str) -> NoReturn:
         rule = "matches no file" if "*" in given else "does not exist"
-        raise NoFile(Problem(place, given, rule, "check the folder and the spelling"))
+        raise NoFile(Problem("not_found", place, given, rule, "check the folder and the spelling"))
 
 
 def _expanded(path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]) -> list[str]:
@@ -260,19 +264,21 @@ def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, st
     """(protocol, path) by our own rules; fsspec's parser sees only what these let through."""
     if "\0" in given or "::" in given:
         what = "must not hold a NUL" if "\0" in given else "must not be a chain of URLs ('::')"
-        raise SpecError(Problem(place, given, what, _REMEDY))
+        raise SpecError(Problem("invalid_value", place, given, what, _REMEDY))
     url = _URL.match(given)
     protocol, path = (url["protocol"], url["path"]) if url else ("file", given)
     protocol = "file" if protocol in _LOCAL else protocol
     if protocol == "file" and not path.startswith("/"):
-        raise SpecError(Problem(place, given, "must be an absolute path or a URL", _allowed(roots)))
+        raise SpecError(
+            Problem("invalid_value", place, given, "must be an absolute path or a URL", _allowed(roots))
+        )
     if any(part == ".." for part in re.split(r"[/\\]", path if protocol == "file" else unquote(path))):
-        raise SpecError(Problem(place, given, "must not hold '..'", _REMEDY))
+        raise SpecError(Problem("not_allowed", place, given, "must not hold '..'", _REMEDY))
     if protocol != "file":
         return protocol, path
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if len(parts) > links.MAX_PARTS:
-        raise SpecError(Problem(place, given, _TOO_DEEP, "put the files less deep"))
+        raise SpecError(Problem("invalid_value", place, given, _TOO_DEEP, "put the files less deep"))
     return protocol, "/" + "/".join(parts)
 
 
@@ -286,13 +292,13 @@ def _local_folders(roots: Sequence[str]) -> Iterator[str]:
 
 def _outside(place: str, given: str, roots: Sequence[str]) -> SpecError:
     rule = "lies outside the folders that this service may read"
-    return SpecError(Problem(place, given, rule, _allowed(roots)))
+    return SpecError(Problem("not_allowed", place, given, rule, _allowed(roots)))
 
 
 def _outward(place: str, given: str, link: str, roots: Sequence[str]) -> SpecError:
     rule = f"meets a link that leads out of the folders that this service may read: {link}"
     remedy = f"remove that link, put what it leads to under {' or '.join(roots)}, or name the other files"
-    return SpecError(Problem(place, given, rule, remedy))
+    return SpecError(Problem("not_allowed", place, given, rule, remedy))
 
 
 def _allowed(roots: Sequence[str] | None) -> str:
@@ -307,16 +313,22 @@ def _allowed(roots: Sequence[str] | None) -> str:
 
 def _missing(place: str, given: str, error: OSError) -> SpecError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return NoFile(Problem(place, given, "does not exist", "check its spelling"))
+        return NoFile(Problem("not_found", place, given, "does not exist", "check its spelling"))
     if isinstance(error, IsADirectoryError) or error.errno == errno.EINVAL:
         kind = "a folder" if isinstance(error, IsADirectoryError) else "not a regular file"
-        return NoFile(Problem(place, given, f"is {kind}", "name a file, or files by a pattern with *"))
+        return NoFile(
+            Problem("wrong_type", place, given, f"is {kind}", "name a file, or files by a pattern with *")
+        )
     reason = error.strerror or str(error)
     if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
         return SpecError(
-            Problem(place, given, reason, "put the files less deep, or name what the links lead to")
+            Problem(
+                "unreadable", place, given, reason, "put the files less deep, or name what the links lead to"
+            )
         )
-    return SpecError(Problem(place, given, f"cannot be read: {reason}", "check its permissions"))
+    return SpecError(
+        Problem("unreadable", place, given, f"cannot be read: {reason}", "check its permissions")
+    )
 
 
 def _filesystem(protocol: str) -> Any:

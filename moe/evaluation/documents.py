@@ -11,7 +11,7 @@ from moe.data.lines import Lines
 from moe.data.locations import Locator
 from moe.evaluation.task_spec import TaskSpec
 from moe.evaluation.template import Template
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, ProblemCode, SpecError
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = "dataset_kwargs.data_files"
@@ -50,7 +50,11 @@ def read_documents(task: TaskSpec, folder: Path) -> Documents:
     num_alike = max(Counter(evaluated).values()) if task.fewshot_split == task.split else 0
     if task.num_fewshot > (num_others := len(examples) - num_alike):
         rule = f"must be at most the {num_others:,} other documents of the split {task.fewshot_split}"
-        raise SpecError(Problem("num_fewshot", task.num_fewshot, rule, "lower it, or give it more documents"))
+        raise SpecError(
+            Problem(
+                "out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or give it more documents"
+            )
+        )
     return Documents(evaluated, examples)
 
 
@@ -62,22 +66,26 @@ class _Line:
     number: int
     values: Mapping[str, object]
 
-    def refused(self, rule: str, remedy: str) -> SpecError:
-        return self.lines.broken(self.number, rule, remedy)
+    def refused(self, code: ProblemCode, rule: str, remedy: str) -> SpecError:
+        return self.lines.broken(code, self.number, rule, remedy)
 
     def text_of(self, column: str, value: object) -> str:
         if not isinstance(value, str):
             remedy = f"write it in quotes, or {{{{{column}}}}} in the task"
-            raise self.refused(f"has {kind_of(value)} as {column!r}, which must be text", remedy)
+            raise self.refused(
+                "wrong_type", f"has {kind_of(value)} as {column!r}, which must be text", remedy
+            )
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise self.refused(f"has half a character in {column!r}", "remove the lone surrogate") from None
+            raise self.refused(
+                "invalid_encoding", f"has half a character in {column!r}", "remove the lone surrogate"
+            ) from None
         return value
 
     def value_of(self, column: str) -> object:
         if column not in self.values:
-            raise self.refused(f"has no {column!r}", "give every document the same columns")
+            raise self.refused("missing", f"has no {column!r}", "give every document the same columns")
         return self.values[column]
 
     def rendered(self, template: Template) -> str:
@@ -86,7 +94,7 @@ class _Line:
             value = self.value_of(column)
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 rule = f"has {kind_of(value)} as {column!r}, which must be text or a number"
-                raise self.refused(rule, "write it as one")
+                raise self.refused("wrong_type", rule, "write it as one")
             found[column] = self.text_of(column, value) if isinstance(value, str) else value
         return template.render(found)
 
@@ -97,7 +105,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[Document, ...]:
         place = f"{_PLACE}.{split}"
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "://" in path:
             rule = "must be a path relative to the file of tasks, and stay in its folder"
-            raise SpecError(Problem(place, path, rule, "put the file beside it"))
+            raise SpecError(Problem("not_allowed", place, path, rule, "put the file beside it"))
         for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
             lines = Lines(place, location, remedy="shorten it")
             found += [
@@ -106,7 +114,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[Document, ...]:
     if not found:
         paths = ", ".join(task.dataset_kwargs.paths(split))
         raise SpecError(
-            Problem(f"{_PLACE}.{split}", paths, "has no document", "write one JSON object a line")
+            Problem("empty", f"{_PLACE}.{split}", paths, "has no document", "write one JSON object a line")
         )
     columns = dict.fromkeys(column for line in found for column in line.values)
     _refuse_words(task, tuple(columns))
@@ -123,7 +131,7 @@ def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
             continue
         template = Template.parse(given)
         problems += [
-            Problem(key, name, "is no column of the documents", remedy)
+            Problem("not_found", key, name, "is no column of the documents", remedy)
             for name in template.columns
             if name not in columns
         ]
@@ -132,7 +140,7 @@ def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
             key in ("doc_to_target", "doc_to_choice") or (key == "doc_to_text" and _WORD.fullmatch(given))
         )  # fmt: skip
         if says_nothing:
-            problems.append(Problem(key, given, "is no column of the documents", remedy))
+            problems.append(Problem("not_found", key, given, "is no column of the documents", remedy))
     if problems:
         raise SpecError(problems)
 
@@ -146,7 +154,7 @@ def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> Document:
         assert isinstance(task.doc_to_target, str)
         target = _text(task.doc_to_target, line, columns)
         if not target and task.output_type != "generate_until":
-            raise line.refused("has an empty target (doc_to_target)", "give it some text")
+            raise line.refused("empty", "has an empty target (doc_to_target)", "give it some text")
     return Document(
         _text(task.doc_to_text, line, columns), target, choices, _text(task.description, line, columns)
     )
@@ -167,12 +175,12 @@ def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str,
         value = line.value_of(given)
         if not isinstance(value, list):
             rule = f"has {kind_of(value)} as {given!r}, which must be a list of choices"
-            raise line.refused(rule, "write a list of texts")
+            raise line.refused("wrong_type", rule, "write a list of texts")
         found = tuple(line.text_of(given, each) for each in value)
     else:
         found = tuple(line.rendered(Template.parse(each)) for each in given)
     if len(found) < 2 or not all(found):
-        raise line.refused(f"has the choices {list(found)!r}, and must have two or more, none empty",
+        raise line.refused("invalid_value", f"has the choices {list(found)!r}, and must have two or more, none empty",
                            "add what is missing")  # fmt: skip
     return found
 
@@ -192,4 +200,4 @@ def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequen
     if isinstance(value, str) and value in choices:
         return choices.index(value)
     rule = f"has the target {value!r} (doc_to_target), which is neither one of its {len(choices)} choices nor an index"
-    raise line.refused(rule, f"use 0 to {len(choices) - 1}, or the choice's text")
+    raise line.refused("out_of_range", rule, f"use 0 to {len(choices) - 1}, or the choice's text")

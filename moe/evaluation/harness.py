@@ -45,7 +45,7 @@ def evaluate(generator: LanguageGenerator, tasks: Sequence[Task], limit: int | N
         except OverflowError:
             rule = "is beyond what a number holds: the texts are too unlikely for this model"
             raise SpecError(
-                Problem("metric_list", "perplexity", rule, "ask for bits_per_byte instead")
+                Problem("not_finite", "metric_list", "perplexity", rule, "ask for bits_per_byte instead")
             ) from None
     return Scores(tuple(row for task in tasks for row in _rows(task, told)), model.num_cut)
 
@@ -85,6 +85,7 @@ def _require_room(max_tokens: int, tasks: Sequence[Task]) -> None:
     rule = f"must be below {max_tokens:,}, the tokens of the texts that the model was trained on"
     problems = [
         Problem(
+            "out_of_range",
             f"{task.spec.task}: generation_kwargs.max_gen_toks",
             task.spec.generation.max_tokens,
             rule,

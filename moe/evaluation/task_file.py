@@ -32,7 +32,9 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
     entries = told if isinstance(told, list) else [told]
     if not 0 < len(entries) <= _MAX_TASKS:
         rule = f"must have 1 to {_MAX_TASKS:,} tasks"
-        raise SpecError(Problem(path.name, len(entries), rule, "write one, or a list of them"))
+        raise SpecError(
+            Problem("out_of_range", path.name, len(entries), rule, "write one, or a list of them")
+        )
     places = [f"{path.name}: " + (f"[{at}]." if told is entries else "") for at in range(len(entries))]
     specs, problems = list[TaskSpec](), list[Problem]()
     for place, entry in zip(places, entries, strict=True):
@@ -41,7 +43,7 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
         except SpecError as error:
             problems += _at(place, error.problems)
     names = [spec.task for spec in specs]
-    problems += [Problem(path.name, name, "stands for two tasks", "give each a name of its own")
+    problems += [Problem("duplicate", path.name, name, "stands for two tasks", "give each a name of its own")
                  for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
     if problems:
         raise SpecError(problems)
@@ -56,12 +58,16 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
 
 def _spec(entry: Any) -> TaskSpec:
     if not isinstance(entry, dict):
-        raise SpecError(Problem("", entry, "must be a task: a mapping of keys", "write its keys"))
+        raise SpecError(
+            Problem("wrong_type", "", entry, "must be a task: a mapping of keys", "write its keys")
+        )
     allowed = TaskSpec.model_fields
     rule = "is no key of a task here: tasks are data, and run no code"
     remedy = f"leave it out; there are {', '.join(allowed)}"
     if unknown := [
-        Problem(str(key), value, rule, remedy) for key, value in entry.items() if key not in allowed
+        Problem("unknown_key", str(key), value, rule, remedy)
+        for key, value in entry.items()
+        if key not in allowed
     ]:
         raise SpecError(unknown)
     return TaskSpec(**entry)
@@ -88,9 +94,14 @@ def _refuse_tags(path: Path) -> None:
                 mark: Any = event.start_mark
                 line = mark.line + 1
                 raise SpecError(
-                    Problem(f"{path.name}, line {line}", tag, "is a tag, and tasks are data: none is followed",
-                            "remove it, and write what it stands for")
-                )  # fmt: skip
+                    Problem(
+                        "unsupported",
+                        f"{path.name}, line {line}",
+                        tag,
+                        "is a tag, and tasks are data: none is followed",
+                        "remove it, and write what it stands for",
+                    )
+                )
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, SpecError):
             raise

@@ -86,7 +86,13 @@ class GenerationKwargs(Spec):
         if self.do_sample is not None and self.do_sample != (self.temperature > 0):
             rule = f"says otherwise than temperature (={self.temperature:g})"
             raise SpecError(
-                Problem("do_sample", self.do_sample, rule, "leave it out: any temperature above 0 draws")
+                Problem(
+                    "conflict",
+                    "do_sample",
+                    self.do_sample,
+                    rule,
+                    "leave it out: any temperature above 0 draws",
+                )
             )
         self.spec("")
         return self
@@ -153,7 +159,7 @@ class TaskSpec(Spec):
             try:
                 Template.parse(str(text))
             except NotPlain as error:
-                raise SpecError(Problem("", str(error), RULE, REMEDY)) from None
+                raise SpecError(Problem("invalid_syntax", "", str(error), RULE, REMEDY)) from None
         return given
 
     @model_validator(mode="after")
@@ -167,13 +173,29 @@ class TaskSpec(Spec):
         for name in ("test_split", "validation_split", "fewshot_split"):
             split = getattr(self, name)
             if split is not None and split not in self.dataset_kwargs.data_files:
-                problems.append(Problem(name, split, f"must be one of dataset_kwargs.data_files: {there}",
-                                        "name one of them"))  # fmt: skip
+                problems.append(
+                    Problem(
+                        "not_a_choice",
+                        name,
+                        split,
+                        f"must be one of dataset_kwargs.data_files: {there}",
+                        "name one of them",
+                    )
+                )
         if self.test_split is None and self.validation_split is None:
-            problems.append(Problem("test_split", None, "is required", f"name one of data_files: {there}"))
+            problems.append(
+                Problem("missing", "test_split", None, "is required", f"name one of data_files: {there}")
+            )
         if self.num_fewshot and self.fewshot_split is None:
-            problems.append(Problem("fewshot_split", None, f"is required with num_fewshot (={self.num_fewshot})",
-                                    f"name one of data_files: {there}"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "missing",
+                    "fewshot_split",
+                    None,
+                    f"is required with num_fewshot (={self.num_fewshot})",
+                    f"name one of data_files: {there}",
+                )
+            )
         return problems
 
     def _of_output(self) -> list[Problem]:
@@ -182,22 +204,52 @@ class TaskSpec(Spec):
             if self.doc_to_choice is None:
                 rule = "is required with output_type: multiple_choice"
                 problems.append(
-                    Problem("doc_to_choice", None, rule, "name a column of lists, or list the choices")
+                    Problem(
+                        "missing", "doc_to_choice", None, rule, "name a column of lists, or list the choices"
+                    )
                 )
         else:
             if self.doc_to_choice is not None:
-                problems.append(Problem("doc_to_choice", self.doc_to_choice, f"says nothing with output_type: {kind}",
-                                        "leave it out, or use multiple_choice"))  # fmt: skip
+                problems.append(
+                    Problem(
+                        "not_applicable",
+                        "doc_to_choice",
+                        self.doc_to_choice,
+                        f"says nothing with output_type: {kind}",
+                        "leave it out, or use multiple_choice",
+                    )
+                )
             if isinstance(self.doc_to_target, int):
-                problems.append(Problem("doc_to_target", self.doc_to_target, "must be a column or a template",
-                                        "only choices have an index"))  # fmt: skip
+                problems.append(
+                    Problem(
+                        "wrong_type",
+                        "doc_to_target",
+                        self.doc_to_target,
+                        "must be a column or a template",
+                        "only choices have an index",
+                    )
+                )
         if self.generation_kwargs is not None and kind != "generate_until":
-            problems.append(Problem("generation_kwargs", None, f"says nothing with output_type: {kind}",
-                                    "leave it out, or use generate_until"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "not_applicable",
+                    "generation_kwargs",
+                    None,
+                    f"says nothing with output_type: {kind}",
+                    "leave it out, or use generate_until",
+                )
+            )
         if kind == "loglikelihood_rolling" and (self.num_fewshot or self.doc_to_text):
             named = "num_fewshot" if self.num_fewshot else "doc_to_text"
-            problems.append(Problem(named, getattr(self, named), "says nothing of whole texts (loglikelihood_rolling)",
-                                    "leave it out; doc_to_target is the text"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "not_applicable",
+                    named,
+                    getattr(self, named),
+                    "says nothing of whole texts (loglikelihood_rolling)",
+                    "leave it out; doc_to_target is the text",
+                )
+            )
         return problems
 
     def _of_metrics(self) -> list[Problem]:
@@ -205,18 +257,25 @@ class TaskSpec(Spec):
         for at, each in enumerate(self.metric_list or ()):
             place = f"metric_list[{at}]"
             if each.metric not in known:
-                problems.append(Problem(f"{place}.metric", each.metric, f"is no metric of {self.output_type} here",
-                                        f"use one of {', '.join(known)}"))  # fmt: skip
+                problems.append(
+                    Problem(
+                        "not_a_choice",
+                        f"{place}.metric",
+                        each.metric,
+                        f"is no metric of {self.output_type} here",
+                        f"use one of {', '.join(known)}",
+                    )
+                )
                 continue
             for name, usual in zip(("aggregation", "higher_is_better"), known[each.metric], strict=True):
                 if (given := getattr(each, name)) not in (None, usual):
                     rule = f"must be {usual!r} of {each.metric}"
-                    problems.append(Problem(f"{place}.{name}", given, rule, "leave it out"))
+                    problems.append(Problem("unsupported", f"{place}.{name}", given, rule, "leave it out"))
             if each.metric != "exact_match" and (each.ignore_case or each.ignore_punctuation):
-                problems.append(Problem(place, each.metric, "ignores neither case nor punctuation",
+                problems.append(Problem("unsupported", place, each.metric, "ignores neither case nor punctuation",
                                         "leave ignore_case and ignore_punctuation out"))  # fmt: skip
         names = [each.metric for each in self.metric_list or ()]
-        problems += [Problem("metric_list", name, "stands twice", "leave one out")
+        problems += [Problem("duplicate", "metric_list", name, "stands twice", "leave one out")
                      for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
         return problems
 

@@ -71,7 +71,7 @@ def save_hf(
     known = getattr(model, "hugging_face", None)
     if spec is None and known is None:
         raise SpecError(
-            Problem("spec", None, "is required of a model that load_hf has not loaded", "give it")
+            Problem("missing", "spec", None, "is required of a model that load_hf has not loaded", "give it")
         )
     if known is not None and spec is None:
         save_folder(

@@ -84,13 +84,18 @@ def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iter
     """What a config at `where` says otherwise than the adapter of a model."""
     for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": alpha_of(adapter)}.items():
         if key not in config:
-            yield Problem(f"{where}:{key}", None, "is missing", AGAIN)
+            yield Problem("missing", f"{where}:{key}", None, "is missing", AGAIN)
         elif config[key] != value:
-            yield Problem(f"{where}:{key}", config[key], f"must be {value!r} here", AGAIN)
+            yield Problem("unsupported", f"{where}:{key}", config[key], f"must be {value!r} here", AGAIN)
     for key, value in {**_DEFAULTS, "use_rslora": adapter.rank_stabilized}.items():
         said = config.get(key)
         if said is not None and said != value and (said or value):
-            yield Problem(f"{where}:{key}", said, f"must be {value!r} here", AGAIN)
+            yield Problem("unsupported", f"{where}:{key}", said, f"must be {value!r} here", AGAIN)
     if (begun := config.get("init_lora_weights")) not in _BEGINNINGS:
-        yield Problem(f"{where}:init_lora_weights", begun, "changes the weights beneath it, which are not those here",
-                      "convert it to a plain adapter, as PEFT can when it saves one")  # fmt: skip
+        yield Problem(
+            "unsupported",
+            f"{where}:init_lora_weights",
+            begun,
+            "changes the weights beneath it, which are not those here",
+            "convert it to a plain adapter, as PEFT can when it saves one",
+        )

@@ -35,7 +35,7 @@ class AdapterFolder:
             if folder.has(PICKLE):
                 rule += f", but a pickle ({PICKLE}), which is never loaded: it runs whatever code is in it"
                 remedy = "save it as safetensors where you trust it"
-            raise SpecError(Problem(place, self.url, rule, remedy))
+            raise SpecError(Problem("not_found", place, self.url, rule, remedy))
         self.location = folder.find(WEIGHTS)
         self.held = {
             each.name: Held(each.name, each.shape, each) for each in entries(WEIGHTS, self.location, place)
@@ -48,18 +48,27 @@ class AdapterFolder:
         which must be the one that it was made beside. Raises SpecError, also for one that was filled in from another
         config, with what is written otherwise than the folder has it."""
         if given.get("from_config") not in (None, self._digest):
-            raise SpecError(Problem(
+            raise SpecError(Problem("changed",
                 self._place, self.url, f"has another {CONFIG} than the one that the other fields were filled in from",
                 f"write {place}: {{from: FOLDER}} and nothing else",
             ))  # fmt: skip
         if (kind := self._config.get("peft_type")) != KIND:
             rule = f"must be {KIND!r}: nothing else is an adapter here"
-            raise SpecError(Problem(f"{self._says}:peft_type", kind, rule, "name the folder of one"))
+            raise SpecError(
+                Problem("unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of one")
+            )
         found = {name: self._value(*told) for name, told in _FIELDS.items()}
         problems = [
-            Problem(f"{place}.{name}", given[name], f"must be {value!r}, as {self._says} says", "leave it out")
-            for name, value in found.items() if given.get(name) not in (None, value)
-        ]  # fmt: skip
+            Problem(
+                "mismatch",
+                f"{place}.{name}",
+                given[name],
+                f"must be {value!r}, as {self._says} says",
+                "leave it out",
+            )
+            for name, value in found.items()
+            if given.get(name) not in (None, value)
+        ]
         if model is not None and not problems:
             spec, family = model
             matrices, adapted = _matrices(spec), self._adapted(spec, family)
@@ -83,11 +92,13 @@ class AdapterFolder:
         for name, shape in wanted.items():
             where = f"{self._holds}:{name}"
             if (held := self.held.get(name)) is None:
-                yield Problem(where, None, f"is missing, of shape {list(shape)}", AGAIN)
+                yield Problem("missing", where, None, f"is missing, of shape {list(shape)}", AGAIN)
             elif held.shape != shape:
-                yield Problem(where, list(held.shape), f"must have the shape {list(shape)}", AGAIN)
+                yield Problem(
+                    "shape_mismatch", where, list(held.shape), f"must have the shape {list(shape)}", AGAIN
+                )
             elif held.entry.dtype not in PLAIN:
-                yield Problem(where, held.entry.dtype, f"must be one of {', '.join(PLAIN)}",
+                yield Problem("dtype_mismatch", where, held.entry.dtype, f"must be one of {', '.join(PLAIN)}",
                               "convert it to float32")  # fmt: skip
         yield from (each for name in self.held if name not in wanted for each in [self._left_over(name)])
 
@@ -103,7 +114,9 @@ class AdapterFolder:
     def not_finite(self, name: str) -> Problem:
         """Problem of a tensor with values that are no numbers."""
         rule = "holds values that are infinite or no numbers"
-        return Problem(f"{self._holds}:{name}", None, rule, "get the file again, or train the adapter anew")
+        return Problem(
+            "not_finite", f"{self._holds}:{name}", None, rule, "get the file again, or train the adapter anew"
+        )
 
     def parts(self, spec: LanguageModelSpec, family: Family) -> dict[str, Half]:
         """Halves of a model's adapter by our names. Raises SpecError for an adapter of another model, base or kind."""
@@ -115,7 +128,9 @@ class AdapterFolder:
         value = self._config.get(key, False if bool in kinds else None)
         if type(value) not in kinds:
             rule = "must be true or false" if bool in kinds else "must be a number"
-            raise SpecError(Problem(f"{self._says}:{key}", value, rule, "get the file again, or correct it"))
+            raise SpecError(
+                Problem("wrong_type", f"{self._says}:{key}", value, rule, "get the file again, or correct it")
+            )
         return value
 
     def _dropout(self) -> Any:
@@ -123,7 +138,7 @@ class AdapterFolder:
         value = self._config.get("lora_dropout", 0.0)
         if type(value) not in (int, float) or not 0 <= value < 1:
             rule = "must be a number from 0 to below 1"
-            raise SpecError(Problem(f"{self._says}:lora_dropout", value, rule, "correct it"))
+            raise SpecError(Problem("out_of_range", f"{self._says}:lora_dropout", value, rule, "correct it"))
         return value
 
     def _adapted(self, spec: LanguageModelSpec, family: Family) -> set[str]:
@@ -147,12 +162,14 @@ class AdapterFolder:
 
     def _of_another_base(self) -> Iterator[Problem]:
         if not self.held:
-            yield Problem(self._place, self.url, "has an adapter of no matrix", "name another folder")
+            yield Problem(
+                "empty", self._place, self.url, "has an adapter of no matrix", "name another folder"
+            )
         yield from map(self._left_over, self.held)
 
     def _left_over(self, name: str) -> Problem:
         rule = "is no part of the adapter that this model has"
-        return Problem(f"{self._holds}:{name}", list(self.held[name].shape), rule, AGAIN)
+        return Problem("not_found", f"{self._holds}:{name}", list(self.held[name].shape), rule, AGAIN)
 
 
 def _matrices(spec: LanguageModelSpec) -> list[str]:
@@ -191,4 +208,4 @@ def _other_targets(place: str, targets: Any, adapted: set[str], matrices: Sequen
     if unlike:
         which = "chosen beside it" if unlike[0] in chosen else "not chosen"
         rule = f"must choose what the folder has an adapter of, and {unlike[0]} is {which}"
-        yield Problem(place, list(targets), rule, "leave it out")
+        yield Problem("mismatch", place, list(targets), rule, "leave it out")

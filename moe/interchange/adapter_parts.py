@@ -102,7 +102,11 @@ def their_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
 def _inexpressible(name: str, family: Family) -> Problem:
     rule = f"has an adapter that PEFT's format has otherwise for a {family.model_types[0]}"
     return Problem(
-        "adapter.targets", name, rule, "leave it out of targets, or merge the adapter into the weights"
+        "unsupported",
+        "adapter.targets",
+        name,
+        rule,
+        "leave it out of targets, or merge the adapter into the weights",
     )
 
 

@@ -38,7 +38,7 @@ def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str)
         if text and (given := vocabulary.ids.get(text)) != id:
             rule = f"has the id {id} there, and {given} in tokenizer.json"
             remedy = "get both files again from where the model came from"
-            raise SpecError(Problem(f"{place}/{file}", text, rule, remedy))
+            raise SpecError(Problem("conflict", f"{place}/{file}", text, rule, remedy))
     if vocabulary.added == before:
         return tokenizer
     return json.dumps({**content, "added_tokens": vocabulary.added}).encode()
@@ -155,11 +155,13 @@ class _Declared:
 
 def _entries(given: Any, place: str) -> Iterable[tuple[int, _Token]]:
     if not isinstance(given, dict):
-        raise SpecError(Problem(place, None, "has an added_tokens_decoder that is no object", "correct it"))
+        raise SpecError(
+            Problem("wrong_type", place, None, "has an added_tokens_decoder that is no object", "correct it")
+        )
     for key, value in given.items():
         if not key.isdecimal() or not isinstance(value, dict) or not isinstance(value.get("content"), str):
             rule = "must be a token's id, with an object that has its content"
-            raise SpecError(Problem(f"{place}:added_tokens_decoder", key, rule, "correct it"))
+            raise SpecError(Problem("wrong_type", f"{place}:added_tokens_decoder", key, rule, "correct it"))
         yield int(key), _token(value)
 
 

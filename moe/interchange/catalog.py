@@ -11,7 +11,7 @@ from moe.interchange.family import Family
 from moe.interchange.headers import Entry, entries
 from moe.interchange.hub_folder import CONFIG, HubFolder
 from moe.interchange.quantization import Quantization
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, ProblemCode, SpecError
 
 PLAIN = ("F32", "BF16", "F16", "F64")
 MXFP4_BLOCK = 32
@@ -52,11 +52,11 @@ class Catalog:
     held: dict[str, Held] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def problem(self, name: str, rule: str, remedy: str, value: object = None) -> Problem:
+    def problem(self, code: ProblemCode, name: str, rule: str, remedy: str, value: object = None) -> Problem:
         """Of one of its tensors."""
         held = self.held.get(name)
         where = self.folder.url if held is None else self.folder.path(held.file)
-        return Problem(f"{where}:{name}", value, rule, remedy)
+        return Problem(code, f"{where}:{name}", value, rule, remedy)
 
 
 def catalog(folder: HubFolder) -> Catalog:
@@ -78,7 +78,7 @@ def catalog(folder: HubFolder) -> Catalog:
     for entry in told:
         name = f"model.{entry.name}" if based and not entry.name.startswith("lm_head.") else entry.name
         if name in by_name:
-            found.problems.append(Problem(f"{folder.path(entry.file)}:{entry.name}", None,
+            found.problems.append(Problem("duplicate", f"{folder.path(entry.file)}:{entry.name}", None,
                                           f"lies in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
         if not _IGNORED.fullmatch(name):
             by_name[name] = entry
@@ -147,5 +147,5 @@ def _mxfp4_fits(blocks: Entry, scales: Entry) -> bool:
 
 
 def _misfit(into: Catalog, entry: Entry, value: object, rule: str) -> Problem:
-    return Problem(f"{into.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}",
+    return Problem("shape_mismatch", f"{into.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}",
                    "use the folder as its authors published it")  # fmt: skip

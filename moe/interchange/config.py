@@ -60,8 +60,15 @@ def described(config: Mapping[str, Any], place: str) -> Described:
     reading = Reading(config, place, family.defaults, family.aliases)
     layers = reading.raw("num_hidden_layers")
     if isinstance(layers, int) and not 1 <= layers <= MAX_LAYERS:  # before anything is listed layer by layer
-        raise SpecError(Problem(f"{place}:num_hidden_layers", layers, f"must be from 1 to {MAX_LAYERS:,}",
-                                "correct config.json"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "out_of_range",
+                f"{place}:num_hidden_layers",
+                layers,
+                f"must be from 1 to {MAX_LAYERS:,}",
+                "correct config.json",
+            )
+        )
     fields: Fields = {"kind": "language"}
     keys: dict[str, tuple[str, ...]] = {}
     for each in family.fields:
@@ -81,11 +88,16 @@ def described(config: Mapping[str, Any], place: str) -> Described:
     problems += [] if problem is None else [problem]
     problems += reading.problems
     problems += [
-        Problem(f"{place}:{key}", config[key], f"is no key that is known of model_type {family.model_types[0]}",
-                "remove it from config.json if it changes nothing of what the model computes")
+        Problem(
+            "unknown_key",
+            f"{place}:{key}",
+            config[key],
+            f"is no key that is known of model_type {family.model_types[0]}",
+            "remove it from config.json if it changes nothing of what the model computes",
+        )
         for key in sorted(config.keys() - known_keys(family))
         if config[key] is not None
-    ]  # fmt: skip
+    ]
     if problems:
         raise SpecError(problems)
     notes, passed_over = tuple(_notes(config)), tuple(ignored(config, _reasons(family)))
@@ -127,7 +139,7 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     """The family that a config is of. Raises SpecError; `place` is the file's name in it."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in BY_TYPE:
-        raise SpecError(Problem(f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
+        raise SpecError(Problem("unsupported", f"{place}:model_type", kind, f"must be one of {', '.join(BY_TYPE)}",
                                 "use a model of these families"))  # fmt: skip
     return BY_TYPE[kind]
 
@@ -209,14 +221,24 @@ def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: s
         if not unlike:
             return config
         has_layers = (spec.moe is None) == (not any(path.startswith("moe.") for path in _fields_of(family)))
-        problem = Problem("model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}")
+        problem = Problem(
+            "unsupported", "model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}"
+        )
         reasons.append((not has_layers, len(unlike), problem))
     nearest = [problem for _, _, problem in sorted(reasons, key=lambda each: each[:2])]
-    raise SpecError([
-        Problem("model", None, "is one that no supported family of Hugging Face models has, so it cannot be written in "
-                "their format", "change what the nearest of them below cannot say, or export it in our own format"),
-        *nearest,
-    ])  # fmt: skip
+    raise SpecError(
+        [
+            Problem(
+                "unsupported",
+                "model",
+                None,
+                "is one that no supported family of Hugging Face models has, so it cannot be written in "
+                "their format",
+                "change what the nearest of them below cannot say, or export it in our own format",
+            ),
+            *nearest,
+        ]
+    )
 
 
 def _fields_of(family: Family) -> set[str]:
@@ -271,7 +293,9 @@ def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) ->
         config |= changed
     if unlike := list(differences(spec, config)):
         rule = f"is no longer one that {config['model_type']} can say: {'; '.join(unlike)}"
-        raise SpecError(Problem("model", None, rule, "leave out what was written beside `from`"))
+        raise SpecError(
+            Problem("unsupported", "model", None, rule, "leave out what was written beside `from`")
+        )
     return _for_any_release(config, spec, family, dtype)
 
 

@@ -89,14 +89,21 @@ def _expanded(
     ):
         return dict(given)
     if given.get("preset") is not None:
-        raise SpecError(Problem(f"{place}.preset", given["preset"], "stands beside `from`, which says the same",
-                                "leave one of them out"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "conflict",
+                f"{place}.preset",
+                given["preset"],
+                "stands beside `from`, which says the same",
+                "leave one of them out",
+            )
+        )
     given = {**given, "from": folder_of(given["from"])}
     folder = HubFolder(given["from"], roots, f"{place}.from")
     config, digest = folder.config()
     if given.keys() >= _WHOLE:
         if given["from_config"] != digest:
-            raise SpecError(Problem(
+            raise SpecError(Problem("changed",
                 f"{place}.from", given["from"],
                 f"has another {CONFIG} than the one that the other fields of {place} were filled in from",
                 f"write {place}: {{from: FOLDER}}, with what is to be otherwise and nothing else",
@@ -116,7 +123,7 @@ def _expanded(
         if problems:
             raise SpecError(problems) from None
     if trained and found.asks_router_loss and not _says(given, "moe.aux_coefficient"):
-        raise SpecError(Problem(
+        raise SpecError(Problem("unsupported",
             f"{file}:output_router_logits", True, "asks for a loss over all layers together, which is none of ours",
             f"say how the router is balanced, {place}: {{from: FOLDER, moe: {{aux_coefficient: 0.01}}}}, or 0 for not",
         ))  # fmt: skip

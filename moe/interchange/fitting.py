@@ -94,7 +94,13 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
         choices = _sources(spec, family, each)
         if not choices:
             problems.append(
-                Problem(each.name, list(each.shape), f"is no part of a {family.model_types[0]}", _REMEDY)
+                Problem(
+                    "unknown_key",
+                    each.name,
+                    list(each.shape),
+                    f"is no part of a {family.model_types[0]}",
+                    _REMEDY,
+                )
             )
             continue
         names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
@@ -116,11 +122,13 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     untrained = _untrained(family, found.config, set(held) - used)
     result.untrained = tuple(sorted(untrained))
     problems += [
-        found.problem(name, "is no tensor that this model has", _REMEDY, list(held[name].shape))
+        found.problem(
+            "unknown_key", name, "is no tensor that this model has", _REMEDY, list(held[name].shape)
+        )
         for name in sorted(set(held) - used - untrained)
     ]
     problems += [
-        found.problem(name, f"must be one of {', '.join(PLAIN)}", "convert the folder to bfloat16",
+        found.problem("dtype_mismatch", name, f"must be one of {', '.join(PLAIN)}", "convert the folder to bfloat16",
                       held[name].entry.dtype)
         for name in sorted(used & set(held))
         if not held[name].is_decoded and held[name].entry.dtype not in PLAIN
@@ -138,7 +146,7 @@ def _check_size(spec: LanguageModelSpec, found: Catalog) -> None:
     num_matrices = sum(math.prod(each.shape[:-2]) for each in found.held.values())
     if num_experts > num_matrices:
         rule = f"would have {num_experts:,} experts in all its layers, and the folder has {num_matrices:,} matrices"
-        raise SpecError(Problem(found.folder.path(CONFIG), None, rule, _REMEDY))
+        raise SpecError(Problem("mismatch", found.folder.path(CONFIG), None, rule, _REMEDY))
 
 
 def _once(problems: list[Problem]) -> Iterator[Problem]:
@@ -155,7 +163,7 @@ def _missing(found: Catalog, each: Wanted, names: list[str]) -> Iterator[Problem
     for name in names:
         if name not in found.held:
             yield found.problem(
-                name, f"is missing, of which {each.name} {list(each.shape)} is made{tied}", _REMEDY
+                "missing", name, f"is missing, of which {each.name} {list(each.shape)} is made{tied}", _REMEDY
             )
 
 
@@ -165,7 +173,7 @@ def _misshapen(found: Catalog, each: Wanted, pieces: tuple[Piece, ...]) -> Itera
             if (shape := found.held[name].shape) != piece.theirs.shape:
                 made = f"of which {each.name} {list(each.shape)} is made"
                 rule = f"must have the shape {list(piece.theirs.shape)}, {made}"
-                yield found.problem(name, rule, _REMEDY, list(shape))
+                yield found.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
 
 
 _OF_A_HEAD = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")

@@ -57,7 +57,9 @@ def entries(file: str, location: Location, place: str) -> list[Entry]:
         found = sorted(_entries(header, file, 8 + length), key=lambda each: each.begin)
         _check(found, 8 + length, size)
     except (ValueError, RecursionError, OSError) as error:
-        raise SpecError(Problem(place, str(location), f"cannot be read as {file}: {error}", _AGAIN)) from None
+        raise SpecError(
+            Problem("corrupt", place, str(location), f"cannot be read as {file}: {error}", _AGAIN)
+        ) from None
     return found
 
 

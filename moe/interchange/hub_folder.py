@@ -36,7 +36,11 @@ class HubFolder:
     def __init__(self, url: str, roots: Sequence[str] | None, place: str = "model.from") -> None:
         self.url, self.place = url.rstrip("/"), place
         if "*" in url:
-            raise SpecError(Problem(place, url, "must name one folder, without *", "name the model's own"))
+            raise SpecError(
+                Problem(
+                    "invalid_value", place, url, "must name one folder, without *", "name the model's own"
+                )
+            )
         self._locator = Locator(roots)
 
     def path(self, name: str) -> str:
@@ -78,10 +82,10 @@ class HubFolder:
             with location.raw() as file:
                 content = file.read(max_bytes + 1)
         except OSError as error:
-            raise SpecError(Problem(self.place, self.path(name), f"cannot be read: {error}",
+            raise SpecError(Problem("unreadable", self.place, self.path(name), f"cannot be read: {error}",
                                     "check its permissions")) from None  # fmt: skip
         if len(content) > max_bytes:
-            raise SpecError(Problem(self.place, self.path(name), f"has more than {max_bytes:,} bytes",
+            raise SpecError(Problem("too_large", self.place, self.path(name), f"has more than {max_bytes:,} bytes",
                                     "use the file that the model came with"))  # fmt: skip
         return content
 
@@ -95,8 +99,15 @@ class HubFolder:
             if not isinstance(found, dict):
                 raise ValueError(f"it holds no object but {type(found).__name__}")
         except (ValueError, RecursionError) as error:
-            raise SpecError(Problem(self.place, self.path(name), f"is no JSON that can be read: {error}",
-                                    "get the file again from where the model came from")) from None  # fmt: skip
+            raise SpecError(
+                Problem(
+                    "invalid_syntax",
+                    self.place,
+                    self.path(name),
+                    f"is no JSON that can be read: {error}",
+                    "get the file again from where the model came from",
+                )
+            ) from None
         return found
 
     def config(self, name: str = CONFIG) -> tuple[dict[str, Any], str]:
@@ -120,25 +131,35 @@ class HubFolder:
             if pickle is not None:
                 rule += f", but pickles ({pickle}), which are never loaded: they run whatever code is in them"
                 remedy = "convert them to safetensors where you trust them"
-            raise SpecError(Problem(self.place, self.url, rule, remedy))
+            raise SpecError(Problem("not_found", self.place, self.url, rule, remedy))
         self._require_few(len(found))
         return found
 
     def _require_few(self, num_files: int) -> None:
         if num_files > MAX_FILES:
             rule = f"has weights in {num_files:,} files, and may have {MAX_FILES:,}"
-            raise SpecError(Problem(self.place, self.url, rule, "write it in larger shards"))
+            raise SpecError(Problem("too_large", self.place, self.url, rule, "write it in larger shards"))
 
     def _indexed(self) -> Iterator[str]:
         """Names of files that the index names."""
         index = self.read_json(INDEX, MAX_INDEX_BYTES)
         where = index.get("weight_map")
         if not isinstance(where, dict) or not where:
-            raise SpecError(Problem(self.place, self.path(INDEX), "has no weight_map", "get the file again"))
+            raise SpecError(
+                Problem("corrupt", self.place, self.path(INDEX), "has no weight_map", "get the file again")
+            )
         for tensor, name in where.items():
             if not isinstance(name, str) or not _SHARD.fullmatch(name):
-                raise SpecError(Problem(self.place, self.path(INDEX), f"says that {tensor!r} lies in {name!r}, which "
-                                        "is no .safetensors file of this folder", "get the file again"))  # fmt: skip
+                raise SpecError(
+                    Problem(
+                        "corrupt",
+                        self.place,
+                        self.path(INDEX),
+                        f"says that {tensor!r} lies in {name!r}, which "
+                        "is no .safetensors file of this folder",
+                        "get the file again",
+                    )
+                )
             yield name
 
 

@@ -170,7 +170,9 @@ class _Reader:
         # Both ends are NaN where any is: a hundred times as quick as a look at each.
         if block.numel() == 0 or all(isfinite(float(end)) for end in torch.aminmax(block)):
             return
-        problem = self._found.problem(name, "holds values that are infinite or no numbers", _AGAIN)
+        problem = self._found.problem(
+            "not_finite", name, "holds values that are infinite or no numbers", _AGAIN
+        )
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -182,7 +184,8 @@ def _tied(found: Catalog, stored: Stored, part: _Part) -> Iterator[Problem]:
     for begin in range(first, first + rows, step := max(1, BLOCK_ELEMENTS // max(1, width))):
         within = ((begin, min(begin + step, first + rows)), (column, column + width))
         if not torch.equal(stored.read(LM_HEAD, within), stored.read(EMBEDDING, within)):
-            yield found.problem(LM_HEAD, f"must be {EMBEDDING}, as tie_word_embeddings says, and is another",
+            yield found.problem("mismatch", LM_HEAD,
+                                f"must be {EMBEDDING}, as tie_word_embeddings says, and is another",
                                 "write `tie_embeddings: false` beside `from`, which keeps both")  # fmt: skip
             return
 
@@ -192,7 +195,11 @@ def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
     try:
         return look()
     except OSError as error:
-        return [Problem(folder, None, f"cannot be read: {error}", "mend the storage, or its permissions")]
+        return [
+            Problem(
+                "unreadable", folder, None, f"cannot be read: {error}", "mend the storage, or its permissions"
+            )
+        ]
 
 
 def agree(problems: Sequence[Problem]) -> None:

@@ -31,7 +31,9 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
     model, place = place, f"{place}.upcycle"
     if (name := found.family.model_types[0]) not in ("llama", "qwen3"):
         rule = f"is for a llama or a qwen3, and this folder has a {name}, which has experts already"
-        raise SpecError(Problem(place, None, rule, "leave upcycle out, or name another folder by from"))
+        raise SpecError(
+            Problem("conflict", place, None, rule, "leave upcycle out, or name another folder by from")
+        )
     upcycle = _upcycle(given["upcycle"], place)
     dense = {key: value for key, value in found.given.items() if key != "ffn_dim"}
     ffn_dim = found.given["ffn_dim"]
@@ -45,7 +47,9 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
     for form in FORMS if upcycle.form is None else (upcycle.form,):
         if form in _ALWAYS_SHARED and not upcycle.shared_slices:
             rule = "has shared experts in every model, and shared_slices is 0"
-            reasons.append(Problem(f"{place}.form", form, rule, "raise shared_slices, or use another form"))
+            reasons.append(
+                Problem("conflict", f"{place}.form", form, rule, "raise shared_slices, or use another form")
+            )
             continue
         layer = {**upcycle.layer_of(ffn_dim), **_of_form(form, upcycle)}
         said = {**upcycle.model_dump(mode="json"), "form": form}
@@ -57,8 +61,15 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
         unlike = list(differences(spec, anew(spec, BY_TYPE[form], "float32")))
         if not unlike:
             return fields
-        reasons.append(Problem(f"{place}.form", form, f"cannot say what a {name} becomes: {'; '.join(unlike)}",
-                               "change what it cannot say, or use another form"))  # fmt: skip
+        reasons.append(
+            Problem(
+                "unsupported",
+                f"{place}.form",
+                form,
+                f"cannot say what a {name} becomes: {'; '.join(unlike)}",
+                "change what it cannot say, or use another form",
+            )
+        )
     raise SpecError(reasons)
 
 
@@ -76,7 +87,7 @@ def _of_another_function(found: Described, given: Mapping[str, Any], model: str)
     for path, value in meaning(becomes).items():
         if value != before.get(path):
             rule = f"makes another function of the folder's model, where it is {before.get(path)!r}"
-            yield Problem(f"{model}.{path}", value, rule, "leave it out beside upcycle")
+            yield Problem("mismatch", f"{model}.{path}", value, rule, "leave it out beside upcycle")
 
 
 def _upcycle(given: Any, place: str) -> UpcycleSpec:

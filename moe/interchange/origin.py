@@ -86,7 +86,7 @@ class Origin:
         """The record of which `read` gives the files. Raises SpecError for another release's."""
         told = json.loads(read(RECORD))
         if told.get("version") != _VERSION:
-            raise SpecError(Problem(RECORD, told.get("version"), f"must be of version {_VERSION}",
+            raise SpecError(Problem("wrong_version", RECORD, told.get("version"), f"must be of version {_VERSION}",
                                     "export with the release that has written it"))  # fmt: skip
         return cls(
             told["url"], told["config"], told["dtype"], told["dtypes"], tuple(told["untrained"]),

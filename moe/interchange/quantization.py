@@ -24,7 +24,7 @@ def quantization_of(given: Any, place: str, family: Family) -> tuple[Quantizatio
     if given is None:
         return None, None
     if not isinstance(given, dict):
-        return None, Problem(place, given, "must be an object", _REMEDY)
+        return None, Problem("wrong_type", place, given, "must be an object", _REMEDY)
     method = given.get("quant_method")
     if method == "mxfp4" and family.model_types[0] == "gpt_oss":
         return Quantization("mxfp4"), None
@@ -36,6 +36,8 @@ def quantization_of(given: Any, place: str, family: Family) -> tuple[Quantizatio
             and all(type(each) is int and each > 0 for each in block)
         ):
             return Quantization("fp8", (block[0], block[1])), None
-        return None, Problem(f"{place}.weight_block_size", block, "must be two numbers", _REMEDY)
+        return None, Problem(
+            "invalid_value", f"{place}.weight_block_size", block, "must be two numbers", _REMEDY
+        )
     rule = "must be fp8 in blocks, or mxfp4 of gpt_oss: no other is decoded"
-    return None, Problem(f"{place}.quant_method", method, rule, _REMEDY)
+    return None, Problem("unsupported", f"{place}.quant_method", method, rule, _REMEDY)

@@ -58,7 +58,7 @@ class Reading:
 
     def refuse(self, key: str, value: Any, rule: str, remedy: str = REMEDY) -> None:
         """Note a problem of a key."""
-        self.problems.append(Problem(f"{self._place}:{key}", value, rule, remedy))
+        self.problems.append(Problem("unsupported", f"{self._place}:{key}", value, rule, remedy))
 
     def only(self, key: str, allowed: Iterable[Any]) -> None:
         """Note a problem where a key that is written has another value than these; null is as if it was not."""

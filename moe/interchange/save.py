@@ -123,7 +123,11 @@ def write_folder(
             _write_weights(folder, shards, counted, whence)
     except OSError as error:
         problem = Problem(
-            "target", str(target), f"cannot be written: {error}", "make room, or name another folder"
+            "not_writable",
+            "target",
+            str(target),
+            f"cannot be written: {error}",
+            "make room, or name another folder",
         )
         if source.is_collective:  # the others wait for each other's reads, and for ours
             _take_part(source, shards, counted.num_read)
@@ -145,10 +149,14 @@ def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
         found = catalog(HubFolder(origin.url, roots))
     except SpecError as error:
         rule = f"must still be readable: {len(origin.untrained)} tensors that were not trained are copied from it"
-        raise SpecError([Problem("model.from", origin.url, rule, "bring it back"), *error.problems]) from None
+        raise SpecError(
+            [Problem("not_found", "model.from", origin.url, rule, "bring it back"), *error.problems]
+        ) from None
     if gone := [name for name in origin.untrained if name not in found.held]:
         raise SpecError(
-            Problem("model.from", origin.url, f"no longer holds {gone[0]}", "bring back what it was")
+            Problem(
+                "changed", "model.from", origin.url, f"no longer holds {gone[0]}", "bring back what it was"
+            )
         )
     return found
 
@@ -323,13 +331,17 @@ def _taken(target: str | Path) -> Iterator[Problem]:
         is_taken = bool(folder.names())
     elif (path := Path(folder.path_of(""))).is_symlink():
         yield Problem(
-            "target", str(target), "is a link, in whose place no folder can be put", "name a new folder"
+            "not_allowed",
+            "target",
+            str(target),
+            "is a link, in whose place no folder can be put",
+            "name a new folder",
         )
         return
     else:
         is_taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if is_taken:
-        yield Problem("target", str(target), "is there already", "name a new folder")
+        yield Problem("already_exists", "target", str(target), "is there already", "name a new folder")
 
 
 @contextmanager

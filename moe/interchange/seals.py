@@ -41,7 +41,7 @@ def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Pr
         return []
     told = found.folder.read_json(SEALS, MAX_INDEX_BYTES)
     if told.get("version") != VERSION or not isinstance(told.get("crc32"), dict):
-        return [Problem(found.folder.path(SEALS), told.get("version"), f"must be of version {VERSION}",
+        return [Problem("wrong_version", found.folder.path(SEALS), told.get("version"), f"must be of version {VERSION}",
                         "remove it: then nothing is held against it")] if rank == 0 else []  # fmt: skip
     crcs, problems = told["crc32"], []
     for name, entry in _share(found, rank, num_ranks):
@@ -55,7 +55,8 @@ def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Pr
             )
             at = end
         if f"{crc:08x}" != expected:
-            problems.append(found.problem(name, "does not have the checksum of what was written: its bytes changed",
+            problems.append(found.problem("corrupt", name,
+                                          "does not have the checksum of what was written: its bytes changed",
                                           f"write it anew; or, if you have changed it, remove {SEALS}",
                                           f"{crc:08x}"))  # fmt: skip
     return problems

@@ -50,7 +50,7 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
     }
     found = exported(files, folder.url)
     if JSON not in found:
-        raise SpecError(Problem(folder.place, folder.url, f"has no {JSON}, and no {TIKTOKEN}",
+        raise SpecError(Problem("not_found", folder.place, folder.url, f"has no {JSON}, and no {TIKTOKEN}",
                                 "add the tokenizer that the model came with"))  # fmt: skip
     return found[JSON]
 
@@ -76,7 +76,7 @@ def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str,
     try:
         found[JSON] = of_tiktoken(found.pop(TIKTOKEN), special_tokens(config)).encode()
     except ValueError as error:
-        raise SpecError(Problem(f"{place}/{TIKTOKEN}", None, f"is no tiktoken file: {error}",
+        raise SpecError(Problem("invalid_syntax", f"{place}/{TIKTOKEN}", None, f"is no tiktoken file: {error}",
                                 "use the file that the model came with")) from None  # fmt: skip
     return found
 
@@ -85,7 +85,9 @@ def _object(content: bytes, place: str) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise SpecError(Problem(place, None, f"is no JSON: {error}", "correct it")) from None
+        raise SpecError(
+            Problem("invalid_syntax", place, None, f"is no JSON: {error}", "correct it")
+        ) from None
     return found if isinstance(found, dict) else {}
 
 

@@ -83,7 +83,10 @@ def _innermost_first(model: nn.Module, blocks: Mapping[str, str]) -> dict[str, s
     modules = dict(model.named_modules(remove_duplicate=False))
     if unknown := [path for path in blocks if path not in modules]:
         raise SpecError(
-            [Problem("blocks", path, "is no module of the model", "correct its path") for path in unknown]
+            [
+                Problem("not_found", "blocks", path, "is no module of the model", "correct its path")
+                for path in unknown
+            ]
         )
     paths = sorted((path for path in blocks if path), key=lambda path: -path.count("."))
     one_each = {id(modules[path]): path for path in reversed(paths)}
@@ -107,8 +110,13 @@ def _paths(model: nn.Module) -> list[tuple[str, ...]]:
 def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]:
     """Problem of a parameter of several blocks that FSDP would gather: it gathers each for one block."""
     if any(axis in FSDP_AXES for axis, _ in splits):
-        yield Problem(f"placements.{names[0]}.splits", list(splits), f"must not have FSDP's axis, as {names[1]} is the "
-                      "same in another block", "leave it whole there, or name a block that has both")  # fmt: skip
+        yield Problem(
+            "conflict",
+            f"placements.{names[0]}.splits",
+            list(splits),
+            f"must not have FSDP's axis, as {names[1]} is the same in another block",
+            "leave it whole there, or name a block that has both",
+        )
 
 
 def _buffers_without_values(model: nn.Module) -> Iterator[Problem]:
@@ -116,8 +124,13 @@ def _buffers_without_values(model: nn.Module) -> Iterator[Problem]:
         zeros = getattr(module, "begin_with_zeros", ())
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta and name not in zeros:
-                yield Problem(f"{within}.{name}".lstrip("."), None, "lies on the meta device and has no initial values",
-                              "make it on a device, or name it in its module's `begin_with_zeros`")  # fmt: skip
+                yield Problem(
+                    "uninitialized",
+                    f"{within}.{name}".lstrip("."),
+                    None,
+                    "lies on the meta device and has no initial values",
+                    "make it on a device, or name it in its module's `begin_with_zeros`",
+                )
 
 
 def recompute(block: nn.Module) -> None:

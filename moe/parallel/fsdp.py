@@ -54,8 +54,15 @@ def shard_block(
 def _check_even(parameter: nn.Parameter, dim: int, axis: str, layout: Layout, path: str) -> None:
     size, degree = parameter.shape[dim], layout.degree(axis)
     if dim and size % degree:
-        raise SpecError(Problem(f"{path}.shape[{dim}]", size, f"must be divisible by the {axis} degree (={degree})",
-                                "split the first dimension, which need not come out even"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "not_divisible",
+                f"{path}.shape[{dim}]",
+                size,
+                f"must be divisible by the {axis} degree (={degree})",
+                "split the first dimension, which need not come out even",
+            )
+        )
 
 
 def _shard(
@@ -73,8 +80,15 @@ def _shard(
     assert over is not None
     trained = (each for each in module.parameters() if id(each) in dims and each.requires_grad)
     if len(dtypes := {str(each.dtype) for each in trained}) > 1:
-        raise SpecError(Problem(f"the dtypes of {label}", sorted(dtypes), "must be one where FSDP gathers it as one",
-                                "convert its parameters, or leave some of them whole"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "dtype_mismatch",
+                f"the dtypes of {label}",
+                sorted(dtypes),
+                "must be one where FSDP gathers it as one",
+                "convert its parameters, or leave some of them whole",
+            )
+        )
     splits = {
         name: split_further(part_of(parameter), axis, dims[id(parameter)])
         for name, parameter in module.named_parameters() if id(parameter) in dims

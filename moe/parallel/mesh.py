@@ -76,7 +76,7 @@ class Layout:
         device = torch.device(device)
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         if world_size != plan.num_workers:
-            raise SpecError(Problem("plan.num_workers", plan.num_workers,
+            raise SpecError(Problem("mismatch", "plan.num_workers", plan.num_workers,
                                     f"must equal the number of processes (={world_size})",
                                     "plan again for the processes there are"))  # fmt: skip
         options = plan.options

@@ -153,25 +153,40 @@ def check_splits(
     path, declared = paths[0], _declared(model, paths[0])
     place, of_experts = f"placements.{path}", declared is not None and declared.of_experts
     if model.get_parameter(path).is_meta and declared is None:
-        yield Problem(path, None, "lies on the meta device and has no initial values",
+        yield Problem("uninitialized", path, None, "lies on the meta device and has no initial values",
                       "declare it, or make the model on a device")  # fmt: skip
     dims = enumerate(declared.dims) if declared is not None else ()
     computed = {(OURS.axes[kind], dim) for dim, kind in dims if layout.degree(OURS.axes.get(kind, "")) > 1}
     given = {each for each in splits if each[0] not in FSDP_AXES}
     if given != computed and declared is None:
-        yield Problem(f"{place}.splits", sorted(given), "is a split of a parameter whose dimensions nothing declares",
-                      "split it over fsdp alone, or declare it")  # fmt: skip
+        yield Problem(
+            "unsupported",
+            f"{place}.splits",
+            sorted(given),
+            "is a split of a parameter whose dimensions nothing declares",
+            "split it over fsdp alone, or declare it",
+        )
     elif given != computed:
-        yield Problem(f"{place}.splits", sorted(given), f"must be {sorted(computed)}, with which its module computes",
-                      "split it so; over FSDP's axis any dimension may be split")  # fmt: skip
+        yield Problem(
+            "mismatch",
+            f"{place}.splits",
+            sorted(given),
+            f"must be {sorted(computed)}, with which its module computes",
+            "split it so; over FSDP's axis any dimension may be split",
+        )
     fsdp = "expert_fsdp" if of_experts else "fsdp"
     if any(axis in FSDP_AXES and axis != fsdp for axis, _ in splits):
         whose = "that counts experts" if of_experts else "that counts no experts"
-        yield Problem(f"{place}.splits", list(splits), f"is of a parameter {whose}, and may have the axis {fsdp} alone",
-                      f"split it over {fsdp}")  # fmt: skip
+        yield Problem(
+            "conflict",
+            f"{place}.splits",
+            list(splits),
+            f"is of a parameter {whose}, and may have the axis {fsdp} alone",
+            f"split it over {fsdp}",
+        )
     owners = {id(model.get_submodule(each.rpartition(".")[0])) for each in paths}
     if of_experts and len(owners) > 1 and fsdp in dict(splits):
-        yield Problem(f"{place}.splits", list(splits), f"must not have {fsdp}, as {paths[1]} is the same",
+        yield Problem("conflict", f"{place}.splits", list(splits), f"must not have {fsdp}, as {paths[1]} is the same",
                       "leave it whole on the ranks of that axis")  # fmt: skip
 
 
@@ -218,7 +233,7 @@ def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]
     sizes, first = list(part.shape), [0] * len(part.shape)
     for axis, dim in part.splits:
         if sizes[dim] % layout.degree(axis):
-            raise SpecError(Problem(f"{name}.shape[{dim}]", sizes[dim],
+            raise SpecError(Problem("not_divisible", f"{name}.shape[{dim}]", sizes[dim],
                                     f"must be divisible by the {axis} degree (={layout.degree(axis)})",
                                     "use another size, or a degree that divides it"))  # fmt: skip
         sizes[dim] //= layout.degree(axis)

@@ -19,15 +19,29 @@ def parse_layout(text: str, place: str) -> Layout:
         name, equals, value = (each.strip() for each in part.partition("="))
         if not equals or not name or not value:
             raise SpecError(
-                Problem(place, text, "must name fields of parallel, each with its value", f"write it as {_EXAMPLE}")
-            )  # fmt: skip
+                Problem(
+                    "invalid_syntax",
+                    place,
+                    text,
+                    "must name fields of parallel, each with its value",
+                    f"write it as {_EXAMPLE}",
+                )
+            )
         if name not in ParallelSpec.model_fields or name == "auto":
             fields = ", ".join(each for each in ParallelSpec.model_fields if each != "auto")
             raise SpecError(
-                Problem(f"{place}: {name}", value, "is no field of parallel", f"use one of {fields}")
+                Problem(
+                    "unknown_key",
+                    f"{place}: {name}",
+                    value,
+                    "is no field of parallel",
+                    f"use one of {fields}",
+                )
             )
         if name in found:
-            raise SpecError(Problem(f"{place}: {name}", value, "is given twice", "leave one out"))
+            raise SpecError(
+                Problem("duplicate", f"{place}: {name}", value, "is given twice", "leave one out")
+            )
         found[name] = _value(value)
     return found
 
@@ -42,7 +56,13 @@ def layout_to_ask(plan: Plan) -> Layout:
     """All that pins down the layout of a plan. Raises SpecError for that of a module, which `parallel` cannot say."""
     if plan.module is not None:
         raise SpecError(
-            Problem("module", None, "has a layout that parallel cannot ask for", "give a job's plan")
+            Problem(
+                "not_applicable",
+                "module",
+                None,
+                "has a layout that parallel cannot ask for",
+                "give a job's plan",
+            )
         )
     degrees, options = plan.degrees, plan.options
     told: Layout = {

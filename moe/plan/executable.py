@@ -49,7 +49,7 @@ def refusal(plan: Plan) -> Problem | None:
 
 def cannot_be_run(what: Sequence[str], path: str = "parallel") -> Problem:
     """For a job of which no layout can be run yet, or a plan."""
-    return Problem(path, None, f"asks for what cannot be run yet: {', '.join(what)}",
+    return Problem("not_runnable", path, None, f"asks for what cannot be run yet: {', '.join(what)}",
                    "leave it out, or only plan it: shardyard plan")  # fmt: skip
 
 

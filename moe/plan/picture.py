@@ -68,7 +68,13 @@ def drawn(plan: Plan) -> str:
     are to one scale, and all of memory. Raises SpecError for the plan of a module, which has one layout alone."""
     if plan.module is not None:
         raise SpecError(
-            Problem("module", None, "has no layouts to draw side by side", "draw it with --module")
+            Problem(
+                "not_applicable",
+                "module",
+                None,
+                "has no layouts to draw side by side",
+                "draw it with --module",
+            )
         )
     rows, svg = rows_of(plan), Svg(f"Layouts of a job on {plan.num_workers:,} x {plan.device_type}")
     y = _legend(svg, plan, rows, _head(svg, plan, len(rows)))

@@ -36,17 +36,30 @@ class Placement(Spec):
         axes = [axis for axis, _ in self.splits]
         told = f"{self.parameter}.splits"
         problems = [
-            Problem(told, dim, f"must be a dimension of the shape (={list(self.shape)})", "count from 0")
-            for _, dim in self.splits if dim >= len(self.shape)
-        ]  # fmt: skip
+            Problem(
+                "out_of_range",
+                told,
+                dim,
+                f"must be a dimension of the shape (={list(self.shape)})",
+                "count from 0",
+            )
+            for _, dim in self.splits
+            if dim >= len(self.shape)
+        ]
         if len(set(axes)) < len(axes):
-            problems.append(Problem(told, axes, "names an axis twice", "split one dimension over each"))
+            problems.append(
+                Problem("duplicate", told, axes, "names an axis twice", "split one dimension over each")
+            )
         if len({axis.startswith("expert") for axis in axes}) > 1:
             problems.append(
-                Problem(told, axes, "are axes of two meshes", "use those of experts, or the others")
+                Problem(
+                    "conflict", told, axes, "are axes of two meshes", "use those of experts, or the others"
+                )
             )
         if any(axis in FSDP_AXES for axis in axes[:-1]):
-            problems.append(Problem(told, axes, "split what FSDP has cut up", "put FSDP's axis last"))
+            problems.append(
+                Problem("conflict", told, axes, "split what FSDP has cut up", "put FSDP's axis last")
+            )
         if problems:
             raise SpecError(problems)
         return self
@@ -64,8 +77,15 @@ class Placements:
         self._unused: set[tuple[str, tuple[int, ...]]] = set()
         for each in placements:
             if (key := (each.parameter, each.shape)) in self._of:
-                raise SpecError(Problem("placements", each.parameter, f"is there twice in shape {list(each.shape)}",
-                                        "remove one of them"))  # fmt: skip
+                raise SpecError(
+                    Problem(
+                        "duplicate",
+                        "placements",
+                        each.parameter,
+                        f"is there twice in shape {list(each.shape)}",
+                        "remove one of them",
+                    )
+                )
             self._of[key] = each
             self._unused.add(key)
 
@@ -75,13 +95,14 @@ class Placements:
             if (found := self._of.get(key)) is not None:
                 self._unused.discard(key)
                 return found
-        raise SpecError(Problem("placements", path, f"is placed nowhere in shape {list(shape)}",
+        raise SpecError(Problem("missing", "placements", path, f"is placed nowhere in shape {list(shape)}",
                                 "add a placement of that parameter and shape"))  # fmt: skip
 
     def check_used(self) -> None:
         """Raises SpecError for placements that were asked for by no parameter."""
         problems = [
             Problem(
+                "not_found",
                 "placements",
                 name,
                 f"is no parameter of the model in shape {list(shape)}",

@@ -292,36 +292,51 @@ class Plan(Spec):
         if in_experts != self.num_workers:
             others = f"expert_tensor (={of.expert_tensor}), data (={of.data}) and pipeline (={of.pipeline})"
             problems.append(
-                Problem("degrees.expert", of.expert, f"times {others} must be num_workers (={self.num_workers})",
-                        f"use {in_experts} workers, or other degrees")
-            )  # fmt: skip
+                Problem(
+                    "mismatch",
+                    "degrees.expert",
+                    of.expert,
+                    f"times {others} must be num_workers (={self.num_workers})",
+                    f"use {in_experts} workers, or other degrees",
+                )
+            )
         in_stage, together = self.num_workers // of.pipeline, of.tensor * of.context
         if in_stage % together:
             problems.append(
-                Problem("degrees.tensor", of.tensor, f"times context (={of.context}) must divide the ranks of a stage "
-                        f"(={in_stage})", "use a divisor of them")
-            )  # fmt: skip
+                Problem(
+                    "not_divisible",
+                    "degrees.tensor",
+                    of.tensor,
+                    f"times context (={of.context}) must divide the ranks of a stage (={in_stage})",
+                    "use a divisor of them",
+                )
+            )
         elif (replica_ranks := in_stage // of.tensor) % of.fsdp:
             problems.append(
-                Problem("degrees.fsdp", of.fsdp, f"must divide the data and context ranks (={replica_ranks}), those "
-                        f"of a stage (={in_stage}) over tensor (={of.tensor})",
-                        "use a divisor of them")
-            )  # fmt: skip
+                Problem(
+                    "not_divisible",
+                    "degrees.fsdp",
+                    of.fsdp,
+                    f"must divide the data and context ranks (={replica_ranks}), those "
+                    f"of a stage (={in_stage}) over tensor (={of.tensor})",
+                    "use a divisor of them",
+                )
+            )
         if of.data % of.expert_fsdp:
             problems.append(
-                Problem("degrees.expert_fsdp", of.expert_fsdp, f"must divide data (={of.data})",
+                Problem("not_divisible", "degrees.expert_fsdp", of.expert_fsdp, f"must divide data (={of.data})",
                         "use a divisor of it")
             )  # fmt: skip
         per_node = options.ranks_per_node
         if per_node and (of.expert * of.expert_tensor) % per_node:
             problems.append(
-                Problem("options.ranks_per_node", per_node,
+                Problem("not_divisible", "options.ranks_per_node", per_node,
                         f"must divide the ranks of an expert group (={of.expert * of.expert_tensor})",
                         "leave it out, or use another expert degree")
             )  # fmt: skip
         elif per_node and per_node % of.expert_tensor:
             problems.append(
-                Problem("options.ranks_per_node", per_node,
+                Problem("not_divisible", "options.ranks_per_node", per_node,
                         f"must be a multiple of expert_tensor (={of.expert_tensor}): an expert lives on a node",
                         "use a smaller expert_tensor degree")
             )  # fmt: skip

@@ -41,7 +41,9 @@ def plan_request(given: Any) -> PlanRequest:
     parts = given if isinstance(given, dict) and "spec" in given else {"spec": given}
     for key in parts:
         if key not in PlanRequest.model_fields:
-            raise SpecError(Problem(key, parts[key], "is not a key of a plan request", "remove it"))
+            raise SpecError(
+                Problem("unknown_key", key, parts[key], "is not a key of a plan request", "remove it")
+            )
     cluster = parts.get("cluster")
     return PlanRequest(
         spec=JobSpec.parse(parts["spec"]),
@@ -58,7 +60,13 @@ def _whole_number(name: str, given: Any, limit: int = 1_000_000) -> int | None:
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and 0 < given <= limit):
         return given
     raise SpecError(
-        Problem(name, given, f"must be a whole number from 1 to {limit}", "correct it or leave it out")
+        Problem(
+            "out_of_range",
+            name,
+            given,
+            f"must be a whole number from 1 to {limit}",
+            "correct it or leave it out",
+        )
     )
 
 

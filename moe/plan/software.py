@@ -201,9 +201,14 @@ def software_of(
     if layer_s is not None:
         if name not in (None, "ours-eager"):
             raise SpecError(
-                Problem("software", name, "says nothing of devices whose host time was measured with them",
-                        "leave it out, or plan for GPUs")
-            )  # fmt: skip
+                Problem(
+                    "not_applicable",
+                    "software",
+                    name,
+                    "says nothing of devices whose host time was measured with them",
+                    "leave it out, or plan for GPUs",
+                )
+            )
         host = Host(layer_s, 0.0, 0.0, 1.0)
         return Software("ours-eager", host, (host, host), overlap=0.0, exchange_overlap=0.0)
     return SOFTWARE[name or _OF_PROFILES[profile]].on(device)

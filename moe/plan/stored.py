@@ -86,11 +86,23 @@ def load(path: str | Path) -> Plan:
     except ValidationError as error:
         if any(each["type"] == "json_invalid" for each in error.errors()):
             raise SpecError(
-                Problem(name, None, "is no plan", "name a file that `shardyard plan --save` or --json wrote")
+                Problem(
+                    "wrong_type",
+                    name,
+                    None,
+                    "is no plan",
+                    "name a file that `shardyard plan --save` or --json wrote",
+                )
             ) from None
         if isinstance(written := json.loads(text), dict) and {"stored", "considered"} < written.keys():
             raise SpecError(
-                Problem(name, None, "is the plan of a module alone", "name that of a job, which --save wrote")
+                Problem(
+                    "wrong_type",
+                    name,
+                    None,
+                    "is the plan of a module alone",
+                    "name that of a job, which --save wrote",
+                )
             ) from None
         raise SpecError([replace(each, path=f"{name}: {each.path}") for each in problems_of(error)]) from None
 
@@ -99,7 +111,9 @@ def require_same(kept: Plan, now: Plan, name: str) -> None:
     """Raises SpecError where the kept plan, of the file of this name, was made for something else than `now`."""
     if found := differences(kept, now):
         others = " and another ".join(found)
-        raise SpecError(Problem(name, None, f"was made for another {others}", "plan anew, and keep that"))
+        raise SpecError(
+            Problem("mismatch", name, None, f"was made for another {others}", "plan anew, and keep that")
+        )
 
 
 def differences(plan: Plan, now: Plan) -> list[str]:

@@ -60,11 +60,17 @@ def apply(
     values.
     """
     if batch not in ("global", "local"):
-        raise SpecError(Problem("batch", batch, 'must be "global" or "local"',
+        raise SpecError(Problem("not_a_choice", "batch", batch, 'must be "global" or "local"',
                                 'use "local" where each rank has rows of its own'))  # fmt: skip
     if type(max_programs) is not int or max_programs < 1:
         raise SpecError(
-            Problem("max_programs", max_programs, "must be a whole number of at least 1", "leave it out")
+            Problem(
+                "out_of_range",
+                "max_programs",
+                max_programs,
+                "must be a whole number of at least 1",
+                "leave it out",
+            )
         )
     if not isinstance(mesh, Mesh):
         mesh = _mesh_of(plan, mesh)
@@ -76,7 +82,7 @@ def apply(
             "is captured as another graph than the plan's: module, shapes of the batch or torch have changed, or "
             "forward has values of its own that are not always the same"
         )
-        raise SpecError(Problem("model", type(model).__name__, rule, "plan again"))
+        raise SpecError(Problem("changed", "model", type(model).__name__, rule, "plan again"))
     planned = ready_of(captured, program_of(captured, plan, replicate), plan, arguments)
     tensors = tensors_of(model)
     used = {
@@ -112,11 +118,11 @@ def apply(
 def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> None:
     """Raises SpecError where the plan was made with a loss and none is given, or the other way round."""
     if plan.loss is not None and loss is None:
-        raise SpecError(Problem("loss", None, f"is missing, and the plan was made with one ({plan.loss})",
+        raise SpecError(Problem("missing", "loss", None, f"is missing, and the plan was made with one ({plan.loss})",
                                 "give sharding.apply the same loss="))  # fmt: skip
     if plan.loss is None and loss is not None:
         name = getattr(loss, "__qualname__", type(loss).__name__)
-        raise SpecError(Problem("loss", name, "is given, and the plan was made without one",
+        raise SpecError(Problem("conflict", "loss", name, "is given, and the plan was made without one",
                                 "leave it out, or plan again with loss=..."))  # fmt: skip
 
 
@@ -125,17 +131,31 @@ def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
     has other sizes than the plan's."""
     ranks = together.world_size()
     if ranks != plan.num_devices:
-        raise SpecError(Problem("plan.mesh", plan.mesh, f"must have as many ranks as there are processes (={ranks})",
-                                "plan again for the processes there are"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "mismatch",
+                "plan.mesh",
+                plan.mesh,
+                f"must have as many ranks as there are processes (={ranks})",
+                "plan again for the processes there are",
+            )
+        )
     if mesh is not None and tuple(mesh.shape) != plan.degrees:
-        raise SpecError(Problem("mesh", axes_of_mesh(mesh), f"must have the sizes of the plan's mesh (={plan.mesh})",
-                                "give the mesh that the plan was made for, or plan again with mesh=mesh"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "mismatch",
+                "mesh",
+                axes_of_mesh(mesh),
+                f"must have the sizes of the plan's mesh (={plan.mesh})",
+                "give the mesh that the plan was made for, or plan again with mesh=mesh",
+            )
+        )
     if mesh is not None and plan.devices and tuple(mesh.mesh.flatten().tolist()) != plan.devices:
         rule = f"must have the ranks in the plan's order (={plan.devices})"
-        raise SpecError(Problem("mesh", mesh.mesh.tolist(), rule, "leave it out"))
+        raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "leave it out"))
     if mesh is not None and not is_ascending(mesh):
         rule = "has ranks that do not ascend along an axis, as they do in torch's process groups"
-        raise SpecError(Problem("mesh", mesh.mesh.tolist(), rule, "order the ranks of each axis"))
+        raise SpecError(Problem("mismatch", "mesh", mesh.mesh.tolist(), rule, "order the ranks of each axis"))
     if not dist.is_initialized() or ranks == 1:
         return OneDevice((1,) * len(plan.mesh), (0,) * len(plan.mesh))
     if mesh is not None:

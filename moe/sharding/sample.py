@@ -58,6 +58,12 @@ def _of(given: Any) -> Any:
             return value
         case {"type": kind}:
             raise SpecError(
-                Problem("sample", kind, "is nothing that a plan can keep", "give apply(..., sample=batch)")
+                Problem(
+                    "wrong_type",
+                    "sample",
+                    kind,
+                    "is nothing that a plan can keep",
+                    "give apply(..., sample=batch)",
+                )
             )
-    raise SpecError(Problem("plan.sample", given, "is no batch", "plan again"))
+    raise SpecError(Problem("wrong_type", "plan.sample", given, "is no batch", "plan again"))

@@ -88,7 +88,9 @@ class ShardingPlan:
         """Raises SpecError for what is no plan of this release."""
         plain = dict(given)
         if (version := plain.pop("version", None)) != VERSION:
-            raise SpecError(Problem("plan.version", version, f"must be {VERSION}", "plan again"))
+            raise SpecError(
+                Problem("wrong_version", "plan.version", version, f"must be {VERSION}", "plan again")
+            )
         try:
             return cls(
                 **{
@@ -108,7 +110,7 @@ class ShardingPlan:
                 }
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise SpecError(Problem("plan", None, f"is no plan ({error})", "plan again")) from None
+            raise SpecError(Problem("corrupt", "plan", None, f"is no plan ({error})", "plan again")) from None
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")
@@ -119,10 +121,19 @@ class ShardingPlan:
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
         except OSError as error:
-            raise SpecError(Problem(str(path), None, f"is a plan's file that cannot be read ({error.strerror})",
-                                    "give the path that plan.save was given")) from None  # fmt: skip
+            raise SpecError(
+                Problem(
+                    "unreadable",
+                    str(path),
+                    None,
+                    f"is a plan's file that cannot be read ({error.strerror})",
+                    "give the path that plan.save was given",
+                )
+            ) from None
         except json.JSONDecodeError as error:
-            raise SpecError(Problem(str(path), None, f"is no JSON ({error})", "plan again")) from None
+            raise SpecError(
+                Problem("invalid_syntax", str(path), None, f"is no JSON ({error})", "plan again")
+            ) from None
 
     def explain(self) -> str:
         """The plan for a person."""

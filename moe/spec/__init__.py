@@ -12,7 +12,7 @@ from moe.spec.data import (
     SyntheticSpec,
     TextPair,
 )
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import PROBLEM_CODES, Problem, ProblemCode, SpecError
 from moe.spec.files import MAX_SPEC_BYTES, json_schema, parse_text, read_job
 from moe.spec.job import JobSpec
 from moe.spec.language import LanguageModelSpec
@@ -29,7 +29,8 @@ __all__ = [
     "AdafactorSpec", "AdamWSpec", "AdapterSpec", "Backoff", "CatalogsSpec", "ChatSpec", "CheckpointSpec",
     "ConversationsSpec", "DataSpec", "DocumentsSpec", "EvaluationSpec", "FailureKind", "JobSpec", "JsonlSpec",
     "LanguageModelSpec", "MAX_SPEC_BYTES", "MoESpec", "ModelSpec", "ModuleDataSpec", "ModuleModelSpec",
-    "OptimizerSpec", "PackagesSpec", "PairsSpec", "ParallelSpec", "ParallelTextSpec", "PreferenceSpec", "Problem",
+    "OptimizerSpec", "PackagesSpec", "PROBLEM_CODES", "PairsSpec", "ParallelSpec", "ParallelTextSpec",
+    "PreferenceSpec", "Problem", "ProblemCode",
     "ResourcesSpec", "RetrySpec", "ScheduleSpec", "SequencesSpec", "SourceSpec", "SpecError", "SyntheticSpec",
     "TextPair", "TrainSpec", "TranslationModelSpec", "UpcycleSpec", "json_schema", "model_spec", "parse_text",
     "read_job",

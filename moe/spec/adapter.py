@@ -110,22 +110,37 @@ class AdapterSpec(Spec):
         """Problems of a model of these parameters, by name with their shapes."""
         chosen = {name: shape for name, shape in names.items() if self.chooses(name)}
         if self.targets == ():
-            yield Problem("targets", [], "must choose some matrix", "name one, or leave it out")
+            yield Problem("empty", "targets", [], "must choose some matrix", "name one, or leave it out")
         for index, pattern in enumerate(self.targets or ()):
             if not any(matches(pattern, name) for name in chosen):
                 kinds = dict.fromkeys(starred(name) for name in names if _MATRIX.search(name))
-                yield Problem(f"targets[{index}]", pattern, "is the name of no matrix that an adapter can lie beside",
-                              f"use one of {', '.join(kinds)}")  # fmt: skip
+                yield Problem(
+                    "not_found",
+                    f"targets[{index}]",
+                    pattern,
+                    "is the name of no matrix that an adapter can lie beside",
+                    f"use one of {', '.join(kinds)}",
+                )
         for name in chosen:
             other = _other_first(name)
             if other in names and other not in chosen:
-                yield Problem("targets", list(self.targets or ()), f"have {name} and not {other}, and both share A",
-                              "name both, as *.experts.* does, or neither")  # fmt: skip
+                yield Problem(
+                    "conflict",
+                    "targets",
+                    list(self.targets or ()),
+                    f"have {name} and not {other}, and both share A",
+                    "name both, as *.experts.* does, or neither",
+                )
                 break
         smallest = min(chosen, key=lambda name: min(chosen[name][-2:]), default=None)
         if smallest is not None and self.rank > (most := min(chosen[smallest][-2:])):
-            yield Problem("rank", self.rank, f"must be at most the smaller side (={most}) of {smallest}, "
-                          f"{list(chosen[smallest])}", "lower it, or leave that out of targets")  # fmt: skip
+            yield Problem(
+                "out_of_range",
+                "rank",
+                self.rank,
+                f"must be at most the smaller side (={most}) of {smallest}, {list(chosen[smallest])}",
+                "lower it, or leave that out of targets",
+            )
 
 
 def _other_first(name: str) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from moe.spec.errors import SpecError
+from moe.spec.errors import RuleError, SpecError
 from moe.spec.problems import problems_of
 
 
@@ -44,13 +44,15 @@ LARGEST_EXACT = 2**53 - 1
 
 def _exact(number: int) -> int:
     if number > LARGEST_EXACT:
-        raise ValueError(f"must be at most {LARGEST_EXACT}; lower it")
+        raise RuleError("out_of_range", f"must be at most {LARGEST_EXACT}", "lower it")
     return number
 
 
 def _encodable(text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("must be text that UTF-8 can hold; remove the lone surrogates in it")
+        raise RuleError(
+            "invalid_encoding", "must be text that UTF-8 can hold", "remove the lone surrogates in it"
+        )
     return text
 
 
@@ -63,7 +65,7 @@ LANGUAGE_CODE_REMEDY = "use 1 to 32 letters, digits, '_', '-', '.' and '@', as i
 
 def _language(code: str) -> str:
     if not LANGUAGE_CODE.fullmatch(code):
-        raise ValueError(f"must be a language code; {LANGUAGE_CODE_REMEDY}")
+        raise RuleError("not_a_choice", "must be a language code", LANGUAGE_CODE_REMEDY)
     return code
 
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import NonNegative, Text
+from moe.spec.errors import RuleError
 from moe.spec.places import MAX_PLACES, Place
 from moe.spec.sequences import SequencesFields
 
@@ -16,7 +17,7 @@ def _day(text: str) -> str:
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError:
-        raise ValueError("must be a day; write it as 2026-11-26") from None
+        raise RuleError("invalid_value", "must be a day", "write it as 2026-11-26") from None
 
 
 _MAX_ARGUMENTS_CHARS = 10_000
@@ -31,11 +32,13 @@ Argument = Annotated[Text, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]
 def _own_arguments(given: dict[str, Any]) -> dict[str, Any]:
     for name in given:
         if name in RESERVED:
-            raise ValueError(f"must leave {name!r} to the conversations; leave it out")
+            raise RuleError("not_allowed", f"must leave {name!r} to the conversations", "leave it out")
     if any("\ud800" <= character <= "\udfff" for character in json.dumps(given, ensure_ascii=False)):
-        raise ValueError("must be text that UTF-8 can hold; remove the lone surrogates in it")
+        raise RuleError(
+            "invalid_encoding", "must be text that UTF-8 can hold", "remove the lone surrogates in it"
+        )
     if len(json.dumps(given)) > _MAX_ARGUMENTS_CHARS:
-        raise ValueError(f"must have at most {_MAX_ARGUMENTS_CHARS:,} characters; shorten them")
+        raise RuleError("too_large", f"must have at most {_MAX_ARGUMENTS_CHARS:,} characters", "shorten them")
     return given
 
 

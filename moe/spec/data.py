@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from moe.spec.bad_records import BadRecordsFields
 from moe.spec.base import AboveOne, Count, CountOrZero, LanguageCode, NonNegative, Spec
 from moe.spec.conversations import ConversationsSpec
+from moe.spec.errors import RuleError
 from moe.spec.module import ModuleDataSpec
 from moe.spec.places import MAX_PLACES, Column, Place
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
@@ -85,7 +86,9 @@ class ParallelTextSpec(BadRecordsFields, _CorpusSpec):
     def _apart(self) -> "ParallelTextSpec":
         for pair in self.files:
             if pair.source == pair.target:
-                raise ValueError(f"names {pair.source!r} as both source and target; name two files")
+                raise RuleError(
+                    "duplicate", f"names {pair.source!r} as both source and target", "name two files"
+                )
         return self
 
 

@@ -5,13 +5,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from moe.spec.errors import RuleError
+
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(?:\d{1,9}[smhd])+")
 
 
 def _duration(text: str) -> str:
     if not _DURATION.fullmatch(text) or seconds_of(text) <= 0:
-        raise ValueError("must be a duration; write it as 90s, 10m, 1h30m or 2d")
+        raise RuleError("invalid_value", "must be a duration", "write it as 90s, 10m, 1h30m or 2d")
     return text
 
 

@@ -2,16 +2,62 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
+
+ProblemCode = Literal[
+    "already_exists",
+    "bad_records",
+    "changed",
+    "conflict",
+    "corrupt",
+    "does_not_fit",
+    "dtype_mismatch",
+    "duplicate",
+    "empty",
+    "invalid_encoding",
+    "invalid_syntax",
+    "invalid_value",
+    "mismatch",
+    "missing",
+    "no_sharding_rule",
+    "not_a_choice",
+    "not_allowed",
+    "not_applicable",
+    "not_capturable",
+    "not_divisible",
+    "not_finite",
+    "not_found",
+    "not_installed",
+    "not_runnable",
+    "not_writable",
+    "out_of_range",
+    "requires",
+    "shape_mismatch",
+    "side_effect",
+    "too_large",
+    "uninitialized",
+    "unknown_key",
+    "unreadable",
+    "unsupported",
+    "user_code",
+    "wrong_state",
+    "wrong_type",
+    "wrong_version",
+]
+"""What kind of rule was broken. Codes stay; wording may change. docs/problems.md says what each means."""
+
+PROBLEM_CODES: tuple[str, ...] = get_args(ProblemCode)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where (`model.moe.num_experts`), what stood there (None where nothing
-    did, or where it is a whole part), the rule, the way out."""
+    """One mistake in a user's input."""
 
+    code: ProblemCode
     path: str
+    """Where: a key (`model.moe.num_experts`), a file, a line of code."""
     value: Any
+    """What stands there; None where nothing does, and where it is a mapping of keys."""
     rule: str
     remedy: str = ""
 
@@ -23,6 +69,14 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class RuleError(ValueError):
+    """A rule that a value breaks, raised by validators, which do not know the value's path: `problems_of` adds it."""
+
+    def __init__(self, code: ProblemCode, rule: str, remedy: str) -> None:
+        super().__init__(f"{rule}; {remedy}")
+        self.code, self.rule, self.remedy = code, rule, remedy
 
 
 def _shortened(text: str) -> str:

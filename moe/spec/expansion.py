@@ -72,7 +72,9 @@ def dimensions(name: Any) -> dict[str, Any]:
         return dict(_MODELS[name])
     if isinstance(name, str) and name.endswith("-dense") and _has_twin(name.removesuffix("-dense")):
         return _dense_twin(_MODELS[name.removesuffix("-dense")])
-    raise SpecError(Problem("preset", name, "is not a preset", f"use one of {', '.join(names())}"))
+    raise SpecError(
+        Problem("not_a_choice", "preset", name, "is not a preset", f"use one of {', '.join(names())}")
+    )
 
 
 def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,13 @@ class _StandsTwice(Exception):
 
 def _unreadable(name: str, line: int, column: int, why: str) -> SpecError:
     return SpecError(
-        Problem(f"{name}, line {line}, column {column}", why, "cannot be read", "mend the syntax there")
+        Problem(
+            "invalid_syntax",
+            f"{name}, line {line}, column {column}",
+            why,
+            "cannot be read",
+            "mend the syntax there",
+        )
     )
 
 
@@ -152,6 +158,7 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
     if len(text.encode()) > MAX_SPEC_BYTES:
         raise SpecError(
             Problem(
+                "too_large",
                 name,
                 f"{len(text.encode())} bytes",
                 f"must be at most {MAX_SPEC_BYTES} bytes",
@@ -163,7 +170,9 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
             data = json.loads(text, object_pairs_hook=_once)
         except _StandsTwice as error:
             why = f"the key {error.args[0]!r} stands twice"
-            raise SpecError(Problem(name, why, "cannot be read", "remove one of the two")) from None
+            raise SpecError(
+                Problem("invalid_syntax", name, why, "cannot be read", "remove one of the two")
+            ) from None
         except json.JSONDecodeError as error:
             raise _unreadable(name, error.lineno, error.colno, error.msg) from None
         except ValueError:  # Python refuses to read numbers of thousands of digits
@@ -206,7 +215,13 @@ def _checked_text(data: Any, text: str) -> Any:
             shown = place.removeprefix(".").encode(errors="backslashreplace").decode()
             rule = f"must not have half of a surrogate pair (U+{ord(match[0]):04X})"
             raise SpecError(
-                Problem(shown or "body", ascii(value)[1:-1], rule, "write the character itself, or no such")
+                Problem(
+                    "invalid_encoding",
+                    shown or "body",
+                    ascii(value)[1:-1],
+                    rule,
+                    "write the character itself, or no such",
+                )
             )
     return data
 
@@ -236,12 +251,14 @@ def _decoded(content: bytes, name: str) -> str:
     for mark, encoding in _ENCODINGS:
         if content.startswith(mark):
             remedy = f"save it as UTF-8: iconv -f {encoding} -t UTF-8"
-            raise SpecError(Problem(name, f"{encoding} text", "is not UTF-8 text", remedy))
+            raise SpecError(
+                Problem("invalid_encoding", name, f"{encoding} text", "is not UTF-8 text", remedy)
+            )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise SpecError(
-            Problem(name, f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
+            Problem("invalid_encoding", name, f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
         ) from None
 
 

@@ -39,17 +39,33 @@ class GenerationSpec(Spec):
     def _one_way(self) -> "GenerationSpec":
         problems = []
         if self.num_beams > 1 and self.temperature:
-            problems.append(Problem("num_beams", self.num_beams, "says nothing where tokens are drawn (temperature is "
-                                    f"{self.temperature})", "leave one of them out"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "not_applicable",
+                    "num_beams",
+                    self.num_beams,
+                    f"says nothing where tokens are drawn (temperature is {self.temperature})",
+                    "leave one of them out",
+                )
+            )
         if self.num_beams == 1 and self.length_penalty != _LENGTH_PENALTY:
-            problems.append(Problem("length_penalty", self.length_penalty, "says nothing without a search",
-                                    "ask for several beams, 4 for instance, or leave it out"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "not_applicable",
+                    "length_penalty",
+                    self.length_penalty,
+                    "says nothing without a search",
+                    "ask for several beams, 4 for instance, or leave it out",
+                )
+            )
         of_draws = {"top_k": None, "top_p": 1.0, "seed": 0}
         changed = [name for name, default in of_draws.items() if getattr(self, name) != default]
         if changed and not self.temperature:
             rule = "says nothing where no token is drawn (temperature is 0)"
             remedy = "give a temperature, 1 for instance, or leave it out"
-            problems += [Problem(name, getattr(self, name), rule, remedy) for name in changed]
+            problems += [
+                Problem("not_applicable", name, getattr(self, name), rule, remedy) for name in changed
+            ]
         if problems:
             raise SpecError(problems)
         return self

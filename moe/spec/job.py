@@ -12,7 +12,7 @@ from moe.spec.adapter import AdapterSpec
 from moe.spec.base import Count, Spec, Text
 from moe.spec.conversations import ConversationsSpec, PreferenceSpec
 from moe.spec.data import DataSpec, SequencesSpec, SyntheticSpec
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, RuleError, SpecError
 from moe.spec.groups import with_group
 from moe.spec.language import LanguageModelSpec
 from moe.spec.model import ModelSpec, kind_of
@@ -30,9 +30,11 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 def _labels(labels: dict[str, str]) -> dict[str, str]:
     for key, value in labels.items():
         if not _LABEL.fullmatch(key) or (value and not _LABEL.fullmatch(value)):
-            raise ValueError(
+            raise RuleError(
+                "invalid_value",
                 "must have keys and values of at most 63 letters, digits, '.', '_', '/' and '-', "
-                "beginning and ending with a letter or digit; rename them"
+                "beginning and ending with a letter or digit",
+                "rename them",
             )
     return labels
 
@@ -82,12 +84,14 @@ class JobSpec(Spec):
             return given
         model = given.get("model")
         if (kind := kind_of(model)) != "language" and not (isinstance(model, dict) and "from" in model):
-            raise SpecError(Problem("adapter", None, f"is nothing for a {kind} model",
+            raise SpecError(Problem("not_applicable", "adapter", None, f"is nothing for a {kind} model",
                                     "leave it out, or use a language model"))  # fmt: skip
         fields = model if isinstance(model, dict) else model.model_dump(exclude_unset=True)  # type: ignore[union-attr]
         if fields.get("adapter") is not None:
             raise SpecError(
-                Problem("adapter", None, "is there twice, beside model and in it", "leave one out")
+                Problem(
+                    "duplicate", "adapter", None, "is there twice, beside model and in it", "leave one out"
+                )
             )
         rest = {name: each for name, each in given.items() if name != "adapter"}
         return {**rest, "model": {**fields, "adapter": given["adapter"]}}
@@ -129,8 +133,13 @@ class JobSpec(Spec):
         """Problem of a job with a synthetic corpus, which can be planned but not trained."""
         if not isinstance(self.data, SyntheticSpec):
             return None
-        return Problem("data.corpus", self.data.corpus, "is random tokens, with nothing to learn from",
-                       "use packages or documents, or only plan it: shardyard plan")  # fmt: skip
+        return Problem(
+            "not_applicable",
+            "data.corpus",
+            self.data.corpus,
+            "is random tokens, with nothing to learn from",
+            "use packages or documents, or only plan it: shardyard plan",
+        )
 
     @property
     def missing_folder(self) -> Problem | None:
@@ -141,11 +150,11 @@ class JobSpec(Spec):
         if self.model.adapter is not None:
             rule = "is required beside an adapter, which is trained beside weights that are there"
             remedy = "name the folder of a model, leave adapter out, or only plan it: shardyard plan"
-            return Problem("model.from", None, rule, remedy)
+            return Problem("missing", "model.from", None, rule, remedy)
         if isinstance(self.data, ConversationsSpec):
             rule = f"is required for the corpus {self.data.corpus}, which its chat template writes"
             remedy = "name the folder of a model that has one, or only plan it: shardyard plan"
-            return Problem("model.from", None, rule, remedy)
+            return Problem("missing", "model.from", None, rule, remedy)
         return None
 
     @property
@@ -212,6 +221,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         lower = max(1, batch_tokens // moe.group_tokens) * moe.group_tokens
         problems.append(
             Problem(
+                "not_divisible",
                 "model.moe.group_tokens",
                 moe.group_tokens,
                 f"must divide train.batch_tokens (={batch_tokens})",
@@ -222,7 +232,13 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
     if isinstance(job.model, LanguageModelSpec) != of_sequences:
         fits = "catalogs, jsonl or text" if of_sequences else "packages, documents, chat or preference"
         problems.append(
-            Problem("data.corpus", job.data.corpus, f"is nothing for a {job.model.kind} model", f"use {fits}")
+            Problem(
+                "not_applicable",
+                "data.corpus",
+                job.data.corpus,
+                f"is nothing for a {job.model.kind} model",
+                f"use {fits}",
+            )
         )
         return problems
     if isinstance(job.model, LanguageModelSpec):
@@ -234,6 +250,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
         where = "model.moe.group_tokens" if moe is not None else "train.batch_tokens"
         problems.append(
             Problem(
+                "out_of_range",
                 where,
                 group_tokens,
                 f"must hold one pair of the longest kind, 2 x data.max_tokens (={smallest})",
@@ -246,23 +263,33 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
 def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
     """A user's module brings its own batches, and says itself what is computed and in which precision."""
     if not isinstance(job.data, ModuleDataSpec):
-        yield Problem("data.corpus", job.data.corpus, "is nothing for a module model",
+        yield Problem("not_applicable", "data.corpus", job.data.corpus, "is nothing for a module model",
                       "use module, with the function that gives its batches")  # fmt: skip
         return
     if not isinstance(job.model, ModuleModelSpec):
-        yield Problem("model.kind", job.model.kind, "has no use for a module's batches",
+        yield Problem("not_applicable", "model.kind", job.model.kind, "has no use for a module's batches",
                       "use kind module, or another corpus")  # fmt: skip
         return
     given, default = job.train, TrainSpec(num_steps=job.train.num_steps)
     for name in _NOT_OF_MODULES:
         if (value := getattr(given, name)) != getattr(default, name):
             shown = None if isinstance(value, Spec) else value
-            yield Problem(f"train.{name}", shown, "is for models of this library to heed, and not for a user's module",
-                          "leave it out: the module's own code says it")  # fmt: skip
+            yield Problem(
+                "not_applicable",
+                f"train.{name}",
+                shown,
+                "is for models of this library to heed, and not for a user's module",
+                "leave it out: the module's own code says it",
+            )
     for name in type(job.parallel).model_fields:
         if (value := getattr(job.parallel, name)) != getattr(ParallelSpec(), name):
-            yield Problem(f"parallel.{name}", value, "is for models of this library, and not for a user's module",
-                          "leave it out: its layout is planned from what it computes")  # fmt: skip
+            yield Problem(
+                "not_applicable",
+                f"parallel.{name}",
+                value,
+                "is for models of this library, and not for a user's module",
+                "leave it out: its layout is planned from what it computes",
+            )
 
 
 _NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "preference_beta", "dtype", "evaluation", "freeze")
@@ -278,11 +305,18 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
     for index, pattern in enumerate(job.train.freeze):
         if not any(matches(pattern, name) for name in names):
             kinds = list(dict.fromkeys(starred(name) for name in names))
-            yield Problem(f"train.freeze[{index}]", pattern, "is the name of none of the model's parameters",
-                          f"use one of {', '.join(kinds)}")  # fmt: skip
+            yield Problem(
+                "not_found",
+                f"train.freeze[{index}]",
+                pattern,
+                "is the name of none of the model's parameters",
+                f"use one of {', '.join(kinds)}",
+            )
     trained = (each.name for each in table if not each.frozen)
     if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in trained):
-        yield Problem("train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze less")
+        yield Problem(
+            "empty", "train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze less"
+        )
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
@@ -291,8 +325,13 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
         "max_pairs", "max_sequences")  # fmt: skip
     for name in (theirs, f"{theirs}_along_the_way"):
         if (value := getattr(job.train.evaluation, name)) != EvaluationSpec.model_fields[name].default:
-            yield Problem(f"train.evaluation.{name}", value, f"is nothing for a {job.model.kind} model",
-                          f"use {name.replace(theirs, ours)}")  # fmt: skip
+            yield Problem(
+                "not_applicable",
+                f"train.evaluation.{name}",
+                value,
+                f"is nothing for a {job.model.kind} model",
+                f"use {name.replace(theirs, ours)}",
+            )
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
@@ -311,14 +350,30 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
     assert isinstance(job.model, LanguageModelSpec)
     is_preference = isinstance(job.data, PreferenceSpec)
     if is_preference and job.model.adapter is None:
-        yield Problem("adapter", None, "is required for the corpus preference: the model beneath it is the one that "
-                      "answers are compared with", "add one, as in adapter: {rank: 16}")  # fmt: skip
+        yield Problem(
+            "missing",
+            "adapter",
+            None,
+            "is required for the corpus preference: the model beneath it is the one that "
+            "answers are compared with",
+            "add one, as in adapter: {rank: 16}",
+        )
     if is_preference and job.label_smoothing:
-        yield Problem("train.label_smoothing", job.label_smoothing, "is nothing for the corpus preference",
-                      "leave it out")  # fmt: skip
+        yield Problem(
+            "not_applicable",
+            "train.label_smoothing",
+            job.label_smoothing,
+            "is nothing for the corpus preference",
+            "leave it out",
+        )
     if not is_preference and job.train.preference_beta is not None:
-        yield Problem("train.preference_beta", job.train.preference_beta, "is for the corpus preference alone",
-                      "leave it out")  # fmt: skip
+        yield Problem(
+            "not_applicable",
+            "train.preference_beta",
+            job.train.preference_beta,
+            "is for the corpus preference alone",
+            "leave it out",
+        )
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:
@@ -327,15 +382,20 @@ def _problems_of_sequences(job: JobSpec) -> list[Problem]:
     problems = []
     if group_tokens % max_tokens:
         problems.append(
-            Problem("model.moe.group_tokens", group_tokens,
+            Problem("not_divisible", "model.moe.group_tokens", group_tokens,
                     f"must be a multiple of data.max_tokens (={max_tokens}): groups hold whole sequences",
                     f"use {max_tokens * max(1, group_tokens // max_tokens)}")
         )  # fmt: skip
     if group_tokens == max_tokens and batch_tokens % max_tokens:
         problems.append(
-            Problem("train.batch_tokens", batch_tokens, f"must be a multiple of data.max_tokens (={max_tokens})",
-                    f"use {max_tokens * max(1, batch_tokens // max_tokens)}")
-        )  # fmt: skip
+            Problem(
+                "not_divisible",
+                "train.batch_tokens",
+                batch_tokens,
+                f"must be a multiple of data.max_tokens (={max_tokens})",
+                f"use {max_tokens * max(1, batch_tokens // max_tokens)}",
+            )
+        )
     return problems
 
 
@@ -345,6 +405,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
     if expert is not None and moe is None and expert > 1:
         problems.append(
             Problem(
+                "out_of_range",
                 "parallel.expert",
                 expert,
                 "must be 1 for a model without experts",
@@ -356,6 +417,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
         above = -(-moe.num_experts // expert) * expert
         problems.append(
             Problem(
+                "not_divisible",
                 "model.moe.num_experts",
                 moe.num_experts,
                 f"must be divisible by parallel.expert (={expert})",
@@ -372,6 +434,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
             workers = f"{max_workers}" if min_workers == max_workers else f"{min_workers} to {max_workers}"
             problems.append(
                 Problem(
+                    "mismatch",
                     "parallel",
                     " x ".join(f"{axis} {degree}" for axis, degree in each.items()),
                     f"must multiply to the number of workers (={workers}), not {asked}",

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from moe.spec.base import LARGEST_EXACT, Spec
 from moe.spec.block import Blocks
 from moe.spec.counted import Counted
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, RuleError, SpecError
 
 MAX_CODE_CHARS = 255
 MAX_OPTIONS_CHARS = 100_000
@@ -31,7 +31,7 @@ def _is_name(text: str) -> bool:
 
 def _code(text: str) -> str:
     if not is_code(text):
-        raise ValueError(f"must be module:function; {CODE_REMEDY}")
+        raise RuleError("invalid_value", "must be module:function", CODE_REMEDY)
     return text
 
 
@@ -42,18 +42,21 @@ Code = Annotated[str, AfterValidator(_code)]
 def _options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if not _is_name(name):
-            raise ValueError(f"must have names of arguments as keys, and {name!r} is none; rename it")
+            raise RuleError(
+                "invalid_value", f"must have names of arguments as keys, and {name!r} is none", "rename it"
+            )
     return _plain_values(options)
 
 
 def _plain_values(options: dict[str, Any]) -> dict[str, Any]:
     if any(not _is_plain(each) for each in _values(options)):
-        raise ValueError(
-            "must hold what JSON can: text, finite numbers, true, false, null, lists and mappings with text as keys; "
-            "write it so"
+        raise RuleError(
+            "wrong_type",
+            "must hold what JSON can: text, finite numbers, true, false, null, lists and mappings with text as keys",
+            "write it so",
         )
     if len(json.dumps(options)) > MAX_OPTIONS_CHARS:
-        raise ValueError(f"must have at most {MAX_OPTIONS_CHARS:,} characters; write less")
+        raise RuleError("too_large", f"must have at most {MAX_OPTIONS_CHARS:,} characters", "write less")
     return options
 
 
@@ -123,16 +126,26 @@ class ModuleModelSpec(Counted):
     def model_dim(self) -> int:
         """Raises SpecError, as `blocks` does: only who builds the module knows what it has."""
         raise SpecError(
-            Problem("model.kind", self.kind, "has no dimensions that are known: it is planned from what it computes",
-                    "submit the job, or use `shardyard plan --module`")
-        )  # fmt: skip
+            Problem(
+                "unsupported",
+                "model.kind",
+                self.kind,
+                "has no dimensions that are known: it is planned from what it computes",
+                "submit the job, or use `shardyard plan --module`",
+            )
+        )
 
     def blocks(self) -> Blocks:
         """Raises SpecError."""
         raise SpecError(
-            Problem("model.kind", self.kind, "has no table of parameters: it is planned from what it computes",
-                    "submit the job, or use `shardyard plan --module`")
-        )  # fmt: skip
+            Problem(
+                "unsupported",
+                "model.kind",
+                self.kind,
+                "has no table of parameters: it is planned from what it computes",
+                "submit the job, or use `shardyard plan --module`",
+            )
+        )
 
 
 class ModuleDataSpec(Spec):
@@ -147,9 +160,14 @@ class ModuleDataSpec(Spec):
     def max_tokens(self) -> int:
         """Raises SpecError: only who gives the batches knows what they hold."""
         raise SpecError(
-            Problem("data.corpus", self.corpus, "has no lengths that are known: its batches are the module's own",
-                    "use the module's own code")
-        )  # fmt: skip
+            Problem(
+                "unsupported",
+                "data.corpus",
+                self.corpus,
+                "has no lengths that are known: its batches are the module's own",
+                "use the module's own code",
+            )
+        )
 
     @property
     def padded_tokens(self) -> float:

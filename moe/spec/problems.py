@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, ProblemCode, RuleError, SpecError
 
 _TAGGED = {"model", "data", "optimizer", "attention"}
 """Parts of a kind, which pydantic puts into the place of what is wrong with them."""
@@ -59,40 +59,79 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     if isinstance(value, dict) and kind != "extra_forbidden":
         value = None  # a whole part says nothing in a line
     if kind == "extra_forbidden":
-        return Problem(path, value, "is not a key that a spec has", "remove it, or look up its spelling")
+        return Problem(
+            "unknown_key", path, value, "is not a key that a spec has", "remove it, or look up its spelling"
+        )
     if kind == "missing":
-        return Problem(path, None, "is required", "add it")
+        return Problem("missing", path, None, "is required", "add it")
     if kind == "union_tag_not_found":
         tag = str(context["discriminator"]).strip("'")
-        return Problem(f"{path}.{tag}", None, "is required", "add it")
+        return Problem("missing", f"{path}.{tag}", None, "is required", "add it")
     if kind == "invalid_key":
-        return Problem(path, value, "must not be a key: only text is", "write it in quotes, or remove it")
+        return Problem(
+            "wrong_type", path, value, "must not be a key: only text is", "write it in quotes, or remove it"
+        )
     if kind == "string_unicode":
         value = value if isinstance(value, str) else None
         return Problem(
-            path, value, "must be text that UTF-8 can hold", "remove the lone surrogates in it or its keys"
+            "invalid_encoding",
+            path,
+            value,
+            "must be text that UTF-8 can hold",
+            "remove the lone surrogates in it or its keys",
         )
     if kind == "union_tag_invalid":
         tag = str(context["discriminator"]).strip("'")
         return Problem(
-            f"{path}.{tag}", context["tag"], f"must be one of {context['expected_tags']}", "use one of them"
+            "not_a_choice",
+            f"{path}.{tag}",
+            context["tag"],
+            f"must be one of {context['expected_tags']}",
+            "use one of them",
         )
-    if cause is not None:
-        rule, _, remedy = str(cause).partition("; ")
-        return Problem(path, value, rule, remedy or _OTHERWISE)
+    if isinstance(cause, RuleError):
+        return Problem(cause.code, path, value, cause.rule, cause.remedy)
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         also = " or the word auto" if path == "parallel" else ""
-        return Problem(path, value, f"must be a mapping of fields{also}", "write its fields below it")
+        return Problem(
+            "wrong_type", path, value, f"must be a mapping of fields{also}", "write its fields below it"
+        )
     if kind == "too_long" and not isinstance(value, str):
         limit = context["max_length"]
-        return Problem(path, None, f"must have at most {limit} entries", _FEWER.get(path, "leave some out"))
+        return Problem(
+            "too_large", path, None, f"must have at most {limit} entries", _FEWER.get(path, "leave some out")
+        )
     message = entry["msg"]
     message = message.replace("Input should be", "must be").replace("should", "must")
     if message[:1].isupper():
         message = "is wrong: " + message
-    return Problem(path, value, message, _REMEDIES.get(kind, _OTHERWISE))
+    return Problem(code_of(kind), path, value, message, _REMEDIES.get(kind, _OTHERWISE))
 
 
+def code_of(kind: str) -> ProblemCode:
+    """The code for one of pydantic's types of errors."""
+    if kind.endswith(("_type", "_parsing", "_from_float")):
+        return "wrong_type"
+    return _CODES.get(kind, "invalid_value")
+
+
+_CODES: dict[str, ProblemCode] = {
+    "enum": "not_a_choice",
+    "extra_forbidden": "unknown_key",
+    "finite_number": "not_finite",
+    "greater_than": "out_of_range",
+    "greater_than_equal": "out_of_range",
+    "json_invalid": "invalid_syntax",
+    "less_than": "out_of_range",
+    "less_than_equal": "out_of_range",
+    "literal_error": "not_a_choice",
+    "missing": "missing",
+    "multiple_of": "not_divisible",
+    "string_too_long": "too_large",
+    "string_unicode": "invalid_encoding",
+    "too_long": "too_large",
+    "too_short": "empty",
+}
 _OTHERWISE = "write what the rule asks for"
 _FEWER = {
     "data.paths": "name several files by one pattern with `*`, or put them together",

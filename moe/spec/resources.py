@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, NonNegative, Spec
+from moe.spec.errors import RuleError
 
 DeviceKind = Literal["cuda", "cpu"]
 """The kinds of devices that workers train on, as torch names them."""
@@ -13,7 +14,7 @@ DeviceKind = Literal["cuda", "cpu"]
 def _no_look_alike(given: Any) -> Any:
     """`true` and 1.0 equal 1, and are no number of GPUs."""
     if isinstance(given, bool | float):
-        raise ValueError("must be auto, 0 or 1; write it as a whole number")
+        raise RuleError("wrong_type", "must be auto, 0 or 1", "write it as a whole number")
     return given
 
 
@@ -34,18 +35,22 @@ class ResourcesSpec(Spec):
     def _one_way(self) -> "ResourcesSpec":
         ranged = self.min_workers is not None or self.max_workers is not None
         if ranged and self.num_workers is not None:
-            raise ValueError(
-                "names num_workers and a range; leave min_workers and max_workers out, or num_workers"
+            raise RuleError(
+                "conflict",
+                "names num_workers and a range",
+                "leave min_workers and max_workers out, or num_workers",
             )
         if ranged and (self.min_workers is None or self.max_workers is None):
-            raise ValueError("names half a range; give both min_workers and max_workers")
+            raise RuleError("missing", "names half a range", "give both min_workers and max_workers")
         if (
             self.min_workers is not None
             and self.max_workers is not None
             and self.min_workers > self.max_workers
         ):
-            raise ValueError(
-                f"has min_workers (={self.min_workers}) above max_workers (={self.max_workers}); swap them"
+            raise RuleError(
+                "out_of_range",
+                f"has min_workers (={self.min_workers}) above max_workers (={self.max_workers})",
+                "swap them",
             )
         return self
 
@@ -106,37 +111,45 @@ class ParallelSpec(Spec):
     @model_validator(mode="after")
     def _in_turns(self) -> "ParallelSpec":
         if self.overlap and self.recompute == "full":
-            raise ValueError(
-                "has overlap (=True) with recompute (='full'), which computes whole blocks again at once; use "
-                "recompute selective, or leave overlap out"
+            raise RuleError(
+                "conflict",
+                "has overlap (=True) with recompute (='full'), which computes whole blocks again at once",
+                "use recompute selective, or leave overlap out",
             )
         if self.overlap and (self.num_chunks or 1) > 1:
-            raise ValueError(
-                f"has overlap (=True) with num_chunks (={self.num_chunks}), and exchanges hide behind one thing only; "
-                "leave one of them out"
+            raise RuleError(
+                "conflict",
+                f"has overlap (=True) with num_chunks (={self.num_chunks}), and exchanges hide behind one thing only",
+                "leave one of them out",
             )
         if self.overlap and self.expert == self.expert_tensor == 1:
-            raise ValueError(
-                "has overlap (=True) where expert and expert_tensor are 1 and no rows travel; leave overlap out"
+            raise RuleError(
+                "not_applicable",
+                "has overlap (=True) where expert and expert_tensor are 1 and no rows travel",
+                "leave overlap out",
             )
         if self.overlap and (self.pipeline or 1) > 1 and self.virtual_stages == 1:
-            raise ValueError(
+            raise RuleError(
+                "conflict",
                 f"has overlap (=True) with virtual_stages (=1) in a pipeline (={self.pipeline}), whose micro-batches "
-                "take turns between virtual stages; use 2 or more, or leave overlap out"
+                "take turns between virtual stages",
+                "use 2 or more, or leave overlap out",
             )
         return self
 
     @model_validator(mode="after")
     def _of_something(self) -> "ParallelSpec":
         if (self.virtual_stages or 1) > 1 and self.pipeline == 1:
-            raise ValueError(
-                f"has virtual_stages (={self.virtual_stages}) with pipeline (=1), which has no stages; "
-                "raise pipeline, or leave virtual_stages out"
+            raise RuleError(
+                "not_applicable",
+                f"has virtual_stages (={self.virtual_stages}) with pipeline (=1), which has no stages",
+                "raise pipeline, or leave virtual_stages out",
             )
         if self.sharding is not None and self.fsdp == self.expert_fsdp == 1:
-            raise ValueError(
-                f"has sharding (={self.sharding!r}) where fsdp and expert_fsdp are 1 and nothing is cut up; "
-                "raise one of them, or leave sharding out"
+            raise RuleError(
+                "not_applicable",
+                f"has sharding (={self.sharding!r}) where fsdp and expert_fsdp are 1 and nothing is cut up",
+                "raise one of them, or leave sharding out",
             )
         return self
 
@@ -168,7 +181,11 @@ class Backoff(Spec):
     @model_validator(mode="after")
     def _in_order(self) -> "Backoff":
         if self.first_s > self.max_s:
-            raise ValueError(f"has first_s (={self.first_s:g}) above max_s (={self.max_s:g}); raise max_s")
+            raise RuleError(
+                "out_of_range",
+                f"has first_s (={self.first_s:g}) above max_s (={self.max_s:g})",
+                "raise max_s",
+            )
         return self
 
     def wait_s(self, num_failures: int) -> float:

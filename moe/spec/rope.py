@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from moe.spec.base import Count, NonNegative, Positive, Spec
+from moe.spec.errors import RuleError
 
 Factor = Annotated[float, Field(strict=True, ge=1)]
 """How many times as long sequences become."""
@@ -43,8 +44,10 @@ class Llama3Scaling(Spec):
     def _ordered(self) -> "Llama3Scaling":
         low, high = self.low_frequency_factor, self.high_frequency_factor
         if low >= high:
-            raise ValueError(
-                f"low_frequency_factor (={low}) must be below high_frequency_factor (={high}); lower it"
+            raise RuleError(
+                "out_of_range",
+                f"low_frequency_factor (={low}) must be below high_frequency_factor (={high})",
+                "lower it",
             )
         return self
 
@@ -70,7 +73,9 @@ class YarnScaling(Spec):
     def _ordered(self) -> "YarnScaling":
         fast, slow = self.beta_fast, self.beta_slow
         if fast < slow:
-            raise ValueError(f"beta_fast (={fast}) must be at least beta_slow (={slow}); raise it")
+            raise RuleError(
+                "out_of_range", f"beta_fast (={fast}) must be at least beta_slow (={slow})", "raise it"
+            )
         return self
 
 
@@ -94,13 +99,17 @@ class RopeSpec(Spec):
         """How many dimensions of a head turn, r. Raises ValueError where they are no whole pairs, or too few."""
         dim = int(head_dim * self.fraction)
         if dim % 2 or not dim:
-            raise ValueError(
+            raise RuleError(
+                "not_divisible",
                 f"head_dim (={head_dim}) times fraction (={self.fraction}) must be an even number, and 2 at least, and "
-                f"is {dim}; change one of them"
+                f"is {dim}",
+                "change one of them",
             )
         if dim == 2 and isinstance(self.scaling, DynamicScaling):
-            raise ValueError(
-                "dynamic scaling needs 4 rotated dimensions at least, and there are 2; use linear scaling"
+            raise RuleError(
+                "out_of_range",
+                "dynamic scaling needs 4 rotated dimensions at least, and there are 2",
+                "use linear scaling",
             )
         return dim
 

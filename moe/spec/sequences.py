@@ -58,11 +58,20 @@ class SourceSpec(Spec):
                         f"is required where the paths say several ({', '.join(sorted(filter(None, said)))})"
                     )
                 raise SpecError(
-                    Problem("format", None, rule, "write jsonl, text or parquet, one for each source")
+                    Problem(
+                        "missing", "format", None, rule, "write jsonl, text or parquet, one for each source"
+                    )
                 )
         if self.file_format == "text" and self.column != "text":
-            raise SpecError(Problem("column", self.column, "says nothing of text files, each a document as it is",
-                                    "leave it out, or name the format"))  # fmt: skip
+            raise SpecError(
+                Problem(
+                    "not_applicable",
+                    "column",
+                    self.column,
+                    "says nothing of text files, each a document as it is",
+                    "leave it out, or name the format",
+                )
+            )
         return self
 
     @property
@@ -105,13 +114,25 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
         names = self.source_names
         for index, name in enumerate(names):
             if name == ALL:
-                raise SpecError(Problem(f"sources[{index}].name", name, "is what the report calls all of them together",
-                                        "rename it"))  # fmt: skip
+                raise SpecError(
+                    Problem(
+                        "duplicate",
+                        f"sources[{index}].name",
+                        name,
+                        "is what the report calls all of them together",
+                        "rename it",
+                    )
+                )
             if name in names[:index]:
                 raise SpecError(
-                    Problem(f"sources[{index}].name", name, f"is the name of sources[{names.index(name)}] too",
-                            "rename one, or put their paths into one source")
-                )  # fmt: skip
+                    Problem(
+                        "duplicate",
+                        f"sources[{index}].name",
+                        name,
+                        f"is the name of sources[{names.index(name)}] too",
+                        "rename one, or put their paths into one source",
+                    )
+                )
         return self
 
     @property

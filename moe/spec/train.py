@@ -7,6 +7,7 @@ from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Fraction, NonNegative, Positive, Spec, Text
 from moe.spec.duration import Duration, seconds_of
+from moe.spec.errors import RuleError
 
 
 class AdamWSpec(Spec):
@@ -134,9 +135,10 @@ class TrainSpec(Spec):
     @model_validator(mode="after")
     def _profile_comes(self) -> "TrainSpec":
         if self.profile is not None and self.profile.from_step > self.num_steps:
-            raise ValueError(
-                f"has profile.from_step (={self.profile.from_step}) after num_steps (={self.num_steps}); "
-                "lower it, or leave profile out"
+            raise RuleError(
+                "out_of_range",
+                f"has profile.from_step (={self.profile.from_step}) after num_steps (={self.num_steps})",
+                "lower it, or leave profile out",
             )
         return self
 
@@ -144,9 +146,10 @@ class TrainSpec(Spec):
     def _warm_up_ends(self) -> "TrainSpec":
         warmup = self.schedule.warmup_steps
         if warmup is not None and warmup > self.num_steps:
-            raise ValueError(
-                f"warms up for {warmup} steps but runs only num_steps (={self.num_steps}); "
-                "lower schedule.warmup_steps or leave it out"
+            raise RuleError(
+                "out_of_range",
+                f"warms up for {warmup} steps but runs only num_steps (={self.num_steps})",
+                "lower schedule.warmup_steps or leave it out",
             )
         return self
 

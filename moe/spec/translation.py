@@ -9,7 +9,7 @@ from moe.spec import expansion
 from moe.spec.base import Count, Fraction
 from moe.spec.block import AttentionDims, Block, Blocks, FeedForwardDims
 from moe.spec.counted import Counted
-from moe.spec.errors import SpecError
+from moe.spec.errors import RuleError, SpecError
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, matrix, norm, within
 
@@ -54,25 +54,28 @@ class TranslationModelSpec(Counted):
     @model_validator(mode="after")
     def _coherent(self) -> "TranslationModelSpec":
         if self.moe is not None and self.moe.model_dim != self.model_dim:
-            raise ValueError(
-                f"needs moe.model_dim (={self.moe.model_dim}) equal to model_dim "
-                f"(={self.model_dim}); leave moe.model_dim out"
+            raise RuleError(
+                "mismatch",
+                f"needs moe.model_dim (={self.moe.model_dim}) equal to model_dim (={self.model_dim})",
+                "leave moe.model_dim out",
             )
         if self.moe is not None and self.moe_every > max(self.num_encoder_layers, self.num_decoder_layers):
-            raise ValueError(
-                f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks; "
-                "lower moe_every or leave moe out"
+            raise RuleError(
+                "empty",
+                f"has no layer with experts: moe_every (={self.moe_every}) exceeds both stacks",
+                "lower moe_every or leave moe out",
             )
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             raise SpecError(replace(problem, path=f"moe.{problem.path}"))
         if self.share_vocabulary and self.source_vocab_size != self.target_vocab_size:
-            raise ValueError(
+            raise RuleError(
+                "mismatch",
                 f"shares one vocabulary, so source_vocab_size (={self.source_vocab_size}) must "
-                f"equal target_vocab_size (={self.target_vocab_size}); "
-                "make them equal or set share_vocabulary: false"
+                f"equal target_vocab_size (={self.target_vocab_size})",
+                "make them equal or set share_vocabulary: false",
             )
         if self.moe is not None and self.dense_twin_ffn_dim is not None:
-            raise ValueError("has both moe and dense_twin_ffn_dim; leave one of them out")
+            raise RuleError("conflict", "has both moe and dense_twin_ffn_dim", "leave one of them out")
         return self
 
     @property

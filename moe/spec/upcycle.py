@@ -47,15 +47,17 @@ class UpcycleSpec(Spec):
 
     def _problems(self) -> Iterator[Problem]:
         if self.experts_per_token > self.num_experts:
-            yield Problem("experts_per_token", self.experts_per_token,
+            yield Problem("out_of_range", "experts_per_token", self.experts_per_token,
                           f"must be at most num_experts (={self.num_experts})", "lower it")  # fmt: skip
         if self.shared_slices >= self.granularity:
-            yield Problem("shared_slices", self.shared_slices,
+            yield Problem("out_of_range", "shared_slices", self.shared_slices,
                           f"must be below granularity (={self.granularity}), or no slice is left for experts",
                           "lower it, or raise granularity")  # fmt: skip
         elif self.experts_per_token * self.routed_slices == 1:
             rule = "leaves a token one expert, whose weight is 1 whatever its score, so that no router is ever trained"
-            yield Problem("experts_per_token", 1, rule, "use 2 or more, or a higher granularity")
+            yield Problem(
+                "out_of_range", "experts_per_token", 1, rule, "use 2 or more, or a higher granularity"
+            )
 
     @property
     def routed_slices(self) -> int:
@@ -67,10 +69,20 @@ class UpcycleSpec(Spec):
         if ffn_dim % self.granularity:
             fits = max(number for number in range(1, self.granularity) if ffn_dim % number == 0)
             rule = f"must divide the hidden width of the dense layers (={ffn_dim})"
-            yield Problem("granularity", self.granularity, rule, f"use {fits}, or another divisor of it")
+            yield Problem(
+                "not_divisible",
+                "granularity",
+                self.granularity,
+                rule,
+                f"use {fits}, or another divisor of it",
+            )
         if self.every > num_layers:
             yield Problem(
-                "every", self.every, f"must be at most the number of layers (={num_layers})", "lower it"
+                "out_of_range",
+                "every",
+                self.every,
+                f"must be at most the number of layers (={num_layers})",
+                "lower it",
             )
 
     def layer_of(self, ffn_dim: int) -> dict[str, Any]:
@@ -94,21 +106,21 @@ class UpcycleSpec(Spec):
             rule = (
                 "must be softmax_topk or sigmoid_topk, whose weights of a token's experts add up to the same"
             )
-            yield Problem("moe.router", moe.routing.router, f"{rule} for all tokens", _ANEW)
+            yield Problem("unsupported", "moe.router", moe.routing.router, f"{rule} for all tokens", _ANEW)
             return
         for name, value in expected.items():
             if (given := getattr(moe, name)) != value:
-                yield Problem(f"moe.{name}", given, f"must be {value}, as upcycle has it", _ANEW)
+                yield Problem("mismatch", f"moe.{name}", given, f"must be {value}, as upcycle has it", _ANEW)
         if not (moe.routing.renormalizes or getattr(moe.routing, "softmax", None) == "after_topk"):
             rule = "leaves the sum of a token's weights to its scores, and the dense model's layers weigh 1"
-            yield Problem("moe.renormalize_gates", False, rule, _ANEW)
+            yield Problem("unsupported", "moe.renormalize_gates", False, rule, _ANEW)
         layers = list(range(self.every - 1, num_layers, self.every))
         if list(moe_layers) != layers:
             rule = f"must leave experts in the layers {layers}, as upcycle.every (={self.every}) has it"
-            yield Problem("moe_every", list(moe_layers), rule, _ANEW)
+            yield Problem("mismatch", "moe_every", list(moe_layers), rule, _ANEW)
         if ffn_dim is not None and moe.hidden_dim * self.granularity != ffn_dim:
             rule = f"must be ffn_dim (={ffn_dim}) by upcycle.granularity (={self.granularity})"
-            yield Problem("moe.hidden_dim", moe.hidden_dim, rule, _ANEW)
+            yield Problem("mismatch", "moe.hidden_dim", moe.hidden_dim, rule, _ANEW)
 
     def experts_factor(self, moe: MoESpec) -> float:
         """Factor of the experts' last matrices: a slice weighs 1 by the slices of its group, and times the scaling

@@ -144,7 +144,11 @@ class Task(ABC, Generic[Data, MicroBatch]):
         cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
     ) -> "nn.Module":
         """The model of its own spec alone, as an exported folder has it. A kind that is not exported has none."""
-        raise SpecError(Problem("model.kind", spec.kind, "is not built without a job", "load its checkpoint"))
+        raise SpecError(
+            Problem(
+                "unsupported", "model.kind", spec.kind, "is not built without a job", "load its checkpoint"
+            )
+        )
 
     @classmethod
     def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "Generator":
@@ -153,7 +157,9 @@ class Task(ABC, Generic[Data, MicroBatch]):
         `read` gives the tokenizers' files by name. Raises ValueError or FileNotFoundError for what cannot be read. A
         kind that generates nothing has none.
         """
-        raise SpecError(Problem("model", None, "generates nothing", "load its weights with torch alone"))
+        raise SpecError(
+            Problem("unsupported", "model", None, "generates nothing", "load its weights with torch alone")
+        )
 
     @abstractmethod
     def batches(self, data: Data, plan: "Plan", layout: "Layout") -> "Callable[[int], RankBatch[MicroBatch]]":

@@ -167,7 +167,9 @@ def require_same_data(data: PreparedData) -> None:
     if len(found) > 1:
         rule = f"is not the same for every worker (prepared as {' and as '.join(found)}): it was changed meanwhile"
         raise SpecError(
-            Problem("data", None, rule, "leave its files alone while a run begins, and submit it again")
+            Problem(
+                "changed", "data", None, rule, "leave its files alone while a run begins, and submit it again"
+            )
         )
 
 
@@ -177,7 +179,11 @@ def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
     groups = -(-spec.num_groups // layout.data_ranks)
     if each * number < groups:
         rule = f"times micro_batch_groups (={each}) must be at least the {groups} groups that a data rank has"
-        raise SpecError(Problem("plan.options.num_micro_batches", number, rule, f"use {-(-groups // each)}"))
+        raise SpecError(
+            Problem(
+                "out_of_range", "plan.options.num_micro_batches", number, rule, f"use {-(-groups // each)}"
+            )
+        )
 
 
 def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
@@ -235,7 +241,7 @@ def _resume(
         if spec.start_from is not None:
             rule = f"is where this run begins, and its copy in {checkpointer.url} is gone or damaged"
             remedy = "resume the job when its storage is whole again, or submit it anew"
-            raise SpecError(Problem("start_from.job", spec.start_from.job, rule, remedy))
+            raise SpecError(Problem("not_found", "start_from.job", spec.start_from.job, rule, remedy))
         if checkpointer.passed_over and layout.rank == 0:
             recorder.log("warning", "no whole checkpoint: the run begins anew at step 0")
         if not state.task.kept_elsewhere():

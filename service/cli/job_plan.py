@@ -105,9 +105,14 @@ def _pool_of(plan: Plan, given: Cluster | Pools) -> Cluster:
         return given.at_least(plan.num_workers)
     if plan.pool is None:
         raise SpecError(
-            Problem("cluster.pools", " and ".join(plan.pools), "are several that the plan's stages lie on, and layouts "
-                    "are compared on one kind of nodes", "leave out cluster.between, or give one pool as the cluster")
-        )  # fmt: skip
+            Problem(
+                "unsupported",
+                "cluster.pools",
+                " and ".join(plan.pools),
+                "are several that the plan's stages lie on, and layouts are compared on one kind of nodes",
+                "leave out cluster.between, or give one pool as the cluster",
+            )
+        )
     return given.cluster(plan.pool)
 
 
@@ -207,7 +212,7 @@ def read_layout(text: str) -> Layout:
         return layout_to_ask(load(text))
     if "=" not in text:
         raise SpecError(
-            Problem(_OPTION, text, "is neither a layout nor a file that is there",
+            Problem("not_found", _OPTION, text, "is neither a layout nor a file that is there",
                     "write it as tensor=2,expert=8, or name a plan that --save wrote")
         )  # fmt: skip
     return parse_layout(text, _OPTION)

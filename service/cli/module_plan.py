@@ -19,7 +19,7 @@ def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, w
     """Plan it, write the files that were asked for, and print the plan. Raises SpecError, OSError."""
     for path, code in (("--module", build), ("--sample", sample)):
         if not is_code(code):
-            raise SpecError(Problem(path, code, "must be module:function", CODE_REMEDY))
+            raise SpecError(Problem("invalid_syntax", path, code, "must be module:function", CODE_REMEDY))
     asked = ModuleRequest(
         build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=written.draw is not None
     )  # fmt: skip
@@ -36,7 +36,7 @@ def _hints(path: Path | None) -> dict[str, object]:
     given = {} if path is None else read_plain(path)
     if not isinstance(given, dict) or not all(isinstance(each, str) for each in given):
         raise SpecError(
-            Problem("--hints", str(path), "must hold a mapping of names to hints",
+            Problem("wrong_type", "--hints", str(path), "must hold a mapping of names to hints",
                     'write it as "*.experts.*": {split: 0}')
         )  # fmt: skip
     return given

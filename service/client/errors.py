@@ -1,6 +1,6 @@
 """Failures between a client and a control plane, in words a user can act on."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from moe.spec.errors import Problem
@@ -68,10 +68,11 @@ class ApiError(ClientError):
 
 
 def _problems(errors: list[Any]) -> "tuple[Problem, ...]":
-    from moe.spec.errors import Problem
+    from moe.spec.errors import Problem, ProblemCode
 
     return tuple(
         Problem(
+            cast(ProblemCode, str(error.get("code", ""))),  # of a later release it may be another
             str(error.get("path", "")),
             error.get("value"),
             str(error.get("rule", "")),

@@ -122,7 +122,9 @@ def _told_of(path: str, code: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         raise SpecError(
-            Problem(path, code, f"cannot be planned: {words}{where}", "correct the module's code")
+            Problem(
+                "user_code", path, code, f"cannot be planned: {words}{where}", "correct the module's code"
+            )
         ) from error
 
 
@@ -133,7 +135,7 @@ def _too_large(request: Request, words: str) -> Problem:
         if request.memory_bytes is None
         else f"planning may have (={request.memory_bytes:,} bytes)"
     )
-    return Problem(path, code, f"takes more memory than {limit}: {words[:200]}",
+    return Problem("does_not_fit", path, code, f"takes more memory than {limit}: {words[:200]}",
                    "make parameters and buffers with torch's own functions, which take none while a plan is made, or "
                    "ask the operator to raise SHARDYARD_PLANNING_MEMORY_BYTES")  # fmt: skip
 

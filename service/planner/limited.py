@@ -99,7 +99,7 @@ class _Child:
             said = self._output.decode(errors="replace").strip()
             ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
             why = f"ended the process that plans it ({ended})" + (f": {said[-500:]}" if said else "")
-        raise SpecError(Problem(path, code, why, "correct the module's code"))
+        raise SpecError(Problem("user_code", path, code, why, "correct the module's code"))
 
     def _watch(self) -> str | None:
         """Until it has answered or ended; the reason why it must end, else. Raises Stopped."""

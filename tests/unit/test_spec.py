@@ -295,7 +295,9 @@ def test_what_is_no_spec_at_all_is_refused(given: Any) -> None:
 
 
 def test_errors_cross_process_boundaries() -> None:
-    error = SpecError([Problem("a.b", 1, "is wrong", "mend it"), Problem("c", None, "is required")])
+    error = SpecError(
+        [Problem("conflict", "a.b", 1, "is wrong", "mend it"), Problem("missing", "c", None, "is required")]
+    )
     again = pickle.loads(pickle.dumps(error))
     assert again.problems == error.problems
     assert str(again) == str(error) == "a.b (=1) is wrong; mend it\nc is required"
@@ -316,7 +318,9 @@ def test_what_stands_beside_a_preset_overrides_it() -> None:
 def test_a_part_alone_is_told_the_same_way() -> None:
     with pytest.raises(SpecError) as caught:
         MoESpec(router="softmax_topk", num_experts=4, top_k=5, model_dim=2, hidden_dim=2)
-    assert caught.value.problems == (Problem("top_k", 5, "must be at most num_experts (=4)", "lower it"),)
+    assert caught.value.problems == (
+        Problem("out_of_range", "top_k", 5, "must be at most num_experts (=4)", "lower it"),
+    )
 
 
 PAPER = {  # Table 1 and section 4: experts in all, published weights

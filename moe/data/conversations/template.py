@@ -71,7 +71,9 @@ class ChatTemplate:
         if not sources:
             rule = "has no chat template, which says how a conversation is written"
             raise SpecError(
-                Problem(PLACE, None, rule, "name one by data.chat_template, or use corpus documents")
+                Problem(
+                    "missing", PLACE, None, rule, "name one by data.chat_template, or use corpus documents"
+                )
             )
         named = {**plain(files, "special_tokens_map.json"), **config}
         variables = {
@@ -93,7 +95,13 @@ class ChatTemplate:
         (found,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
         if isinstance(found, Unreadable):
             raise SpecError(
-                Problem("chat", None, f"cannot be: the model's chat template {found.rule}", found.remedy)
+                Problem(
+                    "invalid_syntax",
+                    "chat",
+                    None,
+                    f"cannot be: the model's chat template {found.rule}",
+                    found.remedy,
+                )
             )
         return found.rows[0].text
 
@@ -131,7 +139,7 @@ class ChatTemplate:
         for each in json.loads(answer):
             if each.get("is_template"):
                 where = PLACE + "/chat_template" if self.place == PLACE else self.place
-                raise SpecError(Problem(where, None, each["rule"], each["remedy"]))
+                raise SpecError(Problem("unsupported", where, None, each["rule"], each["remedy"]))
             if "rule" in each:
                 yield Unreadable(each["rule"], each["remedy"])
             elif "rows" in each:

@@ -66,6 +66,7 @@ class Catalogs(Corpus):
         if not self._all_files:
             raise SpecError(
                 Problem(
+                    "not_found",
                     "data.sources",
                     list(self._data.sources),
                     "has no message catalogs on this machine",
@@ -110,7 +111,11 @@ def _installed(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise SpecError(
             Problem(
-                "data.sources", "pip", f"needs the package {package}", f"install it: pip install {package}"
+                "not_installed",
+                "data.sources",
+                "pip",
+                f"needs the package {package}",
+                f"install it: pip install {package}",
             )
         )
     return Path(spec.submodule_search_locations[0])

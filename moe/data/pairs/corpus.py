@@ -63,7 +63,7 @@ def require_languages(
         near = near or get_close_matches(lang, sorted(there), n=3, cutoff=0.5)
         listed = ", ".join(near) if near else _some(sorted(there))
         remedy = f"use one of {listed}" if listed else "leave data.languages out"
-        problems.append(Problem(f"data.languages[{index}]", lang, rule, remedy))
+        problems.append(Problem("not_a_choice", f"data.languages[{index}]", lang, rule, remedy))
     if problems:
         raise SpecError(problems)
 

@@ -86,13 +86,15 @@ class Jsonl(Corpus):
             if column not in row.values:
                 there = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
                 rule = f"is not a column of {lines.location}{row.where}, which has {there}"
-                raise SpecError(Problem(f"data.{field}", column, rule, "use one of those"))
+                raise SpecError(Problem("bad_records", f"data.{field}", column, rule, "use one of those"))
             value = row.values[column]
             if not isinstance(value, str):
                 rule = f"has a {column!r} that is {kind_of(value)}, not text"
-                raise lines.broken_at(row.where, rule, "put a string there, or leave the line out")
+                raise lines.broken_at(
+                    "wrong_type", row.where, rule, "put a string there, or leave the line out"
+                )
             values.append(value)
         if not LANGUAGE_CODE.fullmatch(values[0]):
             rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is no language code"
-            raise lines.broken_at(row.where, rule, LANGUAGE_CODE_REMEDY)
+            raise lines.broken_at("not_a_choice", row.where, rule, LANGUAGE_CODE_REMEDY)
         return Pair(*values)

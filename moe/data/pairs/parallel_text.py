@@ -42,7 +42,9 @@ class ParallelText(Corpus):
             if len(sources) != len(targets):
                 counts = f"{len(sources)} source files, {len(targets)} target files"
                 raise SpecError(
-                    Problem(place, counts, "must match as many sources as targets", "name each file")
+                    Problem(
+                        "mismatch", place, counts, "must match as many sources as targets", "name each file"
+                    )
                 )
             found += [_Files(place, pair.lang, *both) for both in zip(sources, targets, strict=True)]
         return found
@@ -95,4 +97,4 @@ def _read(files: _Files, faults: Faults, limit_bytes: int | None = None) -> Iter
     if sources.ended and targets.ended and num_sources != num_targets:
         counts = f"{num_sources} lines in {files.source}, {num_targets} in {files.target}"
         rule = "must have as many source lines as target lines"
-        raise SpecError(Problem(files.place, counts, rule, "align the files line by line"))
+        raise SpecError(Problem("mismatch", files.place, counts, rule, "align the files line by line"))

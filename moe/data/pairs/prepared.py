@@ -91,7 +91,7 @@ def prepare(
         _build(empty, corpus, data, model, seed, report, Stages(_STAGES, progress))
         if content_key(data, model, corpus, seed) != key:
             remedy = "leave its files alone until the run has begun, and submit it again"
-            raise SpecError(Problem("data", None, "was changed while it was read", remedy))
+            raise SpecError(Problem("changed", "data", None, "was changed while it was read", remedy))
 
     def fill_from_shared(empty: Path) -> None:
         assert shared_dir is not None
@@ -254,5 +254,5 @@ def _nothing_left(cleaner: Cleaner) -> SpecError:
     dropped = ", ".join(f"{rule} {count}" for rule, count in cleaner.dropped.items() if count)
     rule = "has no pairs left to train on" + (f" (left out: {dropped})" if dropped else "")
     return SpecError(
-        Problem("data", f"{cleaner.read} pairs read", rule, "give it more text, or relax its rules")
+        Problem("empty", "data", f"{cleaner.read} pairs read", rule, "give it more text, or relax its rules")
     )

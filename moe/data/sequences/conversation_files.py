@@ -54,7 +54,9 @@ class ConversationColumns:
         """Raise SpecError unless a file has one of the columns that conversations begin with."""
         if not any(key in types for key in _ONE_OF):
             there = ", ".join(map(repr, types)) if types else "no columns at all"
-            raise file.broken(f"has {there}, and none of {', '.join(_ONE_OF)}", "name its columns so")
+            raise file.broken(
+                "missing", f"has {there}, and none of {', '.join(_ONE_OF)}", "name its columns so"
+            )
 
 
 def _without_nulls(value: Any) -> Any:
@@ -97,4 +99,6 @@ def _of_parquet(file: File, faults: Faults | None) -> Iterator[Record]:
     except SpecError:
         raise
     except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise file.broken(f"cannot be read as Parquet: {error}", "write the file anew") from None
+        raise file.broken(
+            "unreadable", f"cannot be read as Parquet: {error}", "write the file anew"
+        ) from None

@@ -102,7 +102,7 @@ class Conversations(Corpus):
         for file in others:
             entries = list(self._entries([file], faults, CHECK_BYTES // len(others)))
             if not entries and not faults.num_bad:
-                raise file.broken("has no records", "give it some, or leave it out")
+                raise file.broken("empty", "has no records", "give it some, or leave it out")
             some += entries[:_CHECKED] if len(some) < _CHECKED * _MAX_CHECKED_FILES else []
         rows = [
             row for _, renderings in self._written(some, faults) for each in renderings for row in each.rows
@@ -141,7 +141,7 @@ class Conversations(Corpus):
         faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
-            raise SpecError(Problem("data.paths", places, "has no records", "give it some"))
+            raise SpecError(Problem("empty", "data.paths", places, "has no records", "give it some"))
 
     def facts(self) -> dict[str, object]:
         told = " or ".join(_WAYS[way] for way in sorted(self._ways))
@@ -162,7 +162,7 @@ class Conversations(Corpus):
                 try:
                     found = pair_of(row) if self._is_pair else (conversation_of(row),)
                 except Unreadable as error:
-                    faults.add(file.broken(error.rule, error.remedy, where))
+                    faults.add(file.broken("invalid_value", error.rule, error.remedy, where))
                 else:
                     yield _Entry(file, where, found, num_bytes)
 
@@ -184,7 +184,7 @@ class Conversations(Corpus):
                     rule = (
                         f"has a conversation that the chat template of {self._template.place} {refusal.rule}"
                     )
-                    faults.add(entry.file.broken(rule, refusal.remedy, entry.where))
+                    faults.add(entry.file.broken("unsupported", rule, refusal.remedy, entry.where))
                     num_refused += 1
                     if num_refused >= _MAX_REFUSED:
                         faults.require_none()

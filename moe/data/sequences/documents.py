@@ -48,7 +48,7 @@ class Documents(Corpus):
                     seen.add(location)
             if not files:
                 rule = "names only files that sources before it name too"
-                raise SpecError(Problem(f"{place}.paths", None, rule, "leave the source out"))
+                raise SpecError(Problem("duplicate", f"{place}.paths", None, rule, "leave the source out"))
             found.append((reader_of(source, place), files))
         return found
 
@@ -99,7 +99,9 @@ class Documents(Corpus):
                 places = ", ".join(str(file.location) for file in files[:3])
                 rule = "has no documents with text"
                 raise SpecError(
-                    Problem(f"data.sources[{index}].paths", places, rule, "give it text, or leave it out")
+                    Problem(
+                        "empty", f"data.sources[{index}].paths", places, rule, "give it text, or leave it out"
+                    )
                 )
 
         faults.require_none()

@@ -102,7 +102,9 @@ def _tried(encode: Callable[[], list[T]], chunk: Sequence[Document]) -> list[T]:
             raise
         sources = ", ".join(sorted({document.source for document in chunk}))
         rule = f"breaks on a document of {sources}: {error}"
-        raise SpecError(Problem("model.tokenizer", None, rule, "use another tokenizer")) from None
+        raise SpecError(
+            Problem("unsupported", "model.tokenizer", None, rule, "use another tokenizer")
+        ) from None
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -12,7 +12,7 @@ from moe.data.json_lines import Row, kind_of, rows
 from moe.data.lines import Lines
 from moe.data.locations import Location
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
-from moe.spec import Problem, SourceSpec, SpecError
+from moe.spec import Problem, ProblemCode, SourceSpec, SpecError
 
 UNREADABLE = DAMAGED
 _SHORTER = "cut it into several documents"
@@ -26,8 +26,8 @@ class File:
     """Where the spec names it: `data.sources[0].paths[1]`."""
     location: Location
 
-    def broken(self, rule: str, remedy: str, where: str = "") -> SpecError:
-        return SpecError(Problem(self.place, f"{self.location}{where}", rule, remedy))
+    def broken(self, code: ProblemCode, rule: str, remedy: str, where: str = "") -> SpecError:
+        return SpecError(Problem(code, self.place, f"{self.location}{where}", rule, remedy))
 
 
 class Reader(ABC):
@@ -71,10 +71,10 @@ class Jsonl(Reader):
     def _problem(self, file: File, row: Row, value: object) -> SpecError:
         if self._column in row.values:
             rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
-            return file.broken(rule, "put a string there, or leave the line out", row.where)
+            return file.broken("wrong_type", rule, "put a string there, or leave the line out", row.where)
         there = ", ".join(map(repr, row.values)) if row.values else "no keys at all"
         rule = f"is not a key of {file.location}{row.where}, which has {there}"
-        return SpecError(Problem(self._place, self._column, rule, "use one of those"))
+        return SpecError(Problem("missing", self._place, self._column, rule, "use one of those"))
 
 
 class PlainText(Reader):
@@ -96,11 +96,13 @@ class PlainText(Reader):
             with file.location.open() as opened:
                 content = opened.read(most + 1)
         except UNREADABLE as error:
-            raise file.broken(f"cannot be read: {error}", "make the file whole again") from None
+            raise file.broken("unreadable", f"cannot be read: {error}", "make the file whole again") from None
         if len(content) > MAX_DOCUMENT_BYTES:
-            raise file.broken(f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files")
+            raise file.broken(
+                "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files"
+            )
         if (kind := no_text(content[:HEAD_BYTES])) is not None:
-            raise file.broken(*kind)
+            raise file.broken("wrong_type", *kind)
         is_cut, text = len(content) > most, content.removeprefix(codecs.BOM_UTF8)
         try:
             return text.decode()
@@ -109,7 +111,9 @@ class PlainText(Reader):
                 line = 1 + text.count(b"\n", 0, error.start)
                 byte = len(content) - len(text) + error.start + 1
                 rule = f"is not UTF-8 text at byte {byte} of the file"
-                raise file.broken(rule, "save the file as UTF-8", f", line {line}") from None
+                raise file.broken(
+                    "invalid_encoding", rule, "save the file as UTF-8", f", line {line}"
+                ) from None
             return text[: error.start].decode()
 
 
@@ -143,7 +147,9 @@ class Parquet(Reader):
                         if limit_bytes is not None and num_bytes >= limit_bytes:
                             return
         except (*UNREADABLE, pyarrow.ArrowException, UnicodeDecodeError) as error:
-            raise file.broken(f"cannot be read as Parquet: {error}", "write the file anew") from None
+            raise file.broken(
+                "unreadable", f"cannot be read as Parquet: {error}", "write the file anew"
+            ) from None
 
     def _value(self, value: Any) -> tuple[str | None, int]:
         """(text of a row, None where there is none or none that is UTF-8; its bytes)"""
@@ -155,20 +161,25 @@ class Parquet(Reader):
 
     def _problem(self, file: File, row: int, value: Any, size: int) -> SpecError:
         if size > MAX_DOCUMENT_BYTES:
-            return file.broken(f"is longer than {MAX_DOCUMENT_BYTES} bytes", _SHORTER, f", row {row}")
+            return file.broken(
+                "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", _SHORTER, f", row {row}"
+            )
+        code: ProblemCode = "invalid_encoding" if value.is_valid else "wrong_type"
         kind = "not UTF-8" if value.is_valid else f"{kind_of(None)}, not text"
         rule, remedy = f"has a {self._column!r} that is {kind}", "put a string there, or leave the row out"
-        return file.broken(rule, remedy, f", row {row}")
+        return file.broken(code, rule, remedy, f", row {row}")
 
     def require_column(self, file: File, types: dict[str, str]) -> None:
         """Raise SpecError unless a file with columns of these types has the text."""
         if self._column not in types:
             there = ", ".join(map(repr, types)) if types else "no columns at all"
             rule = f"is not a column of {file.location}, which has {there}"
-            raise SpecError(Problem(self._place, self._column, rule, "use one of those"))
+            raise SpecError(Problem("not_found", self._place, self._column, rule, "use one of those"))
         if types[self._column] not in TEXT_TYPES:
             rule = f"is a column of {types[self._column]} in {file.location}, not of text"
-            raise SpecError(Problem(self._place, self._column, rule, "name a column of strings"))
+            raise SpecError(
+                Problem("wrong_type", self._place, self._column, rule, "name a column of strings")
+            )
 
 
 TEXT_TYPES = ("string", "large_string", "string_view")
@@ -192,15 +203,15 @@ def footer_of(file: File) -> bytes:
             tail = raw.read(8)
             num_bytes = int.from_bytes(tail[:4], "little") + 8
             if len(tail) < 8 or tail[4:] != b"PAR1" or num_bytes + 4 > end:
-                raise file.broken("is not a Parquet file", "write it anew, or name its format")
+                raise file.broken("corrupt", "is not a Parquet file", "write it anew, or name its format")
             if num_bytes > MAX_DOCUMENT_BYTES:
                 raise file.broken(
-                    f"has a footer of {num_bytes} bytes", "write it anew, with fewer row groups"
+                    "too_large", f"has a footer of {num_bytes} bytes", "write it anew, with fewer row groups"
                 )
             raw.seek(end - num_bytes)
             return raw.read(num_bytes)
     except UNREADABLE as error:
-        raise file.broken(f"cannot be read: {error}", "make the file whole again") from None
+        raise file.broken("unreadable", f"cannot be read: {error}", "make the file whole again") from None
 
 
 def reader_of(source: SourceSpec, place: str) -> Reader:

@@ -96,7 +96,7 @@ class ModelTokenizer:
         if num_ids > vocab_size:
             rule = f"must be at least the {num_ids} ids of the model's tokenizer"
             remedy = f"use {num_ids} or more, or another tokenizer"
-            raise SpecError(Problem(f"{self.place}.vocab_size", vocab_size, rule, remedy))
+            raise SpecError(Problem("out_of_range", f"{self.place}.vocab_size", vocab_size, rule, remedy))
 
 
 def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[str]) -> None:
@@ -153,7 +153,7 @@ def load_tokenizer(read: Callable[[str], bytes]) -> "Tokenizer":
 
 
 def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:
-    return SpecError(Problem(f"{tokenizer.place}.tokenizer", TOKENIZER, rule, _REMEDY))
+    return SpecError(Problem("unsupported", f"{tokenizer.place}.tokenizer", TOKENIZER, rule, _REMEDY))
 
 
 def hard_texts() -> Iterator[str]:

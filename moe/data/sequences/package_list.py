@@ -140,6 +140,6 @@ def reason_against(text: str) -> str | None:
 
 def _missing(name: str, rule: str) -> SpecError:
     return SpecError(
-        Problem("data.corpus", "packages", f"needs the distribution {name}, {rule}",
+        Problem("not_installed", "data.corpus", "packages", f"needs the distribution {name}, {rule}",
                 f"install it on every node (pip install {name}), or train on documents of your own")
     )  # fmt: skip

@@ -108,4 +108,4 @@ def _read(file: SourceFile) -> bytes:
     except OSError as error:
         rule = f"cannot read {file.path}, which {file.distribution} has installed: {error.strerror or error}"
         remedy = f"install it anew: pip install --force-reinstall --no-deps {file.distribution}"
-        raise SpecError(Problem("data.corpus", "packages", rule, remedy)) from None
+        raise SpecError(Problem("unreadable", "data.corpus", "packages", rule, remedy)) from None

@@ -31,10 +31,12 @@ def check_columns(reader: Columns, files: Sequence[File]) -> None:
             "moe.data.sequences.parquet_columns", given, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES
         )
     except Ended as error:
-        raise looked_at[0].broken(f"cannot be read as Parquet: {error}", "write the file anew") from None
+        raise looked_at[0].broken(
+            "unreadable", f"cannot be read as Parquet: {error}", "write the file anew"
+        ) from None
     for file, found in zip(looked_at, json.loads(answer), strict=True):
         if isinstance(found, str):
-            raise file.broken(f"cannot be read as Parquet: {found}", "write the file anew")
+            raise file.broken("unreadable", f"cannot be read as Parquet: {found}", "write the file anew")
         reader.require_column(file, found)
 
 

@@ -109,7 +109,11 @@ def prepare(
     corpus = build(data, roots, tokenizer)
     if tokenizer is None and vocab_size < SMALLEST_VOCABULARY:
         rule = "is less than the special tokens and bytes that a tokenizer begins with"
-        raise SpecError(Problem("model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"))
+        raise SpecError(
+            Problem(
+                "out_of_range", "model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"
+            )
+        )
     given = None if tokenizer is None else tokenizer.all_files()
     named = (*TOKENIZER_FILES, *((*TEMPLATE_FILES, ENDS) if isinstance(data, ConversationsSpec) else ()))
     deciding = {each: given[each] for each in named if each in given} if given else None
@@ -119,7 +123,7 @@ def prepare(
         _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report, Stages(_STAGES, progress))
         if _content_key(data, vocab_size, corpus, given) != name:
             remedy = "leave its files alone until the run has begun, and submit it again"
-            raise SpecError(Problem("data", None, "was changed while it was read", remedy))
+            raise SpecError(Problem("changed", "data", None, "was changed while it was read", remedy))
 
     folder = Cache(cache_dir, report).find_or_build(name, fill)
     stats = json.loads((folder / "stats.json").read_text(encoding="utf-8"))
@@ -250,7 +254,7 @@ def _write(
             if counts["nothing_left"]:
                 rule += f": {counts['nothing_left']} have no answer within data.max_tokens (={max_tokens})"
                 remedy = "raise data.max_tokens"
-            raise SpecError(Problem("data", None, rule, remedy))
+            raise SpecError(Problem("empty", "data", None, rule, remedy))
         for store in (train, *held_out.values()):
             store.finish(max_tokens)
     return {**counts, "num_each": num_each} if has_spans else {}

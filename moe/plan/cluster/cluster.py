@@ -133,26 +133,28 @@ class Cluster(Spec):
     def _problems(self) -> list[Problem]:
         problems = []
         if self.device_facts is None and self.device not in DEVICES:
-            problems.append(Problem("device", self.device, "is not a device type that is known here",
+            problems.append(Problem("not_a_choice", "device", self.device, "is not a device type that is known here",
                                     f"use one of {', '.join(DEVICES)}; or "
                                     f"give its facts in place of a name: {FACTS}"))  # fmt: skip
         elif self.calibration is not None and self.calibration.device != self.device_type.kind:
             kind = self.device_type.kind
-            problems.append(Problem("calibration.device", self.calibration.device,
+            problems.append(Problem("mismatch", "calibration.device", self.calibration.device,
                                     f"must be what a {self.device} is (={kind!r})",
                                     "use a calibration of such devices, or leave it out"))  # fmt: skip
         if self.torus is not None and self.torus[0] * self.torus[1] != self.num_devices:
-            problems.append(Problem("torus", self.torus, f"must have as many places as there are devices "
+            problems.append(Problem("mismatch", "torus", self.torus, f"must have as many places as there are devices "
                                     f"(={self.num_devices})", "correct its sides or the number of nodes"))  # fmt: skip
         if self.torus is not None and len(self.links or ()) > 1:
-            problems.append(Problem("links", None, "must be of one level on a torus", "give one"))
+            problems.append(
+                Problem("unsupported", "links", None, "must be of one level on a torus", "give one")
+            )
         for index, (inner, outer) in enumerate(zip(self.links or (), (self.links or ())[1:], strict=False)):
             if outer.devices <= inner.devices or outer.devices % inner.devices:
-                problems.append(Problem(f"links[{index + 1}].devices", outer.devices,
+                problems.append(Problem("not_divisible", f"links[{index + 1}].devices", outer.devices,
                                         f"must be a multiple of the level within it (={inner.devices})",
                                         "list links from the innermost out"))  # fmt: skip
         if self.links and self.links[-1].devices < self.num_devices:
-            problems.append(Problem(f"links[{len(self.links) - 1}].devices", self.links[-1].devices,
+            problems.append(Problem("out_of_range", f"links[{len(self.links) - 1}].devices", self.links[-1].devices,
                                     f"must be at least the number of devices (={self.num_devices})",
                                     "add the level that joins all"))  # fmt: skip
         return problems
@@ -311,8 +313,13 @@ def one_cluster_of(given: Any) -> Cluster:
 
 def of_several_kinds() -> Problem:
     """Error where pools are given for what is planned for one kind of nodes."""
-    return Problem("cluster.pools", None, "are several kinds of nodes, and a module is planned for one kind",
-                   "give one pool's facts as the cluster")  # fmt: skip
+    return Problem(
+        "unsupported",
+        "cluster.pools",
+        None,
+        "are several kinds of nodes, and a module is planned for one kind",
+        "give one pool's facts as the cluster",
+    )
 
 
 def of_cluster(problems: Iterable[Problem]) -> list[Problem]:

@@ -74,10 +74,16 @@ class Pools(Spec):
         names = [pool.name for pool in self.pools]
         if not names:
             raise SpecError(
-                Problem("pools", None, "must have one at least", "add it, or give one kind of nodes")
+                Problem("empty", "pools", None, "must have one at least", "add it, or give one kind of nodes")
             )
         if problems := [
-            Problem(f"pools[{index}].name", name, "is the name of another pool too", "give each its own")
+            Problem(
+                "duplicate",
+                f"pools[{index}].name",
+                name,
+                "is the name of another pool too",
+                "give each its own",
+            )
             for index, name in enumerate(names)
             if name in names[:index]
         ]:
@@ -101,7 +107,7 @@ def cluster_of(given: Any) -> Cluster | Pools:
         return one_cluster_of(given)
     if flat := [key for key in given if key in Cluster.model_fields]:
         raise SpecError(
-            Problem(f"cluster.{key}", None if isinstance(given[key], dict | list) else given[key],
+            Problem("conflict", f"cluster.{key}", None if isinstance(given[key], dict | list) else given[key],
                     "tells of one kind of nodes, beside pools", "move it into each pool that it is true of")
             for key in flat
         )  # fmt: skip

@@ -28,9 +28,14 @@ class Choices:
         if pipeline > 1 and pipeline * each > self._num_units:
             runs = f"{pipeline * each} runs of layers" + f", {each} a stage" * (each > 1)
             raise SpecError(
-                Problem("parallel.pipeline", pipeline, f"needs {runs}, where layers, embeddings and head are "
-                        f"{self._num_units}", f"use at most {self._num_units // each} stages")
-            )  # fmt: skip
+                Problem(
+                    "out_of_range",
+                    "parallel.pipeline",
+                    pipeline,
+                    f"needs {runs}, where layers, embeddings and head are {self._num_units}",
+                    f"use at most {self._num_units // each} stages",
+                )
+            )
 
     def shapes(self, workers: int) -> Iterator[Degrees]:
         """All degrees that the model, the workers and the nodes allow, with nothing sharded over data ranks yet.

@@ -353,6 +353,7 @@ def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Pro
     nearest = [each for each in nearest if _distance(each, asked) == _distance(nearest[0], asked)]
     return [
         Problem(
+            "mismatch",
             "parallel",
             shown,
             f"must multiply to the number of workers (={workers}){beside}",

@@ -166,7 +166,7 @@ def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Clus
 
 def no_smallest() -> Problem:
     """Error where no number of nodes of a kind holds a job."""
-    return Problem("resources", f"{MAX_NODES:,} nodes", "do not hold the model",
+    return Problem("does_not_fit", "resources", f"{MAX_NODES:,} nodes", "do not hold the model",
                    "use devices with more memory, smaller groups or a smaller model")  # fmt: skip
 
 
@@ -240,9 +240,14 @@ def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> Non
     if least > cluster.num_devices:
         place = "resources" if num_workers is None else "num_workers"
         raise SpecError(
-            Problem(place, number_of(least, "worker"), f"must be at most the devices (={cluster.num_devices})",
-                    "use a larger pool, or fewer workers")
-        )  # fmt: skip
+            Problem(
+                "out_of_range",
+                place,
+                number_of(least, "worker"),
+                f"must be at most the devices (={cluster.num_devices})",
+                "use a larger pool, or fewer workers",
+            )
+        )
 
 
 def _check_prices(pools: Pools, goal: Goal | None) -> None:
@@ -250,7 +255,7 @@ def _check_prices(pools: Pools, goal: Goal | None) -> None:
     if goal != "cost" or len(pools.pools) == 1:
         return
     if problems := [
-        Problem(f"cluster.pools[{index}].price_per_hour", None,
+        Problem("missing", f"cluster.pools[{index}].price_per_hour", None,
                 f"is required of pool {pool.name}, where pools are compared by cost", "add it, or use goal time")
         for index, pool in enumerate(pools.pools)
         if pool.cluster.price_per_hour is None

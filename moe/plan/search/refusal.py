@@ -45,7 +45,7 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
         None if change is None else f"{change}, which {workers} {hold}" for change in (narrow, adapter)
     )
     remedies = [remedy for remedy in (by_dtype, would_hold(fewest), by_adapter) if remedy is not None]
-    return Problem("resources", workers, rule, "; or ".join(remedies))
+    return Problem("does_not_fit", "resources", workers, rule, "; or ".join(remedies))
 
 
 def would_hold(fewest: FewestWorkers) -> str:

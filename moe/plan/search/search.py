@@ -187,7 +187,7 @@ class Search:
         shapes = [shape for shape in self._shapes(workers) if self._choices.fits_nodes(shape)]
         if not shapes:
             raise SpecError(
-                Problem("parallel.dispatch", "hierarchical",
+                Problem("not_divisible", "parallel.dispatch", "hierarchical",
                         f"needs nodes of as many ranks (={self.cluster.devices_per_node}) to divide expert groups, "
                         "with whole experts on each", "leave it out, or use other degrees")
             )  # fmt: skip
@@ -212,7 +212,7 @@ class Search:
         if placed := [each for each in shapes if any(True for _ in self._choices.placed(each))]:
             return placed
         raise SpecError(
-            Problem("parallel.sharding", self.spec.parallel.sharding,
+            Problem("requires", "parallel.sharding", self.spec.parallel.sharding,
                     "needs an fsdp or expert_fsdp degree beyond 1 that it cuts up over", "leave it out, or those")
         )  # fmt: skip
 
@@ -324,7 +324,7 @@ def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
     dtypes = cluster.traits.dtypes
     if spec.train.dtype not in dtypes:
         raise SpecError(
-            Problem("train.dtype", spec.train.dtype, f"is nothing that a {cluster.device} computes in",
+            Problem("unsupported", "train.dtype", spec.train.dtype, f"is nothing that a {cluster.device} computes in",
                     f"use one of {', '.join(dtypes)}")
         )  # fmt: skip
 

@@ -49,12 +49,23 @@ def parse_axes(text: str) -> dict[str, list[str]]:
             axis = name
         if axis not in AXES or not value:
             raise SpecError(
-                Problem("--what-if", text, f"must name {', '.join(AXES)}, each with one or more values",
-                        "write it as experts=128,256,nodes=64")
-            )  # fmt: skip
+                Problem(
+                    "invalid_syntax",
+                    "--what-if",
+                    text,
+                    f"must name {', '.join(AXES)}, each with one or more values",
+                    "write it as experts=128,256,nodes=64",
+                )
+            )
         if axis in _COUNTS and not value.isdecimal():
             raise SpecError(
-                Problem("--what-if", f"{axis}={value}", "must be a whole number", f"write it as {axis}=8")
+                Problem(
+                    "wrong_type",
+                    "--what-if",
+                    f"{axis}={value}",
+                    "must be a whole number",
+                    f"write it as {axis}=8",
+                )
             )
         found.setdefault(axis, []).append(value)
     cells = 1
@@ -62,7 +73,13 @@ def parse_axes(text: str) -> dict[str, list[str]]:
         cells *= len(values)
     if cells > MAX_CELLS:
         raise SpecError(
-            Problem("--what-if", text, f"is {cells} plans, and must be at most {MAX_CELLS}", "leave some out")
+            Problem(
+                "out_of_range",
+                "--what-if",
+                text,
+                f"is {cells} plans, and must be at most {MAX_CELLS}",
+                "leave some out",
+            )
         )
     return found
 
@@ -76,7 +93,7 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     """
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
         raise SpecError(
-            Problem("--what-if", of_nodes[0], "is of one kind of nodes, and the cluster has pools",
+            Problem("conflict", "--what-if", of_nodes[0], "is of one kind of nodes, and the cluster has pools",
                     "leave it out, or give one pool's facts as the cluster")
         )  # fmt: skip
     cells = []
@@ -115,7 +132,11 @@ def _set(given: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for part in parts:
         given = given.setdefault(part, {})
         if given is None:
-            raise SpecError(Problem(".".join(path), value, "is nothing that this model has", "leave it out"))
+            raise SpecError(
+                Problem(
+                    "unknown_key", ".".join(path), value, "is nothing that this model has", "leave it out"
+                )
+            )
     given[last] = value
 
 

@@ -85,7 +85,7 @@ class Materialiser:
                 if last in (parts if path else ours):
                     rule = "is a name that an applied module has for something else"
                     remedy = f"rename it, or put the module into another one, whose forward calls it: `inner.{last}`"
-                    yield Problem(f"{path}.{last}" if path else last, None, rule, remedy)
+                    yield Problem("conflict", f"{path}.{last}" if path else last, None, rule, remedy)
 
     def _put(self, path: str, module: nn.Module) -> None:
         within, _, last = path.rpartition(".")
@@ -134,7 +134,9 @@ def _initial(
             except AttributeError as error:
                 rule = f"cannot be called by itself: {error}"
                 remedy = "let it use the module's own tensors alone, or give apply(init=...)"
-                raise SpecError(Problem(f"{path or 'model'}.reset_parameters", None, rule, remedy)) from None
+                raise SpecError(
+                    Problem("user_code", f"{path or 'model'}.reset_parameters", None, rule, remedy)
+                ) from None
         found = shell.filled() | found
     return {last: found[last] for last in wanted if last in found}
 
@@ -199,4 +201,4 @@ def _without_values(module: nn.Module, path: str, left: list[str], init: Init | 
         remedy = "give apply(init=...)"
     remedy += " or a module that has values"
     for last in left:
-        yield Problem(f"{path}.{last}" if path else last, "meta", rule, remedy)
+        yield Problem("uninitialized", f"{path}.{last}" if path else last, "meta", rule, remedy)

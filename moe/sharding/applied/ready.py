@@ -106,12 +106,26 @@ def _assignment(captured: Captured, plan: ShardingPlan, degrees: tuple[int, ...]
         by_name: dict[str, AxisOption] = {each.name: each for each in rules(node).axis_options()}
         chosen = plan.options.get(node.name, ())
         if len(chosen) != len(degrees) or not set(chosen) <= set(by_name):
-            raise SpecError(Problem(f"plan.options.{node.name}", chosen, f"must be options of {node.target} "
-                                    f"(={', '.join(by_name)}), one for each mesh axis", "plan again"))  # fmt: skip
+            raise SpecError(
+                Problem(
+                    "not_a_choice",
+                    f"plan.options.{node.name}",
+                    chosen,
+                    f"must be options of {node.target} (={', '.join(by_name)}), one for each mesh axis",
+                    "plan again",
+                )
+            )
         options[node.name] = tuple(by_name[each] for each in chosen)
         if not rules(node).is_possible(options[node.name], degrees):
-            raise SpecError(Problem(f"plan.options.{node.name}", chosen, f"cannot be had together by {node.target} on "
-                                    f"{plan.mesh}", "plan again"))  # fmt: skip
+            raise SpecError(
+                Problem(
+                    "conflict",
+                    f"plan.options.{node.name}",
+                    chosen,
+                    f"cannot be had together by {node.target} on {plan.mesh}",
+                    "plan again",
+                )
+            )
     leaves = {
         node.name: (WHOLE,) * (len(degrees) - len(plan.mesh)) + of_words(plan.parameters[leaf.name])
         for node, leaf in captured.leaves.items()

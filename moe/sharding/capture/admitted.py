@@ -22,6 +22,7 @@ def admit(module: nn.Module, sample: Any) -> None:
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
         raise SpecError(
             Problem(
+                "wrong_type",
                 "model",
                 kind,
                 "must be an nn.Module",
@@ -30,7 +31,9 @@ def admit(module: nn.Module, sample: Any) -> None:
         )
     if not isinstance(sample, tuple | list):
         rule = "must be a tuple or list of the module's arguments, in order, or a dict of them by name"
-        raise SpecError(Problem("sample", type(sample).__name__, rule, "give (x,) for model(x)"))
+        raise SpecError(
+            Problem("wrong_type", "sample", type(sample).__name__, rule, "give (x,) for model(x)")
+        )
     if problems := [*_of_modules(module), *_of_tensors(module), *_of_sample(sample)]:
         raise SpecError(problems)
 
@@ -48,7 +51,7 @@ def _of_modules(module: nn.Module) -> Iterator[Problem]:
             remedy = "give the module that it was made of, and compile what sharding.apply gives"
         else:
             continue
-        yield Problem(path or "model", type(each).__name__, rule, remedy)
+        yield Problem("unsupported", path or "model", type(each).__name__, rule, remedy)
         return
 
 
@@ -56,10 +59,15 @@ def _of_tensors(module: nn.Module) -> Iterator[Problem]:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             yield Problem(
-                name, None, "has no shape yet", "run the module once on the sample before it is planned"
+                "uninitialized",
+                name,
+                None,
+                "has no shape yet",
+                "run the module once on the sample before it is planned",
             )
         elif isinstance(tensor, DTensor):
             yield Problem(
+                "unsupported",
                 name,
                 "DTensor",
                 "is sharded already",
@@ -67,10 +75,14 @@ def _of_tensors(module: nn.Module) -> Iterator[Problem]:
             )
         elif tensor.layout is not torch.strided:
             yield Problem(
-                name, str(tensor.layout), "must be a dense tensor", "make it dense with `to_dense()`"
+                "unsupported",
+                name,
+                str(tensor.layout),
+                "must be a dense tensor",
+                "make it dense with `to_dense()`",
             )
         elif torch_private.has_hooks(tensor):
-            yield Problem(name, None, "has a hook on its gradient, which a program would not run",
+            yield Problem("unsupported", name, None, "has a hook on its gradient, which a program would not run",
                           "register it on applied.get_parameter(...), where it is given this rank's part")  # fmt: skip
 
 
@@ -80,9 +92,16 @@ def _of_sample(sample: Any) -> Iterator[Problem]:
             continue
         name = f"inputs.{number}"
         if each.layout is not torch.strided or each.is_nested:
-            yield Problem(name, str(each.layout), "must be a dense tensor", "pad it, or make it dense")
+            yield Problem(
+                "unsupported", name, str(each.layout), "must be a dense tensor", "pad it, or make it dense"
+            )
         elif each.requires_grad:
-            yield Problem(name, "requires_grad", "asks for its gradient, which programs give of parameters alone",
-                          "detach it, or make it a parameter")  # fmt: skip
+            yield Problem(
+                "unsupported",
+                name,
+                "requires_grad",
+                "asks for its gradient, which programs give of parameters alone",
+                "detach it, or make it a parameter",
+            )
         elif not each.numel():
-            yield Problem(name, list(each.shape), "has no elements", "give a sample with some")
+            yield Problem("empty", name, list(each.shape), "has no elements", "give a sample with some")

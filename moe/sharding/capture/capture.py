@@ -139,7 +139,13 @@ def capture(
     if isinstance(loss, nn.Module) and list(loss.parameters()):
         rule = "has parameters, which the module's program does not have"
         raise SpecError(
-            Problem("loss", type(loss).__name__, rule, "put it into the module, which then returns the loss")
+            Problem(
+                "unsupported",
+                "loss",
+                type(loss).__name__,
+                rule,
+                "put it into the module, which then returns the loss",
+            )
         )
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
     arguments = tuple(fake(each, mode, device) for each in sample)

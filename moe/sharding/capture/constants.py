@@ -42,9 +42,11 @@ class Constants(TorchFunctionMode):
             name = getattr(func, "__name__", "")
             self.given[where, name].append([_described(each) for each in leaves])
             if name in _MISTRACED:
-                self.problems[Problem(where, name, _MISTRACED[name], "write out what it computes")] = None
+                self.problems[
+                    Problem("not_capturable", where, name, _MISTRACED[name], "write out what it computes")
+                ] = None
             if torch.is_grad_enabled() and any(_is_unregistered(each) for each in leaves):
-                self.problems[Problem(
+                self.problems[Problem("not_capturable",
                     where, "requires_grad", "computes with a tensor that asks for its gradient and is not registered",
                     "register it in the module: as an nn.Parameter, in an nn.ParameterList, or in a submodule",
                 )] = None  # fmt: skip
@@ -59,7 +61,7 @@ class Constants(TorchFunctionMode):
             theirs = other.given.get((where, function), [])
             if len(mine) == len(theirs) and mine != theirs:
                 name = "from_numpy" if function.startswith("lift_fresh") else function
-                yield Problem(
+                yield Problem("not_capturable",
                     where or "forward", _difference(mine, theirs),
                     f"is given to {name}, and is another in each call, of which a program would have the first",
                     "give it to the module as a tensor, keep it in a buffer, or draw it with torch.rand",

@@ -175,7 +175,7 @@ class Effects:
             self._held.append(value)
 
     def _seeded(self, frame: FrameType) -> None:
-        self._problems[Problem(
+        self._problems[Problem("not_capturable",
             line_of(frame), f"torch.{frame.f_code.co_name}",
             "seeds torch's random numbers, which programs do not draw: theirs are keyed by seed, step and position",
             "leave it out, and give sharding.apply(..., seed=...)",
@@ -235,7 +235,7 @@ class Effects:
                 remedy = "compute it in __init__, and register it as a buffer if it is a tensor"
             elif isinstance(place.read(), Tensor) and not line_of_name(self._codes, place.last):
                 remedy = "use torch.nn.utils.parametrizations in place of a hook that sets it"
-            self._problems[Problem(self.line_of(place.last), place.name,
+            self._problems[Problem("side_effect", self.line_of(place.last), place.name,
                                    "is changed in forward, which a captured program would not do again",
                                    remedy)] = None  # fmt: skip
 
@@ -243,7 +243,7 @@ class Effects:
         now = np.random.get_state()
         is_numpy = any(not np.array_equal(one, other) for one, other in zip(now, before[1], strict=True))
         if (is_numpy or random.getstate() != before[0]) and line_of_name(self._codes, "random"):
-            self._problems[Problem(self.line_of("random"), "numpy.random" if is_numpy else "random",
+            self._problems[Problem("not_capturable", self.line_of("random"), "numpy.random" if is_numpy else "random",
                                    "gives random numbers that a captured program would have once and for all",
                                    "draw them with torch.rand, or give them to the module")] = None  # fmt: skip
 
@@ -257,8 +257,15 @@ class Effects:
                 del sys.modules[name]
                 lines = (line_of_name(self._codes, each) for each in (*made, last))
                 where = next(filter(None, lines), line_of_forward(self._module))
-                self._problems[Problem(where, name, f"is imported in forward, and makes tensors ({made[0]})",
-                                       "import it at the head of the file")] = None  # fmt: skip
+                self._problems[
+                    Problem(
+                        "not_capturable",
+                        where,
+                        name,
+                        f"is imported in forward, and makes tensors ({made[0]})",
+                        "import it at the head of the file",
+                    )
+                ] = None
 
     def put_back(self) -> None:
         """What has changed as it was, as far as it can be."""

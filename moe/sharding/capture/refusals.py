@@ -56,7 +56,7 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
     if (rule, remedy) == _READ and (function := checking_function(error)):
         rule = f"must not call {function}, which reads a tensor's values to check them"
         remedy = "write out what it computes, without the check"
-    return SpecError(Problem(where, _path_of(module, error), rule, remedy))
+    return SpecError(Problem("not_capturable", where, _path_of(module, error), rule, remedy))
 
 
 _POSITIONS = (
@@ -158,7 +158,7 @@ def changed(
     what = "an input" if is_input else "a parameter"
     remedy = "change a copy" if is_input else "change a copy, and leave the parameter to the optimizer"
     where = found.where or line_of_forward(module)
-    return SpecError(Problem(where, name, f"is {what} that is changed in place", remedy))
+    return SpecError(Problem("side_effect", where, name, f"is {what} that is changed in place", remedy))
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, Enum)
@@ -168,7 +168,7 @@ def check_returned(module: nn.Module, flat: list[Any]) -> None:
     """Raises SpecError for objects among what a module returns, in which tensors would not be found."""
     for each in flat:
         if not isinstance(each, (Tensor, *_PLAIN)):
-            raise SpecError(Problem(line_of_forward(module), type(each).__name__,
+            raise SpecError(Problem("not_capturable", line_of_forward(module), type(each).__name__,
                                     "is returned, and is neither a tensor nor plain: tensors in it would not be found",
                                     "return tensors, or tuples, lists and dicts of them, or have torch look into it: "
                                     "torch.export.register_dataclass"))  # fmt: skip
@@ -180,14 +180,27 @@ def opaque(node: fx.Node, value: Any) -> SpecError:
     if isinstance(value, torch.Generator):
         rule = "draws random numbers of a generator of its own, whose state no program has"
         return SpecError(
-            Problem(where, "generator", rule, "leave it out: torch.rand is keyed by seed, step, position")
+            Problem(
+                "not_capturable",
+                where,
+                "generator",
+                rule,
+                "leave it out: torch.rand is keyed by seed, step, position",
+            )
         )
-    return SpecError(Problem(where, type(value).__name__, "is an object that only one process has",
+    return SpecError(Problem("not_capturable", where, type(value).__name__, "is an object that only one process has",
                              "compute with tensors"))  # fmt: skip
 
 
 def effect(node: fx.Node) -> SpecError:
     """Of an operator that does something beside its result."""
     where = node.meta.get("where") or node.name
-    return SpecError(Problem(where, str(node.args[1]), "does more than compute its result, which a program would not",
-                             "leave exchanges to the plan, or put it in a sharding.manual part"))  # fmt: skip
+    return SpecError(
+        Problem(
+            "side_effect",
+            where,
+            str(node.args[1]),
+            "does more than compute its result, which a program would not",
+            "leave exchanges to the plan, or put it in a sharding.manual part",
+        )
+    )

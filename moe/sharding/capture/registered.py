@@ -47,10 +47,20 @@ def _problem(
     where: str, name: str, old: Tensor | None, now: Tensor | None, is_buffer: bool
 ) -> Iterator[Problem]:
     if not is_buffer:
-        yield Problem(where, name, "is a parameter that forward sets anew, which optimizers would not follow",
-                      "compute with another tensor, and leave the parameter as it is")  # fmt: skip
+        yield Problem(
+            "side_effect",
+            where,
+            name,
+            "is a parameter that forward sets anew, which optimizers would not follow",
+            "compute with another tensor, and leave the parameter as it is",
+        )
         return
     was, is_now = ("nothing" if each is None else f"{list(each.shape)} {each.dtype}" for each in (old, now))
     if was != is_now:
-        yield Problem(where, name, f"is a buffer that forward sets anew (={is_now}), and must stay as it was (={was})",
-                      "register it with the shape and dtype that it will have")  # fmt: skip
+        yield Problem(
+            "side_effect",
+            where,
+            name,
+            f"is a buffer that forward sets anew (={is_now}), and must stay as it was (={was})",
+            "register it with the shape and dtype that it will have",
+        )

@@ -81,9 +81,15 @@ def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
     names no axis, as the number of partitions that the paper's annotation is given."""
     if axis is not None and not isinstance(axis, str):
         where = line_of(sys._getframe(1)) or "sharding.split"
-        raise SpecError(Problem(where, axis, "is the third argument of sharding.split, which names a mesh axis",
-                                "leave it out, since the plan decides the number of parts, or give axis='data'"
-                                ))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "wrong_type",
+                where,
+                axis,
+                "is the third argument of sharding.split, which names a mesh axis",
+                "leave it out, since the plan decides the number of parts, or give axis='data'",
+            )
+        )
     return _annotated(x, _hint(Split, dim, axis))
 
 

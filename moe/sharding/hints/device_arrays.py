@@ -64,7 +64,9 @@ def _orders(
     shape = shape_of_array(ids)
     if len(shape) != num_dims or sorted(np.array(ids).reshape(-1).tolist()) != list(range(num_devices)):
         problem = f"must be an array of {num_dims} dimensions with each of {num_devices} devices once"
-        raise SpecError(Problem(said, f"shape {shape}", problem, "give one entry for each slice"))
+        raise SpecError(
+            Problem("invalid_value", said, f"shape {shape}", problem, "give one entry for each slice")
+        )
     array, places = np.array(ids), np.arange(num_devices).reshape(degrees)
     for dims in itertools.product(range(num_dims), repeat=len(degrees)):
         cuts = [
@@ -79,4 +81,6 @@ def _orders(
 
 def _refusal(ids: Any, mesh: Mapping[str, int], said: str, rule: str) -> SpecError:
     remedy = "give a mesh whose axes multiply to the array's shape, and arrays that number devices alike"
-    return SpecError(Problem(said, np.array2string(np.array(ids), threshold=16), rule, remedy))
+    return SpecError(
+        Problem("invalid_value", said, np.array2string(np.array(ids), threshold=16), rule, remedy)
+    )

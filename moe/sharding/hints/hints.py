@@ -25,7 +25,13 @@ class Split:
         _check_dim("Split.dim", self.dim)
         if self.axis is not None and not isinstance(self.axis, str):
             raise SpecError(
-                Problem("Split.axis", self.axis, "must name a mesh axis", "give its name, or leave it out")
+                Problem(
+                    "wrong_type",
+                    "Split.axis",
+                    self.axis,
+                    "must name a mesh axis",
+                    "give its name, or leave it out",
+                )
             )
 
     def __str__(self) -> str:
@@ -82,21 +88,27 @@ class Partial:
         if self.combine not in get_args(Combine):
             remedy = f"use one of {', '.join(get_args(Combine))}"
             raise SpecError(
-                Problem("Partial.combine", self.combine, "must say how parts are combined", remedy)
+                Problem(
+                    "not_a_choice", "Partial.combine", self.combine, "must say how parts are combined", remedy
+                )
             )
 
 
 def _check_dims(path: str, dims: Any) -> None:
     """Of dimensions by mesh axis. Raises SpecError."""
     if not isinstance(dims, Mapping) or not all(isinstance(axis, str) for axis in dims):
-        raise SpecError(Problem(path, dims, "must be a dict of dimensions by mesh axis", 'give {"data": 0}'))
+        raise SpecError(
+            Problem("wrong_type", path, dims, "must be a dict of dimensions by mesh axis", 'give {"data": 0}')
+        )
     for dim in dims.values():
         _check_dim(path, dim)
 
 
 def _check_dim(path: str, dim: Any) -> None:
     if type(dim) is not int:
-        raise SpecError(Problem(path, dim, "must be a whole number", "give a dimension's number"))
+        raise SpecError(
+            Problem("wrong_type", path, dim, "must be a whole number", "give a dimension's number")
+        )
 
 
 def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
@@ -141,7 +153,7 @@ def of_plain(given: Any, path: str = "hints") -> Hint:
     forms = (
         "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}}, {devices: [[0, 1]]} or {replicate: true}"
     )
-    raise SpecError(Problem(path, given, "is no hint", f"use {forms}"))
+    raise SpecError(Problem("wrong_type", path, given, "is no hint", f"use {forms}"))
 
 
 def pin_of(
@@ -160,14 +172,27 @@ def pin_of(
         if not -num_dims <= dim < num_dims:
             remedy = f"use one from 0 to {num_dims - 1}" if num_dims else "use Replicate()"
             raise SpecError(
-                Problem(said, str(hint), f"must split a dimension of a tensor that has {num_dims}", remedy)
+                Problem(
+                    "out_of_range",
+                    said,
+                    str(hint),
+                    f"must split a dimension of a tensor that has {num_dims}",
+                    remedy,
+                )
             )
         return dim % num_dims
 
     def known(axis: str) -> str:
         if axis not in axes:
-            raise SpecError(Problem(said, str(hint), f"must name an axis of the mesh (={', '.join(axes)})",
-                                    "name one of these, or give plan(mesh={name: size})"))  # fmt: skip
+            raise SpecError(
+                Problem(
+                    "not_a_choice",
+                    said,
+                    str(hint),
+                    f"must name an axis of the mesh (={', '.join(axes)})",
+                    "name one of these, or give plan(mesh={name: size})",
+                )
+            )
         return axis
 
     match hint:
@@ -211,7 +236,9 @@ def matched(
         if not those:
             near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3)
             remedy = f"did you mean {' or '.join(near)}?" if near else "name a parameter, or inputs"
-            problems.append(Problem(f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy))
+            problems.append(
+                Problem("not_found", f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy)
+            )
         for name in those:
             before = found.get(name)
             is_full = first_of(pattern) == name
@@ -223,7 +250,7 @@ def matched(
                 shown = " or ".join((name, *others))
                 how = "both name one tensor" if is_full else f"both match {shown}"
                 remedy = "drop one of the two" + ("" if is_full else f", or name {name} in full")
-                problems.append(Problem(f"hints[{pattern!r}]", str(hint),
+                problems.append(Problem("conflict", f"hints[{pattern!r}]", str(hint),
                                         f"contradicts hints[{before[0]!r}] (={before[1]}): {how}", remedy)
                                 )  # fmt: skip
     if problems:

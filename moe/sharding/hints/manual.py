@@ -34,8 +34,15 @@ class ManualPart:
         given = self.function(*tensors)
         every = [given] if isinstance(given, Tensor) else list(given)
         if len(every) != len(self.results):
-            raise SpecError(Problem(self.where, self.name, f"gives {len(every)} tensors, and out_placements has "
-                                    f"{len(self.results)}", "give a placement for each"))  # fmt: skip
+            raise SpecError(
+                Problem(
+                    "mismatch",
+                    self.where,
+                    self.name,
+                    f"gives {len(every)} tensors, and out_placements has {len(self.results)}",
+                    "give a placement for each",
+                )
+            )
         return every
 
     def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
@@ -85,7 +92,7 @@ def manual(
         name = f"{getattr(function, '__qualname__', type(function).__name__)}.{len(parts)}"
         where = line_of(sys._getframe(1)) or f"manual part {name}"
         if len(tensors) != len(in_placements):
-            raise SpecError(Problem(where, name, f"is given {len(tensors)} tensors, and in_placements has "
+            raise SpecError(Problem("mismatch", where, name, f"is given {len(tensors)} tensors, and in_placements has "
                                     f"{len(in_placements)}", "give a placement for each"))  # fmt: skip
         parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements), where)
         every = torch.ops.shardyard.manual(list(tensors), name)
@@ -99,8 +106,15 @@ def _check(name: str, placements: Any, kinds: Any) -> None:
     if not is_list or not all(isinstance(each, kinds) for each in placements):
         where = line_of(sys._getframe(2)) or "sharding.manual"
         one = "Split, Replicate, Shard or Devices" + (" or, of a result, Partial" if kinds != Hint else "")
-        raise SpecError(Problem(where, placements, f"is given as {name}, which must be a list of placements",
-                                f"give one for each tensor: {one}"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "wrong_type",
+                where,
+                placements,
+                f"is given as {name}, which must be a list of placements",
+                f"give one for each tensor: {one}",
+            )
+        )
 
 
 @torch.library.custom_op("shardyard::manual", mutates_args=())

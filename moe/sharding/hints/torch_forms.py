@@ -23,7 +23,7 @@ def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
     if axes is None or len(axes) != len(hint):
         axes_there = "no mesh was given" if axes is None else f"the mesh has {len(axes)}"
         raise SpecError(
-            Problem(path, str(hint), f"has placements for {len(hint)} mesh axes, but {axes_there}",
+            Problem("mismatch", path, str(hint), f"has placements for {len(hint)} mesh axes, but {axes_there}",
                     'give plan(..., mesh=...) with as many axes, or sharding.Shard({"data": 0})')
         )  # fmt: skip
     splits = {axis: _split(path, placement) for axis, placement in zip(axes, hint, strict=True)}
@@ -38,6 +38,7 @@ def _split(path: str, placement: Placement) -> Split | None:
         return None
     raise SpecError(
         Problem(
+            "unsupported",
             path,
             str(placement),
             "does not say how a whole tensor is sharded",

@@ -57,7 +57,7 @@ class Annotated:
             cuts = [size for size in shape_of_array(wish.hint.ids) if size > 1]
             if len(cuts) > MAX_AXES:
                 path = _path(wish.said, self._name(wish))
-                raise SpecError(Problem(path, f"shape {shape_of_array(wish.hint.ids)}",
+                raise SpecError(Problem("unsupported", path, f"shape {shape_of_array(wish.hint.ids)}",
                                         f"must cut at most {MAX_AXES} dimensions, since a mesh has no more axes",
                                         "cut fewer dimensions into more parts"))  # fmt: skip
             longest = max(longest, cuts, key=len)
@@ -77,7 +77,7 @@ class Annotated:
             before = found.get(wish.node.name)
             if before is not None and before != pin:
                 other = said[wish.node.name]
-                raise SpecError(Problem(wish.said, str(wish.hint),
+                raise SpecError(Problem("conflict", wish.said, str(wish.hint),
                                         f"contradicts {other.said} (={other.hint}): both are of the same tensor",
                                         "drop one of the two"))  # fmt: skip
             found[wish.node.name], said[wish.node.name] = pin, wish

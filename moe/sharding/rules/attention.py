@@ -34,7 +34,7 @@ def attention(node: fx.Node) -> Rule:
     given = _by_name(node)
     if (dropout := given.get("dropout_p", 0.0)) != 0:
         raise SpecError(
-            Problem(node.meta.get("where") or node.name, dropout,
+            Problem("unsupported", node.meta.get("where") or node.name, dropout,
                     "is the dropout of a fused attention, whose random numbers would be others on each layout",
                     "call scaled_dot_product_attention with dropout_p=0, or write attention with "
                     "torch.nn.functional.dropout, which is keyed by position"))  # fmt: skip

@@ -19,7 +19,9 @@ def checked(maker: RuleMaker) -> RuleMaker:
         rule = maker(node)
         place = node.meta.get("where") or node.name
         for wrong, remedy in _wrong(rule, node):
-            raise SpecError(Problem(place, str(node.target), f"has a rule that {wrong}", remedy))
+            raise SpecError(
+                Problem("invalid_value", place, str(node.target), f"has a rule that {wrong}", remedy)
+            )
         return rule
 
     return made

@@ -69,7 +69,7 @@ def _pins(
         return tuple(WHOLE if each is None else each for each in pins)
     if hint.axis not in mesh:
         rule = f"must name an axis of the mesh (={', '.join(mesh)})"
-        raise SpecError(Problem(f"{where} ({name})", hint.axis, rule, "name one of these"))
+        raise SpecError(Problem("not_a_choice", f"{where} ({name})", hint.axis, rule, "name one of these"))
     cuts = [WHOLE if each is None else each for each in pin_of(Shard(hint.dims), num_dims, mesh, where, name)]
     return tuple(
         partial(hint.combine) if axis == hint.axis else cut for axis, cut in zip(mesh, cuts, strict=True)
@@ -97,7 +97,9 @@ def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int
                 ways *= degree if each.dim == dim else 1
             if size % ways:
                 rule = f"must be divisible by the ranks that split dimension {dim} of {list(shape)} (={ways})"
-                raise SpecError(Problem(part.where, size, rule, "change its size, or the mesh"))
+                raise SpecError(
+                    Problem("not_divisible", part.where, size, rule, "change its size, or the mesh")
+                )
 
 
 def attribute_of(name: str) -> str:

@@ -162,7 +162,7 @@ def _draws(mesh: Mesh, elements: Elements, device: torch.device) -> Tensor:
 def refused(node: fx.Node) -> Rule:
     """Raises SpecError: these have no rule."""
     raise SpecError(
-        Problem(node.meta.get("where") or node.name, str(node.target),
+        Problem("unsupported", node.meta.get("where") or node.name, str(node.target),
                 "draws random numbers that would be others on each layout",
                 "make them of torch.rand or torch.randn, whose numbers are keyed by position here, or give them to the "
                 "module"))  # fmt: skip

@@ -59,11 +59,18 @@ def register(target: Any, maker: RuleMaker) -> None:
     """Give an operator a rule, which is checked against the tensors of each of its nodes. Raises SpecError for what is
     no operator, and for what makes no rules."""
     if not isinstance(target, torch_private.OpOverload):
-        raise SpecError(Problem("sharding.register", str(target), "must be given an operator",
+        raise SpecError(Problem("wrong_type", "sharding.register", str(target), "must be given an operator",
                                 "give it with its overload, as torch.ops.mylib.myop.default"))  # fmt: skip
     if not callable(maker):
-        raise SpecError(Problem("sharding.register", type(maker).__name__, "must be given a function that makes a Rule "
-                                "of a node of the graph", "give lambda node: Rule(...)"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "wrong_type",
+                "sharding.register",
+                type(maker).__name__,
+                "must be given a function that makes a Rule of a node of the graph",
+                "give lambda node: Rule(...)",
+            )
+        )
     RULES[target] = checked(maker)
 
 
@@ -90,10 +97,10 @@ def rule_of(node: fx.Node) -> Rule:
 
 def _without_rule(node: fx.Node) -> Problem:
     if any(each is not None and each.layout is not torch.strided for each in results(node)):
-        return Problem(node.meta.get("where") or node.name, str(node.target),
+        return Problem("unsupported", node.meta.get("where") or node.name, str(node.target),
                        "gives a sparse tensor, which has no parts", "use dense ones: of an embedding, sparse=False"
                        )  # fmt: skip
-    return Problem(node.meta.get("where") or node.name, str(node.target),
+    return Problem("no_sharding_rule", node.meta.get("where") or node.name, str(node.target),
                    "has no rule that says how its dimensions may be split",
                    "register one (sharding.register), put it in a sharding.manual part, or have it run on whole "
                    f"tensors: plan(..., replicate=[{str(node.target)!r}])")  # fmt: skip
@@ -162,5 +169,7 @@ class Rules:
                 remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "leave it out"
                 yield (
                     name,
-                    Problem("replicate", name, "names no operator that the module becomes", remedy),
+                    Problem(
+                        "not_found", "replicate", name, "names no operator that the module becomes", remedy
+                    ),
                 )

@@ -160,5 +160,7 @@ def _of_plain_files(folder: Folder) -> Index:
 
 def _no_checkpoint(folder: Folder, rule: str) -> SpecError:
     return SpecError(
-        Problem("checkpoint", folder.url, rule, "use a folder that sharding.save has finished with")
+        Problem(
+            "not_found", "checkpoint", folder.url, rule, "use a folder that sharding.save has finished with"
+        )
     )

@@ -54,7 +54,9 @@ class Checkpoint:
         faults = [each for told in together.all_gathered([each for each in found if each]) for each in told]
         if faults:
             remedy = "use another checkpoint: this one is torn or was altered"
-            raise SpecError([Problem("checkpoint", there.url, each, remedy) for each in faults])
+            raise SpecError(
+                [Problem("wrong_state", "checkpoint", there.url, each, remedy) for each in faults]
+            )
         return cls(there, index, Reader(there))
 
     def find(self, names: Sequence[str]) -> tuple[str, SavedTensor] | None:
@@ -76,16 +78,28 @@ class Checkpoint:
             name, shard = names[0], shards[names[0]]
             if (found := self.find(names)) is None:
                 if name in persistent:
-                    yield Problem(name, None, f"of shape {list(shard.shape)} must be in the checkpoint, and is not",
-                                  remedy)  # fmt: skip
+                    yield Problem(
+                        "missing",
+                        name,
+                        None,
+                        f"of shape {list(shard.shape)} must be in the checkpoint, and is not",
+                        remedy,
+                    )
             elif found[1].shape != shard.shape:
-                yield Problem(name, list(found[1].shape), f"must have the shape {list(shard.shape)} that it has here",
-                              remedy)  # fmt: skip
+                yield Problem(
+                    "shape_mismatch",
+                    name,
+                    list(found[1].shape),
+                    f"must have the shape {list(shard.shape)} that it has here",
+                    remedy,
+                )
             elif DTYPES[found[1].dtype].is_floating_point != shard.part.dtype.is_floating_point:
-                yield Problem(name, found[1].dtype, f"cannot become {shard.part.dtype}", remedy)
+                yield Problem(
+                    "dtype_mismatch", name, found[1].dtype, f"cannot become {shard.part.dtype}", remedy
+                )
         for path, stored in self.index.tensors.items():
             if path.startswith(MODEL) and path not in used:
-                yield Problem(path.removeprefix(MODEL), list(stored.shape),
+                yield Problem("unknown_key", path.removeprefix(MODEL), list(stored.shape),
                               "is in the checkpoint, and not in the module", remedy)  # fmt: skip
 
     def fill(self, applied: Applied) -> None:
@@ -138,7 +152,7 @@ class Checkpoint:
             raise self._damaged(f"does not have all of {path}")
 
     def _damaged(self, rule: str) -> SpecError:
-        return SpecError(Problem("checkpoint", self.folder.url, rule, "use another checkpoint"))
+        return SpecError(Problem("corrupt", "checkpoint", self.folder.url, rule, "use another checkpoint"))
 
 
 @torch.no_grad()

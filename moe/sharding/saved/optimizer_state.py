@@ -38,7 +38,7 @@ def plain_state(
                     and any(each.is_shard() for each in value.placements)
                 ):
                     rule = f"is sharded and not of its parameter's shape (={list(parameter.shape)})"
-                    problems.append(Problem(path, list(value.shape), rule,
+                    problems.append(Problem("shape_mismatch", path, list(value.shape), rule,
                                             "save applied.state_dict() and this state with "
                                             "torch.distributed.checkpoint"))  # fmt: skip
                 add(path, name if lies_alike else None, local(value))
@@ -47,7 +47,7 @@ def plain_state(
             try:
                 kept[slot] = {"plain": _plain(value)}
             except TypeError:
-                problems.append(Problem(path, type(value).__name__, "is nothing that a checkpoint keeps",
+                problems.append(Problem("wrong_type", path, type(value).__name__, "is nothing that a checkpoint keeps",
                                         "use an optimizer whose state is tensors and numbers"))  # fmt: skip
     by_number = {number: name for name, number in numbers.items()}
     groups = []
@@ -59,7 +59,7 @@ def plain_state(
             try:
                 options[key] = _plain(value)
             except TypeError:
-                problems.append(Problem(f"optimizer.param_groups[{position}].{key}", type(value).__name__,
+                problems.append(Problem("wrong_type", f"optimizer.param_groups[{position}].{key}", type(value).__name__,
                                         "is nothing that a checkpoint keeps", "use a plain value"))  # fmt: skip
         groups.append({"names": [by_number[number] for number in group["params"]], "options": options})
     if problems:
@@ -72,23 +72,34 @@ def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> 
     stored, kind = index.optimizer, type(optimizer).__name__
     remedy = "make the optimizer as it was when the checkpoint was saved"
     if stored is None:
-        yield Problem("optimizer", kind, "has no state in the checkpoint", "load without the optimizer")
+        yield Problem(
+            "missing", "optimizer", kind, "has no state in the checkpoint", "load without the optimizer"
+        )
         return
     if stored.kind != kind:
         yield Problem(
-            "optimizer", kind, f"must be what the checkpoint was saved with (={stored.kind})", remedy
+            "mismatch",
+            "optimizer",
+            kind,
+            f"must be what the checkpoint was saved with (={stored.kind})",
+            remedy,
         )
     names = _names_by_group(applied, optimizer)
     if len(names) != len(stored.groups):
-        yield Problem("optimizer.param_groups", len(names), f"must be as many as were saved (={len(stored.groups)})",
-                      remedy)  # fmt: skip
+        yield Problem(
+            "mismatch",
+            "optimizer.param_groups",
+            len(names),
+            f"must be as many as were saved (={len(stored.groups)})",
+            remedy,
+        )
         return
     for position, (mine, then) in enumerate(zip(names, stored.groups, strict=True)):
         before = {index.tied.get(name, name) for name in then["names"]}
         now = {index.tied.get(name, name) for name in mine}
         for rule, differing in (("was not saved", now - before), ("must be there", before - now)):
             for name in sorted(differing):
-                yield Problem(f"optimizer.param_groups[{position}]", name, rule, remedy)
+                yield Problem("mismatch", f"optimizer.param_groups[{position}]", name, rule, remedy)
 
 
 def restore(
@@ -143,10 +154,17 @@ def _names_by_group(applied: Applied, optimizer: Optimizer) -> list[list[str]]:
     """Raises SpecError for a parameter that the module does not have."""
     names = {id(parameter): name for name, parameter in applied.named_parameters()}
     problems = [
-        Problem(f"optimizer.param_groups[{position}]", list(each.shape), "has a parameter that is none of the module's",
-                "make the optimizer of applied.parameters()")
-        for position, group in enumerate(optimizer.param_groups) for each in group["params"] if id(each) not in names
-    ]  # fmt: skip
+        Problem(
+            "not_found",
+            f"optimizer.param_groups[{position}]",
+            list(each.shape),
+            "has a parameter that is none of the module's",
+            "make the optimizer of applied.parameters()",
+        )
+        for position, group in enumerate(optimizer.param_groups)
+        for each in group["params"]
+        if id(each) not in names
+    ]
     if problems:
         raise SpecError(problems)
     return [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]

@@ -104,14 +104,23 @@ def _shards_of(
         except SpecError as error:
             problems += error.problems
     problems += [
-        Problem(path, str(each.part.dtype), "is of a dtype that safetensors do not have", "use another dtype")
-        for path, each in shards.items() if each.part.dtype not in tensor_file.NAMES
-    ]  # fmt: skip
+        Problem(
+            "dtype_mismatch",
+            path,
+            str(each.part.dtype),
+            "is of a dtype that safetensors do not have",
+            "use another dtype",
+        )
+        for path, each in shards.items()
+        if each.part.dtype not in tensor_file.NAMES
+    ]
     try:
         json.dumps(extra)
     except (TypeError, ValueError) as error:
         problems.append(
-            Problem("extra", None, f"must be a value as JSON has it ({error})", "use plain values")
+            Problem(
+                "wrong_type", "extra", None, f"must be a value as JSON has it ({error})", "use plain values"
+            )
         )
     every = [
         Problem(**each)

@@ -34,8 +34,15 @@ def loop_of(captured: Captured, rule_of: Callable[[fx.Node], Rule], micro_batche
     inputs = [node for node, leaf in captured.leaves.items() if leaf.kind == "input" and leaf.shape]
     if not inputs or shape_of(inputs[0])[0] < micro_batches:
         size = shape_of(inputs[0])[0] if inputs else 0
-        raise SpecError(Problem("micro_batches", micro_batches, f"must be at most the size of the batch (={size})",
-                                "use fewer, or a larger batch"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "out_of_range",
+                "micro_batches",
+                micro_batches,
+                f"must be at most the size of the batch (={size})",
+                "use fewer, or a larger batch",
+            )
+        )
     alike = [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
     alone = sorted(alike, key=lambda node: -_size_in_memory(node)) if len(alike) > 1 else []
     first_error: SpecError | None = None
@@ -49,8 +56,15 @@ def loop_of(captured: Captured, rule_of: Callable[[fx.Node], Rule], micro_batche
         if options.is_cut():
             return found
     if first_error is None:
-        raise SpecError(Problem("micro_batches", micro_batches, "cuts nothing: no result depends on the batch",
-                                "use micro_batches=1"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "not_applicable",
+                "micro_batches",
+                micro_batches,
+                "cuts nothing: no result depends on the batch",
+                "use micro_batches=1",
+            )
+        )
     raise first_error
 
 
@@ -84,7 +98,7 @@ def _check_outputs(captured: Captured, micro_batches: int) -> None:
     tangents = [leaf for leaf in captured.leaves.values() if leaf.kind == "tangent"]
     if len(tangents) > 1 or any(leaf.shape for leaf in tangents):
         names = ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in tangents)
-        raise SpecError(Problem("micro_batches", micro_batches,
+        raise SpecError(Problem("unsupported", "micro_batches", micro_batches,
                                 f"needs one scalar loss, the only output that needs gradients (these do: {names})",
                                 "return the loss alone, or detach the other outputs"))  # fmt: skip
 
@@ -203,4 +217,6 @@ class _Options:
     def _refused(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
         (count,) = self._degrees
         where = node.meta.get("where") or node.name
-        return SpecError(Problem(where, str(node.target), f"{rule}, with micro_batches={count}", remedy))
+        return SpecError(
+            Problem("unsupported", where, str(node.target), f"{rule}, with micro_batches={count}", remedy)
+        )

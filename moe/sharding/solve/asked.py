@@ -40,34 +40,54 @@ class Asked:
 
     def _problems(self) -> Iterator[Problem]:
         if not isinstance(self.hints, Mapping):
-            yield Problem("hints", _kind(self.hints), "must be a dict of placements by name",
+            yield Problem("wrong_type", "hints", _kind(self.hints), "must be a dict of placements by name",
                           'give {"first.weight": sharding.Split(0)}')  # fmt: skip
         for name, hint in self.hints.items() if isinstance(self.hints, Mapping) else ():
             if not isinstance(hint, Hint):
                 yield Problem(
-                    f"hints[{name!r}]", hint, "is no hint", "use Split, Replicate, Shard or Devices"
+                    "wrong_type",
+                    f"hints[{name!r}]",
+                    hint,
+                    "is no hint",
+                    "use Split, Replicate, Shard or Devices",
                 )
             if not isinstance(name, str):
-                yield Problem(f"hints[{name!r}]", _kind(name), "is no name",
+                yield Problem("wrong_type", f"hints[{name!r}]", _kind(name), "is no name",
                               "name a parameter, a buffer or inputs, or a pattern of them")  # fmt: skip
         if self.loss is not None and not callable(self.loss):
-            yield Problem("loss", _kind(self.loss), "must be a function of what the module returns",
+            yield Problem("wrong_type", "loss", _kind(self.loss), "must be a function of what the module returns",
                           "give one that gives the loss, or leave it out where the module does")  # fmt: skip
         if self.mesh is not None and not _is_mesh(self.mesh):
             shown = dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh
-            yield Problem("mesh", shown, "must name one to three axes, each with a whole number of devices, at least 1",
-                          'give mesh={"data": 2, "model": 2}')  # fmt: skip
+            yield Problem(
+                "wrong_type",
+                "mesh",
+                shown,
+                "must name one to three axes, each with a whole number of devices, at least 1",
+                'give mesh={"data": 2, "model": 2}',
+            )
         if isinstance(self.replicate, str) or not all(isinstance(each, str) for each in self.replicate):
-            yield Problem("replicate", self.replicate, "must be a list of operators' names",
+            yield Problem("wrong_type", "replicate", self.replicate, "must be a list of operators' names",
                           'give replicate=["aten.polar.default"]')  # fmt: skip
         if not _is_whole(self.optimizer_slots, 0):
-            yield Problem("optimizer_slots", self.optimizer_slots, "must be a whole number of at least 0",
-                          "give the values of optimizer state for each trained one: 2 for Adam")  # fmt: skip
+            yield Problem(
+                "out_of_range",
+                "optimizer_slots",
+                self.optimizer_slots,
+                "must be a whole number of at least 0",
+                "give the values of optimizer state for each trained one: 2 for Adam",
+            )
         if self.micro_batches is not None and not _is_whole(self.micro_batches, 1):
-            yield Problem("micro_batches", self.micro_batches, "must be a whole number of at least 1",
+            yield Problem("out_of_range", "micro_batches", self.micro_batches, "must be a whole number of at least 1",
                           "use 1 or more, or leave it out")  # fmt: skip
         if self.recompute is not None and not isinstance(self.recompute, bool):
-            yield Problem("recompute", self.recompute, "must be True or False", "use either, or leave it out")
+            yield Problem(
+                "wrong_type",
+                "recompute",
+                self.recompute,
+                "must be True or False",
+                "use either, or leave it out",
+            )
 
 
 def _is_mesh(mesh: Any) -> bool:
@@ -94,10 +114,24 @@ def asked_cluster(given: Any) -> Cluster:
     if isinstance(given, Cluster):
         return given
     if not isinstance(given, str | Path):
-        raise SpecError(Problem("cluster", _kind(given), "must be a Cluster or the path of a file that describes one",
-                                "give moe.plan.Cluster(num_nodes=1, devices_per_node=4)"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "wrong_type",
+                "cluster",
+                _kind(given),
+                "must be a Cluster or the path of a file that describes one",
+                "give moe.plan.Cluster(num_nodes=1, devices_per_node=4)",
+            )
+        )
     try:
         return one_cluster_of(read_plain(given))
     except OSError as error:
-        raise SpecError(Problem("cluster", str(given), f"is a file that cannot be read ({error.strerror})",
-                                "give the path of a cluster file, or a moe.plan.Cluster")) from None  # fmt: skip
+        raise SpecError(
+            Problem(
+                "unreadable",
+                "cluster",
+                str(given),
+                f"is a file that cannot be read ({error.strerror})",
+                "give the path of a cluster file, or a moe.plan.Cluster",
+            )
+        ) from None

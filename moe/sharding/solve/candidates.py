@@ -21,13 +21,27 @@ def meshes(
     total = cluster.num_devices
     if given is not None:
         if math.prod(given.values()) != total:
-            raise SpecError(Problem("mesh", dict(given), f"must have sizes that multiply to all devices (={total})",
-                                    "correct them"))  # fmt: skip
+            raise SpecError(
+                Problem(
+                    "mismatch",
+                    "mesh",
+                    dict(given),
+                    f"must have sizes that multiply to all devices (={total})",
+                    "correct them",
+                )
+            )
         yield dict(given)
         return
     if len(named) > 2:
-        raise SpecError(Problem("hints", ", ".join(named), "name more than two mesh axes, whose sizes nothing says",
-                                "give plan(mesh={name: size}), or name one or two"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "missing",
+                "hints",
+                ", ".join(named),
+                "name more than two mesh axes, whose sizes nothing says",
+                "give plan(mesh={name: size}), or name one or two",
+            )
+        )
     inner = cluster.devices_per_node
     if cluster.num_nodes == 1 or inner == 1:
         inner = next((d for d in range(math.isqrt(total), 1, -1) if total % d == 0), 1)
@@ -52,8 +66,15 @@ def runs(
     if recompute_blocks(captured):
         yield from ((True, each) for each in _loops(captured, rules, micro_batches))
     elif recompute:
-        raise SpecError(Problem("recompute", True, "needs blocks: modules in a list, of whose values the backward pass "
-                                "needs some", "put layers into an nn.ModuleList, or leave it out"))  # fmt: skip
+        raise SpecError(
+            Problem(
+                "requires",
+                "recompute",
+                True,
+                "needs blocks: modules in a list, of whose values the backward pass needs some",
+                "put layers into an nn.ModuleList, or leave it out",
+            )
+        )
 
 
 def _loops(captured: Captured, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:

@@ -31,14 +31,14 @@ def no_room(of: Subject) -> SpecError:
     room = in_bytes(of.limits.memory_bytes)
     if needed := _hints_in_the_way(of):
         dropped = "one of them" if len(needed) > 1 else "it"
-        return SpecError(Problem(" and ".join(needed), None,
+        return SpecError(Problem("does_not_fit", " and ".join(needed), None,
                                  f"cannot be had: with that no plan fits in the memory of a device (={room})",
                                  f"drop {dropped}, or use devices with more memory"))  # fmt: skip
     return _of_cluster(cluster, f"no plan fits in {room} a device", _larger(of))
 
 
 def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
-    return SpecError(Problem("cluster", f"{cluster.num_devices} x {cluster.device}",
+    return SpecError(Problem("does_not_fit", "cluster", f"{cluster.num_devices} x {cluster.device}",
                              f"has no room for the model: {why}", f"use {remedy}"))  # fmt: skip
 
 

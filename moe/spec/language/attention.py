@@ -7,7 +7,7 @@ from pydantic import Field, StrictBool, model_validator
 
 from moe.spec.base import Count, CountOrZero, Positive, Spec
 from moe.spec.block import AttentionDims, KeptWidths
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, RuleError, SpecError
 from moe.spec.parameter import Parameter, Size, bias, linear, norm
 from moe.spec.rope import RopeSpec
 
@@ -17,9 +17,8 @@ MAX_LAYERS = 10_000
 def _problems_of_rope(rope: RopeSpec, head_dim: int) -> Iterator[Problem]:
     try:
         rope.rotated_dim(head_dim)
-    except ValueError as error:
-        rule, _, remedy = str(error).rpartition("; ")
-        yield Problem("rope.fraction", rope.fraction, f"cannot be: {rule}", remedy)
+    except RuleError as error:
+        yield Problem(error.code, "rope.fraction", rope.fraction, f"cannot be: {error.rule}", error.remedy)
 
 
 class GroupedQueryAttentionSpec(Spec):
@@ -58,11 +57,25 @@ class GroupedQueryAttentionSpec(Spec):
     def _coherent(self) -> "GroupedQueryAttentionSpec":
         problems: list[Problem] = []
         if self.num_heads % self.num_kv_heads:
-            problems.append(Problem("num_kv_heads", self.num_kv_heads, f"must divide num_heads (={self.num_heads})",
-                                    "use a divisor of it"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "not_divisible",
+                    "num_kv_heads",
+                    self.num_kv_heads,
+                    f"must divide num_heads (={self.num_heads})",
+                    "use a divisor of it",
+                )
+            )
         if self.window is None and self.windowed_layers != "even":
-            problems.append(Problem("windowed_layers", self.windowed_layers, "says nothing without window",
-                                    "say how far these layers look back, or leave it out"))  # fmt: skip
+            problems.append(
+                Problem(
+                    "not_applicable",
+                    "windowed_layers",
+                    self.windowed_layers,
+                    "says nothing without window",
+                    "say how far these layers look back, or leave it out",
+                )
+            )
         problems += _problems_of_rope(self.rope, self.head_dim)
         if problems:
             raise SpecError(problems)
@@ -149,7 +162,7 @@ class LatentAttentionSpec(Spec):
     def _coherent(self) -> "LatentAttentionSpec":
         problems: list[Problem] = []
         if self.rope.fraction != 1:
-            problems.append(Problem("rope.fraction", self.rope.fraction, "must be 1 in latent attention",
+            problems.append(Problem("unsupported", "rope.fraction", self.rope.fraction, "must be 1 in latent attention",
                                     "say by rope_dim how much of a head turns"))  # fmt: skip
         problems += _problems_of_rope(self.rope, self.rope_dim)
         if problems:

@@ -28,7 +28,7 @@ class LinearAttentionSpec(Spec):
     def _grouped(self) -> "LinearAttentionSpec":
         if self.num_value_heads % self.num_key_heads:
             raise SpecError(
-                Problem("num_value_heads", self.num_value_heads,
+                Problem("not_divisible", "num_value_heads", self.num_value_heads,
                         f"must be a multiple of num_key_heads (={self.num_key_heads})", "use one")
             )  # fmt: skip
         return self

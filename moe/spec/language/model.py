@@ -102,18 +102,21 @@ class LanguageModelSpec(Counted):
     def _problems(self) -> list[Problem]:
         problems = []
         if self.moe is not None and self.moe.model_dim != self.model_dim:
-            problems.append(Problem("moe.model_dim", self.moe.model_dim,
+            problems.append(Problem("mismatch", "moe.model_dim", self.moe.model_dim,
                                     f"must equal model_dim (={self.model_dim})", "leave it out"))  # fmt: skip
         if self.moe is not None and not self.moe_layers:
-            problems.append(Problem("moe_every", self.moe_every, "leaves no layer with experts",
+            problems.append(Problem("empty", "moe_every", self.moe_every, "leaves no layer with experts",
                                     "lower it or first_dense_layers, or leave moe out"))  # fmt: skip
         if self.moe is not None and (problem := self.moe.routing.not_causal()) is not None:
             problems.append(replace(problem, path=f"moe.{problem.path}"))
         if self.ffn_dim is None and len(self.moe_layers) < self.num_layers:
-            problems.append(Problem("ffn_dim", None, "is required where layers have no experts", "add it"))
+            problems.append(
+                Problem("missing", "ffn_dim", None, "is required where layers have no experts", "add it")
+            )
         if self.linear_attention is not None and self.full_attention_every == 1:
             problems.append(
                 Problem(
+                    "empty",
                     "full_attention_every",
                     1,
                     "leaves no layer with linear_attention",
@@ -126,14 +129,23 @@ class LanguageModelSpec(Counted):
             named.append(("attention.windowed_layers", windowed))
         for path, layers in named:
             if beyond := [layer for layer in layers if layer >= self.num_layers]:
-                problems.append(Problem(path, beyond[0], f"must be below num_layers (={self.num_layers})",
-                                        "layers are counted from 0"))  # fmt: skip
+                problems.append(
+                    Problem(
+                        "out_of_range",
+                        path,
+                        beyond[0],
+                        f"must be below num_layers (={self.num_layers})",
+                        "layers are counted from 0",
+                    )
+                )
         if self.moe is None:
             for name, default in (("moe_every", 1), ("first_dense_layers", 0), ("dense_layers", ())):
                 if (value := getattr(self, name)) != default:
-                    problems.append(Problem(name, value, "says nothing without moe", "leave it out"))
+                    problems.append(
+                        Problem("not_applicable", name, value, "says nothing without moe", "leave it out")
+                    )
         if self.linear_attention is None and self.full_attention_every > 1:
-            problems.append(Problem("full_attention_every", self.full_attention_every,
+            problems.append(Problem("not_applicable", "full_attention_every", self.full_attention_every,
                                     "says nothing without linear_attention", "leave it out"))  # fmt: skip
         return problems or [*self._problems_of_upcycling(), *self._problems_of_adapter()]
 
@@ -142,11 +154,15 @@ class LanguageModelSpec(Counted):
             return
         if self.from_folder is None:
             rule = "needs a dense model to begin with"
-            yield Problem("upcycle", None, rule, "name its folder by from, or leave upcycle out")
+            yield Problem("conflict", "upcycle", None, rule, "name its folder by from, or leave upcycle out")
         elif self.moe is None:
             rule = "has no moe beside it, and says how there come to be experts"
             yield Problem(
-                "upcycle", None, rule, "write model: {from: FOLDER, upcycle: {...}} and nothing else"
+                "requires",
+                "upcycle",
+                None,
+                rule,
+                "write model: {from: FOLDER, upcycle: {...}} and nothing else",
             )
         else:
             layers = self.moe_layers
@@ -154,7 +170,11 @@ class LanguageModelSpec(Counted):
         if self.adapter is not None:
             rule = "cannot lie beside a mixture that is made as the job begins: no folder holds what is beneath it"
             yield Problem(
-                "adapter", None, rule, "export the mixture, and name that folder by from; or leave one out"
+                "conflict",
+                "adapter",
+                None,
+                rule,
+                "export the mixture, and name that folder by from; or leave one out",
             )
 
     def _problems_of_adapter(self) -> Iterator[Problem]:
@@ -166,7 +186,9 @@ class LanguageModelSpec(Counted):
         routers = [name for name in names if name.endswith(".router") and self.adapter.chooses(name)]
         if routers and self.moe is not None and self.moe.routing.bias_rate:
             rule = f"have {routers[0]}, whose selection bias follows the loads, and no adapter holds that"
-            yield Problem("adapter.targets", self.adapter.targets, rule, "set moe.bias_update_rate to 0")
+            yield Problem(
+                "unsupported", "adapter.targets", self.adapter.targets, rule, "set moe.bias_update_rate to 0"
+            )
 
     @property
     def sides(self) -> int:

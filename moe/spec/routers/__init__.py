@@ -51,10 +51,14 @@ def router_spec(given: Any) -> Any:
     name = given.get("router", DEFAULT.router)
     if not isinstance(name, str) or name not in ROUTERS:
         *first, last = map(repr, ROUTERS)
-        raise SpecError(Problem("router", name, f"must be {', '.join(first)} or {last}", "use one of them"))
+        raise SpecError(
+            Problem(
+                "not_a_choice", "router", name, f"must be {', '.join(first)} or {last}", "use one of them"
+            )
+        )
     if foreign := sorted(given.keys() - ROUTERS[name].model_fields.keys()):
         raise SpecError(
-            Problem(field, given[field], f"is no field of the router {name}",
+            Problem("unknown_key", field, given[field], f"is no field of the router {name}",
                     f"leave it out, or use {' or '.join(_owners(field))}")
             for field in foreign
         )  # fmt: skip

@@ -36,13 +36,14 @@ class ExpertChoiceSpec(RouterSpec):
 
     def problems(self, num_experts: int) -> Iterator[Problem]:
         if self.capacity_factor is None:
-            yield Problem("capacity_factor", None, "must be a number where experts choose",
+            yield Problem("wrong_type", "capacity_factor", None, "must be a number where experts choose",
                           "give the experts that serve a token on average")  # fmt: skip
 
     def not_causal(self) -> Problem | None:
         if self.later_tokens_choose_too == "accepted":
             return None
         return Problem(
+            "unsupported",
             "router",
             self.router,
             "lets later tokens decide which experts an earlier one gets, and this model's decoder is causal",

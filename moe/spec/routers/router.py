@@ -191,17 +191,23 @@ class GatedTopKSpec(BalancedSpec):
         yield from too_many_choices(self.top_k, num_experts)
         groups, per_token = self.num_expert_groups, self.expert_groups_per_token
         if num_experts % groups:
-            yield Problem("num_expert_groups", groups, f"must divide num_experts (={num_experts})",
+            yield Problem("not_divisible", "num_expert_groups", groups, f"must divide num_experts (={num_experts})",
                           "use a divisor of it")  # fmt: skip
         elif per_token > groups:
-            yield Problem("expert_groups_per_token", per_token, f"must be at most num_expert_groups (={groups})",
-                          "lower it")  # fmt: skip
+            yield Problem(
+                "out_of_range",
+                "expert_groups_per_token",
+                per_token,
+                f"must be at most num_expert_groups (={groups})",
+                "lower it",
+            )
         elif self.top_k > (standing := per_token * (num_experts // groups)) and self.top_k <= num_experts:
-            yield Problem("top_k", self.top_k,
+            yield Problem("out_of_range", "top_k", self.top_k,
                           f"must be at most the {standing} experts of expert_groups_per_token (={per_token}) groups",
                           "lower it, or raise expert_groups_per_token")  # fmt: skip
         if self.selection_bias is False and self.bias_update_rate:
             yield Problem(
+                "conflict",
                 "selection_bias",
                 False,
                 f"must not be false where a bias follows the loads (bias_update_rate={self.bias_update_rate})",
@@ -217,6 +223,7 @@ class GatedTopKSpec(BalancedSpec):
 def unlearnable(field: str, value: object, instead: str) -> Problem:
     """A field's value that a router of one choice does not learn with."""
     return Problem(
+        "out_of_range",
         field,
         value,
         "makes the weight of a token's one choice (top_k is 1) the same whatever its score, so that the router is "
@@ -227,4 +234,6 @@ def unlearnable(field: str, value: object, instead: str) -> Problem:
 
 def too_many_choices(top_k: int, num_experts: int) -> Iterator[Problem]:
     if top_k > num_experts:
-        yield Problem("top_k", top_k, f"must be at most num_experts (={num_experts})", "lower it")
+        yield Problem(
+            "out_of_range", "top_k", top_k, f"must be at most num_experts (={num_experts})", "lower it"
+        )

@@ -87,7 +87,7 @@ class LanguageGenerator(Generator):
         room = self.max_tokens - spec.max_tokens
         if room < 1:
             rule = f"must be below {self.max_tokens:,}, the tokens of the texts that the model was trained on"
-            raise SpecError(Problem("max_tokens", spec.max_tokens, rule, "lower it"))
+            raise SpecError(Problem("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it"))
         encoded = self._tokenizer.prompts(texts)
         num_cut = sum(len(prompt) > room for prompt in encoded)
         return self._generated([prompt[-room:] for prompt in encoded], spec), num_cut
@@ -134,7 +134,7 @@ class LanguageGenerator(Generator):
         except SpecError:
             rule = "needs a chat template, and the model has none"
             remedy = "leave it out, to go on from the text as it is"
-            raise SpecError(Problem("chat", True, rule, remedy)) from None
+            raise SpecError(Problem("missing", "chat", True, rule, remedy)) from None
 
     def _encoded(self, text: str, *, chat: bool) -> list[int]:
         """The tokens of a text, as its tokenizer begins one; in a chat, of what a user says, as the template writes
@@ -150,7 +150,7 @@ class LanguageGenerator(Generator):
                 f"has {len(ids) - num_written:,} tokens, and must have at most {self.max_tokens - num_written:,}, as "
                 "many as the texts that the model was trained on"
             )
-            raise SpecError(Problem("prompt", None, rule, "leave out its beginning"))
+            raise SpecError(Problem("too_large", "prompt", None, rule, "leave out its beginning"))
         return ids
 
     def _following(self, prompt: list[int], spec: GenerationSpec) -> TextSoFar:

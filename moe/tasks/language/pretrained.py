@@ -33,11 +33,11 @@ def model_tokenizer(
     origin = replace(Origin.of_folder(spec.from_folder, spec, roots), digest=digest)
     files = exported(origin.files, PLACE)
     if JSON not in files:
-        raise SpecError(Problem(PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
+        raise SpecError(Problem("not_found", PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
                                 "add the tokenizer that the model came with"))  # fmt: skip
     ends, begins = _ids_of(origin, "eos"), _ids_of(origin, "bos")
     if not ends:
-        raise SpecError(Problem(PLACE, spec.from_folder, "names no token that ends a text",
+        raise SpecError(Problem("missing", PLACE, spec.from_folder, "names no token that ends a text",
                                 f"add eos_token_id to its config.json or {GENERATION}"))  # fmt: skip
     return ModelTokenizer(
         {**origin.to_files(), JSON: files[JSON]}, ends[0], begins[0] if begins else None, tuple(ends[1:])
@@ -63,14 +63,16 @@ def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
     where, remedy = "data.chat_template", "name one file of jinja, as a folder's chat_template.jinja is"
     locations = Locator(roots).locate(where, place)
     if len(locations) > 1:
-        raise SpecError(Problem(where, place, f"names {len(locations)} files", remedy))
+        raise SpecError(Problem("invalid_value", where, place, f"names {len(locations)} files", remedy))
     try:
         with locations[0].open() as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except (OSError, EOFError) as error:
-        raise SpecError(Problem(where, place, f"cannot be read: {error}", remedy)) from None
+        raise SpecError(Problem("unreadable", where, place, f"cannot be read: {error}", remedy)) from None
     if len(content) > MAX_CONFIG_BYTES:
-        raise SpecError(Problem(where, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy))
+        raise SpecError(
+            Problem("too_large", where, place, f"has more than {MAX_CONFIG_BYTES:,} bytes", remedy)
+        )
     return content
 
 
@@ -93,7 +95,9 @@ def base_digest(
     if RECORD in kept and (then := Origin.of_files(kept.__getitem__).digest) not in (None, found):
         rule = f"has weights of the digest {found}, and this adapter was trained beside those of {then}"
         raise SpecError(
-            Problem(PLACE, spec.from_folder, rule, "bring back the folder that the job began with")
+            Problem(
+                "mismatch", PLACE, spec.from_folder, rule, "bring back the folder that the job began with"
+            )
         )
     return found
 
@@ -161,7 +165,7 @@ def _ids_of(origin: Origin, which: str) -> list[int]:
 def _ids(given: Any, file: str, key: str) -> list[int]:
     found = given if isinstance(given, list) else [] if given is None else [given]
     if any(type(each) is not int or each < 0 for each in found):
-        raise SpecError(Problem(f"{PLACE}/{file}:{key}", given, "must be a token's id, or a list of some",
+        raise SpecError(Problem("wrong_type", f"{PLACE}/{file}:{key}", given, "must be a token's id, or a list of some",
                                 f"correct {file}"))  # fmt: skip
     return found
 

@@ -26,7 +26,7 @@ class TextScorer:
                     f"has {len(continuation):,} tokens, and must have 1 to {self._max_tokens:,}, as many as the texts "
                     "that the model was trained on"
                 )
-                raise SpecError(Problem("continuation", text, rule, "shorten it"))
+                raise SpecError(Problem("too_large", "continuation", text, rule, "shorten it"))
         num_cut = sum(
             len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in encoded
         )

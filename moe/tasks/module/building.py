@@ -36,7 +36,7 @@ def called(
         made = function(**options)
     if not isinstance(made, nn.Module):
         raise SpecError(
-            Problem(path, code, f"gives a {type(made).__name__}, and must give a torch.nn.Module",
+            Problem("wrong_type", path, code, f"gives a {type(made).__name__}, and must give a torch.nn.Module",
                     "return the module from it")
         )  # fmt: skip
     return made

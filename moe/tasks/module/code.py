@@ -33,7 +33,9 @@ def _not_allowed(functions: dict[str, str], allowed: Collection[str]) -> Iterato
     remedy = f"ask the operator to add it to {SETTING}" + (f", or use one of {shown}" if known else "")
     for path, code in functions.items():
         if code not in allowed:
-            yield Problem(path, code, "is none of the functions that may be called here", remedy)
+            yield Problem(
+                "not_allowed", path, code, "is none of the functions that may be called here", remedy
+            )
 
 
 def imported(code: str, path: str) -> Callable[..., Any]:
@@ -45,15 +47,17 @@ def imported(code: str, path: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         rule = f"cannot be imported: there is no module {error.name!r}"
         raise SpecError(
-            Problem(path, code, rule, "install it where jobs run, or put its folder on PYTHONPATH")
+            Problem(
+                "not_found", path, code, rule, "install it where jobs run, or put its folder on PYTHONPATH"
+            )
         ) from error
     except AttributeError as error:
         raise SpecError(
-            Problem(path, code, f"is not there: {error}", "correct the function's name")
+            Problem("not_found", path, code, f"is not there: {error}", "correct the function's name")
         ) from error
     except Exception as error:
         rule = f"cannot be imported: {type(error).__name__}: {error}"
-        raise SpecError(Problem(path, code, rule, "correct the module")) from error
+        raise SpecError(Problem("user_code", path, code, rule, "correct the module")) from error
     if not callable(found):
-        raise SpecError(Problem(path, code, "is no function", "name what is to be called"))
+        raise SpecError(Problem("wrong_type", path, code, "is no function", "name what is to be called"))
     return found

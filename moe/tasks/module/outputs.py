@@ -40,4 +40,4 @@ def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]
 
 def _refused(code: str, rule: str) -> SpecError:
     remedy = f"return the loss, or a dict of it as {LOSS!r} and of at most {MAX_NUMBERS} scalars beside it"
-    return SpecError(Problem("model.build", code, f"gives a module that {rule}", remedy))
+    return SpecError(Problem("unsupported", "model.build", code, f"gives a module that {rule}", remedy))

@@ -32,7 +32,7 @@ def check_whole(plan: sharding.ShardingPlan) -> None:
     for name, placements in plan.parameters.items():
         if "S(" in placements:
             raise SpecError(
-                Problem("train.optimizer.name", "adafactor",
+                Problem("unsupported", "train.optimizer.name", "adafactor",
                         f"has statistics of whole tensors, and {name} is split ({placements})",
                         "use adamw, or one worker")
             )  # fmt: skip

@@ -96,7 +96,13 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
 
         if layout.module is None:
             raise SpecError(
-                Problem("plan.module", None, "is what a module is laid out by, and is not there", "plan anew")
+                Problem(
+                    "missing",
+                    "plan.module",
+                    None,
+                    "is what a module is laid out by, and is not there",
+                    "plan anew",
+                )
             )
         plan = sharding.ShardingPlan.from_json(layout.module.plan)
         if isinstance(self.spec.train.optimizer, AdafactorSpec):

@@ -67,6 +67,7 @@ class Translator(Generator):
         if spec is not None and spec.chat:
             raise SpecError(
                 Problem(
+                    "not_applicable",
                     "chat",
                     True,
                     "is nothing for a translation model",

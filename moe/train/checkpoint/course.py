@@ -31,9 +31,14 @@ def spec_of(checkpoint: Folder) -> JobSpec:
         return JobSpec.parse(json.loads(checkpoint.read(SPEC, max_bytes=MAX_SPEC_BYTES)), accepted=True)
     except (ValueError, RecursionError) as error:
         raise SpecError(
-            Problem("storage", checkpoint.url, f"must hold a spec that this release reads, but {error}",
-                    "resume with the release that began the run, or use another storage")
-        ) from None  # fmt: skip
+            Problem(
+                "wrong_version",
+                "storage",
+                checkpoint.url,
+                f"must hold a spec that this release reads, but {error}",
+                "resume with the release that began the run, or use another storage",
+            )
+        ) from None
 
 
 def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
@@ -45,7 +50,7 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
     """
     rule = "must be what the checkpoint in this storage was trained with"
     return [
-        Problem(path, value, f"{rule} (={_shown(then)})", "use another storage for another run")
+        Problem("conflict", path, value, f"{rule} (={_shown(then)})", "use another storage for another run")
         for path, then, value in _all_differences(_COURSE, before, now)
     ]
 
@@ -58,7 +63,13 @@ def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
     """
     rule = "must be what the checkpoint that this job starts from was trained with"
     differences = [
-        Problem(path, value, f"{rule} (={_shown(then)})", "keep that, or leave start_from out to train anew")
+        Problem(
+            "conflict",
+            path,
+            value,
+            f"{rule} (={_shown(then)})",
+            "keep that, or leave start_from out to train anew",
+        )
         for path, then, value in _all_differences(_STATE, before, now)
         if path not in _FREE and not path.startswith(_LAYOUT)
     ]
@@ -78,7 +89,7 @@ def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
         starred(name) for name in names if is_frozen(name, before) and not is_frozen(name, now)
     )
     if thawed:
-        yield Problem("train.freeze", list(now.train.freeze),
+        yield Problem("conflict", "train.freeze", list(now.train.freeze),
                       "must have what was frozen in the checkpoint that this job starts from "
                       f"({', '.join(thawed)}): the optimizer remembers nothing of it",
                       "freeze it too, or export that model and begin with its weights alone: model.from")  # fmt: skip

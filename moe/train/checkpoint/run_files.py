@@ -92,9 +92,15 @@ def _other_data(data: PreparedData, checkpoint: Folder) -> list[Problem]:
     key, key_then = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
     if key_then not in (key, None):  # the first checkpoints did not say
         rule = f"is prepared as {key}, but the checkpoint in this storage was trained on {key_then}: it has changed"
-        return [Problem("data", None, rule, _AS_BEFORE)]
+        return [Problem("changed", "data", None, rule, _AS_BEFORE)]
     return [
-        Problem("data", None, f"gives other tokens than the {path} in this storage's checkpoint", _AS_BEFORE)
+        Problem(
+            "changed",
+            "data",
+            None,
+            f"gives other tokens than the {path} in this storage's checkpoint",
+            _AS_BEFORE,
+        )
         for path, content in _below_tokenizers(data.tokenizer_files()).items()
         if checkpoint.read(path) != content
     ]

@@ -289,7 +289,7 @@ def _in_words(url: str) -> Iterator[None]:
         said = (str(error) or type(error).__name__).splitlines()[0]
         remedy = "use another checkpoint: nothing of this one was executed"
         raise SpecError(
-            Problem(url, None, f"is no checkpoint that a run has written: {said}", remedy)
+            Problem("corrupt", url, None, f"is no checkpoint that a run has written: {said}", remedy)
         ) from error
 
 
@@ -305,10 +305,16 @@ def _misfits(
     for name, tensor in tensors.items():
         wanted = list(tensor.shape)
         if name not in stored:
-            yield Problem(name, None, f"of shape {wanted} must be in the checkpoint, and is not", remedy)
+            yield Problem(
+                "missing", name, None, f"of shape {wanted} must be in the checkpoint, and is not", remedy
+            )
         elif stored[name].size != tensor.shape:
             yield Problem(
-                name, list(stored[name].size), f"must have the shape {wanted} that it has here", remedy
+                "shape_mismatch",
+                name,
+                list(stored[name].size),
+                f"must have the shape {wanted} that it has here",
+                remedy,
             )
 
 

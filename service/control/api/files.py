@@ -69,7 +69,9 @@ async def get_file(
     if match and start >= size_bytes:
         file.close()
         rule = f"must begin before the file's end: it has {size_bytes} bytes"
-        problem = Problem("header.range", range, rule, "what you have is whole, or of something else")
+        problem = Problem(
+            "out_of_range", "header.range", range, rule, "what you have is whole, or of something else"
+        )
         raise OutOfRange(str(problem), problem, headers={"content-range": f"bytes */{size_bytes}"})
     headers = {"content-length": str(size_bytes - start), "accept-ranges": "bytes"}
     if match:

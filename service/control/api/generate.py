@@ -111,14 +111,14 @@ def _asked(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
     given = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
     prompt = given.pop("prompt", None)
     if not isinstance(prompt, str):
-        problem = Problem("prompt", prompt, "must be text", "give the text to go on from")
+        problem = Problem("wrong_type", "prompt", prompt, "must be text", "give the text to go on from")
         raise Invalid(str(problem), problem)
     default = GenerationSpec.model_fields["max_tokens"].default
     spec = GenerationSpec(**{"max_tokens": min(default, max_tokens), **given})
     if spec.max_tokens > max_tokens:
         rule = f"must be at most {max_tokens:,} here"
         remedy = "ask for fewer, or ask the operator to raise SHARDYARD_GENERATION_MAX_TOKENS"
-        problem = Problem("max_tokens", spec.max_tokens, rule, remedy)
+        problem = Problem("out_of_range", "max_tokens", spec.max_tokens, rule, remedy)
         raise Invalid(str(problem), problem)
     return prompt, spec
 

@@ -171,7 +171,7 @@ def get_metrics(
         return {"items": points, "next_cursor": None}
     if max_points is not None:
         rule = "asks for fewer steps, and limit and cursor for every one"
-        problem = Problem("query.max_points", max_points, rule, "leave it out, or those")
+        problem = Problem("conflict", "query.max_points", max_points, rule, "leave it out, or those")
         raise Invalid(str(problem), problem)
     begin = max(since_step, read_cursor(cursor) if cursor else 0)
     points, next_step = metric_page(services.database, job.number, name, begin, limit or 1000)
@@ -198,7 +198,9 @@ def _states(given: Sequence[str]) -> list[str]:
     states = [state for entry in given for state in entry.split(",") if state]
     for state in states:
         if state not in set(State):
-            problem = Problem("query.state", state, "is no state of a job", f"use one of {', '.join(State)}")
+            problem = Problem(
+                "not_a_choice", "query.state", state, "is no state of a job", f"use one of {', '.join(State)}"
+            )
             raise Invalid(str(problem), problem)
     return states
 

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 
-from moe.spec.errors import Problem, in_words
+from moe.spec.errors import PROBLEM_CODES, Problem, in_words
 from service.control.errors import (
     Forbidden,
     Full,
@@ -38,8 +38,9 @@ _PROBLEM = {
             "type": "array",
             "items": {
                 "type": "object",
-                "required": ["path", "value", "rule", "remedy"],
+                "required": ["code", "path", "value", "rule", "remedy"],
                 "properties": {
+                    "code": {"type": "string", "enum": list(PROBLEM_CODES)},
                     "path": {"type": "string"},
                     "value": {},
                     "rule": {"type": "string"},
@@ -111,7 +112,9 @@ async def refuse_unknown_parameters(request: Request) -> None:
     known = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
     remedy = f"use {', '.join(known)}" if known else "leave it out: this takes no parameters"
     problems = [
-        Problem(f"query.{name[:100]}", value, f"is no parameter of {request.method} {path}", remedy)
+        Problem(
+            "unknown_key", f"query.{name[:100]}", value, f"is no parameter of {request.method} {path}", remedy
+        )
         for name, value in given.items()
         if name not in known
     ]

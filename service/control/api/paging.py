@@ -21,6 +21,12 @@ def read_cursor(cursor: str) -> int:
     except (binascii.Error, ValueError):
         text = ""
     if not (text.startswith("n") and text[1:].isdecimal() and len(text) < 20):
-        problem = Problem("query.cursor", cursor, "is no cursor of this service", "use next_cursor of a page")
+        problem = Problem(
+            "invalid_value",
+            "query.cursor",
+            cursor,
+            "is no cursor of this service",
+            "use next_cursor of a page",
+        )
         raise Invalid(str(problem), problem)
     return int(text[1:])

@@ -17,6 +17,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moe.spec.errors import Problem, SpecError, in_words
+from moe.spec.problems import code_of
 from service.control.errors import Full, ServiceError
 from service.control.store.room import REMEDY, is_full
 from service.control.store.room import in_words as database_in_words
@@ -71,6 +72,7 @@ def problem_body(
         "detail": detail,
         "errors": [
             {
+                "code": problem.code,
                 "path": _cut(problem.path),
                 "value": _shown(problem.value),
                 "rule": problem.rule,
@@ -127,7 +129,7 @@ def install(app: FastAPI) -> None:
     async def no_file_name(_request: Request, error: UnicodeEncodeError) -> Response:
         rule = f"cannot be the name of a file here: the service runs where file names are {error.encoding}"
         remedy = "use other names, or start the service under a UTF-8 locale (LC_ALL=C.UTF-8)"
-        problem = Problem("body", ascii(error.object)[1:-1], rule, remedy)
+        problem = Problem("invalid_encoding", "body", ascii(error.object)[1:-1], rule, remedy)
         return problem_response(422, "invalid", str(problem), [problem])
 
     @app.exception_handler(OSError)
@@ -178,9 +180,9 @@ def _parameter(entry: Any) -> Problem:
     """Problem that FastAPI found with a query parameter or header."""
     path = ".".join(str(part) for part in entry["loc"])
     if entry["type"] == "missing":
-        return Problem(path, None, "is required", "add it")
+        return Problem("missing", path, None, "is required", "add it")
     rule = re.sub("^(Input|String) should ", "must ", str(entry["msg"]))
-    return Problem(path, entry.get("input"), rule, "correct it or leave it out")
+    return Problem(code_of(entry["type"]), path, entry.get("input"), rule, "correct it or leave it out")
 
 
 def _shown(value: Any) -> Any:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from moe.spec.errors import Problem
+from moe.spec.problems import code_of
 from service.control.api.body import BatchBody
 from service.control.api.guard import admit
 from service.control.api.services import Called, JobId
@@ -51,6 +52,7 @@ def _batch(body: bytes) -> RecordBatch:
     except ValidationError as error:
         problems = [
             Problem(
+                code_of(entry["type"]),
                 ".".join(map(str, entry["loc"])) or "body",
                 None,
                 entry["msg"],

@@ -45,7 +45,11 @@ async def _last_event_id(
         return last_id or 0
     if not (last_event_id.isascii() and last_event_id.isdecimal()):
         problem = Problem(
-            "header.last-event-id", last_event_id, "must be the id of an event", "use an id of this stream"
+            "invalid_value",
+            "header.last-event-id",
+            last_event_id,
+            "must be the id of an event",
+            "use an id of this stream",
         )
         raise Invalid(str(problem), problem)
     return min(int(last_event_id), 2**31 - 1)
@@ -66,7 +70,7 @@ async def _since(
             0, now_us() - when // timedelta(microseconds=1) if isinstance(when, timedelta) else to_us(when)
         )
     except (ValueError, OverflowError) as error:
-        problem = Problem("query.since", since, str(error), "correct it or leave it out")
+        problem = Problem("invalid_syntax", "query.since", since, str(error), "correct it or leave it out")
         raise Invalid(str(problem), problem) from None
 
 

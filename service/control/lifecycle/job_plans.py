@@ -104,7 +104,7 @@ class JobPlans:
         """
         if goal is not None and isinstance(spec.model, ModuleModelSpec):
             rule = "is nothing that the workers of a module are chosen by"
-            raise SpecError(Problem("goal", goal, rule, "leave it out"))
+            raise SpecError(Problem("not_applicable", "goal", goal, rule, "leave it out"))
         if cluster is not None:
             check_allowed(spec, self._allowed_code)
             if isinstance(spec.model, ModuleModelSpec):
@@ -135,7 +135,9 @@ class JobPlans:
         if made is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
-            raise SpecError(Problem("resources", f"{workers} workers", empty.reason, "ask for less"))
+            raise SpecError(
+                Problem("does_not_fit", "resources", f"{workers} workers", empty.reason, "ask for less")
+            )
         return noted(made, spec, missing)
 
     def _planned(

@@ -130,7 +130,9 @@ def plan_on(
 
 def _beyond(spec: JobSpec) -> Problem:
     shown = f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
-    return Problem("model", f"{shown} weights", "is beyond what can be planned", "use smaller numbers")
+    return Problem(
+        "does_not_fit", "model", f"{shown} weights", "is beyond what can be planned", "use smaller numbers"
+    )
 
 
 def check_degrees(spec: JobSpec) -> None:

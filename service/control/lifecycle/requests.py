@@ -315,4 +315,6 @@ def _write_spec(
                 f"the job's storage has no room left ({why}: {storage}); 'shardyard delete' makes some; {REMEDY}"
             ) from None
         remedy = "choose a folder that the service may write, or ask its operator"
-        raise SpecError(Problem("storage", asked or storage, f"cannot be written: {why}", remedy)) from None
+        raise SpecError(
+            Problem("not_writable", "storage", asked or storage, f"cannot be written: {why}", remedy)
+        ) from None

@@ -101,7 +101,7 @@ class StorageRoots:
 
     def _problem(self, asked: str, rule: str) -> SpecError:
         remedy = f"use a folder under {' or '.join(self._shown)}, or leave it out"
-        return SpecError(Problem("storage", asked, rule, remedy))
+        return SpecError(Problem("not_allowed", "storage", asked, rule, remedy))
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -67,7 +67,7 @@ class WarmStarts:
             except Damaged as error:
                 faults.append(f"{name}: {error}")
         raise SpecError(
-            Problem("start_from.step", spec.start_from.step,
+            Problem("not_found", "start_from.step", spec.start_from.step,
                     f"names no whole checkpoint of {source.id} ({'; '.join(faults)})",
                     "use the step of another, or the id of another job")
         )  # fmt: skip
@@ -88,7 +88,9 @@ class WarmStarts:
             return job
         deleted = deletion is not None and deletion.owner == owner
         rule = "was deleted, and its checkpoints with it" if deleted else "is no job of yours"
-        raise SpecError(Problem("start_from.job", job_id, rule, "use an id that 'shardyard ls' shows"))
+        raise SpecError(
+            Problem("not_found", "start_from.job", job_id, rule, "use an id that 'shardyard ls' shows")
+        )
 
     def _copied(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
         """The marker of the copy. Raises Damaged, with nothing left of it, Full, Unavailable."""
@@ -129,7 +131,7 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
     problems = other_state(before, spec)
     if marker.step >= spec.train.num_steps:
         problems.append(
-            Problem("train.num_steps", spec.train.num_steps,
+            Problem("out_of_range", "train.num_steps", spec.train.num_steps,
                     f"must be more than the steps that the checkpoint has (={marker.step}): they count too",
                     f"use {marker.step + 1} or more, or an earlier start_from.step")
         )  # fmt: skip
@@ -147,11 +149,13 @@ def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]
         raise Unavailable(f"the storage of {job_id} cannot be read: {error}; try again later") from None
     if not names:
         rule, remedy = "has no committed checkpoint", "wait for its first, or leave start_from out"
-        raise SpecError(Problem("start_from.job", job_id, rule, remedy))
+        raise SpecError(Problem("not_found", "start_from.job", job_id, rule, remedy))
     steps = {name: (markers.order(name) or (0,))[0] for name in names}
     found = [name for name in names if step in (None, steps[name])]
     if not found:
         shown = ", ".join(str(each) for each in sorted(set(steps.values()))[-MAX_SHOWN_STEPS:])
         remedy = f"use one of {shown}, or leave it out for the newest"
-        raise SpecError(Problem("start_from.step", step, f"is no committed checkpoint of {job_id}", remedy))
+        raise SpecError(
+            Problem("not_found", "start_from.step", step, f"is no committed checkpoint of {job_id}", remedy)
+        )
     return found
