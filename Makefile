@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-gpu parity check format bench quality pictures
+.PHONY: help setup demo test test-slow test-gpu parity messages check format bench quality pictures
 
 help:
 	@echo 'make setup     a virtual environment in $(VENV), with the versions of constraints.txt'
@@ -29,6 +29,7 @@ help:
 	@echo '               (AGAINST=COMMIT times the layer and a training step there and here, in turns)'
 	@echo 'make quality   experts beside a dense twin, one model for all languages beside one for each; writes docs'
 	@echo 'make pictures  the terminal of the demo and of a plan, and a module as it is sharded; writes docs/pictures/'
+	@echo 'make messages  write tests/golden/messages.json, the wording of refusals, anew'
 	@echo 'make format    write the formatting that check asks for'
 
 setup: $(INSTALLED)
@@ -53,6 +54,12 @@ TESTS := $(if $(THOROUGH),HYPOTHESIS_PROFILE=thorough) $(BIN)/python -m pytest -
 
 test: setup
 	$(TESTS)
+
+# The files whose tests say what is refused.
+REFUSALS := $(shell grep -rl 'tests.refusals' tests --include='test_*.py')
+
+messages: setup
+	$(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder --quiet --write-messages $(REFUSALS)
 
 # What takes long, where other cases or tests show the subject too. Each change meets an eighth of them, PART=1/8.
 test-slow: setup

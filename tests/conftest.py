@@ -12,6 +12,8 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
+from tests.refusals import WORDING
+
 # Without deadlines, a busy machine fails no test. `make test THOROUGH=1` takes more random cases, where a test does not
 # say how many.
 settings.register_profile("quick", deadline=None, max_examples=30)
@@ -37,6 +39,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", metavar="K/N", help="of the chosen tests the K-th of N parts, by a hash of their names"
     )
+    parser.addoption(
+        "--write-messages",
+        action="store_true",
+        help="write tests/golden/messages.json anew for the tests that run",
+    )
+
+
+_REPORTED: set[str] = set()
+"""Tests that ran, in the process that they report to."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    WORDING.is_written = config.getoption("--write-messages")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        _REPORTED.add(report.nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Collect the messages of a process of xdist's."""
+    WORDING.recorded |= getattr(node, "workeroutput", {}).get("messages", {})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not WORDING.is_written:
+        return
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["messages"] = WORDING.recorded
+    else:
+        WORDING.write(_REPORTED)
 
 
 @pytest.hookimpl(wrapper=True)

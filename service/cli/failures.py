@@ -1,7 +1,12 @@
 """Failures, as a person at a terminal should read them."""
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moe.spec.errors import Problem
 
 FAILED, MISUSE = 1, 2
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -10,8 +15,13 @@ _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 @dataclass(frozen=True)
 class Failure:
+    """A failed command."""
+
     text: str
+    """For a terminal: one problem a line, the first behind the command's name and the others below it."""
     exit_code: int
+    body: dict[str, Any]
+    """For programs: `detail`, and `errors` with the code, path, value, rule and remedy of every problem."""
 
 
 class Misuse(Exception):
@@ -23,7 +33,7 @@ class Failed(Exception):
 
 
 def explain(error: Exception) -> Failure | None:
-    """The words and the exit code for `error`; None for a bug of ours, which deserves its traceback."""
+    """How `error` is reported; None for a bug of ours, which deserves its traceback."""
     if isinstance(error, Misuse):
         return _failure(str(error), MISUSE)
     if isinstance(error, Failed):
@@ -35,7 +45,8 @@ def explain(error: Exception) -> Failure | None:
         text = str(error)
         if error.status in (401, 403):
             text += "; give the service's token in SHARDYARD_TOKEN"
-        return _failure(text, MISUSE if error.status in (400, 404, 410, 413, 422) else FAILED)
+        is_misuse = error.status in (400, 404, 410, 413, 422)
+        return _failure(text, MISUSE if is_misuse else FAILED, error.problems)
     if isinstance(error, BadUrl | BadToken):
         return _failure(str(error), MISUSE)
     if isinstance(error, ClientError):
@@ -52,9 +63,9 @@ def explain(error: Exception) -> Failure | None:
         return _failure(f"the output cannot be written: {error.strerror}", FAILED)
     from moe.spec.errors import SpecError  # last: it takes as long to import as most commands take to answer
 
-    return _failure(str(error), MISUSE) if isinstance(error, SpecError) else None
+    return _failure(str(error), MISUSE, error.problems) if isinstance(error, SpecError) else None
 
 
-def _failure(text: str, exit_code: int) -> Failure:
-    """One problem a line, the first behind the command's name and the others below it."""
-    return Failure("shardyard: " + text.replace("\n", "\n           "), exit_code)
+def _failure(text: str, exit_code: int, problems: "Sequence[Problem]" = ()) -> Failure:
+    body = {"detail": text, "errors": [problem.to_dict() for problem in problems]}
+    return Failure("shardyard: " + text.replace("\n", "\n           "), exit_code, body)

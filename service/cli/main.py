@@ -1,8 +1,10 @@
 """The command `shardyard`: its subcommands, and how what goes wrong becomes words and an exit code."""
 
 import io
+import json
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -103,6 +105,9 @@ def main() -> None:
     except Exception as error:
         if (failure := explain(error)) is None:
             raise
+        if "--json" in sys.argv:
+            with suppress(OSError):
+                print(json.dumps(failure.body, indent=2, default=str), flush=True)
         _drop_output()  # should it be that which cannot be written
         print(failure.text, file=sys.stderr)
         sys.exit(failure.exit_code)

@@ -1,0 +1,94 @@
+"""What tests say of refused input: the code, path and value of each problem. Wording is free to change: it is compared
+with tests/golden/messages.json alone, which `make messages` writes."""
+
+import json
+import multiprocessing
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import hypothesis
+import pytest
+
+from moe.spec import Problem, ProblemCode, SpecError
+
+GOLDEN = Path(__file__).parent / "golden" / "messages.json"
+REPOSITORY = Path(__file__).parents[1]
+
+Summary = tuple[str, str, Any]
+"""(code, path, value)"""
+
+_TEMPORARY = re.compile(re.escape(tempfile.gettempdir()) + r"/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?")
+
+
+class Wording:
+    """Messages of refusals by test, in order: those of this run, and the golden ones."""
+
+    def __init__(self) -> None:
+        self.is_written = False
+        self.recorded: dict[str, list[str]] = {}
+        self.golden: dict[str, list[str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+
+    def check(self, test: str, message: str) -> None:
+        """Compare a test's next message with the golden one, or record it."""
+        messages = self.recorded.setdefault(test, [])
+        messages.append(message)
+        if not self.is_written:
+            golden = self.golden.get(test, [])
+            assert messages == golden[: len(messages)], (
+                "the wording changed: look at it, and run `make messages`"
+            )
+
+    def write(self, tests: Collection[str]) -> None:
+        """Write the golden file: what was recorded of the tests that ran, and what it has of others that exist."""
+        others = {
+            test: messages for test, messages in self.golden.items() if test not in tests and _exists(test)
+        }
+        text = json.dumps({**others, **self.recorded}, indent=1, ensure_ascii=False, sort_keys=True)
+        GOLDEN.write_text(text + "\n")
+
+
+def _exists(test: str) -> bool:
+    file, _, name = test.partition("[")[0].partition("::")
+    path = REPOSITORY / file
+    return path.exists() and f"def {name.rpartition('::')[2]}(" in path.read_text()
+
+
+WORDING = Wording()
+
+
+@contextmanager
+def refused(code: ProblemCode, path: str, value: Any = ANY) -> Iterator[pytest.ExceptionInfo[SpecError]]:
+    """Expect a SpecError with one problem."""
+    with refused_for([(code, path, value)]) as caught:
+        yield caught
+
+
+@contextmanager
+def refused_for(expected: Iterable[Summary]) -> Iterator[pytest.ExceptionInfo[SpecError]]:
+    """Expect a SpecError with these problems, in any order."""
+    with pytest.raises(SpecError) as caught:
+        yield caught
+    check(caught.value.problems, expected)
+
+
+def check(problems: Iterable[Problem | Mapping[str, Any]], expected: Iterable[Summary]) -> None:
+    """Compare problems, or the `errors` of an HTTP response, with their summaries, in any order."""
+    bodies = [problem.to_dict() if isinstance(problem, Problem) else problem for problem in problems]
+    summaries = [(body["code"], body["path"], body["value"]) for body in bodies]
+    assert sorted(summaries, key=_code_and_path) == sorted(expected, key=_code_and_path)
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
+    if multiprocessing.parent_process() is not None or hypothesis.currently_in_test_context():
+        return
+    for body in bodies:
+        message = str(Problem(**body))
+        WORDING.check(test, _TEMPORARY.sub("TMP/", message).replace(str(REPOSITORY), "."))
+
+
+def _code_and_path(summary: Summary) -> tuple[str, str]:
+    return summary[:2]
