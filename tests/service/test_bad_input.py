@@ -99,7 +99,7 @@ def test_a_wrong_spec_is_refused_in_words(
     assert problem["detail"] == said.format(roots=plane.folder / "state" / "storage")
     assert (problem["status"], problem["type"]) == (422, "urn:shardyard:problem:invalid-spec")
     error = problem["errors"][0]
-    assert set(error) == {"path", "value", "rule", "remedy"}
+    assert set(error) == {"code", "path", "value", "rule", "remedy"}
     assert said.startswith(f"{error['path']} (={error['value']!r})")
     assert plane.http.get("/v1/jobs").json()["items"] == []
     assert plane.launcher.launches() == []

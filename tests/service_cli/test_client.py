@@ -23,7 +23,13 @@ PROBLEM = {
     "status": 422,
     "detail": "1 problem",
     "errors": [
-        {"path": "train.num_steps", "value": 0, "rule": "must be positive", "remedy": "use 1 or more"}
+        {
+            "code": "out_of_range",
+            "path": "train.num_steps",
+            "value": 0,
+            "rule": "must be positive",
+            "remedy": "raise it",
+        }
     ],
 }
 
@@ -72,7 +78,7 @@ def test_problems_are_carried_and_read_like_the_librarys_own() -> None:
         client.submit(SPEC)
     assert caught.value.status == 422
     assert caught.value.problems[0].path == "train.num_steps"
-    assert str(caught.value) == "train.num_steps (=0) must be positive; use 1 or more"
+    assert str(caught.value) == "train.num_steps (=0) must be positive; raise it"
 
 
 def test_broken_yaml_is_named_with_line_and_column_before_anything_is_sent(tmp_path: Path) -> None:
