@@ -31,22 +31,22 @@ _BY_ROWS = {
 
 def attention(node: fx.Node) -> Rule:
     """Raises SpecError for dropout."""
-    given = _by_name(node)
-    if (dropout := given.get("dropout_p", 0.0)) != 0:
+    arguments = _by_name(node)
+    if (dropout := arguments.get("dropout_p", 0.0)) != 0:
         raise SpecError(
             Problem("unsupported", node.meta.get("where") or node.name, dropout,
                     "is the dropout of a fused attention, whose random numbers would be others on each layout",
                     "call scaled_dot_product_attention with dropout_p=0, or write attention with "
                     "torch.nn.functional.dropout, which is keyed by position"))  # fmt: skip
-    query, key = shape_of(given["query"]), shape_of(given["key"])
-    by_rows = node.target in _BY_ROWS and not given.get("is_causal", False)
+    query, key = shape_of(arguments["query"]), shape_of(arguments["key"])
+    by_rows = node.target in _BY_ROWS and not arguments.get("is_causal", False)
     # For each head of keys one of queries, or a group of them.
     sizes = {"b": query[0], "k": key[1], "g": query[1] // key[1], "s": query[2] if by_rows else 1}
     factors = {letter: size for letter, size in sizes.items() if size > 1}
     of_letter: dict[str, tuple[str, ...]] = {
         letter: (letter,) if letter in factors else () for letter in "bks"
     }
-    of_letter["h"] = tuple(each for each in "kg" if each in factors)
+    of_letter["h"] = tuple(letter for letter in "kg" if letter in factors)
     whole = {"b": query[0], "h": query[1], "k": key[1], "s": query[2]}
 
     def dims(name: str | None, shape: tuple[int, ...]) -> Dims:
@@ -58,23 +58,25 @@ def attention(node: fx.Node) -> Rule:
             for letter, size in zip(letters.ljust(len(shape)), shape, strict=False)
         )
 
-    is_backward = "logsumexp" in given
+    is_backward = "logsumexp" in arguments
     after = _BACKWARD if is_backward else _FORWARD
-    made = results(node)
+    outputs = results(node)
     matter = [
-        each is not None and at < len(after) and (after[at] != "attn_bias" or is_tensor(given["attn_bias"]))
-        for at, each in enumerate(made)
+        output is not None
+        and at < len(after)
+        and (after[at] != "attn_bias" or is_tensor(arguments["attn_bias"]))
+        for at, output in enumerate(outputs)
     ]
     points = math.prod(factors.values())
     total = math.prod(query[:3]) * key[2] * query[3] * (10.0 if is_backward else 4.0)
     return Rule(
-        operands=tuple(dims(name, shape_of(each)) for name, each in given.items() if is_tensor(each)),
+        operands=tuple(dims(name, shape_of(value)) for name, value in arguments.items() if is_tensor(value)),
         results=tuple(
-            dims(after[at], tuple(each.shape)) if matter[at] else () for at, each in enumerate(made)
+            dims(after[at], tuple(output.shape)) if matter[at] else () for at, output in enumerate(outputs)
         ),
         sizes=factors,
         combine=dict.fromkeys(factors, "sum") if is_backward else {},
-        alike=frozenset(at for at, each in enumerate(matter) if not each),
+        alike=frozenset(at for at, matters in enumerate(matter) if not matters),
         work="attention",
         flops=total / points,
         lower=LocalCall.in_rows if node.target in _BY_ROWS else LocalCall.contiguous,
@@ -83,7 +85,7 @@ def attention(node: fx.Node) -> Rule:
 
 def _by_name(node: fx.Node) -> dict[str, Any]:
     """Arguments by name, in the order in which they stand."""
-    names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 

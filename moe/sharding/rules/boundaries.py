@@ -32,13 +32,13 @@ def moving(
 ) -> Exchange:
     """An exchange after which each rank has windows of operands (`sources` says of which ones) for its positions of
     the result, the number of which `windows` is given. Operands of which no window is split are whole."""
-    given, result = operands(node), node.meta["val"]
+    inputs, result = operands(node), node.meta["val"]
     split = {source for source, window in zip(sources, windows(1), strict=True) if window.is_split}
 
     def moved_bytes(degree: int) -> float:
         pairs = zip(sources, windows(-(-result.shape[dim] // degree)), strict=True)
         return sum(
-            halo.moved_bytes(shape_of(given[source]), dim, result.dtype.itemsize, window, degree)
+            halo.moved_bytes(shape_of(inputs[source]), dim, result.dtype.itemsize, window, degree)
             for source, window in pairs
         )
 
@@ -47,15 +47,17 @@ def moving(
             part
             if fake.meta["val"].dtype == result.dtype
             else local.call(aten._to_copy.default, part, dtype=result.dtype)
-            for part, fake in zip(local.parts, given, strict=True)
+            for part, fake in zip(local.parts, inputs, strict=True)
         ]
-        wanted = windows(local.part_shape()[dim])
-        rows = local.runtime(halo.fetch, [parts[each] for each in sources], axis, dim, wanted, value)
+        part_windows = windows(local.part_shape()[dim])
+        rows = local.runtime(
+            halo.fetch, [parts[source] for source in sources], axis, dim, part_windows, value
+        )
         return finish(local, rows)
 
     return Exchange(
         f"boundaries d{dim}",
-        tuple(dim if number in split else None for number in range(len(given))),
+        tuple(dim if number in split else None for number in range(len(inputs))),
         (dim,),
         moved_bytes,
         lower,
@@ -68,8 +70,8 @@ def _as_fetched(local: LocalCall, rows: fx.Node) -> fx.Node:
 
 def _span(node: fx.Node, number: int, size: int) -> range:
     """Positions that a slice has, whose start is this argument."""
-    given = [argument(node, number + at, name) for at, name in enumerate(("start", "end", "step"))]
-    return range(size)[slice(*given)]
+    bounds = [argument(node, number + at, name) for at, name in enumerate(("start", "end", "step"))]
+    return range(size)[slice(*bounds)]
 
 
 def slice_(node: fx.Node) -> Rule:
@@ -166,11 +168,11 @@ def _scattered(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchange, 
 
 def cat(node: fx.Node) -> Rule:
     """An operand of length 1 is whole; an empty vector beside tensors of more dimensions is nothing."""
-    given, result = operands(node), tuple(node.meta["val"].shape)
+    inputs, result = operands(node), tuple(node.meta["val"].shape)
     dim = argument(node, 1, "dim", 0) % len(result)
-    shapes = [shape_of(each) for each in given]
+    shapes = [shape_of(operand) for operand in inputs]
     sources = [number for number, shape in enumerate(shapes) if len(shape) == len(result)]
-    begins = [sum(shapes[each][dim] for each in sources[:at]) for at in range(len(sources))]
+    begins = [sum(shapes[source][dim] for source in sources[:at]) for at in range(len(sources))]
 
     def windows(size: int) -> tuple[Window, ...]:
         return tuple(
@@ -180,10 +182,10 @@ def cat(node: fx.Node) -> Rule:
 
     dims = named(result, but=frozenset({dim}))
     return Rule(
-        tuple(dims if number in sources else ((),) for number in range(len(given))),
+        tuple(dims if number in sources else ((),) for number in range(len(inputs))),
         (dims,),
         sizes_of((dims, result)),
-        linear=(frozenset(range(len(given))),),
+        linear=(frozenset(range(len(inputs))),),
         passes=COMBINES,
         exchanges=(moving(node, dim, sources, windows, _as_fetched),) if result[dim] > 1 else (),
     )
@@ -193,50 +195,56 @@ def constant_pad(node: fx.Node) -> Rule:
     shape, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
     pads, value = list(argument(node, 1, "pad")), argument(node, 2, "value", 0)
     ends = {len(shape) - 1 - at // 2: (pads[at], pads[at + 1]) for at in range(0, len(pads), 2)}
-    touched = frozenset(dim for dim, each in ends.items() if each != (0, 0))
+    padded_dims = frozenset(dim for dim, pad in ends.items() if pad != (0, 0))
 
     def along(dim: int) -> Exchange:
         def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
-            others = list(pads)
-            others[2 * (len(shape) - 1 - dim) : 2 * (len(shape) - dim)] = [0, 0]
-            return local.call(aten.constant_pad_nd.default, rows, others, value) if any(others) else rows
+            other_pads = list(pads)
+            other_pads[2 * (len(shape) - 1 - dim) : 2 * (len(shape) - dim)] = [0, 0]
+            return (
+                local.call(aten.constant_pad_nd.default, rows, other_pads, value) if any(other_pads) else rows
+            )
 
         def windows(size: int) -> tuple[Window, ...]:
             return (Window(-ends[dim][0], size, size, shape[dim]),)
 
         return moving(node, dim, [0], windows, finish, value)
 
-    dims = named(shape, but=touched)
-    exchanges = tuple(along(dim) for dim in sorted(touched) if shape[dim] > 1 and result[dim] > 1)
+    dims = named(shape, but=padded_dims)
+    exchanges = tuple(along(dim) for dim in sorted(padded_dims) if shape[dim] > 1 and result[dim] > 1)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE if value == 0 else (),
                 exchanges=exchanges)  # fmt: skip
 
 
 def flip(node: fx.Node) -> Rule:
     shape = shape_of(operands(node)[0])
-    touched = frozenset(dim % len(shape) for dim in argument(node, 1, "dims"))
+    flipped_dims = frozenset(dim % len(shape) for dim in argument(node, 1, "dims"))
 
     def along(dim: int) -> Exchange:
         def windows(size: int) -> tuple[Window, ...]:
             return (Window(shape[dim] - size, -size, size, shape[dim]),)
 
         return moving(
-            node, dim, [0], windows, lambda local, rows: local.call(aten.flip.default, rows, sorted(touched))
+            node,
+            dim,
+            [0],
+            windows,
+            lambda local, rows: local.call(aten.flip.default, rows, sorted(flipped_dims)),
         )
 
-    dims = named(shape, but=touched)
+    dims = named(shape, but=flipped_dims)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
-                exchanges=tuple(along(dim) for dim in sorted(touched) if shape[dim] > 1))  # fmt: skip
+                exchanges=tuple(along(dim) for dim in sorted(flipped_dims) if shape[dim] > 1))  # fmt: skip
 
 
 def roll(node: fx.Node) -> Rule:
     """Without dimensions it goes through the elements in their order: none of them is split."""
     shape = shape_of(operands(node)[0])
-    given, every = list(argument(node, 1, "shifts")), argument(node, 2, "dims", [])
+    amounts, listed_dims = list(argument(node, 1, "shifts")), argument(node, 2, "dims", [])
     shifts: dict[int, int] = {}
-    for dim, shift in zip(every, given, strict=False):
+    for dim, shift in zip(listed_dims, amounts, strict=False):
         shifts[dim % len(shape)] = shifts.get(dim % len(shape), 0) + shift
-    touched = frozenset(dim for dim in range(len(shape)) if not every or dim in shifts)
+    rolled_dims = frozenset(dim for dim in range(len(shape)) if not listed_dims or dim in shifts)
 
     def along(dim: int) -> Exchange:
         size, shift = shape[dim], shifts[dim] % max(1, shape[dim])
@@ -248,16 +256,18 @@ def roll(node: fx.Node) -> Rule:
             )
 
         def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
-            others = [other for other in sorted(shifts) if other != dim]
+            other_dims = [other_dim for other_dim in sorted(shifts) if other_dim != dim]
             return (
-                local.call(aten.roll.default, rows, [shifts[each] for each in others], others)
-                if others
+                local.call(
+                    aten.roll.default, rows, [shifts[other_dim] for other_dim in other_dims], other_dims
+                )
+                if other_dims
                 else rows
             )
 
         return moving(node, dim, [0, 0], windows, finish)
 
-    dims = named(shape, but=touched)
+    dims = named(shape, but=rolled_dims)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
                 exchanges=tuple(along(dim) for dim in sorted(shifts) if shape[dim] > 1))  # fmt: skip
 
@@ -298,9 +308,9 @@ def diagonal(node: fx.Node) -> Rule:
     """Both dimensions that it runs along are whole; so too where one is written."""
     shape, scatters = shape_of(operands(node)[0]), node.target is aten.diagonal_scatter.default
     begin = 3 if scatters else 2
-    touched = frozenset(argument(node, begin + at, f"dim{at + 1}", at) % len(shape) for at in (0, 1))
-    dims = named(shape, but=touched)
-    along: Dims = (*(each for dim, each in enumerate(dims) if dim not in touched), ())
+    diagonal_dims = frozenset(argument(node, begin + at, f"dim{at + 1}", at) % len(shape) for at in (0, 1))
+    dims = named(shape, but=diagonal_dims)
+    along: Dims = (*(factors for dim, factors in enumerate(dims) if dim not in diagonal_dims), ())
     if scatters:
         return Rule(
             (dims, along), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES

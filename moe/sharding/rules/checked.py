@@ -35,15 +35,21 @@ def _wrong(rule: Rule, node: fx.Node) -> Iterator[tuple[str, str]]:
             "return one from the function given to sharding.register",
         )
         return
-    given = [shape_of(each) for each in operands(node)]
-    gives = [None if each is None else tuple(each.shape) for each in results(node)]
-    for what, every, shapes in (("operands", rule.operands, given), ("results", rule.results, gives)):
-        if len(every) != len(shapes):
-            yield f"has {len(every)} {what}, of {len(shapes)}", "give the factors of each one's dimensions"
+    operand_shapes = [shape_of(operand) for operand in operands(node)]
+    result_shapes = [None if result is None else tuple(result.shape) for result in results(node)]
+    for kind, tensor_dims, shapes in (
+        ("operands", rule.operands, operand_shapes),
+        ("results", rule.results, result_shapes),
+    ):
+        if len(tensor_dims) != len(shapes):
+            yield (
+                f"has {len(tensor_dims)} {kind}, of {len(shapes)}",
+                "give the factors of each one's dimensions",
+            )
             return
-        for number, (dims, shape) in enumerate(zip(every, shapes, strict=True)):
+        for number, (dims, shape) in enumerate(zip(tensor_dims, shapes, strict=True)):
             if shape is not None:
-                yield from _wrong_dims(f"{what}[{number}]", dims, shape, rule)
+                yield from _wrong_dims(f"{kind}[{number}]", dims, shape, rule)
 
 
 def _wrong_dims(name: str, dims: Dims, shape: Sequence[int], rule: Rule) -> Iterator[tuple[str, str]]:
@@ -58,7 +64,7 @@ def _wrong_dims(name: str, dims: Dims, shape: Sequence[int], rule: Rule) -> Iter
                 f"gives {name} the text {factors!r} for dimension {dim}",
                 f"give a tuple of factors: ({factors!r},)",
             )
-        elif factors and math.prod(rule.sizes.get(each, 1) for each in factors) != size:
-            sizes = {each: rule.sizes.get(each) for each in factors}
+        elif factors and math.prod(rule.sizes.get(factor, 1) for factor in factors) != size:
+            sizes = {factor: rule.sizes.get(factor) for factor in factors}
             remedy = 'take it from the node: node.args[0].meta["val"].shape'
             yield f"has sizes {sizes} for dimension {dim} of {name}, which is {size} long", remedy

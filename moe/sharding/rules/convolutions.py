@@ -32,18 +32,18 @@ def _spatial(geometries: Sequence[Geometry], before: Sequence[int], after: Seque
 
 
 def _sizes(*tensors: tuple[Dims, Sequence[int]], groups: int) -> dict[Factor, int]:
-    found = {}
+    sizes = {}
     for dims, shape in tensors:
         for factors, size in zip(dims, shape, strict=True):
             for factor in factors:
-                found[factor] = groups if factor == "g" else size // (groups if "g" in factors else 1)
-    return found
+                sizes[factor] = groups if factor == "g" else size // (groups if "g" in factors else 1)
+    return sizes
 
 
 def _flops(geometries: Sequence[Geometry], spatial: Dims, num_windows: Sequence[int]) -> float:
     """For each point of the space of all factors: those of the kernel and of the windows that are none."""
     counts = (1 if factors else count for factors, count in zip(spatial, num_windows, strict=True))
-    return 2.0 * math.prod(each.kernel for each in geometries) * math.prod(counts)
+    return 2.0 * math.prod(geometry.kernel for geometry in geometries) * math.prod(counts)
 
 
 def _groups(local: LocalCall, groups: int) -> int:
@@ -51,18 +51,22 @@ def _groups(local: LocalCall, groups: int) -> int:
 
 
 def convolution(node: fx.Node) -> Rule:
-    x, weight = (shape_of(each) for each in operands(node)[:2])
+    x, weight = (shape_of(operand) for operand in operands(node)[:2])
     result = tuple(node.meta["val"].shape)
     args: Sequence[Any] = node.args
-    transposed, behind, groups = args[6:9]
+    is_transposed, behind, groups = args[6:9]
     num_dims = len(x) - 2
-    stride, padding, dilation = (expanded(each, num_dims) for each in args[3:6])
-    geometries = [Geometry(*each) for each in zip(weight[2:], stride, padding, dilation, strict=True)]
+    stride, padding, dilation = (expanded(argument, num_dims) for argument in args[3:6])
+    geometries = [
+        Geometry(*dim_arguments) for dim_arguments in zip(weight[2:], stride, padding, dilation, strict=True)
+    ]
     spatial = _spatial(geometries, x[2:], result[2:])
     of_x, of_result = _channels("i", x[1], groups), _channels("o", result[1], groups)
     batch = ("n",) if x[0] > 1 else ()
     # the groups lie in the first dimension of the weights, which are the result's channels unless it is transposed
-    channels = (of_x, tuple(set(of_result) - {"g"})) if transposed else (of_result, tuple(set(of_x) - {"g"}))
+    channels = (
+        (of_x, tuple(set(of_result) - {"g"})) if is_transposed else (of_result, tuple(set(of_x) - {"g"}))
+    )
     dims: list[Dims] = [(batch, of_x, *spatial), (*channels, *[()] * num_dims)]
     if len(operands(node)) == 3:
         dims.append((of_result,))
@@ -70,9 +74,9 @@ def convolution(node: fx.Node) -> Rule:
 
     def arguments(local: LocalCall, at: int | None = None) -> tuple[Any, ...]:
         def without(values: Any) -> list[int]:
-            return [0 if each == at else value for each, value in enumerate(expanded(values, num_dims))]
+            return [0 if index == at else value for index, value in enumerate(expanded(values, num_dims))]
 
-        return (stride, without(padding), dilation, transposed, without(behind), _groups(local, groups))
+        return (stride, without(padding), dilation, is_transposed, without(behind), _groups(local, groups))
 
     def lower(local: LocalCall) -> fx.Node:
         bias = local.parts[2] if len(local.parts) == 3 else None
@@ -82,27 +86,27 @@ def convolution(node: fx.Node) -> Rule:
         dim, geometry = at + 2, geometries[at]
 
         def window(count: int) -> halo.Window:
-            return geometry.looking_at(count, x[dim]) if transposed else geometry.read_by(count, x[dim])
+            return geometry.looking_at(count, x[dim]) if is_transposed else geometry.read_by(count, x[dim])
 
         def moved_bytes(degree: int) -> float:
             itemsize = node.meta["val"].dtype.itemsize
             return halo.moved_bytes(x, dim, itemsize, window(-(-result[dim] // degree)), degree)
 
         def exchanged(local: LocalCall, axis: int) -> fx.Node:
-            wanted, args = window(local.part_shape()[dim]), arguments(local, at)
-            rows = local.runtime(halo.fetch, [local.parts[0]], axis, dim, [wanted])
+            part_window, args = window(local.part_shape()[dim]), arguments(local, at)
+            rows = local.runtime(halo.fetch, [local.parts[0]], axis, dim, [part_window])
             bias = local.parts[2] if len(local.parts) == 3 else None
-            if not transposed:
+            if not is_transposed:
                 return local.call(aten.convolution.default, rows, local.parts[1], bias, *args)
             spread = local.call(aten.convolution.default, rows, local.parts[1], None, *args)
-            made = local.runtime(windows.own_positions, spread, axis, dim, wanted, geometry)
+            output = local.runtime(windows.own_positions, spread, axis, dim, part_window, geometry)
             if bias is None:
-                return made
+                return output
             column = local.call(aten.reshape.default, bias, [-1, *[1] * num_dims])
-            return local.call(aten.add.Tensor, made, column)
+            return local.call(aten.add.Tensor, output, column)
 
-        others = (None,) * (len(dims) - 1)
-        return Exchange(f"halo d{dim}", (dim, *others), (dim,), moved_bytes, exchanged)
+        other_operands = (None,) * (len(dims) - 1)
+        return Exchange(f"halo d{dim}", (dim, *other_operands), (dim,), moved_bytes, exchanged)
 
     return Rule(
         tuple(dims),
@@ -112,7 +116,7 @@ def convolution(node: fx.Node) -> Rule:
         linear=(frozenset({0}), frozenset({1})),
         added=frozenset({2}) if len(dims) == 3 else frozenset(),
         work="product",
-        flops=_flops(geometries, spatial, x[2:] if transposed else result[2:]),
+        flops=_flops(geometries, spatial, x[2:] if is_transposed else result[2:]),
         exchanges=tuple(
             along(at)
             for at, factors in enumerate(spatial)
@@ -124,10 +128,12 @@ def convolution(node: fx.Node) -> Rule:
 
 def convolution_weight(node: fx.Node) -> Rule:
     """Of spatial dimensions that are split, each rank's windows give partial sums."""
-    gradient, x = (shape_of(each) for each in operands(node))
+    gradient, x = (shape_of(operand) for operand in operands(node))
     args: Sequence[Any] = node.args
     kernel, stride, padding, dilation, groups = args[2:]
-    geometries = [Geometry(*each) for each in zip(kernel, stride, padding, dilation, strict=True)]
+    geometries = [
+        Geometry(*dim_arguments) for dim_arguments in zip(kernel, stride, padding, dilation, strict=True)
+    ]
     spatial = _spatial(geometries, x[2:], gradient[2:])
     of_gradient = _channels("o", gradient[1], groups)
     of_x = _channels("i", x[1], groups)
@@ -136,7 +142,7 @@ def convolution_weight(node: fx.Node) -> Rule:
     of_result: Dims = (of_gradient, tuple(set(of_x) - {"g"}), *[()] * len(geometries))
 
     def lower(local: LocalCall, at: int | None = None, rows: fx.Node | None = None) -> fx.Node:
-        pads = [0 if each == at else value for each, value in enumerate(padding)]
+        pads = [0 if index == at else value for index, value in enumerate(padding)]
         pair = local.parts if rows is None else (local.parts[0], rows)
         return local.call(
             windows.convolution_weight, *pair, kernel, stride, pads, dilation, _groups(local, groups)

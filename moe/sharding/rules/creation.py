@@ -24,12 +24,12 @@ def _made_by(lower: Lower) -> Callable[[fx.Node], Rule]:
 
 def _filled(local: LocalCall) -> fx.Node:
     """The first argument is the shape."""
-    _, *others = local.node.args
-    return local.call(local.node.target, list(local.part_shape()), *others, **local.node.kwargs)
+    _, *rest = local.node.args
+    return local.call(local.node.target, list(local.part_shape()), *rest, **local.node.kwargs)
 
 
 def _split(local: LocalCall) -> bool:
-    return any(each.factor is not None for each in local.options)
+    return any(option.factor is not None for option in local.options)
 
 
 def _arange(local: LocalCall) -> fx.Node:

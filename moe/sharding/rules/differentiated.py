@@ -62,24 +62,24 @@ class Differentiated:
     def forward_of(self, node: fx.Node) -> fx.Node | None:
         """The operator that a `_backward` operator is the gradients of: the one with the same arguments."""
         arguments = node.args[len(self.trained) :]
-        every = node.graph.find_nodes(op="call_function", target=self.target)
-        return next((each for each in every if _same(each.args, arguments)), None)
+        candidates = node.graph.find_nodes(op="call_function", target=self.target)
+        return next((candidate for candidate in candidates if _same(candidate.args, arguments)), None)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Whether two arguments are the same, or made of the same in the same way: a view is made again in the backward
     pass rather than kept."""
-    if isinstance(one, fx.Node) and isinstance(other, fx.Node):
-        return one is other or (
-            one.op == other.op == "call_function"
-            and one.meta.get(AGAIN) == other.meta.get(AGAIN)
-            and one.target is other.target
-            and _same(one.args, other.args)
-            and _same(tuple(one.kwargs.items()), tuple(other.kwargs.items()))
+    if isinstance(first, fx.Node) and isinstance(second, fx.Node):
+        return first is second or (
+            first.op == second.op == "call_function"
+            and first.meta.get(AGAIN) == second.meta.get(AGAIN)
+            and first.target is second.target
+            and _same(first.args, second.args)
+            and _same(tuple(first.kwargs.items()), tuple(second.kwargs.items()))
         )
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return type(first) is type(second) and bool(first == second)
 
 
 _BY_NAME: dict[str, Differentiated] = {}
@@ -126,22 +126,22 @@ def differentiated(
 
     def keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
-        tensors = [each for each in inputs if isinstance(each, Tensor)]
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
         ctx.save_for_backward(*tensors)
-        ctx.others = [None if isinstance(each, Tensor) else (each,) for each in inputs]  # type: ignore[attr-defined]
+        ctx.others = [None if isinstance(value, Tensor) else (value,) for value in inputs]  # type: ignore[attr-defined]
         outputs = output if isinstance(output, tuple) else (output,)
-        ctx.mark_non_differentiable(*(each for at, each in enumerate(outputs) if at not in trained))
+        ctx.mark_non_differentiable(*(output for at, output in enumerate(outputs) if at not in trained))
 
     def back(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
-        inputs = [next(tensors) if each is None else each[0] for each in ctx.others]
-        wanted = [gradients[at] for at in trained]
-        found: list[Any] = [None] * len(inputs)
-        if any(each is not None for each in wanted):
-            every = operator.backward_target(*wanted, *inputs)
-            for at, gradient in zip(operator.given(inputs), every, strict=True):
-                found[at] = gradient
-        return tuple(found)
+        inputs = [next(tensors) if entry is None else entry[0] for entry in ctx.others]
+        result_gradients = [gradients[at] for at in trained]
+        input_gradients: list[Any] = [None] * len(inputs)
+        if any(gradient is not None for gradient in result_gradients):
+            computed_gradients = operator.backward_target(*result_gradients, *inputs)
+            for at, gradient in zip(operator.given(inputs), computed_gradients, strict=True):
+                input_gradients[at] = gradient
+        return tuple(input_gradients)
 
     torch.library.register_autograd(path, back, setup_context=keep)
     return operator
@@ -162,11 +162,11 @@ def forward_kept(
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """(the results, what `gradients_of_kept` takes: those results that have a gradient, with torch's graph behind
     them, and its leaves)."""
-    this = _BY_NAME[name]
-    leaves, inputs = _leaves(this, arguments)
+    operator = _BY_NAME[name]
+    leaves, inputs = _leaves(operator, arguments)
     with torch.enable_grad():
-        results = this.run(mesh, sharding, *inputs)
-    return _with_history(this, results, leaves)
+        results = operator.run(mesh, sharding, *inputs)
+    return _with_history(operator, results, leaves)
 
 
 def begin_forward(mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any) -> Callable[[], Any]:
@@ -182,16 +182,16 @@ def begin_forward_kept(
     mesh: Mesh, name: str, sharding: OperatorSharding, *arguments: Any
 ) -> Callable[[], Any]:
     """Start the operator's exchange. The function returned gives the result of `forward_kept`."""
-    this = _BY_NAME[name]
-    assert this.begin is not None, name
-    leaves, inputs = _leaves(this, arguments)
+    operator = _BY_NAME[name]
+    assert operator.begin is not None, name
+    leaves, inputs = _leaves(operator, arguments)
     with torch.enable_grad():
-        finish_run = this.begin(mesh, sharding, *inputs)
+        finish_run = operator.begin(mesh, sharding, *inputs)
 
     def finish_kept() -> tuple[tuple[Tensor, ...], list[Tensor]]:
         with torch.enable_grad():
             results = finish_run()
-        return _with_history(this, results, leaves)
+        return _with_history(operator, results, leaves)
 
     return finish_kept
 
@@ -202,9 +202,9 @@ def finish(begun: Callable[[], Any]) -> Any:
 
 
 def _with_history(
-    this: Differentiated, results: tuple[Tensor, ...], leaves: Sequence[Tensor]
+    operator: Differentiated, results: tuple[Tensor, ...], leaves: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    return tuple(each.detach() for each in results), [*(results[at] for at in this.trained), *leaves]
+    return tuple(result.detach() for result in results), [*(results[at] for at in operator.trained), *leaves]
 
 
 def gradients_of_kept(kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
@@ -216,9 +216,9 @@ def gradients_of_kept(kept: Sequence[Tensor], gradients: Sequence[Tensor | None]
         if gradient is not None and result.requires_grad
     ]
     if not pairs:
-        return [torch.zeros_like(each) for each in leaves]
-    outputs, given = zip(*pairs, strict=True)
-    return list(torch.autograd.grad(outputs, leaves, given, allow_unused=True, materialize_grads=True,
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    outputs, output_gradients = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(outputs, leaves, output_gradients, allow_unused=True, materialize_grads=True,
                                     retain_graph=True))  # fmt: skip
 
 
@@ -229,13 +229,13 @@ def backward(
     return gradients_of_kept(forward_kept(mesh, name, sharding, *arguments)[1], gradients)
 
 
-def _leaves(this: Differentiated, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
+def _leaves(operator: Differentiated, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
     """(the differentiable arguments without a history, all arguments with these in their places)."""
-    given, leaves = list(arguments), []
-    for at in this.given(arguments):
-        given[at] = arguments[at].detach().requires_grad_()
-        leaves.append(given[at])
-    return leaves, given
+    inputs, leaves = list(arguments), []
+    for at in operator.given(arguments):
+        inputs[at] = arguments[at].detach().requires_grad_()
+        leaves.append(inputs[at])
+    return leaves, inputs
 
 
 def lower_forward(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
@@ -254,15 +254,15 @@ def lower_begun(local: LocalCall, this: Differentiated, sharding: OperatorShardi
 
 
 def _lowered_results(
-    local: LocalCall, this: Differentiated, run: fx.Node, arguments: Sequence[Any]
+    local: LocalCall, operator: Differentiated, run: fx.Node, arguments: Sequence[Any]
 ) -> fx.Node:
     """All results, or the single one itself, from a call of `forward` or `forward_kept`."""
     results = run
     if local.is_kept:
-        results, saved = local.call(getitem, run, 0), local.call(getitem, run, 1)
-        number = len(this.trained) + len(this.given(arguments))
-        local.keep([local.call(getitem, saved, at) for at in range(number)])
-    return results if this.num_results > 1 else local.call(getitem, results, 0)
+        results, saved_tensors = local.call(getitem, run, 0), local.call(getitem, run, 1)
+        number = len(operator.trained) + len(operator.given(arguments))
+        local.keep([local.call(getitem, saved_tensors, at) for at in range(number)])
+    return results if operator.num_results > 1 else local.call(getitem, results, 0)
 
 
 def lower_backward(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:

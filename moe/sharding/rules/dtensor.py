@@ -16,15 +16,15 @@ from moe.sharding.rules.rule import AxisOption, Rule
 
 def rule(node: fx.Node) -> Rule | None:
     """None where DTensor offers nothing but whole tensors on every rank."""
-    shapes = [shape_of(each) for each in operands(node)]
-    after = [() if each is None else tuple(each.shape) for each in results(node)]
-    if not (given := tuple(options(node))):
+    shapes = [shape_of(operand) for operand in operands(node)]
+    after = [() if result is None else tuple(result.shape) for result in results(node)]
+    if not (axis_options := tuple(options(node))):
         return None
     return Rule(
         operands=tuple(map(unsplit, shapes)),
         results=tuple(map(unsplit, after)),
         sizes={},
-        given=given,
+        given=axis_options,
         shapes=(*shapes, *after),
     )
 
@@ -32,20 +32,25 @@ def rule(node: fx.Node) -> Rule | None:
 def options(node: fx.Node) -> Iterator[AxisOption]:
     """What DTensor offers beside whole tensors, each once."""
     arguments = replaced(node, lambda _, operand: operand.meta["val"])
-    tensors = [each.meta["val"] for each in operands(node)]
-    is_complex = any(each.is_complex() for each in tensors)  # the largest of these is not defined
-    found: set[tuple[tuple[AxisPlacement, ...], tuple[AxisPlacement, ...]]] = set()
+    tensors = [operand.meta["val"] for operand in operands(node)]
+    is_complex = any(tensor.is_complex() for tensor in tensors)  # the largest of these is not defined
+    seen_options: set[tuple[tuple[AxisPlacement, ...], tuple[AxisPlacement, ...]]] = set()
     for placements in _probes(tensors):
         for before, after in _offered(node.target, arguments, node.meta.get("val"), placements):
-            ours = [_ours(each) for each in before], [_ours(each) for each in after]
-            if None in ours[0] or None in ours[1]:
+            axis_placements = (
+                [_ours(placement) for placement in before],
+                [_ours(placement) for placement in after],
+            )
+            if None in axis_placements[0] or None in axis_placements[1]:
                 continue
-            option: Any = tuple(ours[0]), tuple(ours[1])
-            if is_complex and any(each.combine in ("max", "min") for each in (*option[0], *option[1])):
+            option: Any = tuple(axis_placements[0]), tuple(axis_placements[1])
+            if is_complex and any(
+                placement.combine in ("max", "min") for placement in (*option[0], *option[1])
+            ):
                 continue
-            if option in found or set(option[0]) <= {WHOLE}:
+            if option in seen_options or set(option[0]) <= {WHOLE}:
                 continue
-            found.add(option)
+            seen_options.add(option)
             yield AxisOption("torch's " + ", ".join(map(str, option[0])), *option)
 
 
@@ -54,10 +59,10 @@ def _probes(tensors: list[Tensor]) -> Iterator[list[Placement]]:
     whole: list[Placement] = [Replicate()] * len(tensors)
     yield whole
     for number, tensor in enumerate(tensors):
-        for each in (*map(Shard, range(tensor.dim())), *map(Partial, ("sum", "max", "min"))):
-            yield [*whole[:number], each, *whole[number + 1 :]]
-            if number == 0 and all(other.dim() == tensor.dim() for other in tensors):
-                yield [each] * len(tensors)
+        for placement in (*map(Shard, range(tensor.dim())), *map(Partial, ("sum", "max", "min"))):
+            yield [*whole[:number], placement, *whole[number + 1 :]]
+            if number == 0 and all(operand.dim() == tensor.dim() for operand in tensors):
+                yield [placement] * len(tensors)
 
 
 def _offered(target: Any, arguments: Any, result: Any, placements: list[Placement]) -> list[Any]:

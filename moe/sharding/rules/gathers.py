@@ -19,12 +19,12 @@ _TABLE = frozenset({0})
 
 
 def embedding(node: fx.Node) -> Rule:
-    table, index = (shape_of(each) for each in operands(node))
+    table, index = (shape_of(operand) for operand in operands(node))
     return _selected(node, 0, table, index)
 
 
 def index_select(node: fx.Node) -> Rule:
-    table, index = (shape_of(each) for each in operands(node))
+    table, index = (shape_of(operand) for operand in operands(node))
     return _selected(node, argument(node, 1, "dim") % max(1, len(table)), table, index)
 
 
@@ -65,11 +65,11 @@ def span_of(local: LocalCall, factors: tuple[Factor, ...]) -> tuple[Any, Any, in
 
 
 def gather(node: fx.Node) -> Rule:
-    table, index = (shape_of(each) for each in operands(node))
+    table, index = (shape_of(operand) for operand in operands(node))
     if not table:  # torch takes a number for a vector of one
         return Rule(((), unsplit(index)), (unsplit(index),), {}, indices=frozenset({1}))
     dim = argument(node, 1, "dim") % len(table)
-    unlike = frozenset(each for each, size in enumerate(index) if size != table[each] or each == dim)
+    unlike = frozenset(at for at, size in enumerate(index) if size != table[at] or at == dim)
     of_index = tuple(
         ("i",) if at == dim and size > 1 else factors
         for at, (size, factors) in enumerate(zip(index, named(index, but=unlike), strict=True))
@@ -99,7 +99,7 @@ def gather(node: fx.Node) -> Rule:
 
 def take(node: fx.Node) -> Rule:
     """Positions in a tensor as if it had one dimension: it is whole."""
-    table, index = (shape_of(each) for each in operands(node))
+    table, index = (shape_of(operand) for operand in operands(node))
     of_index = named(index)
     return Rule((unsplit(table), of_index), (of_index,), sizes_of((of_index, index)), linear=(_TABLE,),
                 passes=COMBINES, indices=frozenset({1}))  # fmt: skip
@@ -110,18 +110,18 @@ class Indexed:
     where those stand that they replace, or first where these do not stand together."""
 
     def __init__(self, node: fx.Node) -> None:
-        given = argument(node, 1, "indices")
+        indices = argument(node, 1, "indices")
         self.shape = shape_of(operands(node)[0])
-        self.indices = [*given, *[None] * (len(self.shape) - len(given))]
-        dims = [dim for dim, each in enumerate(self.indices) if each is not None]
-        shapes = [shape_of(each) for each in self.indices if each is not None]
-        self.are_masks = any(each is not None and each.meta["val"].dtype in (torch.bool, torch.uint8)
-                             for each in given)  # fmt: skip
+        self.indices = [*indices, *[None] * (len(self.shape) - len(indices))]
+        dims = [dim for dim, index in enumerate(self.indices) if index is not None]
+        shapes = [shape_of(index) for index in self.indices if index is not None]
+        self.are_masks = any(index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8)
+                             for index in indices)  # fmt: skip
         if self.are_masks:
             return
         self.index_shape = tuple(torch.broadcast_shapes(*shapes))
         self.of_shared = named(self.index_shape, "i")
-        self.of_indices = [broadcast(self.of_shared, self.index_shape, each) for each in shapes]
+        self.of_indices = [broadcast(self.of_shared, self.index_shape, shape) for shape in shapes]
         self.of_table: Dims = tuple(
             (f"t{dim}" if dim in dims else f"d{dim}",) if size > 1 else ()
             for dim, size in enumerate(self.shape)
@@ -152,30 +152,30 @@ class Indexed:
         """(dimension, span) of those that are indexed and split."""
         return [
             (dim, span)
-            for dim, each in enumerate(self.indices)
-            if each is not None and (span := span_of(local, self.of_table[dim])) is not None
+            for dim, index in enumerate(self.indices)
+            if index is not None and (span := span_of(local, self.of_table[dim])) is not None
         ]
 
     def local_indices(self, local: LocalCall) -> list[fx.Node | None]:
         parts = iter(local.parts[1:])
-        return [None if each is None else next(parts) for each in self.indices]
+        return [None if index is None else next(parts) for index in self.indices]
 
 
 def index(node: fx.Node) -> Rule:
-    indexed = Indexed(node)
-    assert not indexed.are_masks, "the result's shape would depend on the data"
+    indexing = Indexed(node)
+    assert not indexing.are_masks, "the result's shape would depend on the data"
 
     def lower(local: LocalCall) -> fx.Node:
-        if not (spans := indexed.spans(local)):
+        if not (spans := indexing.spans(local)):
             return local.default()
-        indices = indexed.local_indices(local)
-        return local.call(positions.index, local.parts[0], indices, spans, indexed.behind)
+        indices = indexing.local_indices(local)
+        return local.call(positions.index, local.parts[0], indices, spans, indexing.behind)
 
     return Rule(
-        operands=(indexed.of_table, *indexed.of_indices),
-        results=(indexed.of_result,),
-        sizes=indexed.sizes,
-        combine=dict.fromkeys(indexed.searched, "sum"),
+        operands=(indexing.of_table, *indexing.of_indices),
+        results=(indexing.of_result,),
+        sizes=indexing.sizes,
+        combine=dict.fromkeys(indexing.searched, "sum"),
         linear=(_TABLE,),
         passes=COMBINES,
         indices=frozenset(range(1, len(operands(node)))),

@@ -21,22 +21,22 @@ _PRODUCTS: Dims = (("t",), ("n",))
 
 def _rule(
     node: fx.Node,
-    given: Sequence[Dims],
+    operand_dims: Sequence[Dims],
     results: Sequence[Dims],
     function: Callable[..., Any],
     linear: Sequence[int],
 ) -> Rule:
     sizes: dict[str, int] = {}
-    for operand, dims in zip(operands(node), given, strict=True):
+    for operand, dims in zip(operands(node), operand_dims, strict=True):
         for factors, size in zip(dims, shape_of(operand), strict=True):
             sizes |= dict.fromkeys(factors, size)
 
     def lower(local: LocalCall) -> fx.Node:
         return local.call(function, *local.parts, local.first("t"), local.first("e"), local.size("e"))
 
-    sizes.setdefault("e", shape_of(operands(node)[given.index(_ENDS)])[0])
+    sizes.setdefault("e", shape_of(operands(node)[operand_dims.index(_ENDS)])[0])
     return Rule(
-        operands=tuple(given),
+        operands=tuple(operand_dims),
         results=tuple(results),
         sizes=sizes,
         combine=dict.fromkeys(("t", "m", "n", "e"), "sum"),
@@ -67,8 +67,8 @@ def fallback(node: fx.Node) -> Rule:
 
 
 def fallback_backward(node: fx.Node) -> Rule:
-    given = (_ROWS, _MATRICES, _ENDS, _PRODUCTS)
-    return _rule(node, given, (_ROWS, _MATRICES), gradients, (3,))
+    operand_dims = (_ROWS, _MATRICES, _ENDS, _PRODUCTS)
+    return _rule(node, operand_dims, (_ROWS, _MATRICES), gradients, (3,))
 
 
 def _groups(

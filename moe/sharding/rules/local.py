@@ -91,8 +91,8 @@ class LocalCall:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The operator's arguments, with the parts in place of its operands."""
-        given = len(self.parts)  # what an operator's gradients find kept is not among them
-        return replaced(self.node, lambda number, _: self.parts[number] if number < given else None)
+        num_parts = len(self.parts)  # what an operator's gradients find kept is not among them
+        return replaced(self.node, lambda number, _: self.parts[number] if number < num_parts else None)
 
     def operand_shape(self, operand: int) -> tuple[int, ...]:
         """Of the whole."""
@@ -114,7 +114,7 @@ class LocalCall:
 
     def axes(self, factor: Factor) -> tuple[int, ...]:
         """Mesh axes that split a factor, outermost first."""
-        return tuple(axis for axis, each in enumerate(self.options) if each.factor == factor)
+        return tuple(axis for axis, option in enumerate(self.options) if option.factor == factor)
 
     def size(self, factor: Factor) -> int:
         """Length of the rank's part of a factor, padded."""
@@ -143,7 +143,7 @@ def rows_in_order(part: Tensor) -> Tensor:
 
 def in_order(part: Tensor, order: Sequence[int], is_contiguous: bool) -> Tensor:
     """The part with dimension `order[0]` outermost in memory, and so on; contiguous or not, as is asked."""
-    there = part.permute(list(order)).contiguous()
+    ordered_part = part.permute(list(order)).contiguous()
     if not is_contiguous and list(order) == list(range(len(order))):
-        there = functional.pad(there, (0, 1))[..., :-1]
-    return there.permute(sorted(range(len(order)), key=order.__getitem__))
+        ordered_part = functional.pad(ordered_part, (0, 1))[..., :-1]
+    return ordered_part.permute(sorted(range(len(order)), key=order.__getitem__))

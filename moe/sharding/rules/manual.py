@@ -21,19 +21,27 @@ def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, in
     """The rule of a manual part on a mesh. Raises SpecError where it does not go into its parts evenly."""
     part = parts[str(node.args[-1])]
     forward = _forward_of(node)
-    shapes = [shape_of(each) for each in operands(forward)]
-    made = [tuple(each.shape) for each in results(forward)]
-    given = _every(part, "in_placements", part.arguments, shapes, mesh)
-    gives = _every(part, "out_placements", part.results, made, mesh)
-    _check_even(part, (*shapes, *made), (*given, *gives), mesh)
+    shapes = [shape_of(operand) for operand in operands(forward)]
+    result_shapes = [tuple(result.shape) for result in results(forward)]
+    in_placements = _every(part, "in_placements", part.arguments, shapes, mesh)
+    out_placements = _every(part, "out_placements", part.results, result_shapes, mesh)
+    _check_even(part, (*shapes, *result_shapes), (*in_placements, *out_placements), mesh)
     options = [
-        _option(axis, [each[axis] for each in given], [each[axis] for each in gives], node.target is BACKWARD)
+        _option(
+            axis,
+            [placements[axis] for placements in in_placements],
+            [placements[axis] for placements in out_placements],
+            node.target is BACKWARD,
+        )
         for axis in range(len(mesh))
     ]
     by_axis = [
-        each.name if degree > 1 else "whole" for each, degree in zip(options, mesh.values(), strict=True)
+        option.name if degree > 1 else "whole" for option, degree in zip(options, mesh.values(), strict=True)
     ]
-    before, after = [shape_of(each) for each in operands(node)], [tuple(each.shape) for each in results(node)]
+    before, after = (
+        [shape_of(operand) for operand in operands(node)],
+        [tuple(result.shape) for result in results(node)],
+    )
     return Rule(
         tuple(map(unsplit, before)), tuple(map(unsplit, after)), {}, given=tuple(options), by_axis=tuple(by_axis),
         shapes=(*before, *after), lower=_run,
@@ -44,7 +52,9 @@ def _forward_of(node: fx.Node) -> fx.Node:
     if node.target is FORWARD:
         return node
     return next(
-        each for each in node.graph.nodes if each.target is FORWARD and each.args[-1] == node.args[-1]
+        candidate
+        for candidate in node.graph.nodes
+        if candidate.target is FORWARD and candidate.args[-1] == node.args[-1]
     )
 
 
@@ -66,35 +76,40 @@ def _pins(
 ) -> tuple[AxisPlacement, ...]:
     if not isinstance(hint, Partial):
         pins = pin_of(hint, num_dims, mesh, where, name)
-        return tuple(WHOLE if each is None else each for each in pins)
+        return tuple(WHOLE if pin is None else pin for pin in pins)
     if hint.axis not in mesh:
         rule = f"must name an axis of the mesh (={', '.join(mesh)})"
         raise SpecError(Problem("not_a_choice", f"{where} ({name})", hint.axis, rule, "name one of these"))
-    cuts = [WHOLE if each is None else each for each in pin_of(Shard(hint.dims), num_dims, mesh, where, name)]
+    cuts = [WHOLE if pin is None else pin for pin in pin_of(Shard(hint.dims), num_dims, mesh, where, name)]
     return tuple(
         partial(hint.combine) if axis == hint.axis else cut for axis, cut in zip(mesh, cuts, strict=True)
     )
 
 
 def _option(
-    axis: int, given: Sequence[AxisPlacement], gives: Sequence[AxisPlacement], is_backward: bool
+    axis: int,
+    in_placements: Sequence[AxisPlacement],
+    out_placements: Sequence[AxisPlacement],
+    is_backward: bool,
 ) -> AxisOption:
     name = f"manual {axis}"
     if not is_backward:
-        return AxisOption(name, tuple(given), tuple(gives))
+        return AxisOption(name, tuple(in_placements), tuple(out_placements))
     # of a partial result every rank has the gradient of the whole
-    of_results = tuple(WHOLE if each.combine is not None else each for each in gives)
-    adds = any(each != WHOLE for each in gives)
-    of_arguments = tuple(partial() if each == WHOLE and adds else each for each in given)
-    return AxisOption(name, (*given, *of_results), of_arguments)
+    of_results = tuple(WHOLE if placement.combine is not None else placement for placement in out_placements)
+    adds = any(placement != WHOLE for placement in out_placements)
+    of_arguments = tuple(
+        partial() if placement == WHOLE and adds else placement for placement in in_placements
+    )
+    return AxisOption(name, (*in_placements, *of_results), of_arguments)
 
 
 def _check_even(part: ManualPart, shapes: Any, pins: Any, mesh: Mapping[str, int]) -> None:
     for shape, placements in zip(shapes, pins, strict=True):
         for dim, size in enumerate(shape):
             ways = 1
-            for each, degree in zip(placements, mesh.values(), strict=True):
-                ways *= degree if each.dim == dim else 1
+            for placement, degree in zip(placements, mesh.values(), strict=True):
+                ways *= degree if placement.dim == dim else 1
             if size % ways:
                 rule = f"must be divisible by the ranks that split dimension {dim} of {list(shape)} (={ways})"
                 raise SpecError(
@@ -117,7 +132,7 @@ def _run(local: LocalCall) -> fx.Node:
 
 
 def _parts_of(part: ManualPart, tensors: Sequence[Any]) -> list[Any]:
-    return part([each.detach() for each in tensors])
+    return part([tensor.detach() for tensor in tensors])
 
 
 def _gradients_of(part: ManualPart, tensors: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:

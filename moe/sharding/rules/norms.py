@@ -20,17 +20,17 @@ def norm(node: fx.Node) -> Rule:
         aten._fused_rms_norm_backward.default,
     )
     shape = shape_of(operands(node)[1 if is_backward else 0])
-    normalized: Any = node.args[2 if is_backward else 1]
-    num_rows = len(shape) - len(normalized)
+    normalized_shape: Any = node.args[2 if is_backward else 1]
+    num_rows = len(shape) - len(normalized_shape)
     rows = named(shape[:num_rows])
 
-    def of(other: tuple[int, ...]) -> Dims:
-        is_weight = len(other) < len(shape) or num_rows == 0
-        return unsplit(other) if is_weight else (*rows, *unsplit(normalized))
+    def of(tensor_shape: tuple[int, ...]) -> Dims:
+        is_weight = len(tensor_shape) < len(shape) or num_rows == 0
+        return unsplit(tensor_shape) if is_weight else (*rows, *unsplit(normalized_shape))
 
     return Rule(
-        operands=tuple(of(shape_of(each)) for each in operands(node)),
-        results=tuple(of(tuple(each.shape)) if each is not None else () for each in results(node)),
+        operands=tuple(of(shape_of(operand)) for operand in operands(node)),
+        results=tuple(of(tuple(result.shape)) if result is not None else () for result in results(node)),
         sizes=sizes_of((rows, shape[:num_rows])),
         combine={factor: "sum" for factors in rows for factor in factors} if is_backward else {},
         linear=(frozenset({0}),) if is_backward else (),

@@ -69,20 +69,22 @@ def is_pointwise(node: fx.Node) -> bool:
 
 def pointwise(node: fx.Node) -> Rule:
     """The rule of an operator that broadcasts its operands against each other."""
-    (shape,) = {tuple(each.shape) for each in results(node) if each is not None}
-    dims, given = named(shape), operands(node)
+    (shape,) = {tuple(result.shape) for result in results(node) if result is not None}
+    dims, inputs = named(shape), operands(node)
     linear = _LINEAR.get(node.target, ())
     if node.target is aten._to_copy.default and not _is_exact(node):
         linear = ()
-    linear = tuple(some for some in linear if max(some) < len(given))
-    if node.target in _ADDED and len(given) < (3 if node.target is aten.where.self else 2):
+    linear = tuple(operand_numbers for operand_numbers in linear if max(operand_numbers) < len(inputs))
+    if node.target in _ADDED and len(inputs) < (3 if node.target is aten.where.self else 2):
         linear = ()
     divisors = frozenset(
-        {len(given) - 1} if node.target in _DIVIDED and not given[-1].meta["val"].is_floating_point() else ()
+        {len(inputs) - 1}
+        if node.target in _DIVIDED and not inputs[-1].meta["val"].is_floating_point()
+        else ()
     )
     return Rule(
-        operands=tuple(broadcast(dims, shape, shape_of(each)) for each in given),
-        results=tuple(() if each is None else dims for each in results(node)),
+        operands=tuple(broadcast(dims, shape, shape_of(operand)) for operand in inputs),
+        results=tuple(() if result is None else dims for result in results(node)),
         sizes=sizes_of((dims, shape)),
         linear=linear,
         indices=divisors,

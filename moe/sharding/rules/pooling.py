@@ -50,18 +50,18 @@ def _halo(
     lower: Callable[[LocalCall, int, Window], fx.Node],
 ) -> Exchange:
     """`window`: what is fetched of each operand, given the length of a rank's part of the result."""
-    given, size = operands(node), results(node)[0].shape[dim]
+    inputs, size = operands(node), results(node)[0].shape[dim]
 
     def moved_bytes(degree: int) -> float:
-        wanted = window(-(-size // degree))
+        part_window = window(-(-size // degree))
         return sum(
-            halo.moved_bytes(shape_of(each), dim, each.meta["val"].dtype.itemsize, wanted, degree)
-            for each in given
+            halo.moved_bytes(shape_of(operand), dim, operand.meta["val"].dtype.itemsize, part_window, degree)
+            for operand in inputs
         )
 
     return Exchange(
         f"halo d{dim}",
-        (dim,) * len(given),
+        (dim,) * len(inputs),
         (dim,) * len(results(node)),
         moved_bytes,
         lambda local, axis: lower(local, axis, window(local.part_shape()[dim])),
@@ -106,7 +106,7 @@ def max_pool_gradient(node: fx.Node) -> Rule:
         return local.default(windows.max_pool_gradient)
 
     def exchange(dim: int) -> Exchange:
-        geometry = Geometry(*(each[dim - lead] for each in (kernel, stride, padding, dilation)))
+        geometry = Geometry(*(values[dim - lead] for values in (kernel, stride, padding, dilation)))
 
         def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
             return local.runtime(windows.max_pool_gradient_part, *local.parts, axis, dim, window, size)
@@ -125,7 +125,7 @@ def avg_pool(node: fx.Node) -> Rule:
     ceil_mode = argument(node, 4, "ceil_mode", False)
     with_padding = argument(node, 5, "count_include_pad", True)
     divisor, lead = argument(node, 6, "divisor_override"), len(x) - num_dims
-    geometries = [Geometry(*each, 1) for each in zip(kernel, stride, padding, strict=True)]
+    geometries = [Geometry(*dim_arguments, 1) for dim_arguments in zip(kernel, stride, padding, strict=True)]
 
     def exchange(dim: int) -> Exchange:
         at = dim - lead
@@ -150,7 +150,7 @@ def avg_pool_gradient(node: fx.Node) -> Rule:
     args: Sequence[Any] = node.args
     size, kernel, stride, padding, ceil_mode, with_padding, divisor = args[1:8]
     lead = len(gradient) - len(size)
-    geometries = [Geometry(*each, 1) for each in zip(kernel, stride, padding, strict=True)]
+    geometries = [Geometry(*dim_arguments, 1) for dim_arguments in zip(kernel, stride, padding, strict=True)]
 
     def default(local: LocalCall) -> fx.Node:
         return local.default(windows.avg_pool_gradient)

@@ -18,8 +18,8 @@ def within(index: Tensor, span: Span) -> tuple[Tensor, Tensor]:
     where they are negative."""
     first, count, size = span
     at = torch.where(index < 0, index + size, index) - first
-    here = (at >= 0) & (at < count)
-    return torch.where(here, at, 0), here
+    is_local = (at >= 0) & (at < count)
+    return torch.where(is_local, at, 0), is_local
 
 
 def zeros_elsewhere(found: Tensor, here: Tensor) -> Tensor:
@@ -28,44 +28,44 @@ def zeros_elsewhere(found: Tensor, here: Tensor) -> Tensor:
 
 def gather(part: Tensor, dim: int, index: Tensor, span: Span) -> Tensor:
     """`torch.gather`, with zeros from other parts."""
-    at, here = within(index, span)
-    return zeros_elsewhere(part.gather(dim, at), here)
+    at, is_local = within(index, span)
+    return zeros_elsewhere(part.gather(dim, at), is_local)
 
 
 def embedding(part: Tensor, index: Tensor, span: Span) -> Tensor:
     """Rows of a table, with zeros from other parts."""
-    at, here = within(index, span)
-    return zeros_elsewhere(torch.ops.aten.embedding.default(part, at), here[..., None])
+    at, is_local = within(index, span)
+    return zeros_elsewhere(torch.ops.aten.embedding.default(part, at), is_local[..., None])
 
 
 def select(part: Tensor, dim: int, index: Tensor, span: Span) -> Tensor:
     """`torch.index_select`, with zeros from other parts."""
-    at, here = within(index, span)
-    return zeros_elsewhere(part.index_select(dim, at), here.reshape(-1, *[1] * (part.dim() - dim - 1)))
+    at, is_local = within(index, span)
+    return zeros_elsewhere(part.index_select(dim, at), is_local.reshape(-1, *[1] * (part.dim() - dim - 1)))
 
 
 def index(part: Tensor, indices: Sequence[Tensor | None], spans: Spans, behind: int) -> Tensor:
     """`part[indices]`, with zeros from other parts; `behind` dimensions of the result come after
     those of the indices."""
-    local, here = list(indices), torch.ones((), dtype=torch.bool, device=part.device)
+    local, is_local = list(indices), torch.ones((), dtype=torch.bool, device=part.device)
     for dim, span in spans:
-        given = indices[dim]
-        assert given is not None
-        local[dim], lies = within(given, span)
-        here = here & lies
-    found = torch.ops.aten.index.Tensor(part, local)
-    return zeros_elsewhere(found, here.reshape(*here.shape, *[1] * behind))
+        dim_index = indices[dim]
+        assert dim_index is not None
+        local[dim], lies = within(dim_index, span)
+        is_local = is_local & lies
+    values = torch.ops.aten.index.Tensor(part, local)
+    return zeros_elsewhere(values, is_local.reshape(*is_local.shape, *[1] * behind))
 
 
 def _with_spare(part: Tensor, dims: Sequence[int]) -> Tensor:
     """One more position at the end of some dimensions, for what is written elsewhere."""
-    behind = [each for dim in reversed(range(part.dim())) for each in (0, int(dim in dims))]
+    behind = [pad for dim in reversed(range(part.dim())) for pad in (0, int(dim in dims))]
     return torch.nn.functional.pad(part, behind)
 
 
 def _or_spare(index: Tensor, span: Span, spare: int) -> Tensor:
-    at, here = within(index, span)
-    return torch.where(here, at, spare)
+    at, is_local = within(index, span)
+    return torch.where(is_local, at, spare)
 
 
 def write(
@@ -88,9 +88,9 @@ def index_put(
     """`operator(part, indices, values, accumulate)`, which writes nothing that lies in another part."""
     local = list(indices)
     for dim, span in spans:
-        given = indices[dim]
-        assert given is not None
-        local[dim] = _or_spare(given, span, part.shape[dim])
+        dim_index = indices[dim]
+        assert dim_index is not None
+        local[dim] = _or_spare(dim_index, span, part.shape[dim])
     new = operator(_with_spare(part, [dim for dim, _ in spans]), local, values, accumulate)
     for dim, _ in spans:
         new = new.narrow(dim, 0, part.shape[dim])
@@ -101,6 +101,6 @@ def embedding_gradient(
     gradient: Tensor, index: Tensor, span: Span, rows: int, padding_row: int, by_frequency: bool
 ) -> Tensor:
     """Gradient of the part of a table of embeddings, `rows` long; that of `padding_row` of the whole is zero."""
-    at, here = within(index, span)
-    local = torch.where(here & (index != padding_row), at, rows)
+    at, is_local = within(index, span)
+    local = torch.where(is_local & (index != padding_row), at, rows)
     return torch.ops.aten.embedding_dense_backward(gradient, local, rows + 1, rows, by_frequency)[:rows]

@@ -22,32 +22,35 @@ def _dims_of(letters: str, shape: tuple[int, ...]) -> Dims:
 
 def product(node: fx.Node) -> Rule:
     """`mm`, `bmm`, and both with something added."""
-    given = operands(node)
-    first, second = given[-2:]
+    inputs = operands(node)
+    first, second = inputs[-2:]
     rows, columns = ("bmk", "bkn") if len(shape_of(first)) == 3 else ("mk", "kn")
     result = rows[:-1] + "n"
     sizes = dict(zip(rows, shape_of(first), strict=True)) | dict(zip(columns, shape_of(second), strict=True))
     letters = [rows, columns]
-    if len(given) == 3:  # what is added broadcasts
-        letters.insert(0, result[len(result) - len(shape_of(given[0])) :])
-    of_first, of_second = len(given) - 2, len(given) - 1
-    dims = tuple(_dims_of(each, shape_of(operand)) for each, operand in zip(letters, given, strict=True))
+    if len(inputs) == 3:  # what is added broadcasts
+        letters.insert(0, result[len(result) - len(shape_of(inputs[0])) :])
+    of_first, of_second = len(inputs) - 2, len(inputs) - 1
+    dims = tuple(
+        _dims_of(operand_letters, shape_of(operand))
+        for operand_letters, operand in zip(letters, inputs, strict=True)
+    )
     return Rule(
         operands=dims,
         results=(_dims_of(result, tuple(node.meta["val"].shape)),),
         sizes={factor: size for factor, size in sizes.items() if size > 1},
         combine={"k": "sum"},
         linear=(frozenset({of_first}), frozenset({of_second})),
-        added=frozenset({0}) if len(given) == 3 else frozenset(),
+        added=frozenset({0}) if len(inputs) == 3 else frozenset(),
         work="product",
-        exchanges=tuple(_rings(given, dims, result)),
+        exchanges=tuple(_rings(inputs, dims, result)),
     )
 
 
-def _rings(given: Sequence[fx.Node], dims: Sequence[Dims], result: str) -> Iterator[Exchange]:
+def _rings(inputs: Sequence[fx.Node], dims: Sequence[Dims], result: str) -> Iterator[Exchange]:
     """Ways to multiply where the first matrices are split in rows and the second in columns: one of both is passed
     round."""
-    of_first, of_second = len(given) - 2, len(given) - 1
+    of_first, of_second = len(inputs) - 2, len(inputs) - 1
 
     def place(letter: str, of: int) -> int | None:
         return next((dim for dim, factors in enumerate(dims[of]) if letter in factors), None)
@@ -56,35 +59,35 @@ def _rings(given: Sequence[fx.Node], dims: Sequence[Dims], result: str) -> Itera
     if rows is None or columns is None:
         return
 
-    def ring(passed: Literal["first", "second"], split: str, operand: fx.Node, dim: int) -> Exchange:
+    def ring(side: Literal["first", "second"], split: str, operand: fx.Node, dim: int) -> Exchange:
         fake = operand.meta["val"]
         size, rest = fake.shape[dim], fake.dtype.itemsize * math.prod(fake.shape) / fake.shape[dim]
         return Exchange(
-            f"ring, {passed} passed",
-            operands=(*(place(split, added) for added in range(of_first)), rows, columns),
+            f"ring, {side} passed",
+            operands=(*(place(split, number) for number in range(of_first)), rows, columns),
             results=(result.index(split),),
             moved_bytes=lambda degree: (degree - 1) * -(-size // degree) * rest,
-            lower=lambda local, axis: _ring(local, axis, passed, size),
+            lower=lambda local, axis: _ring(local, axis, side, size),
             kind="ring",
         )
 
-    yield ring("second", "m", given[of_second], columns)
-    yield ring("first", "n", given[of_first], rows)
+    yield ring("second", "m", inputs[of_second], columns)
+    yield ring("first", "n", inputs[of_first], rows)
 
 
-def _ring(local: LocalCall, axis: int, passed: str, size: int) -> fx.Node:
-    *added, first, second = local.parts
-    made = local.runtime(ring_product, first, second, axis, passed, size)
-    if not added:
-        return made
-    scales = (("beta", added[0]), ("alpha", made))
-    scaled = [
+def _ring(local: LocalCall, axis: int, side: str, size: int) -> fx.Node:
+    *addends, first, second = local.parts
+    matrix_product = local.runtime(ring_product, first, second, axis, side, size)
+    if not addends:
+        return matrix_product
+    scales = (("beta", addends[0]), ("alpha", matrix_product))
+    terms = [
         part
         if local.node.kwargs.get(name, 1) == 1
         else local.call(aten.mul.Scalar, part, local.node.kwargs[name])
         for name, part in scales
     ]
-    return local.call(aten.add.Tensor, *scaled)
+    return local.call(aten.add.Tensor, *terms)
 
 
 RULES = {

@@ -38,8 +38,8 @@ def _drawn(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], R
             return lower(local, (number, list(shape), list(local.part_shape()), first))
 
         return Rule(
-            operands=tuple(dims if shape_of(each) == shape else unsplit(shape_of(each))
-                           for each in operands(node)),
+            operands=tuple(dims if shape_of(operand) == shape else unsplit(shape_of(operand))
+                           for operand in operands(node)),
             results=(dims,) * len(results(node)),
             sizes=sizes_of((dims, shape)),
             lower=here,
@@ -51,8 +51,10 @@ def _drawn(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], R
 def _number(node: fx.Node) -> int:
     """Among the operators of the graph that draw; what is computed again draws what it drew the first time."""
     name = node.meta[AGAIN][1] if AGAIN in node.meta else node.name
-    every = (each for each in node.graph.nodes if each.target in RULES and AGAIN not in each.meta)
-    return next(number for number, each in enumerate(every) if each.name == name)
+    drawing_operators = (
+        operator for operator in node.graph.nodes if operator.target in RULES and AGAIN not in operator.meta
+    )
+    return next(number for number, operator in enumerate(drawing_operators) if operator.name == name)
 
 
 def _dropout(local: LocalCall, elements: Elements) -> Any:

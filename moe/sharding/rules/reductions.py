@@ -35,23 +35,23 @@ _COMBINE: dict[Any, Combine] = {
 def reduced_dims(node: fx.Node) -> set[int]:
     """Dimensions of the operand that a reduction is over."""
     num_dims = len(shape_of(operands(node)[0]))
-    given = argument(node, 1, "dim")
-    if given is None or given == []:
+    dims = argument(node, 1, "dim")
+    if dims is None or dims == []:
         return set(range(num_dims))
-    return {dim % max(1, num_dims) for dim in ([given] if isinstance(given, int) else given)}
+    return {dim % max(1, num_dims) for dim in ([dims] if isinstance(dims, int) else dims)}
 
 
 def kept_dims(shape: tuple[int, ...], reduced: set[int], result: tuple[int, ...]) -> tuple[Dims, Dims]:
     """Dims of an operand and of a result that lacks the reduced dimensions or has them with size 1."""
     operand = named(shape)
     if len(result) == len(shape):
-        return operand, tuple(() if dim in reduced else each for dim, each in enumerate(operand))
-    return operand, tuple(each for dim, each in enumerate(operand) if dim not in reduced)
+        return operand, tuple(() if dim in reduced else factors for dim, factors in enumerate(operand))
+    return operand, tuple(factors for dim, factors in enumerate(operand) if dim not in reduced)
 
 
 def reduction(node: fx.Node) -> Rule:
-    shape, reduced = shape_of(operands(node)[0]), reduced_dims(node)
-    operand, result = kept_dims(shape, reduced, tuple(results(node)[0].shape))
+    shape, reduction_dims = shape_of(operands(node)[0]), reduced_dims(node)
+    operand, result = kept_dims(shape, reduction_dims, tuple(results(node)[0].shape))
     combine = _COMBINE[node.target]
     is_mean = node.target in (aten.mean.default, aten.mean.dim)
     is_linear = combine != "sum" or operands(node)[0].meta["val"].dtype != torch.bool
@@ -59,7 +59,7 @@ def reduction(node: fx.Node) -> Rule:
         operands=(operand,),
         results=(result,),
         sizes=sizes_of((operand, shape)),
-        combine={f"d{dim}": combine for dim in reduced},
+        combine={f"d{dim}": combine for dim in reduction_dims},
         linear=(frozenset({0}),) if is_linear else (),
         passes=frozenset({combine}),
         lower=_mean if is_mean else None,
@@ -68,12 +68,14 @@ def reduction(node: fx.Node) -> Rule:
 
 def _mean(local: LocalCall) -> fx.Node:
     """Of a whole whose parts the ranks have: their sums, over its count."""
-    reduced = reduced_dims(local.node)
-    if not any(local.axes(f"d{dim}") for dim in reduced):
+    reduction_dims = reduced_dims(local.node)
+    if not any(local.axes(f"d{dim}") for dim in reduction_dims):
         return local.default()
-    count = math.prod(local.operand_shape(0)[dim] for dim in reduced)
+    count = math.prod(local.operand_shape(0)[dim] for dim in reduction_dims)
     keep = len(local.result_shape()) == len(local.operand_shape(0))
-    total = local.call(aten.sum.dim_IntList, local.parts[0], sorted(reduced), keep, **local.node.kwargs)
+    total = local.call(
+        aten.sum.dim_IntList, local.parts[0], sorted(reduction_dims), keep, **local.node.kwargs
+    )
     return local.call(aten.div.Tensor, total, count)
 
 

@@ -84,19 +84,19 @@ def rule_of(node: fx.Node) -> Rule:
         rule = pointwise.pointwise(node)
     elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         rule = random.refused(node)
-    elif (found := dtensor.rule(node)) is not None:
-        rule = found
+    elif (dtensor_rule := dtensor.rule(node)) is not None:
+        rule = dtensor_rule
     else:
         raise SpecError(_without_rule(node))
     if any(
-        each is not None and each.is_complex() for each in results(node)
+        result is not None and result.is_complex() for result in results(node)
     ):  # the largest of these is not defined
         rule = replace(rule, passes=rule.passes & {"sum"})
     return rule
 
 
 def _without_rule(node: fx.Node) -> Problem:
-    if any(each is not None and each.layout is not torch.strided for each in results(node)):
+    if any(result is not None and result.layout is not torch.strided for result in results(node)):
         return Problem("unsupported", node.meta.get("where") or node.name, str(node.target),
                        "gives a sparse tensor, which has no parts", "use dense ones: of an embedding, sparse=False"
                        )  # fmt: skip
@@ -141,8 +141,8 @@ class Rules:
             if not names_of(node.target) & set(self._replicate):
                 raise
             return Rule(
-                tuple(unsplit(shape_of(each)) for each in operands(node)),
-                tuple(() if each is None else unsplit(each.shape) for each in results(node)),
+                tuple(unsplit(shape_of(operand)) for operand in operands(node)),
+                tuple(() if result is None else unsplit(result.shape) for result in results(node)),
                 {},
             )
 
@@ -161,11 +161,13 @@ class Rules:
 
     def _unknown(self, graph: fx.Graph) -> Iterator[tuple[str, Problem]]:
         """Names in `replicate` that no operator of a graph has, each with its problem."""
-        every = [names_of(node.target) for node in graph.nodes if is_operator(node)]
-        known = set[str]().union(*every)
+        operator_names = [names_of(node.target) for node in graph.nodes if is_operator(node)]
+        known_names = set[str]().union(*operator_names)
         for name in self._replicate:
-            if name not in known:
-                near = difflib.get_close_matches(name, sorted(max(each, key=len) for each in every), 3)
+            if name not in known_names:
+                near = difflib.get_close_matches(
+                    name, sorted(max(names, key=len) for names in operator_names), 3
+                )
                 remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "leave it out"
                 yield (
                     name,

@@ -23,24 +23,26 @@ def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> C
 
     def rule(node: fx.Node) -> Rule:
         shape = shape_of(operands(node)[0])
-        given = whole(node)
-        dims = range(len(shape)) if given is None else [given] if isinstance(given, int) else given
-        kept = frozenset(dim % len(shape) for dim in dims) if shape else frozenset()
-        first = named(shape, but=kept)
+        raw_dims = whole(node)
+        dims = (
+            range(len(shape)) if raw_dims is None else [raw_dims] if isinstance(raw_dims, int) else raw_dims
+        )
+        whole_dims = frozenset(dim % len(shape) for dim in dims) if shape else frozenset()
+        first = named(shape, but=whole_dims)
 
-        def of(other: tuple[int, ...]) -> Dims:
-            left = [dim for dim in range(len(shape)) if dim not in kept]
-            at = list(range(len(shape))) if len(other) == len(shape) else left
-            if len(other) != len(at):
-                return unsplit(other)
+        def of(tensor_shape: tuple[int, ...]) -> Dims:
+            left = [dim for dim in range(len(shape)) if dim not in whole_dims]
+            at = list(range(len(shape))) if len(tensor_shape) == len(shape) else left
+            if len(tensor_shape) != len(at):
+                return unsplit(tensor_shape)
             return tuple(
-                first[dim] if size == shape[dim] else () for dim, size in zip(at, other, strict=True)
+                first[dim] if size == shape[dim] else () for dim, size in zip(at, tensor_shape, strict=True)
             )
 
-        every = results(node)
+        outputs = results(node)
         return Rule(
-            operands=tuple(of(shape_of(each)) for each in operands(node)),
-            results=tuple(of(tuple(each.shape)) if each is not None else () for each in every),
+            operands=tuple(of(shape_of(operand)) for operand in operands(node)),
+            results=tuple(of(tuple(output.shape)) if output is not None else () for output in outputs),
             sizes=sizes_of((first, shape)),
             linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
             lower=lower,
@@ -50,9 +52,9 @@ def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> C
 
 
 def _keeps_dtype(node: fx.Node) -> bool:
-    every = [each for each in results(node) if each is not None]
+    outputs = [output for output in results(node) if output is not None]
     dtype = operands(node)[0].meta["val"].dtype
-    return all(each.dtype == dtype or each.dtype.is_complex for each in every) and dtype != torch.bool
+    return all(output.dtype == dtype or output.dtype.is_complex for output in outputs) and dtype != torch.bool
 
 
 def leading(
@@ -70,14 +72,14 @@ def leading(
         number = max(0, count(len(shape)))
         batch = named(shape[:number])
 
-        def of(other: tuple[int, ...]) -> Dims:
-            if other[:number] != shape[:number]:
-                return unsplit(other)
-            return (*batch, *unsplit(other[number:]))
+        def of(tensor_shape: tuple[int, ...]) -> Dims:
+            if tensor_shape[:number] != shape[:number]:
+                return unsplit(tensor_shape)
+            return (*batch, *unsplit(tensor_shape[number:]))
 
         return Rule(
-            operands=tuple(of(shape_of(each)) for each in operands(node)),
-            results=tuple(of(tuple(each.shape)) if each is not None else () for each in results(node)),
+            operands=tuple(of(shape_of(operand)) for operand in operands(node)),
+            results=tuple(of(tuple(result.shape)) if result is not None else () for result in results(node)),
             sizes=sizes_of((batch, shape[:number])),
             linear=(frozenset({0}),) if linear and _keeps_dtype(node) else (),
             indices=frozenset() if pivots is None else frozenset({pivots}),
@@ -104,18 +106,18 @@ def _all_but(number: int, name: str, default: int) -> Whole:
 def searched(node: fx.Node) -> Rule:
     """`searchsorted` and `bucketize`: every value for itself, where all look in the same sequence."""
     (name, *_) = node.target._schema.name.removeprefix("aten::").split(".")  # type: ignore[union-attr]
-    given = operands(node)
-    sequence, values = (given[0], given[1]) if name == "searchsorted" else (given[1], given[0])
+    inputs = operands(node)
+    sequence, values = (inputs[0], inputs[1]) if name == "searchsorted" else (inputs[1], inputs[0])
     shape, num_shared = shape_of(values), len(shape_of(sequence)) - 1
     dims = named(shape, but=frozenset({len(shape) - 1}) if num_shared else frozenset())
     of_sequence = (*dims[:num_shared], ())
-    others = tuple(of_sequence if each is not values else dims for each in given)
-    return Rule(others, (dims,), sizes_of((dims, shape)))
+    operand_dims = tuple(of_sequence if operand is not values else dims for operand in inputs)
+    return Rule(operand_dims, (dims,), sizes_of((dims, shape)))
 
 
 def checked(node: fx.Node) -> Rule:
     """A check of a value, on every rank."""
-    return Rule(tuple(unsplit(shape_of(each)) for each in operands(node)), ((),), {})
+    return Rule(tuple(unsplit(shape_of(operand)) for operand in operands(node)), ((),), {})
 
 
 _BATCH = leading(lambda num_dims: num_dims - 2)

@@ -44,11 +44,11 @@ Options = tuple[AxisOption, ...]
 
 
 def operand_placements(options: Options, operand: int) -> Placements:
-    return tuple(each.operands[operand] for each in options)
+    return tuple(option.operands[operand] for option in options)
 
 
 def result_placements(options: Options, result: int = 0) -> Placements:
-    return tuple(each.results[result] for each in options)
+    return tuple(option.results[result] for option in options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,8 +146,8 @@ class Rule:
 
     @cached_property
     def _axis_options(self) -> tuple[AxisOption, ...]:
-        nothing = AxisOption("whole", (WHOLE,) * len(self.operands), (WHOLE,) * len(self.results))
-        return (nothing, *self._factors(), *self._linear(), *self._exchanges(), *self.given)
+        whole = AxisOption("whole", (WHOLE,) * len(self.operands), (WHOLE,) * len(self.results))
+        return (whole, *self._factors(), *self._linear(), *self._exchanges(), *self.given)
 
     def _factors(self) -> Iterator[AxisOption]:
         for factor in self.sizes:
@@ -165,26 +165,26 @@ class Rule:
                     continue
                 left = partial(self.combine[factor])
                 results = [
-                    left if each == WHOLE and at not in self.alike else each
-                    for at, each in enumerate(results)
+                    left if placement == WHOLE and at not in self.alike else placement
+                    for at, placement in enumerate(results)
                 ]
             yield AxisOption(f"split {factor}", tuple(operands), tuple(results), factor)  # type: ignore[arg-type]
 
     def _linear(self) -> Iterator[AxisOption]:
         for combine in sorted(self.passes):
-            for some in self.linear:
+            for operand_numbers in self.linear:
                 operands = tuple(
-                    partial(combine) if at in some else WHOLE for at in range(len(self.operands))
+                    partial(combine) if at in operand_numbers else WHOLE for at in range(len(self.operands))
                 )
                 results = (partial(combine),) * len(self.results)
-                yield AxisOption(f"partial {combine} {sorted(some)}", operands, results)
+                yield AxisOption(f"partial {combine} {sorted(operand_numbers)}", operands, results)
 
     def _exchanges(self) -> Iterator[AxisOption]:
-        for each in self.exchanges:
-            left = WHOLE if each.combine is None else partial(each.combine)
-            operands = tuple(WHOLE if dim is None else split(dim) for dim in each.operands)
-            results = tuple(left if dim is None else split(dim) for dim in each.results)
-            yield AxisOption(f"exchange {each.name}", operands, results, exchange=each)
+        for exchange in self.exchanges:
+            left = WHOLE if exchange.combine is None else partial(exchange.combine)
+            operands = tuple(WHOLE if dim is None else split(dim) for dim in exchange.operands)
+            results = tuple(left if dim is None else split(dim) for dim in exchange.results)
+            yield AxisOption(f"exchange {exchange.name}", operands, results, exchange=exchange)
 
     def is_possible(self, options: Sequence[AxisOption], degrees: Sequence[int]) -> bool:
         """Whether an operator may have these options, one an axis, on a mesh of these degrees.
@@ -194,7 +194,7 @@ class Rule:
         """
         if self.given and not self._is_even(options, degrees):
             return False
-        if self.by_axis and tuple(each.name for each in options) != self.by_axis:
+        if self.by_axis and tuple(option.name for option in options) != self.by_axis:
             return False
         parts: dict[Factor, int] = {}
         for option, degree in zip(options, degrees, strict=True):
@@ -208,32 +208,37 @@ class Rule:
         for at, option in enumerate(options):
             if option.exchange is None:
                 continue
-            for other in (*options[:at], *options[at + 1 :]):
+            for other_option in (*options[:at], *options[at + 1 :]):
                 pairs = zip(
-                    (*option.operands, *option.results), (*other.operands, *other.results), strict=True
+                    (*option.operands, *option.results),
+                    (*other_option.operands, *other_option.results),
+                    strict=True,
                 )
-                if other.exchange is None and other.factor in option.exchange.shared:
+                if other_option.exchange is None and other_option.factor in option.exchange.shared:
                     continue
-                if other.exchange is not None or any(
-                    mine.dim is not None and mine.dim == theirs.dim for mine, theirs in pairs
+                if other_option.exchange is not None or any(
+                    own_placement.dim is not None and own_placement.dim == other_placement.dim
+                    for own_placement, other_placement in pairs
                 ):
                     return False
         # Partial sums of the one kind do not lie across those of another.
-        for placements in zip(*(each.operands for each in options), strict=True) if self.operands else ():
-            if len({each.combine for each in placements} - {None}) > 1:
+        for placements in zip(*(option.operands for option in options), strict=True) if self.operands else ():
+            if len({placement.combine for placement in placements} - {None}) > 1:
                 return False
-        for placements in zip(*(each.results for each in options), strict=True):
-            if len({each.combine for each in placements} - {None}) > 1:
+        for placements in zip(*(option.results for option in options), strict=True):
+            if len({placement.combine for placement in placements} - {None}) > 1:
                 return False
         return True
 
     def _is_even(self, options: Sequence[AxisOption], degrees: Sequence[int]) -> bool:
         """Whether no part of any tensor has padding."""
         for tensor, shape in enumerate(self.shapes):
-            placements = [(*each.operands, *each.results)[tensor] for each in options]
+            placements = [(*option.operands, *option.results)[tensor] for option in options]
             for dim, size in enumerate(shape):
                 if size % math.prod(
-                    degree for each, degree in zip(placements, degrees, strict=True) if each.dim == dim
+                    degree
+                    for placement, degree in zip(placements, degrees, strict=True)
+                    if placement.dim == dim
                 ):
                     return False
         return True

@@ -21,7 +21,7 @@ _COMBINE: dict[str, Combine] = {"sum": "sum", "amax": "max", "amin": "min"}
 
 
 def _linear_in(*operands: int) -> tuple[frozenset[int], ...]:
-    return (frozenset(operands), *(frozenset({each}) for each in operands))
+    return (frozenset(operands), *(frozenset({operand}) for operand in operands))
 
 
 def _is_bool(node: fx.Node) -> bool:
@@ -42,27 +42,27 @@ def _written(node: fx.Node, dim: int, of_self: Dims) -> Any:
 
 def scatter(node: fx.Node) -> Rule:
     """All `scatter`s: the index has as many dimensions as what is written into, and as the source if there is one."""
-    shape, index, *source = (shape_of(each) for each in operands(node))
+    shape, index, *source = (shape_of(operand) for operand in operands(node))
     dim = argument(node, 1, "dim") % max(1, len(shape))
     tensors = (shape, index, *source)
-    alike = {each for each in range(len(shape)) if each != dim and len({of[each] for of in tensors}) == 1}
+    alike = {at for at in range(len(shape)) if at != dim and len({of[at] for of in tensors}) == 1}
     same_length = dim < len(shape) and all(of[dim] == index[dim] for of in source)
 
-    def dims(of: tuple[int, ...], here: str | None) -> Dims:
+    def dims(of: tuple[int, ...], factor: str | None) -> Dims:
         return tuple(
-            () if size < 2 else (here,) if at == dim and here else (f"d{at}",) if at in alike else ()
+            () if size < 2 else (factor,) if at == dim and factor else (f"d{at}",) if at in alike else ()
             for at, size in enumerate(of)
         )
 
-    written = "i" if same_length else None
-    of_self, of_index = dims(shape, "t"), dims(index, written)
+    index_factor = "i" if same_length else None
+    of_self, of_index = dims(shape, "t"), dims(index, index_factor)
     kind = _reduction(node)
     combine = _COMBINE.get(kind or "") if not _is_bool(node) else None
     if not argument(node, 5, "include_self", True):
         combine = None
     linear = _linear_in(0, 2) if source and (combine or kind is None) and not _is_bool(node) else ()
     return Rule(
-        operands=(of_self, of_index, *(dims(each, written) for each in source)),
+        operands=(of_self, of_index, *(dims(source_shape, index_factor) for source_shape in source)),
         results=(of_self,),
         sizes=sizes_of((of_self, shape), (of_index, index)),
         combine={"i": combine} if combine and source else {},
@@ -88,12 +88,12 @@ def _reduction(node: fx.Node) -> str | None:
 
 def index_write(node: fx.Node) -> Rule:
     """`index_add`, `index_copy` and `index_fill`: an index of one dimension."""
-    shape, index, *source = (shape_of(each) for each in operands(node))
+    shape, index, *source = (shape_of(operand) for operand in operands(node))
     dim = argument(node, 1, "dim") % max(1, len(shape))
     of_self, of_index = named(shape), named(index, "i")
-    of_source: list[Dims] = [unsplit(each) for each in source]
+    of_source: list[Dims] = [unsplit(source_shape) for source_shape in source]
     if source and len(source[0]) == len(shape) and index:
-        of_source = [tuple(of_index[0] if at == dim else each for at, each in enumerate(of_self))]
+        of_source = [tuple(of_index[0] if at == dim else factors for at, factors in enumerate(of_self))]
     adds = node.target is aten.index_add.default and not _is_bool(node)
     copies = node.target is aten.index_copy.default and not _is_bool(node)
     return Rule(
@@ -109,29 +109,29 @@ def index_write(node: fx.Node) -> Rule:
 
 
 def index_put(node: fx.Node) -> Rule:
-    indexed = Indexed(node)
-    if indexed.are_masks:
-        return _masked_put(node, indexed)
+    indexing = Indexed(node)
+    if indexing.are_masks:
+        return _masked_put(node, indexing)
     values = shape_of(operands(node)[-1])
-    of_values = broadcast(indexed.of_result, indexed.result_shape, values)
+    of_values = broadcast(indexing.of_result, indexing.result_shape, values)
     accumulates = bool(argument(node, 3, "accumulate", False))
     last = len(operands(node)) - 1
-    written = [factor for factors in indexed.of_shared for factor in factors]
+    index_factors = [factor for factors in indexing.of_shared for factor in factors]
     # Values that are broadcast along the index would be written at the positions of padding, too.
     can_add = accumulates and not _is_bool(node)
-    shares = {each for each in written if can_add and (each,) in of_values}
+    shares = {factor for factor in index_factors if can_add and (factor,) in of_values}
 
     def lower(local: LocalCall) -> fx.Node:
-        if not (spans := indexed.spans(local)):
+        if not (spans := indexing.spans(local)):
             return local.default()
-        indices = indexed.local_indices(local)
+        indices = indexing.local_indices(local)
         return local.call(positions.index_put, node.target, local.parts[0], indices, local.parts[-1],
                           accumulates, spans)  # fmt: skip
 
     return Rule(
-        operands=(indexed.of_table, *indexed.of_indices, of_values),
-        results=(indexed.of_table,),
-        sizes=indexed.sizes,
+        operands=(indexing.of_table, *indexing.of_indices, of_values),
+        results=(indexing.of_table,),
+        sizes=indexing.sizes,
         combine=dict.fromkeys(shares, "sum"),
         linear=_linear_in(0, last) if not _is_bool(node) else (),
         added=frozenset({0, last}),
@@ -140,29 +140,29 @@ def index_put(node: fx.Node) -> Rule:
     )
 
 
-def _masked_put(node: fx.Node, indexed: Indexed) -> Rule:
+def _masked_put(node: fx.Node, indexing: Indexed) -> Rule:
     """One value where a mask is true is written part by part; for other forms all is whole."""
-    given, of_self = operands(node), named(indexed.shape)
-    masks = [each for each in indexed.indices if each is not None]
-    begin = next(at for at, each in enumerate(indexed.indices) if each is not None)
+    inputs, of_self = operands(node), named(indexing.shape)
+    masks = [index for index in indexing.indices if index is not None]
+    begin = next(at for at, index in enumerate(indexing.indices) if index is not None)
     size = shape_of(masks[0])
-    values = shape_of(given[-1])
-    if len(masks) > 1 or math.prod(values) > 1 or indexed.shape[begin : begin + len(size)] != size:
-        return Rule(tuple(unsplit(shape_of(each)) for each in given), (unsplit(indexed.shape),), {})
+    values = shape_of(inputs[-1])
+    if len(masks) > 1 or math.prod(values) > 1 or indexing.shape[begin : begin + len(size)] != size:
+        return Rule(tuple(unsplit(shape_of(operand)) for operand in inputs), (unsplit(indexing.shape),), {})
     of_mask = of_self[begin : begin + len(size)]
-    return Rule((of_self, of_mask, unsplit(values)), (of_self,), sizes_of((of_self, indexed.shape)))
+    return Rule((of_self, of_mask, unsplit(values)), (of_self,), sizes_of((of_self, indexing.shape)))
 
 
 def put(node: fx.Node) -> Rule:
     """Positions in a tensor as if it had one dimension: it is whole."""
-    shape, index, _ = (shape_of(each) for each in operands(node))
+    shape, index, _ = (shape_of(operand) for operand in operands(node))
     adds = bool(argument(node, 3, "accumulate", False)) and not _is_bool(node)
     of_index = named(index, "i")
     return Rule(
         operands=(unsplit(shape), of_index, of_index),
         results=(unsplit(shape),),
         sizes=sizes_of((of_index, index)),
-        combine={each: "sum" for factors in of_index for each in factors} if adds else {},
+        combine={factor: "sum" for factors in of_index for factor in factors} if adds else {},
         linear=_linear_in(0, 2) if not _is_bool(node) else (),
         added=frozenset({0, 2}),
         indices=frozenset({1}),
@@ -170,7 +170,7 @@ def put(node: fx.Node) -> Rule:
 
 
 def embedding_backward(node: fx.Node) -> Rule:
-    gradient, index = (shape_of(each) for each in operands(node))
+    gradient, index = (shape_of(operand) for operand in operands(node))
     num_rows, padding_row, by_frequency = node.args[2:5]
     of_index = named(index, "i")
     of_table = named((num_rows, gradient[-1]), "t")  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ def embedding_backward(node: fx.Node) -> Rule:
         operands=((*of_index, of_table[1]), of_index),
         results=(of_table,),
         sizes=sizes_of((of_index, index), (of_table, (num_rows, gradient[-1]))),  # type: ignore[arg-type]
-        combine={} if by_frequency else {each: "sum" for factors in of_index for each in factors},
+        combine={} if by_frequency else {factor: "sum" for factors in of_index for factor in factors},
         linear=(frozenset({0}),),
         indices=frozenset({1}),
         lower=lower,

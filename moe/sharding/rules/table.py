@@ -22,13 +22,15 @@ def table() -> str:
     for family in _families():
         have = [target for target, maker in family.RULES.items() if maker is not random.refused]
         lines.append(f"| {_says(family)} | {_names(have)} |")
-    tagged = [each for each in _overloads() if torch.Tag.pointwise in each.tags]
-    others = _names(pointwise.UNTAGGED)
+    overloads = [overload for overload in _overloads() if torch.Tag.pointwise in overload.tags]
+    untagged_names = _names(pointwise.UNTAGGED)
     lines.append(
-        f"| {_says(pointwise)} | the {len(_packets(tagged))} that torch tags `pointwise`, and {others} |"
+        f"| {_says(pointwise)} | the {len(_packets(overloads))} that torch tags `pointwise`, and {untagged_names} |"
     )
-    refused = [target for target, maker in random.RULES.items() if maker is random.refused]
-    lines.append(f"| Refused: random numbers that would be others on each layout. | {_names(refused)} |")
+    refused_targets = [target for target, maker in random.RULES.items() if maker is random.refused]
+    lines.append(
+        f"| Refused: random numbers that would be others on each layout. | {_names(refused_targets)} |"
+    )
     lines.append(f"| Written with simpler ones while a module is captured. | {_names(decompositions())} |")
     return "\n".join(lines)
 
@@ -36,17 +38,21 @@ def table() -> str:
 def with_table(text: str) -> str:
     """A document with the table between its marks."""
     begin, end = map(re.escape, MARKS)
-    found, count = re.subn(f"(?<={begin}\n).*?(?={end})", lambda _: f"\n{table()}\n\n", text, flags=re.DOTALL)
+    document, count = re.subn(
+        f"(?<={begin}\n).*?(?={end})", lambda _: f"\n{table()}\n\n", text, flags=re.DOTALL
+    )
     if count != 1:
         raise ValueError(f"must hold {MARKS[0]} and {MARKS[1]} once")
-    return found
+    return document
 
 
 def _families() -> Iterable[ModuleType]:
     """Files of rules, in the order of their names."""
-    named = vars(registry)
-    found = {each for each in named.values() if isinstance(each, ModuleType) and hasattr(each, "RULES")}
-    return sorted(found, key=lambda each: each.__name__)
+    namespace = vars(registry)
+    families = {
+        value for value in namespace.values() if isinstance(value, ModuleType) and hasattr(value, "RULES")
+    }
+    return sorted(families, key=lambda module: module.__name__)
 
 
 def _says(family: ModuleType) -> str:
@@ -57,15 +63,15 @@ def _says(family: ModuleType) -> str:
 def _packets(targets: Iterable[Any]) -> list[str]:
     """Names of operators, each once whatever overloads it has."""
     names = {
-        f"{each._schema.name.removeprefix('aten::')}"
-        for each in targets
-        if isinstance(each, torch_private.OpOverload)
+        f"{target._schema.name.removeprefix('aten::')}"
+        for target in targets
+        if isinstance(target, torch_private.OpOverload)
     }
     return sorted(names, key=lambda name: (name.lstrip("_"), name))
 
 
 def _names(targets: Mapping[Any, Any] | Iterable[Any]) -> str:
-    return ", ".join(f"`{each}`" for each in _packets(targets))
+    return ", ".join(f"`{name}`" for name in _packets(targets))
 
 
 def _overloads() -> Iterable[torch_private.OpOverload]:
@@ -73,9 +79,9 @@ def _overloads() -> Iterable[torch_private.OpOverload]:
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
         for overload in getattr(packet, "overloads", list)():
-            found = getattr(packet, overload)
-            if not found._schema.is_mutable:
-                yield found
+            operator = getattr(packet, overload)
+            if not operator._schema.is_mutable:
+                yield operator
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, D
     if 0 in before:
         return ((),) * len(before), ((),) * len(after), {}
     sizes: dict[str, int] = {}
-    found: tuple[list[list[str]], list[list[str]]] = ([[] for _ in before], [[] for _ in after])
+    factors: tuple[list[list[str]], list[list[str]]] = ([[] for _ in before], [[] for _ in after])
     at, left = [0, 0], [1, 1]
     shapes = (before, after)
 
@@ -37,13 +37,13 @@ def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, D
         name = f"v{len(sizes)}"
         if 1 in left:  # the other side has dimensions of size 1 behind it alone
             break
-        shared = math.gcd(left[0], left[1])
-        if shared == min(left):
+        divisor = math.gcd(left[0], left[1])
+        if divisor == min(left):
             # the smaller side's dimension, or what is left of it, is the major part of the larger one's
-            sizes[name] = shared
+            sizes[name] = divisor
             for side in (0, 1):
-                found[side][at[side] - 1].append(name)
-                left[side] //= shared
+                factors[side][at[side] - 1].append(name)
+                left[side] //= divisor
             continue
         # neither divides the other: these dimensions stay together, up to where both have as many elements
         totals = list(left)
@@ -54,12 +54,12 @@ def common_factors(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, D
             at[side] += 1
         for side in (0, 1):
             for dim in range(first[side], at[side]):
-                found[side][dim].append(f"whole{first[side]}.{side}.{dim}")
+                factors[side][dim].append(f"whole{first[side]}.{side}.{dim}")
             left[side] = 1
         for side in (0, 1):
             for dim in range(first[side], at[side]):
                 sizes[f"whole{first[side]}.{side}.{dim}"] = shapes[side][dim]
-    return tuple(map(tuple, found[0])), tuple(map(tuple, found[1])), sizes
+    return tuple(map(tuple, factors[0])), tuple(map(tuple, factors[1])), sizes
 
 
 def view(node: fx.Node) -> Rule:
@@ -95,8 +95,8 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[
 
 def _recut(node: fx.Node, before: list[int], after: list[int]) -> Exchange:
     """The first dimension of a run is split before and after, and what lies between other boundaries moves."""
-    given, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
-    total = math.prod(given[dim] for dim in before)
+    operand_shape, result = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
+    total = math.prod(operand_shape[dim] for dim in before)
 
     def length(shape: Sequence[int], dim: int, degree: int) -> int:
         return -(-shape[dim] // degree) * (total // shape[dim])
@@ -106,8 +106,8 @@ def _recut(node: fx.Node, before: list[int], after: list[int]) -> Exchange:
         return Window(0, count, count, total)
 
     def moved_bytes(degree: int) -> float:
-        moved = moved_positions(window(degree), length(given, before[0], degree), degree)
-        return moved * node.meta["val"].dtype.itemsize * math.prod(given) / total
+        num_positions = moved_positions(window(degree), length(operand_shape, before[0], degree), degree)
+        return num_positions * node.meta["val"].dtype.itemsize * math.prod(operand_shape) / total
 
     def lower(local: LocalCall, axis: int) -> fx.Node:
         shape = local.operand_part_shape(0)
