@@ -49,20 +49,22 @@ class Cache:
         """Called under the lock, so whatever an earlier builder left behind is nobody's."""
         for left in self._folder.glob(f"{place.name}.building-*"):
             shutil.rmtree(left, ignore_errors=True)
-        unfinished = self._folder / f"{place.name}.building-{os.getpid()}-{time.time_ns()}"
-        unfinished.mkdir()
+        staging_folder = self._folder / f"{place.name}.building-{os.getpid()}-{time.time_ns()}"
+        staging_folder.mkdir()
         try:
-            build(unfinished)
-            files = {path.relative_to(unfinished).as_posix(): _digest(path) for path in _files(unfinished)}
-            (unfinished / _MARKER).write_text(json.dumps({"version": 1, "files": files}, indent=1))
+            build(staging_folder)
+            files = {
+                path.relative_to(staging_folder).as_posix(): _digest(path) for path in _files(staging_folder)
+            }
+            (staging_folder / _MARKER).write_text(json.dumps({"version": 1, "files": files}, indent=1))
             if place.exists():
                 # Readers that still map the old files keep them: removal takes the names, not the pages.
-                discarded = self._folder / f"{place.name}.building-discarded-{time.time_ns()}"
-                place.rename(discarded)
-                shutil.rmtree(discarded, ignore_errors=True)
-            unfinished.rename(place)
+                obsolete_folder = self._folder / f"{place.name}.building-discarded-{time.time_ns()}"
+                place.rename(obsolete_folder)
+                shutil.rmtree(obsolete_folder, ignore_errors=True)
+            staging_folder.rename(place)
         except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.rmtree(staging_folder, ignore_errors=True)
             raise
 
 
@@ -89,8 +91,8 @@ def problem(place: Path) -> str | None:
         raise FileNotFoundError(place)
     try:
         files = json.loads((place / _MARKER).read_text())["files"]
-        for name, expected in files.items():
-            if _digest(place / name) != expected:
+        for name, expected_digest in files.items():
+            if _digest(place / name) != expected_digest:
                 return f"{name} is damaged"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"it is torn ({error})"

@@ -79,8 +79,8 @@ class Faults:
                 code = "bad_records"
                 rule = f"{rule}, which is one of {kind.count:,} further faults"
             elif kind.count > 1:
-                more = ["..."] if kind.count > 1 + len(kind.examples) else []
-                also = f": also {', '.join([*kind.examples, *more])}" if kind.examples else ""
+                ellipsis = ["..."] if kind.count > 1 + len(kind.examples) else []
+                also = f": also {', '.join([*kind.examples, *ellipsis])}" if kind.examples else ""
                 rule = f"{rule} (1 of {kind.count:,} alike{also})"
             yield Problem(code, first.path, first.value, rule, first.remedy)
         if self.skips:

@@ -30,11 +30,11 @@ def rows(lines: Lines, faults: Faults | None = None) -> Iterator[Row]:
     Raises SpecError, naming file and line or item, for what is none; with `faults`, that is one, and passed over.
     """
     is_array = _is_array(lines)
-    for where, given, num_bytes in _Items(lines) if is_array else _of_lines(lines):
+    for where, raw_value, num_bytes in _Items(lines) if is_array else _of_lines(lines):
         if faults is not None:
             faults.read()
         try:
-            value = given if is_array else _value(lines, where, str(given))
+            value = raw_value if is_array else _value(lines, where, str(raw_value))
             row = Row(where, _object(lines, where, value), num_bytes)
         except SpecError as error:
             fault(faults, error)

@@ -30,16 +30,18 @@ def answer_of(module: str, given: bytes, *, timeout_s: float, memory_bytes: int)
     }
     command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(int(timeout_s) + 1)]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, input=given, capture_output=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
         raise Ended(f"takes longer than {timeout_s:g} s") from None
-    if done.returncode:
-        said = done.stderr[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
-        raise Ended(f"ends the process that reads it ({how}{': ' + said if said else ''})")
-    return done.stdout
+    if process.returncode:
+        message = process.stderr[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
+        how = (
+            f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
+        )
+        raise Ended(f"ends the process that reads it ({how}{': ' + message if message else ''})")
+    return process.stdout
 
 
 def take_limits() -> None:

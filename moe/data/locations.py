@@ -106,44 +106,44 @@ class Locator:
         except OSError as error:
             raise _missing(place, given, error) from None
 
-    def _locate_local(self, place: str, given: str, path: str) -> list[Location]:
+    def _locate_local(self, place: str, pattern: str, path: str) -> list[Location]:
         def step(folder: str, part: str) -> Iterator[str]:
             """Links are followed, and nothing else: a folder that was found is one without them."""
             with _passing_over():
                 if "*" in part:
                     with beneath.listing(self._root_of(folder), folder) as entries:
-                        chosen = sorted(
+                        matches = sorted(
                             (entry.name, entry.is_symlink())
-                            for entry in self._looked_at(place, given, entries)
+                            for entry in self._looked_at(place, pattern, entries)
                             if _fits(part, entry.name)
                         )
                 else:
                     # What follows a name that is not there is not looked for.
-                    chosen = [
+                    matches = [
                         (name, stat.S_ISLNK(os.lstat(os.path.join(folder, name)).st_mode))
-                        for name in self._looked_at(place, given, [part])
+                        for name in self._looked_at(place, pattern, [part])
                     ]
-                for name, is_link in chosen:
+                for name, is_link in matches:
                     with _passing_over():  # of this one alone
                         if is_link:
-                            yield self._followed_link(place, given, name, folder)
+                            yield self._followed_link(place, pattern, name, folder)
                         else:
                             yield os.path.join(folder, name)
 
-        found = []
-        for name in _expanded(path, lambda path: self._followed_link(place, given, path or "/"), step):
+        locations = []
+        for name in _expanded(path, lambda path: self._followed_link(place, pattern, path or "/"), step):
             location = Location("file", name, self._root_of(name))
             with _passing_over() if "*" in path else nullcontext():
                 location.raw().close()  # a regular file, which can be read
-                found.append(location)
-        return found or self._nothing(place, given)
+                locations.append(location)
+        return locations or self._nothing(place, pattern)
 
-    def _locate_remote(self, place: str, given: str, protocol: str, path: str) -> list[Location]:
+    def _locate_remote(self, place: str, pattern: str, protocol: str, path: str) -> list[Location]:
         roots = self._roots
         if roots is not None and not any(
-            given.startswith(root.rstrip("/") + "/") for root in roots if "://" in root
+            pattern.startswith(root.rstrip("/") + "/") for root in roots if "://" in root
         ):
-            raise _outside(place, given, roots)
+            raise _outside(place, pattern, roots)
         try:
             filesystem = _filesystem(protocol)
 
@@ -155,28 +155,28 @@ class Locator:
                     names = (
                         path.rstrip("/").rpartition("/")[2] for path in filesystem.ls(folder, detail=False)
                     )
-                    chosen = [name for name in self._looked_at(place, given, names) if _fits(part, name)]
-                    yield from (os.path.join(folder, name) for name in sorted(chosen))
+                    matches = [name for name in self._looked_at(place, pattern, names) if _fits(part, name)]
+                    yield from (os.path.join(folder, name) for name in sorted(matches))
 
-            found = [
+            locations = [
                 Location(protocol, name) for name in _expanded(path, str, step) if filesystem.isfile(name)
             ]
         except SpecError:
             raise
         except (ImportError, ValueError) as error:
             problem = Problem(
-                "unreadable", place, given, f"cannot be opened: {error}", "install what it names"
+                "unreadable", place, pattern, f"cannot be opened: {error}", "install what it names"
             )
             raise SpecError(problem) from None
-        return found or self._nothing(place, given)
+        return locations or self._nothing(place, pattern)
 
-    def _looked_at(self, place: str, given: str, entries: Iterable[T]) -> Iterator[T]:
+    def _looked_at(self, place: str, pattern: str, entries: Iterable[T]) -> Iterator[T]:
         """The same, one by one. Raises SpecError when they are too many, with those before."""
         for entry in entries:
-            self._count(place, given)
+            self._count(place, pattern)
             yield entry
 
-    def _count(self, place: str, given: str) -> None:
+    def _count(self, place: str, pattern: str) -> None:
         self._num_names += 1
         if self._num_names > self._max_names:
             rule = (
@@ -185,26 +185,26 @@ class Locator:
             )
             raise SpecError(
                 Problem(
-                    "too_large", place, given, rule, "put the files in a folder of their own, or name them"
+                    "too_large", place, pattern, rule, "put the files in a folder of their own, or name them"
                 )
             )
 
-    def _followed(self, place: str, given: str, path: str, below: str = "/") -> str:
+    def _followed(self, place: str, pattern: str, path: str, below: str = "/") -> str:
         """The path with every link followed; a relative one begins in `below`, which has none. Raises Outside, OSError
         for one that is too deep or leads through too many links, and SpecError as `_looked_at` does."""
         try:
-            real = links.followed(path, below, lambda: self._count(place, given))
+            real = links.followed(path, below, lambda: self._count(place, pattern))
         except OSError as error:
             self._root_of(error.filename)  # of what lies outside nothing is told
             raise
         self._root_of(real)
         return real
 
-    def _followed_link(self, place: str, given: str, path: str, below: str = "/") -> str:
+    def _followed_link(self, place: str, pattern: str, path: str, below: str = "/") -> str:
         """As `_followed`. Raises _OutwardLink, which names the link, where one under a root leads out of all of them;
         of what is there outside nothing is told."""
         try:
-            return self._followed(place, given, path, below)
+            return self._followed(place, pattern, path, below)
         except beneath.Outside:
             real = below
             for part in path.split("/"):
@@ -228,9 +228,9 @@ class Locator:
                 return folder
         raise beneath.Outside(real)
 
-    def _nothing(self, place: str, given: str) -> NoReturn:
-        rule = "matches no file" if "*" in given else "does not exist"
-        raise NoFile(Problem("not_found", place, given, rule, "check the folder and the spelling"))
+    def _nothing(self, place: str, pattern: str) -> NoReturn:
+        rule = "matches no file" if "*" in pattern else "does not exist"
+        raise NoFile(Problem("not_found", place, pattern, rule, "check the folder and the spelling"))
 
 
 def _expanded(path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]) -> list[str]:
@@ -238,10 +238,10 @@ def _expanded(path: str, begin: Callable[[str], str], step: Callable[[str, str],
     before the first part with a star, and `step` a folder and each part from there on."""
     parts = path.split("/")
     first = next((index for index, part in enumerate(parts) if "*" in part), len(parts))
-    found = [begin("/".join(parts[:first]))]
+    paths = [begin("/".join(parts[:first]))]
     for part in parts[first:]:
-        found = [name for folder in found for name in step(folder, part)]
-    return found
+        paths = [name for folder in paths for name in step(folder, part)]
+    return paths
 
 
 @contextmanager
@@ -260,25 +260,25 @@ def _fits(pattern: str, name: str) -> bool:
     return matches(pattern, name) and (pattern.startswith(".") or not name.startswith("."))
 
 
-def _parse(place: str, given: str, roots: Sequence[str] | None) -> tuple[str, str]:
+def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, str]:
     """(protocol, path) by our own rules; fsspec's parser sees only what these let through."""
-    if "\0" in given or "::" in given:
-        what = "must not hold a NUL" if "\0" in given else "must not be a chain of URLs ('::')"
-        raise SpecError(Problem("invalid_value", place, given, what, _REMEDY))
-    url = _URL.match(given)
-    protocol, path = (url["protocol"], url["path"]) if url else ("file", given)
+    if "\0" in pattern or "::" in pattern:
+        rule = "must not hold a NUL" if "\0" in pattern else "must not be a chain of URLs ('::')"
+        raise SpecError(Problem("invalid_value", place, pattern, rule, _REMEDY))
+    url = _URL.match(pattern)
+    protocol, path = (url["protocol"], url["path"]) if url else ("file", pattern)
     protocol = "file" if protocol in _LOCAL else protocol
     if protocol == "file" and not path.startswith("/"):
         raise SpecError(
-            Problem("invalid_value", place, given, "must be an absolute path or a URL", _allowed(roots))
+            Problem("invalid_value", place, pattern, "must be an absolute path or a URL", _allowed(roots))
         )
     if any(part == ".." for part in re.split(r"[/\\]", path if protocol == "file" else unquote(path))):
-        raise SpecError(Problem("not_allowed", place, given, "must not hold '..'", _REMEDY))
+        raise SpecError(Problem("not_allowed", place, pattern, "must not hold '..'", _REMEDY))
     if protocol != "file":
         return protocol, path
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if len(parts) > links.MAX_PARTS:
-        raise SpecError(Problem("invalid_value", place, given, _TOO_DEEP, "put the files less deep"))
+        raise SpecError(Problem("invalid_value", place, pattern, _TOO_DEEP, "put the files less deep"))
     return protocol, "/" + "/".join(parts)
 
 
@@ -290,15 +290,15 @@ def _local_folders(roots: Sequence[str]) -> Iterator[str]:
             yield os.path.realpath(url["path"] if url else os.path.expanduser(root))
 
 
-def _outside(place: str, given: str, roots: Sequence[str]) -> SpecError:
+def _outside(place: str, pattern: str, roots: Sequence[str]) -> SpecError:
     rule = "lies outside the folders that this service may read"
-    return SpecError(Problem("not_allowed", place, given, rule, _allowed(roots)))
+    return SpecError(Problem("not_allowed", place, pattern, rule, _allowed(roots)))
 
 
-def _outward(place: str, given: str, link: str, roots: Sequence[str]) -> SpecError:
+def _outward(place: str, pattern: str, link: str, roots: Sequence[str]) -> SpecError:
     rule = f"meets a link that leads out of the folders that this service may read: {link}"
     remedy = f"remove that link, put what it leads to under {' or '.join(roots)}, or name the other files"
-    return SpecError(Problem("not_allowed", place, given, rule, remedy))
+    return SpecError(Problem("not_allowed", place, pattern, rule, remedy))
 
 
 def _allowed(roots: Sequence[str] | None) -> str:
@@ -311,23 +311,27 @@ def _allowed(roots: Sequence[str] | None) -> str:
     )
 
 
-def _missing(place: str, given: str, error: OSError) -> SpecError:
+def _missing(place: str, pattern: str, error: OSError) -> SpecError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return NoFile(Problem("not_found", place, given, "does not exist", "check its spelling"))
+        return NoFile(Problem("not_found", place, pattern, "does not exist", "check its spelling"))
     if isinstance(error, IsADirectoryError) or error.errno == errno.EINVAL:
         kind = "a folder" if isinstance(error, IsADirectoryError) else "not a regular file"
         return NoFile(
-            Problem("wrong_type", place, given, f"is {kind}", "name a file, or files by a pattern with *")
+            Problem("wrong_type", place, pattern, f"is {kind}", "name a file, or files by a pattern with *")
         )
     reason = error.strerror or str(error)
     if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
         return SpecError(
             Problem(
-                "unreadable", place, given, reason, "put the files less deep, or name what the links lead to"
+                "unreadable",
+                place,
+                pattern,
+                reason,
+                "put the files less deep, or name what the links lead to",
             )
         )
     return SpecError(
-        Problem("unreadable", place, given, f"cannot be read: {reason}", "check its permissions")
+        Problem("unreadable", place, pattern, f"cannot be read: {reason}", "check its permissions")
     )
 
 

@@ -24,15 +24,15 @@ def scan(
         return
     if not any(_is_longer(file, checked_bytes // len(files)) for file in files):
         return
-    given: dict[str, object] = {
+    request: dict[str, object] = {
         "data": data.model_dump(mode="json"),
         "roots": None if roots is None else list(roots),
     }
-    given["seconds"] = SECONDS
+    request["seconds"] = SECONDS
     try:
         answer = answer_of(
             "moe.data.scan_process",
-            json.dumps(given).encode(),
+            json.dumps(request).encode(),
             timeout_s=_TIMEOUT_S,
             memory_bytes=_MEMORY_BYTES,
         )

@@ -58,10 +58,10 @@ def _main() -> None:
 
     from moe.spec.data import DataSpec
 
-    given = json.loads(sys.stdin.buffer.read())
-    data: object = TypeAdapter(DataSpec).validate_python(given["data"])
-    found = _problems(data, given["roots"], began + given["seconds"])
-    problems = [(problem.path, problem.value, problem.rule, problem.remedy) for problem in found]
+    request = json.loads(sys.stdin.buffer.read())
+    data: object = TypeAdapter(DataSpec).validate_python(request["data"])
+    scan_problems = _problems(data, request["roots"], began + request["seconds"])
+    problems = [(problem.path, problem.value, problem.rule, problem.remedy) for problem in scan_problems]
     sys.stdout.write(json.dumps(problems, default=str))
 
 

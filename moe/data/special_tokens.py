@@ -10,8 +10,8 @@ TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "special_tokens_
 def start_token(files: Mapping[str, bytes]) -> str | None:
     """The token that stands before a text that has nothing before it: BOS, or EOS where a tokenizer has no BOS, as
     lm-evaluation-harness has it. None where the files name neither."""
-    named = named_tokens(files)
-    return named.get("bos_token") or named.get("eos_token")
+    tokens = named_tokens(files)
+    return tokens.get("bos_token") or tokens.get("eos_token")
 
 
 def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:

@@ -177,10 +177,12 @@ class Tokenizer:
             None  # of which some trim spaces off offsets, and leave nothing of a run of them
         )
         try:
-            found = self._bpe.encode_batch([self._readable(text) for text in texts], add_special_tokens=False)
+            encodings = self._bpe.encode_batch(
+                [self._readable(text) for text in texts], add_special_tokens=False
+            )
         finally:
             self._bpe.encode_special_tokens, self._bpe.post_processor = are_text, processor
-        return [Encoded(each.ids, each.offsets) for each in found]
+        return [Encoded(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def _readable(self, text: str) -> str:
         text = normalise(text) if self._form is TextForm.SENTENCES else text
@@ -190,8 +192,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special ones, and ids beyond the vocabulary, are left out."""
         num_ids = self.num_ids
-        kept = [int(id) for id in ids if id not in self._special_ids and 0 <= id < num_ids]
-        return str(self._bpe.decode(kept, skip_special_tokens=False))
+        known_ids = [int(id) for id in ids if id not in self._special_ids and 0 <= id < num_ids]
+        return str(self._bpe.decode(known_ids, skip_special_tokens=False))
 
 
 def _read(text: str) -> tokenizers.Tokenizer:

@@ -55,23 +55,23 @@ class Texts:
     def answer(self, at: int) -> Answer:
         """The answer in message `at`. Raises Unreadable if the template cannot render a prompt for it, or if the
         answer cannot be separated from its prompt."""
-        answered = self.first(at + 1)
+        transcript = self.first(at + 1)
         if at == 0:
-            return Answer(at, answered, self._begin_of_opening(answered))
-        asked = self.first(at, asks=True)
-        if answered.startswith(asked):
-            answer = _with_own_thoughts(self.messages[at], asked, answered[len(asked) :])
-            return Answer(at, asked + answer, len(asked))
-        text = self._going_on(at, asked)
+            return Answer(at, transcript, self._begin_of_opening(transcript))
+        prompt = self.first(at, asks=True)
+        if transcript.startswith(prompt):
+            answer = _with_own_thoughts(self.messages[at], prompt, transcript[len(prompt) :])
+            return Answer(at, prompt + answer, len(prompt))
+        text = self._going_on(at, prompt)
         if text is None:
             rule = (
                 f"renders another text before an answer than its generation prompt (messages[{at}], "
-                f"{_parting(asked, answered)}), so that the assistant's part cannot be found"
+                f"{_parting(prompt, transcript)}), so that the assistant's part cannot be found"
             )
             raise Unreadable(
                 rule, "mark that part by {% generation %} in a template, and name it by data.chat_template"
             )
-        return Answer(at, text, len(asked))
+        return Answer(at, text, len(prompt))
 
     def follows(self, at: int) -> list[str]:
         """Texts that the template may render after the answer in message `at`: for the message that follows, and for
@@ -99,38 +99,38 @@ class Texts:
         """Whether the template drops the answer in message `at`, whatever its text."""
         return self._head(at) is None
 
-    def _going_on(self, at: int, asked: str) -> str | None:
-        """The prompt `asked` followed by the answer; None if the answer cannot be found. Thoughts are dropped unless
+    def _going_on(self, at: int, prompt: str) -> str | None:
+        """`prompt` followed by the answer; None if the answer cannot be found. Thoughts are dropped unless
         the prompt opens one."""
         message, asking, head = self.messages[at], self._asking(), self._head(at)
-        opened = _OPENED.search(asked)
-        if opened is None and head is not None and asking and asked.endswith(asking) and asking in head:
+        opening = _OPENED.search(prompt)
+        if opening is None and head is not None and asking and prompt.endswith(asking) and asking in head:
             # The template renders the messages before it differently once the answer is there.
-            place, answered = head.rindex(asking), self.first(at + 1)
-            before, asked_in = head[: place + len(asking)], self.messages[at - 1]["content"].strip()
-            is_own = not asked_in or head.rfind(asked_in) < place
-            if is_own and answered.startswith(before):
-                return asked + answered[len(before) :]
+            place, transcript = head.rindex(asking), self.first(at + 1)
+            before, question = head[: place + len(asking)], self.messages[at - 1]["content"].strip()
+            is_own = not question or head.rfind(question) < place
+            if is_own and transcript.startswith(before):
+                return prompt + transcript[len(before) :]
         plain = self.of([*self.messages[:at], without_thoughts(message)])
-        if opened is None and plain.startswith(asked):
+        if opening is None and plain.startswith(prompt):
             return plain
-        said = None if head is None else _behind(head, plain)
-        if head is None or said is None:
+        answer = None if head is None else _behind(head, plain)
+        if head is None or answer is None:
             return None
-        if opened is None:
-            if asked.startswith(head) or asked.rstrip() == head.rstrip():
-                return asked + said
-            between = _written_behind(self.messages[at - 1]["content"].strip(), asked, head)
-            return None if between is None else asked + between + said
-        asked_before, close, space = asked[: opened.start()], f"</{opened[1]}>", opened[2]
-        if not head.startswith(asked_before):
+        if opening is None:
+            if prompt.startswith(head) or prompt.rstrip() == head.rstrip():
+                return prompt + answer
+            between = _written_behind(self.messages[at - 1]["content"].strip(), prompt, head)
+            return None if between is None else prompt + between + answer
+        prompt_before, close, space = prompt[: opening.start()], f"</{opening[1]}>", opening[2]
+        if not head.startswith(prompt_before):
             return None
-        between, closes, gap = head[len(asked_before) :].partition(close)
+        between, closes, gap = head[len(prompt_before) :].partition(close)
         if between.strip() and not closes:
             return None
         thoughts, _ = parted(message)
         thoughts = thoughts.strip("\n") if space else thoughts
-        return asked + thoughts + space + close + (gap if closes else 2 * space) + said
+        return prompt + thoughts + space + close + (gap if closes else 2 * space) + answer
 
     def _head(self, at: int) -> str | None:
         """Text that the template renders before the content of message `at`; None if it drops the content."""
@@ -154,16 +154,16 @@ class Texts:
             if length > 0 and twice == text + text[len(text) - length :]:
                 return len(text) - length
         content = message["content"]
-        other: dict[str, Any] = {
+        variant: dict[str, Any] = {
             **without_thoughts(message),
             "content": ("b" if content[:1] == "a" else "a") + content,
         }
-        return common_length(text, self._tried([other]))
+        return common_length(text, self._tried([variant]))
 
     def _asking(self) -> str:
         """Generation prompt after a user message; empty if there is none."""
-        plain, asked = self._tried([_PROBE]), self._tried([_PROBE], asks=True)
-        return asked[len(plain) :] if plain and asked.startswith(plain) else ""
+        plain, prompt = self._tried([_PROBE]), self._tried([_PROBE], asks=True)
+        return prompt[len(plain) :] if plain and prompt.startswith(plain) else ""
 
     def _tried(self, messages: Sequence[Message], *, asks: bool = False) -> str:
         try:
@@ -172,30 +172,30 @@ class Texts:
             return ""
 
 
-def _with_own_thoughts(message: Message, asked: str, said: str) -> str:
-    """The answer `said` after the prompt `asked`, with its message's thoughts in place of an empty thought at its
+def _with_own_thoughts(message: Message, prompt: str, answer: str) -> str:
+    """`answer`, which follows `prompt`, with its message's thoughts in place of an empty thought at its
     beginning. Kimi K2's template drops the thoughts of an answer without tool calls, although its prompt leaves
     thinking on; DeepSeek-V3.1's immediately closes the thought that its prompt opens."""
     thoughts = parted(message)[0].strip("\n")
     if not thoughts.strip():
-        return said
-    if opened := _OPENED.search(asked):
-        before, closes, after = said.partition(f"</{opened[1]}>")
-        return thoughts + (before or opened[2]) + closes + after if closes and not before.strip() else said
-    empty = _EMPTY.match(said)
-    if empty is None or f"<{empty[1]}>" in said[empty.end() :]:
-        return said
+        return answer
+    if opening := _OPENED.search(prompt):
+        before, closes, after = answer.partition(f"</{opening[1]}>")
+        return thoughts + (before or opening[2]) + closes + after if closes and not before.strip() else answer
+    empty = _EMPTY.match(answer)
+    if empty is None or f"<{empty[1]}>" in answer[empty.end() :]:
+        return answer
     half = empty[2][: len(empty[2]) // 2]
-    return said[: empty.start(2)] + half + thoughts + half + said[empty.end(2) :]
+    return answer[: empty.start(2)] + half + thoughts + half + answer[empty.end(2) :]
 
 
-def _written_behind(content: str, asked: str, head: str) -> str | None:
-    """White space by which `head`, the text before an answer, exceeds the prompt `asked` after the message `content`;
+def _written_behind(content: str, prompt: str, head: str) -> str | None:
+    """White space by which `head`, the text before an answer, exceeds `prompt` after the message `content`;
     None if they differ in more than that. The text before that message may differ: Mistral's templates render the
     system prompt only in a generation prompt."""
-    if not content or content not in asked or content not in head:
+    if not content or content not in prompt or content not in head:
         return None
-    ends, begins = asked.rpartition(content)[2], head.rpartition(content)[2]
+    ends, begins = prompt.rpartition(content)[2], head.rpartition(content)[2]
     if ends.rstrip() != begins.rstrip():
         return None
     return begins[len(ends) :] if begins.startswith(ends) else ""
@@ -215,7 +215,7 @@ def common_length(one: str, other: str) -> int:
     )
 
 
-def _parting(one: str, other: str) -> str:
+def _parting(prompt: str, transcript: str) -> str:
     """Description of where two texts diverge."""
-    at = common_length(one, other)
-    return f"at character {at}: {other[at : at + 20]!r} instead of {one[at : at + 20]!r}"
+    at = common_length(prompt, transcript)
+    return f"at character {at}: {transcript[at : at + 20]!r} instead of {prompt[at : at + 20]!r}"

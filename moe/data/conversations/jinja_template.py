@@ -59,7 +59,7 @@ class JinjaTemplate:
         Unreadable."""
         if self._needs_parts is None:
             self._needs_parts = self._renders_only_parts()
-        given = {
+        context = {
             "documents": None,
             **self._variables,
             **(arguments or {}),
@@ -68,7 +68,7 @@ class JinjaTemplate:
             "add_generation_prompt": asks,
         }
         try:
-            text = self._template.render(given)
+            text = self._template.render(context)
         except _Refused as error:
             raise Unreadable(f"refuses it: {error}", "correct the record, or leave it out") from None
         except Unreadable:
@@ -115,5 +115,5 @@ def _refuse(message: object) -> NoReturn:
 
 
 def _told(error: BaseException) -> str:
-    said = str(error).strip() or type(error).__name__
-    return said[:200]
+    message = str(error).strip() or type(error).__name__
+    return message[:200]

@@ -87,21 +87,24 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
             raise Unreadable("has a 'chosen' and a 'rejected' that begin with another message each, and no prompt",
                              "put what both answer to before them, or under 'prompt'")  # fmt: skip
     tools, arguments = _tools(row), _arguments(row)
-    chosen, rejected = (
+    chosen_conversation, rejected_conversation = (
         _checked(Conversation((*prompt, *end), tools, num_given, arguments), key)
         for key, end in zip(_PAIR, ends, strict=True)
     )
-    if chosen == rejected:
+    if chosen_conversation == rejected_conversation:
         raise Unreadable("has a 'chosen' that is its 'rejected'", "leave the record out")
-    return chosen, rejected
+    return chosen_conversation, rejected_conversation
 
 
 def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[list[Message]]:
     """Both conversations, as they were given from their beginnings, behind a system prompt that only `prompt` has."""
-    head = [each for each in prompt if each["role"] in _INSTRUCTING][:1]
-    asked = [each for each in prompt if each["role"] not in _INSTRUCTING][:1]
+    head = [message for message in prompt if message["role"] in _INSTRUCTING][:1]
+    first_turn = [message for message in prompt if message["role"] not in _INSTRUCTING][:1]
     for end in ends:
-        if asked and [each for each in end if each["role"] not in _INSTRUCTING][:1] != asked:
+        if (
+            first_turn
+            and [message for message in end if message["role"] not in _INSTRUCTING][:1] != first_turn
+        ):
             rule = "has a prompt, and a 'chosen' or 'rejected' that begins with another message"
             raise Unreadable(rule, "give the answers alone, or leave the prompt out")
     return [end if end[0]["role"] in _INSTRUCTING else [*head, *end] for end in ends]
@@ -113,15 +116,15 @@ def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
         if not _is_missing(row, key):
             return _with_system(row, _messages(row[key], key))
     if not _is_missing(row, "instruction"):
-        asked = _text(row["instruction"], "instruction")
-        if not _is_missing(row, "input") and (given := _text(row["input"], "input")):
-            asked = f"{asked}\n{given}"
-        return [*_system(row), *_history(row), {"role": "user", "content": asked}]
+        question = _text(row["instruction"], "instruction")
+        if not _is_missing(row, "input") and (value := _text(row["input"], "input")):
+            question = f"{question}\n{value}"
+        return [*_system(row), *_history(row), {"role": "user", "content": question}]
     if not _is_missing(row, "prompt"):
-        given = row["prompt"]
-        if isinstance(given, str):
-            return [*_system(row), {"role": "user", "content": given}]
-        return _with_system(row, _messages(given, "prompt"))
+        value = row["prompt"]
+        if isinstance(value, str):
+            return [*_system(row), {"role": "user", "content": value}]
+        return _with_system(row, _messages(value, "prompt"))
     return None
 
 
@@ -135,10 +138,10 @@ def _answer_key(row: Mapping[str, Any]) -> str | None:
     return key
 
 
-def _answer(given: Any, key: str) -> list[Message]:
-    if isinstance(given, str):
-        return [{"role": ASSISTANT, "content": given}]
-    return _messages([given] if isinstance(given, Mapping) else given, key)
+def _answer(value: Any, key: str) -> list[Message]:
+    if isinstance(value, str):
+        return [{"role": ASSISTANT, "content": value}]
+    return _messages([value] if isinstance(value, Mapping) else value, key)
 
 
 def _system(row: Mapping[str, Any]) -> list[Message]:
@@ -157,26 +160,26 @@ def _with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Messag
 
 def _history(row: Mapping[str, Any]) -> Iterable[Message]:
     """Earlier questions of Alpaca's records, with their answers."""
-    given = row.get("history") or ()
-    if not isinstance(given, Sequence) or any(
-        not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2 for turn in given
+    turns = row.get("history") or ()
+    if not isinstance(turns, Sequence) or any(
+        not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2 for turn in turns
     ):
         raise Unreadable(
             "has a 'history' that is no list of questions, each with its answer", "write [[q, a], ...]"
         )
-    for question, answer in given:
+    for question, answer in turns:
         yield {"role": "user", "content": _text(question, "history")}
         yield {"role": ASSISTANT, "content": _text(answer, "history")}
 
 
-def _messages(given: Any, key: str) -> list[Message]:
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
+def _messages(raw_messages: Any, key: str) -> list[Message]:
+    if isinstance(raw_messages, str | bytes | Mapping) or not isinstance(raw_messages, Sequence):
         raise Unreadable(
-            f"has {key!r} that is {kind_of(given)}, not a list of messages", "write a list of objects"
+            f"has {key!r} that is {kind_of(raw_messages)}, not a list of messages", "write a list of objects"
         )
     messages = list[Message]()
-    for at, each in enumerate(given):
-        message, is_call = _message(each, f"{key}[{at}]")
+    for at, raw_message in enumerate(raw_messages):
+        message, is_call = _message(raw_message, f"{key}[{at}]")
         if is_call and messages and _continues(messages[-1], message):
             before = messages[-1]
             messages[-1] = {**before, "tool_calls": [*before["tool_calls"], *message["tool_calls"]]}
@@ -192,11 +195,13 @@ def _continues(before: Message, call: Message) -> bool:
     return has_calls and not has_thoughts and before.get("weight") == call.get("weight")
 
 
-def _message(given: Any, place: str) -> tuple[Message, bool]:
+def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
     """(message, whether its role is that of a tool call)."""
-    if not isinstance(given, Mapping):
-        raise Unreadable(f"has {place} that is {kind_of(given)}, not an object", "write role and content")
-    fields = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(raw_message, Mapping):
+        raise Unreadable(
+            f"has {place} that is {kind_of(raw_message)}, not an object", "write role and content"
+        )
+    fields = {name: value for name, value in raw_message.items() if value is not None}
     role = _role(fields, place)
     _refuse_media(fields, f"{place}.")
     for name in THOUGHTS:
@@ -214,7 +219,7 @@ def _message(given: Any, place: str) -> tuple[Message, bool]:
         role, fields["tool_calls"], content = ASSISTANT, _called(content, place), ""
     if fields.get("tool_calls"):
         fields["tool_calls"] = [
-            _call(each, place) for each in _list(fields["tool_calls"], f"{place}.tool_calls")
+            _call(call, place) for call in _list(fields["tool_calls"], f"{place}.tool_calls")
         ]
     elif content is None:
         raise Unreadable(f"has {place} with no 'content'", "say what is said, or leave the message out")
@@ -232,8 +237,8 @@ def _role(fields: dict[str, Any], place: str) -> str:
         raise Unreadable(f"has {place} with {_shown(fields)}, and no 'role' nor 'from'", "say who speaks")
     speaker = role.strip().lower() if isinstance(role, str) else None
     if speaker not in _SPEAKERS:
-        known = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
-        raise Unreadable(f"has {place} of the role {role!r:.60}, which is not known", f"use one of {known}")
+        choices = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
+        raise Unreadable(f"has {place} of the role {role!r:.60}, which is not known", f"use one of {choices}")
     return _SPEAKERS[speaker]
 
 
@@ -248,14 +253,16 @@ def _is_learned(fields: dict[str, Any], place: str) -> bool:
     return bool(weight) and all(flags)
 
 
-def _content(given: Any, place: str) -> tuple[str | None, str]:
+def _content(content: Any, place: str) -> tuple[str | None, str]:
     """(text, thoughts) of a message's content, which is a string or a list of parts."""
-    if given is None or isinstance(given, str):
-        return given, ""
-    if isinstance(given, bytes) or not isinstance(given, Sequence):
-        raise Unreadable(f"has {place} with content that is {kind_of(given)}, not text", "put a string there")
+    if content is None or isinstance(content, str):
+        return content, ""
+    if isinstance(content, bytes) or not isinstance(content, Sequence):
+        raise Unreadable(
+            f"has {place} with content that is {kind_of(content)}, not text", "put a string there"
+        )
     texts, thoughts = list[str](), list[str]()
-    for part in given:
+    for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(part, str):
             texts.append(part)
@@ -265,18 +272,18 @@ def _content(given: Any, place: str) -> tuple[str | None, str]:
             text, _ = _content(part.get("thinking"), place)
             thoughts.append(text or "")
         else:
-            what = f"a part of type {kind!r:.60}" if kind is not None else "a part without a type"
-            raise Unreadable(f"has {place} with {what} in its content, and text alone is read",
+            description = f"a part of type {kind!r:.60}" if kind is not None else "a part without a type"
+            raise Unreadable(f"has {place} with {description} in its content, and text alone is read",
                              "leave the record out, or write its text alone")  # fmt: skip
     return "".join(texts), "".join(thoughts)
 
 
-def _call(given: Any, place: str) -> dict[str, Any]:
+def _call(raw_call: Any, place: str) -> dict[str, Any]:
     """A call of a tool, its arguments an object or the JSON text of one, as the record has them: a template takes the
     one or the other (`CallForms`)."""
-    if not isinstance(given, Mapping):
-        raise Unreadable(f"has {place} with a call of a tool that is {kind_of(given)}", "write an object")
-    function = given.get("function", given)
+    if not isinstance(raw_call, Mapping):
+        raise Unreadable(f"has {place} with a call of a tool that is {kind_of(raw_call)}", "write an object")
+    function = raw_call.get("function", raw_call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise Unreadable(f"has {place} with a call of a tool that has no name", "name the function")
     arguments = function.get("arguments", {})
@@ -287,26 +294,26 @@ def _call(given: Any, place: str) -> dict[str, Any]:
         read = _object(arguments, f"{place}, arguments of {function['name']!r:.60}")
     if not isinstance(read, Mapping):
         raise Unreadable(f"has {place} with arguments of a tool that are {kind_of(read)}", "write an object")
-    named = {**function, "arguments": arguments}
-    kept = {name: value for name, value in given.items() if value is not None}
-    return {"type": "function", **kept, "function": named} if "function" in given else {
-        "type": "function", "function": named}  # fmt: skip
+    function_call = {**function, "arguments": arguments}
+    fields = {name: value for name, value in raw_call.items() if value is not None}
+    return {"type": "function", **fields, "function": function_call} if "function" in raw_call else {
+        "type": "function", "function": function_call}  # fmt: skip
 
 
 def _called(content: str | None, place: str) -> list[Any]:
     """Calls that ShareGPT's records write as text."""
-    found = _object(content or "", f"{place}, the function that is called")
-    return found if isinstance(found, list) else [found]
+    calls = _object(content or "", f"{place}, the function that is called")
+    return calls if isinstance(calls, list) else [calls]
 
 
-def _object(text: str, what: str, kind: str = "object") -> Any:
+def _object(text: str, subject: str, kind: str = "object") -> Any:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict | list):
-        raise Unreadable(f"has {what}, that is no JSON {kind}", "write one")
-    return found
+        value = None
+    if not isinstance(value, dict | list):
+        raise Unreadable(f"has {subject}, that is no JSON {kind}", "write one")
+    return value
 
 
 def _refuse_media(fields: Mapping[str, Any], place: str = "") -> None:
@@ -318,57 +325,57 @@ def _refuse_media(fields: Mapping[str, Any], place: str = "") -> None:
 
 def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Arguments of the template that a record sets."""
-    given = row.get(ARGUMENTS)
-    if isinstance(given, str):
-        given = _object(given, repr(ARGUMENTS)) if given.strip() else None
-    if given is None:
+    arguments = row.get(ARGUMENTS)
+    if isinstance(arguments, str):
+        arguments = _object(arguments, repr(ARGUMENTS)) if arguments.strip() else None
+    if arguments is None:
         return None
-    if not isinstance(given, Mapping):
-        raise Unreadable(f"has {ARGUMENTS!r} that is {kind_of(given)}, not an object", "write an object")
-    for name in given:
+    if not isinstance(arguments, Mapping):
+        raise Unreadable(f"has {ARGUMENTS!r} that is {kind_of(arguments)}, not an object", "write an object")
+    for name in arguments:
         if name in RESERVED:
             raise Unreadable(f"has {ARGUMENTS!r} with {name!r}, which the record itself says", "leave it out")
-    return given or None
+    return arguments or None
 
 
 def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if _is_missing(row, "tools"):
         if row.get("functions"):  # OpenAI's before there were other tools
-            given = _list(row["functions"], "functions")
-            return tuple({"type": "function", "function": function} for function in given)
+            raw_tools = _list(row["functions"], "functions")
+            return tuple({"type": "function", "function": function} for function in raw_tools)
         return None
-    given = row["tools"]
-    if isinstance(given, str):
-        given = _object(given, "'tools'", "list") if given.strip() else []
-    found = [
+    raw_tools = row["tools"]
+    if isinstance(raw_tools, str):
+        raw_tools = _object(raw_tools, "'tools'", "list") if raw_tools.strip() else []
+    tools = [
         _object(tool, f"tools[{at}]") if isinstance(tool, str) else tool
-        for at, tool in enumerate(_list(given, "tools"))
+        for at, tool in enumerate(_list(raw_tools, "tools"))
     ]
-    for at, tool in enumerate(found):
+    for at, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise Unreadable(f"has tools[{at}] that is {kind_of(tool)}, not an object", "write a JSON schema")
-    return tuple(found) or None
+    return tuple(tools) or None
 
 
-def _list(given: Any, key: str) -> list[Any]:
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
-        raise Unreadable(f"has {key!r} that is {kind_of(given)}, not a list", "write a list")
-    return list(given)
+def _list(value: Any, key: str) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise Unreadable(f"has {key!r} that is {kind_of(value)}, not a list", "write a list")
+    return list(value)
 
 
-def _text(given: Any, key: str) -> str:
-    if not isinstance(given, str):
-        raise Unreadable(f"has {key!r} that is {kind_of(given)}, not text", "put a string there")
-    return given
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(f"has {key!r} that is {kind_of(value)}, not text", "put a string there")
+    return value
 
 
 def _alike(first: Sequence[Message], second: Sequence[Message]) -> int:
     """Messages that both begin with, up to the last that is no answer."""
     alike = 0
-    for at, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
+    for at, (first_message, second_message) in enumerate(zip(first, second, strict=False)):
+        if first_message != second_message:
             break
-        if one["role"] != ASSISTANT:
+        if first_message["role"] != ASSISTANT:
             alike = at + 1
     return alike
 
@@ -377,7 +384,7 @@ def _checked(conversation: Conversation, key: str | None = None) -> Conversation
     """The same, which somebody answers in."""
     if conversation.first_answer == len(conversation.messages):
         rule = f"{'has' if key is None else f'has a {key!r} with'} no message of the role {ASSISTANT}"
-        if any(each["role"] == ASSISTANT for each in conversation.messages[conversation.num_given :]):
+        if any(message["role"] == ASSISTANT for message in conversation.messages[conversation.num_given :]):
             rule += " with a weight other than 0"
         raise Unreadable(f"{rule}, which alone is learned", "leave the record out")
     return conversation

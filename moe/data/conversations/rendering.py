@@ -24,48 +24,50 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise _TooLong
 
 
-def _answers(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
-        template = JinjaTemplate(given["template"], given["variables"], given["date"])
+        template = JinjaTemplate(request["template"], request["variables"], request["date"])
     except Unreadable as error:
         return [{"rule": error.rule, "remedy": error.remedy, "is_template": True}]
-    writer = RowWriter(template, given["ends"])
+    writer = RowWriter(template, request["ends"])
 
     def asked(conversation: Conversation) -> Rendering:
         return Rendering((writer.asked(conversation),))
 
-    write: Callable[[Conversation], Rendering] = asked if given["asks"] else writer.rendering
-    found: list[dict[str, Any]] = []
-    for each in given["conversations"]:
-        tools = None if each["tools"] is None else tuple(each["tools"])
-        signal.setitimer(signal.ITIMER_VIRTUAL, given["seconds_each"])
+    write: Callable[[Conversation], Rendering] = asked if request["asks"] else writer.rendering
+    answers: list[dict[str, Any]] = []
+    for fields in request["conversations"]:
+        tools = None if fields["tools"] is None else tuple(fields["tools"])
+        signal.setitimer(signal.ITIMER_VIRTUAL, request["seconds_each"])
         try:
             rendering = write(
-                Conversation(tuple(each["messages"]), tools, each["num_given"], each["arguments"])
+                Conversation(tuple(fields["messages"]), tools, fields["num_given"], fields["arguments"])
             )
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            found.append(asdict(rendering))
+            answers.append(asdict(rendering))
         except Unreadable as error:
-            found.append({"rule": error.rule, "remedy": error.remedy})
+            answers.append({"rule": error.rule, "remedy": error.remedy})
             break
         except _TooLong:
-            found.append({"rule": f"takes longer than {given['seconds_each']:g} s for it", "remedy": SHORTER})
+            answers.append(
+                {"rule": f"takes longer than {request['seconds_each']:g} s for it", "remedy": SHORTER}
+            )
             break
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    return found
+    return answers
 
 
 def described(conversations: Sequence[Conversation]) -> list[dict[str, Any]]:
     """Conversations as the process is given them."""
     return [
         {
-            "messages": each.messages,
-            "tools": each.tools,
-            "num_given": each.num_given,
-            "arguments": each.arguments,
+            "messages": conversation.messages,
+            "tools": conversation.tools,
+            "num_given": conversation.num_given,
+            "arguments": conversation.arguments,
         }
-        for each in conversations
+        for conversation in conversations
     ]
 
 

@@ -29,25 +29,25 @@ class RowWriter:
     def __init__(self, template: JinjaTemplate, ends: Sequence[str] = ()) -> None:
         """`ends`: texts of the tokens that stop generation."""
         self._template = template
-        either = "|".join(re.escape(end) for end in sorted(ends, key=len, reverse=True) if end)
-        self._end = re.compile(rf"\s*(?:{either})") if either else None
+        alternatives = "|".join(re.escape(end) for end in sorted(ends, key=len, reverse=True) if end)
+        self._end = re.compile(rf"\s*(?:{alternatives})") if alternatives else None
         self._ends = tuple(end for end in ends if end)
         self._forms: CallForms | None = None
         self._has_end_behind: bool | None = None
 
     def rendering(self, conversation: Conversation) -> Rendering:
         """Rows of a conversation. Raises Unreadable."""
-        prepared = self._prepared(conversation)
-        texts = Texts(self._template, prepared)
-        notes = ["calls"] if len(prepared.messages) > len(conversation.messages) else []
+        template_conversation = self._prepared(conversation)
+        texts = Texts(self._template, template_conversation)
+        notes = ["calls"] if len(template_conversation.messages) > len(conversation.messages) else []
         if self._template.has_marks:
             answers = _marked_answers(texts)
-            marked = self._by_marks_apart(texts, answers) or (self._by_marks(texts, answers),)
+            marked_rows = self._by_marks_apart(texts, answers) or (self._by_marks(texts, answers),)
             for answer in answers:
                 notes += _left_out(texts.messages[answer.at], answer, answer.at, texts)
-            return Rendering(marked, tuple(notes))
-        rows, more = self._by_growth(texts)
-        return Rendering(rows, (*notes, *more))
+            return Rendering(marked_rows, tuple(notes))
+        rows, growth_notes = self._by_growth(texts)
+        return Rendering(rows, (*notes, *growth_notes))
 
     def asked(self, conversation: Conversation) -> Written:
         """The text of a conversation with the generation prompt. Raises Unreadable."""
@@ -139,53 +139,57 @@ class RowWriter:
             return ()
         if len(rows) == 1 and whole.startswith(rows[0][-1].text):
             return ()
-        written = []
+        written_rows = []
         for row in rows:
             text, spans = row[-1].text, []
             for answer in row:
-                marked = self._marked(conversation, answer.at + 1)
-                own = [span for span in marked.spans if span[0] < span[1] and span[1] > answer.begin]
+                marked_text = self._marked(conversation, answer.at + 1)
+                own = [span for span in marked_text.spans if span[0] < span[1] and span[1] > answer.begin]
                 for begin, end in own:
                     text, end = self._with_end(texts, answer.at, text, begin, end)
                     spans.append((begin, end))
             if spans:
-                written.append(Written(text, tuple(spans), by_marks=True))
-        return tuple(written)
+                written_rows.append(Written(text, tuple(spans), by_marks=True))
+        return tuple(written_rows)
 
     def _by_marks(self, texts: Texts, marked_answers: Sequence[Answer]) -> Written:
         conversation = texts.conversation
-        marked = self._marked(conversation, len(conversation.messages))
-        answers = [at for at, each in enumerate(conversation.messages) if each["role"] == "assistant"]
-        learned = [conversation.learns(at, conversation.messages[at]) for at in answers]
-        spans = marked.spans
+        marked_text = self._marked(conversation, len(conversation.messages))
+        answers = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        learn_flags = [conversation.learns(at, conversation.messages[at]) for at in answers]
+        spans = marked_text.spans
         if len(spans) == len(answers):
-            spans = tuple(span for span, is_learned in zip(spans, learned, strict=True) if is_learned)
-        elif not all(learned) and marked_answers:
+            spans = tuple(span for span, is_learned in zip(spans, learn_flags, strict=True) if is_learned)
+        elif not all(learn_flags) and marked_answers:
             spans = tuple(span for span in spans if any(_overlaps(span, answer) for answer in marked_answers))
-        elif not all(learned):
-            spans = self._behind_given(conversation, marked, learned, answers)
+        elif not all(learn_flags):
+            spans = self._behind_given(conversation, marked_text, learn_flags, answers)
         spans = tuple((begin, end) for begin, end in spans if begin < end)
         if not spans:
             raise Unreadable(
                 "marks nothing of a conversation with answers", "put them between generation marks"
             )
-        text, ended, last = marked.text, [], len(conversation.messages) - 1
+        text, closed_spans, last = marked_text.text, [], len(conversation.messages) - 1
         for begin, end in spans:
             text, end = self._with_end(texts, last if last in answers else None, text, begin, end)
-            ended.append((begin, end))
-        return Written(text, tuple(ended), by_marks=True)
+            closed_spans.append((begin, end))
+        return Written(text, tuple(closed_spans), by_marks=True)
 
     def _behind_given(
-        self, conversation: Conversation, marked: Written, learned: Sequence[bool], answers: Sequence[int]
+        self,
+        conversation: Conversation,
+        marked_text: Written,
+        learn_flags: Sequence[bool],
+        answers: Sequence[int],
     ) -> tuple[tuple[int, int], ...]:
         """Marked spans after the first `num_given` messages, of a template that does not mark each answer once."""
         num_given = conversation.num_given
         prefix = self._marked(conversation, num_given).text if num_given else ""
-        is_after = all(learned[place] for place, at in enumerate(answers) if at >= num_given)
-        if not num_given or not is_after or not marked.text.startswith(prefix):
-            rule = f"marks {len(marked.spans)} spans for {len(answers)} answers, some of which must not be learned"
+        is_after = all(learn_flags[place] for place, at in enumerate(answers) if at >= num_given)
+        if not num_given or not is_after or not marked_text.text.startswith(prefix):
+            rule = f"marks {len(marked_text.spans)} spans for {len(answers)} answers, some of which must not be learned"
             raise Unreadable(rule, "mark each answer once")
-        return tuple((begin, end) for begin, end in marked.spans if begin >= len(prefix))
+        return tuple((begin, end) for begin, end in marked_text.spans if begin >= len(prefix))
 
     def _marked(self, conversation: Conversation, number: int) -> Written:
         return self._template.render(
@@ -229,18 +233,18 @@ def _is_opening(before: Sequence[Message]) -> bool:
 
 def _left_out(message: Message, answer: Answer, at: int, texts: Texts) -> list[str]:
     """Notes on what the template drops from an answer. Raises Unreadable if it drops a tool call or the whole text."""
-    said, notes = answer.text[answer.begin :], list[str]()
+    answer_text, notes = answer.text[answer.begin :], list[str]()
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     for name in names:
-        if said.count(name) < names.count(name):
+        if answer_text.count(name) < names.count(name):
             rule = f"drops a call of the tool {name!r:.60} from an answer (messages[{at}])"
             raise Unreadable(
                 rule, "remove the record, or name a template that renders calls by data.chat_template"
             )
     thoughts, content = parted(message)
-    if thoughts.strip() and thoughts.strip() not in said:
+    if thoughts.strip() and thoughts.strip() not in answer_text:
         notes.append("thoughts")
-    if content.strip() and content.strip() not in said:
+    if content.strip() and content.strip() not in answer_text:
         if not names and texts.drops(at):
             raise Unreadable(
                 f"drops the text of an answer (messages[{at}])", "name another one by data.chat_template"

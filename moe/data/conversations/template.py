@@ -63,11 +63,11 @@ class ChatTemplate:
             if (tools := files.get(_TOOL_USE)) is not None:
                 sources[_TOOLS] = tools.decode("utf-8", "replace")
         else:
-            for given in (
+            for raw_templates in (
                 plain(files, "chat_template.json").get("chat_template"),
                 config.get("chat_template"),
             ):
-                sources = sources or _sources(given)
+                sources = sources or _sources(raw_templates)
         if not sources:
             rule = "has no chat template, which says how a conversation is written"
             raise SpecError(
@@ -75,75 +75,84 @@ class ChatTemplate:
                     "missing", PLACE, None, rule, "name one by data.chat_template, or use corpus documents"
                 )
             )
-        named = {**plain(files, "special_tokens_map.json"), **config}
+        token_fields = {**plain(files, "special_tokens_map.json"), **config}
         variables = {
-            key: text for key, each in named.items() if key.endswith("_token") and (text := _content(each))
+            key: text
+            for key, token in token_fields.items()
+            if key.endswith("_token") and (text := _content(token))
         }
         return cls(sources, {**variables, **plain(files, ARGUMENTS)}, date, ends, place)
 
     def written(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | Unreadable]:
         """Each conversation's rows, in order, up to the first that has none, and why that is so; by a process that may
         not last long nor take much memory. Raises SpecError for a template that is none."""
-        for name, some in groupby(conversations, self._name):
-            for each in self._answers(name, list(some)):
-                yield each
-                if isinstance(each, Unreadable):
+        for name, chunk in groupby(conversations, self._name):
+            for outcome in self._answers(name, list(chunk)):
+                yield outcome
+                if isinstance(outcome, Unreadable):
                     return
 
     def asked(self, text: str) -> str:
         """Text of what a user says, for an answer to follow. Raises SpecError where the template fails."""
-        (found,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
-        if isinstance(found, Unreadable):
+        (outcome,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
+        if isinstance(outcome, Unreadable):
             raise SpecError(
                 Problem(
                     "invalid_syntax",
                     "chat",
                     None,
-                    f"cannot be: the model's chat template {found.rule}",
-                    found.remedy,
+                    f"cannot be: the model's chat template {outcome.rule}",
+                    outcome.remedy,
                 )
             )
-        return found.rows[0].text
+        return outcome.rows[0].text
 
     def _name(self, conversation: Conversation) -> str:
         return _TOOLS if conversation.tools is not None and _TOOLS in self.sources else _DEFAULT
 
     def _answers(
-        self, name: str, some: Sequence[Conversation], *, asks: bool = False, deadline: float | None = None
+        self,
+        name: str,
+        conversations: Sequence[Conversation],
+        *,
+        asks: bool = False,
+        deadline: float | None = None,
     ) -> Iterator[Rendering | Unreadable]:
         """Where the process is ended, each half by another, to tell which conversation it was, until `deadline`."""
         from moe.data.conversations.rendering import described
 
-        given = {
+        request = {
             "template": self.sources[name], "variables": self.variables, "date": self.date,
-            "conversations": described(some), "seconds_each": SECONDS_EACH,
+            "conversations": described(conversations), "seconds_each": SECONDS_EACH,
             "asks": asks, "ends": self.ends,
         }  # fmt: skip
         began = time.monotonic()
         deadline = deadline or began + 2 * TIMEOUT_S
         try:
-            answer = answer_of("moe.data.conversations.rendering", json.dumps(given, default=str).encode(),
+            answer = answer_of("moe.data.conversations.rendering", json.dumps(request, default=str).encode(),
                                timeout_s=min(TIMEOUT_S, deadline - began), memory_bytes=MEMORY_BYTES)  # fmt: skip
         except (Ended, RecursionError) as error:
-            if len(some) == 1 or time.monotonic() >= deadline - 1:
-                which = "this conversation" + f" or one of {len(some) - 1} behind it" * (len(some) > 1)
-                yield Unreadable(f"{error}, when it writes {which}", _SHORTER)
+            if len(conversations) == 1 or time.monotonic() >= deadline - 1:
+                subject = "this conversation" + f" or one of {len(conversations) - 1} behind it" * (
+                    len(conversations) > 1
+                )
+                yield Unreadable(f"{error}, when it writes {subject}", _SHORTER)
                 return
-            middle = len(some) // 2
-            for half in (some[:middle], some[middle:]):
-                for each in self._answers(name, half, asks=asks, deadline=deadline):
-                    yield each
-                    if isinstance(each, Unreadable):
+            middle = len(conversations) // 2
+            for half in (conversations[:middle], conversations[middle:]):
+                for outcome in self._answers(name, half, asks=asks, deadline=deadline):
+                    yield outcome
+                    if isinstance(outcome, Unreadable):
                         return
             return
-        for each in json.loads(answer):
-            if each.get("is_template"):
+        for fields in json.loads(answer):
+            if fields.get("is_template"):
                 where = PLACE + "/chat_template" if self.place == PLACE else self.place
-                raise SpecError(Problem("unsupported", where, None, each["rule"], each["remedy"]))
-            if "rule" in each:
-                yield Unreadable(each["rule"], each["remedy"])
-            elif "rows" in each:
-                yield Rendering(tuple(map(_row, each["rows"])), tuple(each["notes"]))
+                raise SpecError(Problem("unsupported", where, None, fields["rule"], fields["remedy"]))
+            if "rule" in fields:
+                yield Unreadable(fields["rule"], fields["remedy"])
+            elif "rows" in fields:
+                yield Rendering(tuple(map(_row, fields["rows"])), tuple(fields["notes"]))
 
 
 def has_template(files: Mapping[str, bytes]) -> bool:
@@ -154,30 +163,30 @@ def has_template(files: Mapping[str, bytes]) -> bool:
     return False
 
 
-def _row(told: Mapping[str, Any]) -> Written:
-    return Written(told["text"], tuple((begin, end) for begin, end in told["spans"]), told["by_marks"])
+def _row(fields: Mapping[str, Any]) -> Written:
+    return Written(fields["text"], tuple((begin, end) for begin, end in fields["spans"]), fields["by_marks"])
 
 
-def _sources(given: Any) -> dict[str, str]:
+def _sources(value: Any) -> dict[str, str]:
     """Templates as a tokenizer's config has them: one, or several by name."""
-    if isinstance(given, str):
-        return {_DEFAULT: given}
-    found = {}
-    for each in given if isinstance(given, list) else ():
-        if isinstance(each, Mapping) and isinstance(each.get("template"), str):
-            found[str(each.get("name"))] = each["template"]
-    return found if _DEFAULT in found else {}
+    if isinstance(value, str):
+        return {_DEFAULT: value}
+    sources = {}
+    for entry in value if isinstance(value, list) else ():
+        if isinstance(entry, Mapping) and isinstance(entry.get("template"), str):
+            sources[str(entry.get("name"))] = entry["template"]
+    return sources if _DEFAULT in sources else {}
 
 
 def _content(token: Any) -> str | None:
-    found = token.get("content") if isinstance(token, Mapping) else token
-    return found if isinstance(found, str) else None
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) else None
 
 
 def plain(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """The object in a file that need not be there, nor be one."""
     try:
-        found = json.loads(files.get(name, b"{}"))
+        value = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -19,8 +19,8 @@ def with_thoughts(message: Message) -> Message:
 
 def without_thoughts(message: Message) -> Message:
     """The message without its thoughts."""
-    said = {name: value for name, value in message.items() if name not in NAMES}
-    return {**said, "content": parted(message)[1]}
+    fields = {name: value for name, value in message.items() if name not in NAMES}
+    return {**fields, "content": parted(message)[1]}
 
 
 def parted(message: Message) -> tuple[str, str]:
@@ -29,7 +29,7 @@ def parted(message: Message) -> tuple[str, str]:
     texts = [str(message[name]) for name in NAMES if message.get(name) is not None]
     if texts:
         return next((text for text in texts if text.strip()), ""), content
-    thoughts, closes, said = content.partition(_CLOSE)
+    thoughts, closes, rest = content.partition(_CLOSE)
     if not closes:
         return "", content
-    return thoughts.rpartition("<think>")[2].strip("\n"), said.lstrip("\n")
+    return thoughts.rpartition("<think>")[2].strip("\n"), rest.lstrip("\n")

@@ -48,9 +48,9 @@ class CallForms:
     def applied(self, conversation: Conversation) -> Conversation:
         """The same conversation with its calls in these forms."""
         messages, num_given = list[Message](), 0
-        named = _named(conversation.messages) if self.writes_ids else conversation.messages
-        for at, some in self._in_turn(named):
-            messages += some
+        messages_with_ids = _named(conversation.messages) if self.writes_ids else conversation.messages
+        for at, turn_messages in self._in_turn(messages_with_ids):
+            messages += turn_messages
             if at <= conversation.num_given:
                 num_given = len(messages)
         return replace(conversation, messages=tuple(messages), num_given=num_given)
@@ -89,17 +89,17 @@ def _call(arguments: Any, number: int = 0) -> dict[str, Any]:
 def _named(messages: Sequence[Message]) -> list[Message]:
     """The same messages with call ids that contain the function's name, as Kimi K2 was trained on:
     `functions.NAME:NUMBER`, numbered over the conversation. Results without an id are matched to the calls in order."""
-    number, named, waiting = 0, list[Message](), list[tuple[Any, str]]()
+    number, named_messages, waiting = 0, list[Message](), list[tuple[Any, str]]()
     for message in messages:
         if calls := message.get("tool_calls"):
-            waiting, renamed = [], []
+            waiting, new_calls = [], []
             for call in calls:
                 id, name = str(call.get("id", "")), call["function"]["name"]
                 new = id if name in id else f"functions.{name}:{number}"
                 number += 1
                 waiting.append((call.get("id"), new))
-                renamed.append({**call, "id": new})
-            message = {**message, "tool_calls": renamed}
+                new_calls.append({**call, "id": new})
+            message = {**message, "tool_calls": new_calls}
         elif message["role"] == "tool" and waiting:
             of_id = [
                 pair for pair in waiting if pair[0] is not None and pair[0] == message.get("tool_call_id")
@@ -107,13 +107,13 @@ def _named(messages: Sequence[Message]) -> list[Message]:
             pair = (of_id or waiting)[0]
             waiting.remove(pair)
             message = {**message, "tool_call_id": pair[1]}
-        named.append(message)
-    return named
+        named_messages.append(message)
+    return named_messages
 
 
 def _results(messages: Sequence[Message]) -> list[Message]:
     """The tool results at the beginning of `messages`."""
-    number = next((at for at, each in enumerate(messages) if each["role"] != "tool"), len(messages))
+    number = next((at for at, message in enumerate(messages) if message["role"] != "tool"), len(messages))
     return list(messages[:number])
 
 
@@ -125,8 +125,8 @@ def _apart(message: Message, calls: Sequence[Any], results: Sequence[Message]) -
         if number == 0:
             yield {**message, "tool_calls": [call]}
         else:
-            kept = {"role": message["role"], "content": "", "tool_calls": [call]}
-            yield {**kept, "weight": message["weight"]} if "weight" in message else kept
+            fields = {"role": message["role"], "content": "", "tool_calls": [call]}
+            yield {**fields, "weight": message["weight"]} if "weight" in message else fields
         if has_ids:
             yield from (by_id[call["id"]],) if call.get("id") in by_id else ()
         elif number < len(results):

@@ -56,8 +56,8 @@ class GlobalBatch:
     def part(self, first_group: int, last_group: int) -> BatchPart:
         """The rows of groups `first_group` up to, not including, `last_group`."""
         if not 0 <= first_group <= last_group <= self.num_groups:
-            asked = f"groups {first_group} to {last_group}"
-            raise ValueError(f"{asked} are not among the {self.num_groups} of step {self.step}")
+            group_range = f"groups {first_group} to {last_group}"
+            raise ValueError(f"{group_range} are not among the {self.num_groups} of step {self.step}")
         first_row = first_group * self.rows_per_group
         rows = self.rows[first_row : last_group * self.rows_per_group]
         target_out = self.store.padded("target", rows, self.target_length)

@@ -68,9 +68,9 @@ def plan_buckets(
     positions = float(mass.sum()) * (shape[0] + shape[1] - 2)
     while len(boxes) < _MOST_BUCKETS:
         best = max(range(len(boxes)), key=lambda index: cuts[index].saved)
-        saved, halves = cuts[best]
-        positions -= saved
-        if saved < _WORTH_CUTTING * positions:
+        savings, halves = cuts[best]
+        positions -= savings
+        if savings < _WORTH_CUTTING * positions:
             break
         boxes[best : best + 1] = halves
         cuts[best : best + 1] = [_best_cut(half, mass, count, min_pairs) for half in halves]
@@ -103,21 +103,23 @@ def _saved_by_cuts(
     A pair costs the longest row plus the longest column of its half. `mass` and `count` are [rows, columns]
     by length, the window's first cell being at lengths `first_row` and `first_column`.
     """
-    used = count > 0
-    rows = np.arange(len(used))
-    row = np.where(used.any(1), rows, -1) + first_row
-    column = np.where(used.any(1), used.shape[1] - 1 - np.argmax(used[:, ::-1], 1), -1) + first_column
+    is_used = count > 0
+    rows = np.arange(len(is_used))
+    row = np.where(is_used.any(1), rows, -1) + first_row
+    column = (
+        np.where(is_used.any(1), is_used.shape[1] - 1 - np.argmax(is_used[:, ::-1], 1), -1) + first_column
+    )
     mass_before, count_before = np.cumsum(mass.sum(1)), np.cumsum(count.sum(1))
     row_before, column_before = np.maximum.accumulate(row), np.maximum.accumulate(column)
     longest = row_before[-1] + column_before[-1]
     length_before = row_before + column_before
     length_after = row_before[-1] + np.append(np.maximum.accumulate(column[::-1])[::-1][1:], first_column)
     count_after = count_before[-1] - count_before
-    saved = mass_before * (longest - length_before) + (mass_before[-1] - mass_before) * (
+    savings = mass_before * (longest - length_before) + (mass_before[-1] - mass_before) * (
         longest - length_after
     )
-    allowed = (count_before >= min_pairs(length_before)) & (count_after >= min_pairs(length_after))
-    return np.where(allowed, saved, 0.0)
+    is_allowed = (count_before >= min_pairs(length_before)) & (count_after >= min_pairs(length_after))
+    return np.where(is_allowed, savings, 0.0)
 
 
 def _buckets(

@@ -49,18 +49,18 @@ class Catalogs(Corpus):
         if "system" in self._data.sources:
             folder = self._system_folder
             files += [_named(path, "system", folder) for path in sorted(folder.glob("*/LC_MESSAGES/*.mo"))]
-        compiled = {file.path for file in files if file.path.suffix == ".mo"}
+        compiled_paths = {file.path for file in files if file.path.suffix == ".mo"}
         return [
             file
             for file in files
             if file.lang.replace("@", "_").partition("_")[0] not in _ENGLISH
-            and not (file.path.suffix == ".po" and file.path.with_suffix(".mo") in compiled)
+            and not (file.path.suffix == ".po" and file.path.with_suffix(".mo") in compiled_paths)
         ]
 
     @cached_property
     def _files(self) -> list[_File]:
-        wanted = self._data.languages
-        return [file for file in self._all_files if wanted is None or file.lang in wanted]
+        languages = self._data.languages
+        return [file for file in self._all_files if languages is None or file.lang in languages]
 
     def check(self) -> None:
         if not self._all_files:

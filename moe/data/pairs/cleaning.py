@@ -37,28 +37,28 @@ class Cleaner:
 
     def clean(self, pairs: Iterable[Pair]) -> list[Pair]:
         """The pairs that break no rule, in order, normalised. Rules that need tokens come later."""
-        kept: dict[Pair, None] = {}
+        unique_pairs: dict[Pair, None] = {}
         for pair in pairs:
             self.read += 1
             clean = Pair(pair.lang, normalise(pair.source), normalise(pair.target))
             if clean != pair:
                 self.normalised += 1
             rule = self._broken_rule(clean)
-            if rule is None and clean in kept:
+            if rule is None and clean in unique_pairs:
                 rule = "duplicate"
             if rule is not None:
                 self.dropped[rule] += 1
             else:
-                kept[clean] = None
-        return self.drop_rare_languages(list(kept))
+                unique_pairs[clean] = None
+        return self.drop_rare_languages(list(unique_pairs))
 
     def drop_rare_languages(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs of languages that have enough of them."""
         least = self._data.min_pairs_per_language
         num_pairs = Counter(pair.lang for pair in pairs)
-        kept = [pair for pair in pairs if num_pairs[pair.lang] >= least]
-        self.dropped["rare_language"] += len(pairs) - len(kept)
-        return kept
+        frequent_pairs = [pair for pair in pairs if num_pairs[pair.lang] >= least]
+        self.dropped["rare_language"] += len(pairs) - len(frequent_pairs)
+        return frequent_pairs
 
     def _broken_rule(self, pair: Pair) -> str | None:
         _, source, target = pair

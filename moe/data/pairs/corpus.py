@@ -61,8 +61,8 @@ def require_languages(
         base = lang.replace("-", "_").partition("_")[0]
         near = [name for name in sorted(there) if name.partition("_")[0] == base]
         near = near or get_close_matches(lang, sorted(there), n=3, cutoff=0.5)
-        listed = ", ".join(near) if near else _some(sorted(there))
-        remedy = f"use one of {listed}" if listed else "leave data.languages out"
+        choices = ", ".join(near) if near else _some(sorted(there))
+        remedy = f"use one of {choices}" if choices else "leave data.languages out"
         problems.append(Problem("not_a_choice", f"data.languages[{index}]", lang, rule, remedy))
     if problems:
         raise SpecError(problems)

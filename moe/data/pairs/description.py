@@ -8,8 +8,8 @@ from moe.data.pairs.cleaning import RULES
 def describe(stats: dict[str, Any]) -> list[str]:
     """Lines that say what was read, what each rule left out, and what is left, from `Prepared.stats`."""
     pairs, langs = stats["pairs"], stats["languages"]
-    kept = sum(pairs.values())
-    lines = [f"{stats['read']:,} pairs read from {stats['files']:,} files, {kept:,} kept"]
+    num_pairs = sum(pairs.values())
+    lines = [f"{stats['read']:,} pairs read from {stats['files']:,} files, {num_pairs:,} kept"]
     lines += [f"  {count:,} left out: {RULES[rule]}" for rule, count in stats["dropped"].items() if count]
     if stats.get("bad"):
         lines.append(f"  {stats['bad']:,} left out: unusable (data.on_bad: skip)")

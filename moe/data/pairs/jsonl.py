@@ -32,13 +32,13 @@ class Jsonl(Corpus):
 
     def check(self) -> None:
         langs: set[str] = set()
-        ended, faults = True, Faults.of(self._data)
+        is_whole_corpus, faults = True, Faults.of(self._data)
         for place, location in self._files:
             lines = Lines(place, location, CHECK_BYTES // len(self._files), faults=faults)
             langs.update(pair.lang for pair in self._read(lines, faults))
-            ended = ended and lines.ended
+            is_whole_corpus = is_whole_corpus and lines.ended
         faults.require_none()
-        if ended:
+        if is_whole_corpus:
             require_languages(self._data.languages, langs)
 
     @property
@@ -53,11 +53,11 @@ class Jsonl(Corpus):
         return combined_fingerprint(location for _, location in self._files)
 
     def pairs(self) -> Iterator[Pair]:
-        wanted = self._data.languages
+        languages = self._data.languages
         faults = Faults.of(self._data)
         for place, location in self._files:
             for pair in self._read(Lines(place, location, faults=faults), faults):
-                if wanted is None or pair.lang in wanted:
+                if languages is None or pair.lang in languages:
                     yield pair
             faults.end_file()
         faults.require_none()
@@ -84,8 +84,8 @@ class Jsonl(Corpus):
         values: list[str] = []
         for field, column in columns.items():
             if column not in row.values:
-                there = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
-                rule = f"is not a column of {lines.location}{row.where}, which has {there}"
+                column_names = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
+                rule = f"is not a column of {lines.location}{row.where}, which has {column_names}"
                 raise SpecError(Problem("bad_records", f"data.{field}", column, rule, "use one of those"))
             value = row.values[column]
             if not isinstance(value, str):

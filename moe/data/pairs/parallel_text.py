@@ -31,10 +31,10 @@ class ParallelText(Corpus):
     @cached_property
     def _files(self) -> list[_Files]:
         """Pairs of files in the languages wanted; a `*` in both names pairs the files in order of name."""
-        wanted = self._data.languages
-        found = []
+        languages = self._data.languages
+        files = []
         for index, pair in enumerate(self._data.files):
-            if wanted is not None and pair.lang not in wanted:
+            if languages is not None and pair.lang not in languages:
                 continue
             place = f"data.files[{index}]"
             sources = self._locator.locate(f"{place}.source", pair.source)
@@ -46,8 +46,10 @@ class ParallelText(Corpus):
                         "mismatch", place, counts, "must match as many sources as targets", "name each file"
                     )
                 )
-            found += [_Files(place, pair.lang, *both) for both in zip(sources, targets, strict=True)]
-        return found
+            files += [
+                _Files(place, pair.lang, *locations) for locations in zip(sources, targets, strict=True)
+            ]
+        return files
 
     def check(self) -> None:
         require_languages(self._data.languages, {pair.lang for pair in self._data.files})

@@ -28,15 +28,15 @@ def placeholders(text: str) -> tuple[Hashable, ...]:
     """
     if _SIGN.search(text) is None:
         return ()
-    found = []
+    fields = []
     for match in _FIELD.finditer(text):
         kind = match.lastgroup
         if kind is None:  # %% is a per cent sign
             continue
         if kind == "named_type":
-            found.append(("named", f"{match['named']}:{match['named_type']}"))
+            fields.append(("named", f"{match['named']}:{match['named_type']}"))
         elif kind == "tag":
-            found.append((kind, match["tag"].lower()))
+            fields.append((kind, match["tag"].lower()))
         else:
-            found.append((kind, match[kind]))
-    return tuple(sorted(found))
+            fields.append((kind, match[kind]))
+    return tuple(sorted(fields))

@@ -96,12 +96,12 @@ def prepare(
     def fill_from_shared(empty: Path) -> None:
         assert shared_dir is not None
         try:
-            built = Cache(shared_dir, report).find_or_build(key, fill)
+            shared_folder = Cache(shared_dir, report).find_or_build(key, fill)
         except OSError as error:  # such as a home that is read-only
             report(f"{shared_dir} cannot be used ({error.strerror}): building {key} for {cache_dir} alone")
             fill(empty)
         else:
-            link(built, empty)
+            link(shared_folder, empty)
 
     folder = Cache(cache_dir, report).find_or_build(key, fill if shared_dir is None else fill_from_shared)
     return Prepared(
@@ -159,11 +159,11 @@ def _build(
     texts = {
         side: list(dict.fromkeys(getattr(pair, side) for pair in pairs)) for side in ("source", "target")
     }
-    done = {"source": 0, "target": len(texts["source"])}
+    num_before = {"source": 0, "target": len(texts["source"])}
     num_texts = sum(map(len, texts.values()))
     ids = {
         side: _encode_distinct(
-            tokenizer, stages.through("encoding", texts[side], of_total(num_texts, before=done[side]))
+            tokenizer, stages.through("encoding", texts[side], of_total(num_texts, before=num_before[side]))
         )
         for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target))
     }
@@ -211,22 +211,22 @@ def _short_enough(
     pairs: list[Pair], ids: dict[str, dict[str, Ids]], max_tokens: int, cleaner: Cleaner
 ) -> list[Pair]:
     """The pairs whose sides, EOS included, fit `max_tokens`."""
-    kept = [
+    short_pairs = [
         pair
         for pair in pairs
         if len(ids["source"][pair.source]) < max_tokens and len(ids["target"][pair.target]) < max_tokens
     ]
-    cleaner.dropped["too_long"] += len(pairs) - len(kept)
-    return kept
+    cleaner.dropped["too_long"] += len(pairs) - len(short_pairs)
+    return short_pairs
 
 
 def _statistics(
     members: dict[Part, list[Pair]], ids: dict[str, dict[str, Ids]], tokenizers: Tokenizers
 ) -> dict[str, Any]:
     train = members[Part.TRAIN]
-    everything = [pair for own in members.values() for pair in own]
+    all_pairs = [pair for own in members.values() for pair in own]
     texts_by_lang: dict[str, list[str]] = defaultdict(list)
-    for pair in everything:
+    for pair in all_pairs:
         texts_by_lang[pair.lang].append(pair.source)
     counts = {part: Counter(pair.lang for pair in own) for part, own in members.items()}
     langs = {
@@ -236,7 +236,7 @@ def _statistics(
     in_training = {(pair.source, pair.target) for pair in train}
     return {
         "pairs": {part.name.lower(): len(own) for part, own in members.items()},
-        "distinct_targets": len({pair.target for pair in everything}),
+        "distinct_targets": len({pair.target for pair in all_pairs}),
         # A locale and its sibling (pt, pt_BR) often say the same: such a pair is easier than it looks.
         "seen_with_text_in_training": sum(
             (pair.source, pair.target) in in_training for pair in members[Part.SEEN]
@@ -251,8 +251,8 @@ def _statistics(
 
 
 def _nothing_left(cleaner: Cleaner) -> SpecError:
-    dropped = ", ".join(f"{rule} {count}" for rule, count in cleaner.dropped.items() if count)
-    rule = "has no pairs left to train on" + (f" (left out: {dropped})" if dropped else "")
+    counts = ", ".join(f"{rule} {count}" for rule, count in cleaner.dropped.items() if count)
+    rule = "has no pairs left to train on" + (f" (left out: {counts})" if counts else "")
     return SpecError(
         Problem("empty", "data", f"{cleaner.read} pairs read", rule, "give it more text, or relax its rules")
     )

@@ -77,19 +77,19 @@ class Sampler:
         generator = np.random.Philox(
             key=np.array([self._seed, step], np.uint64), counter=[0, 0, 0, _DRAWS_OF_BATCHES]
         )
-        chosen = np.searchsorted(self._class_cumulative, _uniform(generator, 1)[0], side="right")
-        drawn = self._classes[min(int(chosen), len(self._classes) - 1)]
-        num_rows = drawn.rows_per_group * self.num_groups
+        class_index = np.searchsorted(self._class_cumulative, _uniform(generator, 1)[0], side="right")
+        batch_class = self._classes[min(int(class_index), len(self._classes) - 1)]
+        num_rows = batch_class.rows_per_group * self.num_groups
         # One draw from each of B equal strata of the class. Members are in order of language, so a batch has
         # close to each language's share, and a pair lighter than a stratum comes twice only where it lies across two.
         strata = (np.arange(num_rows) + _uniform(generator, num_rows)) / num_rows
-        places = np.searchsorted(drawn.cumulative, strata * drawn.cumulative[-1], side="right")
-        rows = drawn.members[np.minimum(places, len(drawn.members) - 1)]
+        places = np.searchsorted(batch_class.cumulative, strata * batch_class.cumulative[-1], side="right")
+        rows = batch_class.members[np.minimum(places, len(batch_class.members) - 1)]
         # Groups are routed on their own, so each must be a mixture too.
         rows = rows[np.argsort(generator.random_raw(num_rows), kind="stable")]
         return global_batch(
-            self._store, step, rows, drawn.source_length, drawn.target_length,
-            drawn.rows_per_group, self.num_groups,
+            self._store, step, rows, batch_class.source_length, batch_class.target_length,
+            batch_class.rows_per_group, self.num_groups,
         )  # fmt: skip
 
     @property
@@ -100,11 +100,11 @@ class Sampler:
         """The share of positions that hold real tokens, over many steps."""
         lengths = self._store.source_lengths + self._store.target_lengths
         real = positions = 0.0
-        for share, drawn in zip(self._class_shares, self._classes, strict=True):
-            weights = np.diff(drawn.cumulative, prepend=0.0)
-            num_rows = drawn.rows_per_group * self.num_groups
-            real += share * num_rows * float(weights @ lengths[drawn.members]) / float(weights.sum())
-            positions += share * num_rows * (drawn.source_length + drawn.target_length)
+        for share, batch_class in zip(self._class_shares, self._classes, strict=True):
+            weights = np.diff(batch_class.cumulative, prepend=0.0)
+            num_rows = batch_class.rows_per_group * self.num_groups
+            real += share * num_rows * float(weights @ lengths[batch_class.members]) / float(weights.sum())
+            positions += share * num_rows * (batch_class.source_length + batch_class.target_length)
         return real / positions
 
 

@@ -47,8 +47,8 @@ class Tokenizers:
         occurrences = Counter(pair.target for pair in pairs)
         targets = [target for target in sorted(occurrences) for _ in range(round(occurrences[target] ** 0.5))]
         if model.share_vocabulary:
-            both = Tokenizer.train([*sources, *targets], model.source_vocab_size)
-            return cls(both, both)
+            tokenizer = Tokenizer.train([*sources, *targets], model.source_vocab_size)
+            return cls(tokenizer, tokenizer)
         return cls(
             Tokenizer.train(sources, model.source_vocab_size),
             Tokenizer.train(targets, model.target_vocab_size),
@@ -79,8 +79,8 @@ class Tokenizers:
         """The tokenizers of the files that `save` wrote, which `read` gives by name. Raises FileNotFoundError, and
         ValueError for what `save` did not write."""
         with suppress(FileNotFoundError):
-            both = Tokenizer.from_json(read("tokenizer.json").decode())
-            return cls(both, both)
+            tokenizer = Tokenizer.from_json(read("tokenizer.json").decode())
+            return cls(tokenizer, tokenizer)
         source, target = (
             Tokenizer.from_json(read(f"tokenizer.{side}.json").decode()) for side in ("source", "target")
         )

@@ -19,11 +19,11 @@ def unigram_nats_per_source(
     ids; None where a source has no label."""
     counts = train.label_counts(num_ids) + 1
     logp = np.log(counts / counts.sum())
-    found: dict[str, float | None] = {}
+    nats_by_source: dict[str, float | None] = {}
     for name, store in held_out.items():
         labels = store.label_counts(num_ids)
-        found[name] = float(-(labels @ logp) / labels.sum()) if labels.sum() else None
-    return found
+        nats_by_source[name] = float(-(labels @ logp) / labels.sum()) if labels.sum() else None
+    return nats_by_source
 
 
 def xz_bits_per_byte(texts: Iterable[bytes]) -> float | None:

@@ -47,8 +47,8 @@ class GlobalBatch:
     def part(self, first_group: int, stop_group: int) -> BatchPart:
         """The rows of groups `first_group` up to, not including, `stop_group`."""
         if not 0 <= first_group <= stop_group <= self.num_groups:
-            asked = f"groups {first_group} to {stop_group}"
-            raise ValueError(f"{asked} are not among the {self.num_groups} of step {self.step}")
+            group_range = f"groups {first_group} to {stop_group}"
+            raise ValueError(f"{group_range} are not among the {self.num_groups} of step {self.step}")
         first_row = first_group * self.rows_per_group
         return BatchPart(first_row, *self.store.rows(self.rows[first_row : stop_group * self.rows_per_group]))
 

@@ -33,11 +33,11 @@ def records(file: File, limit_bytes: int | None = None, faults: Faults | None = 
     """The records of a file, in order; with a limit, those within about so many bytes, and the first in any case.
     Raises SpecError, naming the file and the line or row, for what cannot be read; a record that is not an object is
     added to `faults`, where given."""
-    found = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, limit_bytes, faults)
+    file_records = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, limit_bytes, faults)
     num_bytes = 0
-    for each in found:
-        yield each
-        num_bytes += each.num_bytes
+    for record in file_records:
+        yield record
+        num_bytes += record.num_bytes
         if limit_bytes is not None and num_bytes >= limit_bytes:
             return
 
@@ -53,17 +53,17 @@ class ConversationColumns:
     def require_column(self, file: File, types: dict[str, str]) -> None:
         """Raise SpecError unless a file has one of the columns that conversations begin with."""
         if not any(key in types for key in _ONE_OF):
-            there = ", ".join(map(repr, types)) if types else "no columns at all"
+            column_names = ", ".join(map(repr, types)) if types else "no columns at all"
             raise file.broken(
-                "missing", f"has {there}, and none of {', '.join(_ONE_OF)}", "name its columns so"
+                "missing", f"has {column_names}, and none of {', '.join(_ONE_OF)}", "name its columns so"
             )
 
 
 def _without_nulls(value: Any) -> Any:
     """A row's value without the nulls that columns put where another row has something."""
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_nulls(element) for key, element in value.items() if element is not None}
+    return [_without_nulls(element) for element in value] if isinstance(value, list) else value
 
 
 def _of_lines(file: File, limit_bytes: int | None, faults: Faults | None) -> Iterator[Record]:
@@ -85,10 +85,12 @@ def _of_parquet(file: File, faults: Faults | None) -> Iterator[Record]:
 
     number = 0
     try:
-        with file.location.raw() as raw, pyarrow.parquet.ParquetFile(raw) as opened:
-            names = opened.schema_arrow.names
+        with file.location.raw() as raw, pyarrow.parquet.ParquetFile(raw) as parquet_file:
+            names = parquet_file.schema_arrow.names
             ConversationColumns().require_column(file, dict.fromkeys(names, ""))
-            for batch in opened.iter_batches(batch_size=64, columns=[name for name in names if name in KEYS]):
+            for batch in parquet_file.iter_batches(
+                batch_size=64, columns=[name for name in names if name in KEYS]
+            ):
                 for row in batch.to_pylist():
                     number += 1
                     if faults is not None:

@@ -80,15 +80,15 @@ class Conversations(Corpus):
 
     @cached_property
     def _files(self) -> list[File]:
-        seen: set[Location] = set()
-        found = []
+        seen_locations: set[Location] = set()
+        files = []
         for number, path in enumerate(self._data.paths):
             where = f"data.paths[{number}]"
             for location in self._locator.locate(where, path):
-                if location not in seen:
-                    found.append(File(where, location))
-                seen.add(location)
-        return found
+                if location not in seen_locations:
+                    files.append(File(where, location))
+                seen_locations.add(location)
+        return files
 
     def check(self) -> tuple[str, ...]:
         of_parquet = [file for file in self._files if is_parquet(file)]
@@ -96,22 +96,27 @@ class Conversations(Corpus):
             from moe.data.sequences.parquet_columns import check_columns
 
             check_columns(ConversationColumns(), of_parquet)
-        others = [file for file in self._files if not is_parquet(file)]
-        some: list[_Entry] = []
+        line_files = [file for file in self._files if not is_parquet(file)]
+        sample_entries: list[_Entry] = []
         faults = Faults.of(self._data)
-        for file in others:
-            entries = list(self._entries([file], faults, CHECK_BYTES // len(others)))
+        for file in line_files:
+            entries = list(self._entries([file], faults, CHECK_BYTES // len(line_files)))
             if not entries and not faults.num_bad:
                 raise file.broken("empty", "has no records", "give it some, or leave it out")
-            some += entries[:_CHECKED] if len(some) < _CHECKED * _MAX_CHECKED_FILES else []
+            sample_entries += (
+                entries[:_CHECKED] if len(sample_entries) < _CHECKED * _MAX_CHECKED_FILES else []
+            )
         rows = [
-            row for _, renderings in self._written(some, faults) for each in renderings for row in each.rows
+            row
+            for _, renderings in self._written(sample_entries, faults)
+            for rendering in renderings
+            for row in rendering.rows
         ]
         faults.require_none()
-        ended = any(
+        has_closer = any(
             row.text[begin:end].rstrip().endswith(self._closers) for row in rows for begin, end in row.spans
         )
-        return () if ended or not rows else (_ENDLESS,)
+        return () if has_closer or not rows else (_ENDLESS,)
 
     @property
     def user_files(self) -> list[Location]:
@@ -121,8 +126,8 @@ class Conversations(Corpus):
         return self._entries(self._files, faults)
 
     def fingerprint(self) -> str:
-        every = [file.location.fingerprint() for file in self._files]
-        return hashlib.sha256(repr(every).encode()).hexdigest()
+        fingerprints = [file.location.fingerprint() for file in self._files]
+        return hashlib.sha256(repr(fingerprints).encode()).hexdigest()
 
     def documents(self) -> Iterator[Document]:
         counts = self._counts = Counter()
@@ -144,11 +149,11 @@ class Conversations(Corpus):
             raise SpecError(Problem("empty", "data.paths", places, "has no records", "give it some"))
 
     def facts(self) -> dict[str, object]:
-        told = " or ".join(_WAYS[way] for way in sorted(self._ways))
+        ways_text = " or ".join(_WAYS[way] for way in sorted(self._ways))
         names = ("conversations", "apart", "rows_apart", *NOTES)
         return {
             "corpus": self._data.corpus, "files": len(self._files), "left_out": {"bad": self._faults.num_bad},
-            "learned_by": told, "written": {name: self._counts[name] for name in names},
+            "learned_by": ways_text, "written": {name: self._counts[name] for name in names},
             "unread": sorted(self._unread)[:_MAX_UNREAD],
         }  # fmt: skip
 
@@ -160,26 +165,28 @@ class Conversations(Corpus):
                 if len(self._unread) < _MAX_UNREAD:
                     self._unread |= row.keys() - _READ
                 try:
-                    found = pair_of(row) if self._is_pair else (conversation_of(row),)
+                    conversations = pair_of(row) if self._is_pair else (conversation_of(row),)
                 except Unreadable as error:
                     faults.add(file.broken("invalid_value", error.rule, error.remedy, where))
                 else:
-                    yield _Entry(file, where, found, num_bytes)
+                    yield _Entry(file, where, conversations, num_bytes)
 
     def _written(
         self, entries: Iterable[_Entry], faults: Faults
     ) -> Iterator[tuple[_Entry, tuple[Rendering, ...]]]:
         """Each entry with its renderings; an entry that the template refuses is added to `faults`."""
         num_refused = 0
-        for some in _chunks(entries):
-            left = some
+        for chunk in _chunks(entries):
+            left = chunk
             while left:
-                renderings = self._template.written([each for entry in left for each in entry.conversations])
+                renderings = self._template.written(
+                    [conversation for entry in left for conversation in entry.conversations]
+                )
                 for at, entry in enumerate(left):
-                    found = list(islice(renderings, len(entry.conversations)))
-                    refusal = next(filter(None, map(self._refusal, found)), None)
+                    outcomes = list(islice(renderings, len(entry.conversations)))
+                    refusal = next(filter(None, map(self._refusal, outcomes)), None)
                     if refusal is None:
-                        yield entry, tuple(each for each in found if isinstance(each, Rendering))
+                        yield entry, tuple(outcome for outcome in outcomes if isinstance(outcome, Rendering))
                         continue
                     rule = (
                         f"has a conversation that the chat template of {self._template.place} {refusal.rule}"
@@ -188,7 +195,7 @@ class Conversations(Corpus):
                     num_refused += 1
                     if num_refused >= _MAX_REFUSED:
                         faults.require_none()
-                    if isinstance(found[-1], Unreadable):  # the template is asked anew for those behind it
+                    if isinstance(outcomes[-1], Unreadable):  # the template is asked anew for those behind it
                         left = left[at + 1 :]
                         break
                 else:
@@ -205,19 +212,19 @@ class Conversations(Corpus):
         return Unreadable(rule, "let 'chosen' and 'rejected' be one answer each, behind the same messages")
 
     def _is_held_out(self, conversation: Conversation) -> bool:
-        asked = json.dumps(conversation.messages[: conversation.first_answer], sort_keys=True, default=str)
-        digest = hashlib.blake2b(asked.encode(), digest_size=8, key=_KEY).digest()
+        prompt = json.dumps(conversation.messages[: conversation.first_answer], sort_keys=True, default=str)
+        digest = hashlib.blake2b(prompt.encode(), digest_size=8, key=_KEY).digest()
         return int.from_bytes(digest, "big") < self._data.held_out * 2**64
 
 
 def _chunks(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
-    some: list[_Entry] = []
+    chunk: list[_Entry] = []
     num_bytes = 0
     for entry in entries:
-        some.append(entry)
-        num_bytes += entry.num_bytes * sum(len(each.messages) for each in entry.conversations)
-        if num_bytes >= _CHUNK_BYTES or len(some) == _CHUNK:
-            yield some
-            some, num_bytes = [], 0
-    if some:
-        yield some
+        chunk.append(entry)
+        num_bytes += entry.num_bytes * sum(len(conversation.messages) for conversation in entry.conversations)
+        if num_bytes >= _CHUNK_BYTES or len(chunk) == _CHUNK:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk

@@ -19,14 +19,14 @@ REASONS = {
 
 def _of_conversations(stats: dict[str, Any]) -> Iterator[str]:
     """Lines about conversations: those split into rows, remarks, keys not read, and the tokens that close answers."""
-    written = stats["written"]
-    if written["apart"]:
+    counts = stats["written"]
+    if counts["apart"]:
         yield (
-            f"{written['apart']:,} of {written['conversations']:,} conversations are learned in "
-            f"{written['rows_apart']:,} rows, up to one for each answer, since the chat template renders earlier "
+            f"{counts['apart']:,} of {counts['conversations']:,} conversations are learned in "
+            f"{counts['rows_apart']:,} rows, up to one for each answer, since the chat template renders earlier "
             "answers differently once more messages follow"
         )
-    yield from (f"{written[name]:,} {words}" for name, words in NOTES.items() if written[name])
+    yield from (f"{counts[name]:,} {words}" for name, words in NOTES.items() if counts[name])
     if stats["unread"]:
         yield f"keys of the records that are not read: {', '.join(map(repr, stats['unread']))[:400]}"
     if not stats["closed"] and stats["answers"]:
@@ -38,11 +38,11 @@ def _of_conversations(stats: dict[str, Any]) -> Iterator[str]:
 def describe(stats: dict[str, Any]) -> list[str]:
     """Lines that say what was read, what was left out, and what is left, from `PreparedSequences.stats`."""
     train, held_out = stats["train"], stats["held_out"].values()
-    num_bytes = sum(each["bytes"] for each in held_out)
+    num_bytes = sum(source_stats["bytes"] for source_stats in held_out)
     files = f"{stats['files']:,} file{'' if stats['files'] == 1 else 's'}"
     lines = [
         f"prepared {train['documents']:,} documents to train on ({train['bytes'] / 1e6:.1f} MB) and "
-        f"{sum(each['documents'] for each in held_out):,} held out ({num_bytes / 1e6:.1f} MB),"
+        f"{sum(source_stats['documents'] for source_stats in held_out):,} held out ({num_bytes / 1e6:.1f} MB),"
         f" of {files}, in {sum(stats['seconds'].values()):.1f} s"
     ]
     lines += [
@@ -53,14 +53,14 @@ def describe(stats: dict[str, Any]) -> list[str]:
         f"sequences of {stats['max_tokens']}, of which {100 * train['waste']:.2f}% is padding"
     )
     if "learned_by" in stats:
-        most = stats["max_tokens"] // stats["num_each"]
+        max_tokens = stats["max_tokens"] // stats["num_each"]
         lines[-1] = (
             f"{train['tokens']:,} tokens in {train['rows']:,} sequences of {stats['max_tokens']}, of which "
             f"{100 * train['waste']:.2f}% is padding"
         )
         lines.append(
             f"{train['targets']:,} of them are learned: the assistant's, found by {stats['learned_by']}; "
-            f"conversations cut at {most} tokens: {stats['cut']:,}, left out because no answer remained: "
+            f"conversations cut at {max_tokens} tokens: {stats['cut']:,}, left out because no answer remained: "
             f"{stats['nothing_left']:,}"
         )
         lines += _of_conversations(stats)

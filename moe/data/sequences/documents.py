@@ -36,21 +36,21 @@ class Documents(Corpus):
     @cached_property
     def _files(self) -> list[tuple[Reader, list[File]]]:
         """Files of each source, with its reader; one belongs to the first source and path that names it."""
-        seen: set[Location] = set()
-        found = []
+        seen_locations: set[Location] = set()
+        files_by_reader = []
         for index, source in enumerate(self._data.sources):
             place, files = f"data.sources[{index}]", []
             for number, path in enumerate(source.paths):
                 where = f"{place}.paths[{number}]"
                 for location in self._locator.locate(where, path):
-                    if location not in seen:
+                    if location not in seen_locations:
                         files.append(File(where, location))
-                    seen.add(location)
+                    seen_locations.add(location)
             if not files:
                 rule = "names only files that sources before it name too"
                 raise SpecError(Problem("duplicate", f"{place}.paths", None, rule, "leave the source out"))
-            found.append((reader_of(source, place), files))
-        return found
+            files_by_reader.append((reader_of(source, place), files))
+        return files_by_reader
 
     def check(self) -> tuple[str, ...]:
         num_files, faults = len(self.user_files), Faults.of(self._data)
@@ -76,8 +76,8 @@ class Documents(Corpus):
                 yield from reader.texts(file, None, faults)
 
     def fingerprint(self) -> str:
-        every = [[file.location.fingerprint() for file in files] for _, files in self._files]
-        return hashlib.sha256(repr(every).encode()).hexdigest()
+        fingerprints = [[file.location.fingerprint() for file in files] for _, files in self._files]
+        return hashlib.sha256(repr(fingerprints).encode()).hexdigest()
 
     def documents(self) -> Iterator[Document]:
         self._counts = Counter()

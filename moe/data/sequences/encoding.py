@@ -63,23 +63,28 @@ def encoded(tokenizer: Tokenizer, documents: Iterable[Document]) -> Iterator[Enc
     dtype = id_type(tokenizer)
     for chunk in _chunks(documents):
         plain = [document for document in chunk if document.spans is None]
-        written = [document for document in chunk if document.spans is not None]
+        chats = [document for document in chunk if document.spans is not None]
         parts = [list(_parts(document.text)) for document in plain]
         texts = [part for of_document in parts for part in of_document]
         ids = iter(_tried(lambda texts=texts: list(tokenizer.encode_each(texts)), chunk))  # type: ignore[misc]
-        spanned = iter(
-            _tried(lambda written=written: tokenizer.encode_written([each.text for each in written]), chunk)  # type: ignore[misc]
+        encodings = iter(
+            _tried(
+                lambda chats=chats: tokenizer.encode_written([chat.text for chat in chats]),
+                chunk,
+            )  # type: ignore[misc]
         )
         of_plain = iter(parts)
         for document in chunk:
             if document.spans is None:
-                found = [np.array(next(ids), dtype) for _ in next(of_plain)]
-                yield EncodedDocument(document, found[0] if len(found) == 1 else np.concatenate(found))
+                part_ids = [np.array(next(ids), dtype) for _ in next(of_plain)]
+                yield EncodedDocument(
+                    document, part_ids[0] if len(part_ids) == 1 else np.concatenate(part_ids)
+                )
                 continue
-            each = next(spanned)
-            offsets = np.array(each.offsets, np.int64).reshape(-1, 2)
+            encoding = next(encodings)
+            offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
             yield EncodedDocument(
-                document, np.array(each.ids, dtype), _overlaps(offsets, document.spans), offsets[:, 1]
+                document, np.array(encoding.ids, dtype), _overlaps(offsets, document.spans), offsets[:, 1]
             )
 
 

@@ -72,8 +72,8 @@ class Jsonl(Reader):
         if self._column in row.values:
             rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
             return file.broken("wrong_type", rule, "put a string there, or leave the line out", row.where)
-        there = ", ".join(map(repr, row.values)) if row.values else "no keys at all"
-        rule = f"is not a key of {file.location}{row.where}, which has {there}"
+        key_names = ", ".join(map(repr, row.values)) if row.values else "no keys at all"
+        rule = f"is not a key of {file.location}{row.where}, which has {key_names}"
         return SpecError(Problem("missing", self._place, self._column, rule, "use one of those"))
 
 
@@ -91,10 +91,10 @@ class PlainText(Reader):
             fault(faults, error)
 
     def _text(self, file: File, limit_bytes: int | None) -> str:
-        most = MAX_DOCUMENT_BYTES if limit_bytes is None else min(limit_bytes, MAX_DOCUMENT_BYTES)
+        max_bytes = MAX_DOCUMENT_BYTES if limit_bytes is None else min(limit_bytes, MAX_DOCUMENT_BYTES)
         try:
-            with file.location.open() as opened:
-                content = opened.read(most + 1)
+            with file.location.open() as stream:
+                content = stream.read(max_bytes + 1)
         except UNREADABLE as error:
             raise file.broken("unreadable", f"cannot be read: {error}", "make the file whole again") from None
         if len(content) > MAX_DOCUMENT_BYTES:
@@ -103,7 +103,7 @@ class PlainText(Reader):
             )
         if (kind := no_text(content[:HEAD_BYTES])) is not None:
             raise file.broken("wrong_type", *kind)
-        is_cut, text = len(content) > most, content.removeprefix(codecs.BOM_UTF8)
+        is_cut, text = len(content) > max_bytes, content.removeprefix(codecs.BOM_UTF8)
         try:
             return text.decode()
         except UnicodeDecodeError as error:
@@ -130,10 +130,10 @@ class Parquet(Reader):
         import pyarrow.parquet
 
         try:
-            with file.location.raw() as raw, pyarrow.parquet.ParquetFile(raw) as opened:
-                self.require_column(file, column_types(opened.schema_arrow))
+            with file.location.raw() as raw, pyarrow.parquet.ParquetFile(raw) as parquet_file:
+                self.require_column(file, column_types(parquet_file.schema_arrow))
                 row, num_bytes = 0, 0
-                for batch in opened.iter_batches(batch_size=256, columns=[self._column]):
+                for batch in parquet_file.iter_batches(batch_size=256, columns=[self._column]):
                     for value in batch.column(0):
                         row += 1
                         if faults is not None:
@@ -172,8 +172,8 @@ class Parquet(Reader):
     def require_column(self, file: File, types: dict[str, str]) -> None:
         """Raise SpecError unless a file with columns of these types has the text."""
         if self._column not in types:
-            there = ", ".join(map(repr, types)) if types else "no columns at all"
-            rule = f"is not a column of {file.location}, which has {there}"
+            column_names = ", ".join(map(repr, types)) if types else "no columns at all"
+            rule = f"is not a column of {file.location}, which has {column_names}"
             raise SpecError(Problem("not_found", self._place, self._column, rule, "use one of those"))
         if types[self._column] not in TEXT_TYPES:
             rule = f"is a column of {types[self._column]} in {file.location}, not of text"

@@ -22,7 +22,7 @@ def learned(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
 def sample(documents: Iterable[Document], max_chars: int = SAMPLE_CHARS) -> list[str]:
     """Beginnings of the documents to train on with the lowest hashes, which are `max_chars` together at most; one at
     least. The same for the same documents in any order."""
-    kept: list[tuple[int, str]] = []
+    heap: list[tuple[int, str]] = []
     """A heap, the highest hash first."""
     num_chars, too_high = 0, 2**64
     for document in documents:
@@ -32,9 +32,9 @@ def sample(documents: Iterable[Document], max_chars: int = SAMPLE_CHARS) -> list
         hash = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         if hash >= too_high:
             continue
-        heappush(kept, (-hash, text))
+        heappush(heap, (-hash, text))
         num_chars += len(text)
-        while num_chars > max_chars and len(kept) > 1:
-            highest, text = heappop(kept)
+        while num_chars > max_chars and len(heap) > 1:
+            highest, text = heappop(heap)
             num_chars, too_high = num_chars - len(text), -highest
-    return [text for minus_hash, text in sorted(kept, reverse=True) if -minus_hash < too_high]
+    return [text for minus_hash, text in sorted(heap, reverse=True) if -minus_hash < too_high]

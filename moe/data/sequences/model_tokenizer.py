@@ -57,8 +57,8 @@ class ModelTokenizer:
     def of_files(cls, files: Mapping[str, bytes]) -> "ModelTokenizer":
         """The tokenizer whose `all_files` these are."""
         ids, ends = json.loads(files[IDS]), json.loads(files[ENDS])
-        given = {name: content for name, content in files.items() if name not in _KEPT}
-        return cls(given, ids["eos_id"], ids["bos_id"], tuple(ends))
+        tokenizer_files = {name: content for name, content in files.items() if name not in _KEPT}
+        return cls(tokenizer_files, ids["eos_id"], ids["bos_id"], tuple(ends))
 
     def all_files(self) -> dict[str, bytes]:
         """The files, and two with the ids: what checkpoints carry."""
@@ -73,7 +73,7 @@ class ModelTokenizer:
     def token_texts(self) -> dict[int, str]:
         """Texts of the added tokens, by id, and of those that end a text."""
         tokenizer = self._plain()
-        texts = {each["id"]: each["content"] for each in _added(tokenizer)}
+        texts = {token["id"]: token["content"] for token in _added(tokenizer)}
         model = tokenizer.get("model")
         vocabulary = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(vocabulary, dict) and (missing := set(self.all_ends) - texts.keys()):
@@ -82,14 +82,14 @@ class ModelTokenizer:
 
     def special_texts(self) -> tuple[str, ...]:
         """Texts of the special tokens."""
-        return tuple(each["content"] for each in _added(self._plain()) if each.get("special"))
+        return tuple(token["content"] for token in _added(self._plain()) if token.get("special"))
 
     def _plain(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.files[TOKENIZER])
+            value = json.loads(self.files[TOKENIZER])
         except (ValueError, RecursionError):  # told where the tokenizer is tried
             return {}
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def require_within(self, vocab_size: int, num_ids: int) -> None:
         """Raise SpecError unless an embedding of `vocab_size` entries has all of its ids, which are `num_ids`."""
@@ -102,20 +102,20 @@ class ModelTokenizer:
 def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[str]) -> None:
     """Raise SpecError unless a tokenizer encodes the `sample`, and texts made to be hard, in bounded time and memory,
     to ids that an embedding of `vocab_size` entries has."""
-    given = {"tokenizer": tokenizer.files[TOKENIZER].decode("utf-8", "replace"), "texts": list(sample)}
+    request = {"tokenizer": tokenizer.files[TOKENIZER].decode("utf-8", "replace"), "texts": list(sample)}
     try:
         answer = answer_of(
             "moe.data.sequences.model_tokenizer",
-            json.dumps(given).encode(),
+            json.dumps(request).encode(),
             timeout_s=TIMEOUT_S,
             memory_bytes=MEMORY_BYTES,
         )
     except Ended as error:
         raise _refusal(tokenizer, f"{error}, when it encodes text") from None
-    found = json.loads(answer)
-    if "problem" in found:
-        raise _refusal(tokenizer, found["problem"])
-    num_ids = found["num_ids"]
+    result = json.loads(answer)
+    if "problem" in result:
+        raise _refusal(tokenizer, result["problem"])
+    num_ids = result["num_ids"]
     tokenizer.require_within(vocab_size, num_ids)
     for name in ("eos_id", "bos_id"):
         id = getattr(tokenizer, name)
@@ -125,11 +125,11 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
 
 def _added(tokenizer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Added tokens of a `tokenizer.json`, those that say what they are."""
-    given = tokenizer.get("added_tokens")
+    tokens = tokenizer.get("added_tokens")
     return [
-        each
-        for each in (given if isinstance(given, list) else ())
-        if isinstance(each, dict) and isinstance(each.get("id"), int) and each.get("content")
+        token
+        for token in (tokens if isinstance(tokens, list) else ())
+        if isinstance(token, dict) and isinstance(token.get("id"), int) and token.get("content")
     ]
 
 
@@ -183,13 +183,13 @@ def _main() -> None:
     take_limits()
     from moe.data.tokenizer import Tokenizer
 
-    given = json.loads(sys.stdin.buffer.read())
+    request = json.loads(sys.stdin.buffer.read())
     try:
-        tokenizer = Tokenizer.of_model(given["tokenizer"], bos_id=None, eos_id=0)
+        tokenizer = Tokenizer.of_model(request["tokenizer"], bos_id=None, eos_id=0)
     except ValueError as error:
         sys.stdout.write(json.dumps({"problem": str(error)[:300]}))
         return
-    for text in (*hard_texts(), *given["texts"]):
+    for text in (*hard_texts(), *request["texts"]):
         tokenizer.encode(text)
     sys.stdout.write(json.dumps({"num_ids": tokenizer.num_ids}))
 

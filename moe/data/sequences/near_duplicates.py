@@ -10,10 +10,10 @@ MAX_SEEN = 0.5
 
 def lines_of(text: str) -> frozenset[bytes]:
     """Hashes of a document's distinct lines as they count: without indentation, comments, and short ones."""
-    stripped = {line.strip() for line in text.split("\n")}
+    lines = {line.strip() for line in text.split("\n")}
     return frozenset(
         hashlib.blake2b(line.encode("utf-8", "replace"), digest_size=8).digest()
-        for line in stripped
+        for line in lines
         if len(line) >= MIN_LINE_CHARS and not line.startswith("#")
     )
 

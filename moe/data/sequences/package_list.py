@@ -102,23 +102,23 @@ def files_of(wanted: Distribution) -> Iterator[SourceFile]:
     Raises SpecError where it, or its record, is not on this machine.
     """
     try:
-        recorded = metadata.distribution(wanted.name).files
+        paths = metadata.distribution(wanted.name).files
     except metadata.PackageNotFoundError:
         raise _missing(wanted.name, "which is not installed here") from None
-    if not recorded:
+    if not paths:
         raise _missing(wanted.name, "which does not say what it has installed (no RECORD)")
-    chosen = sorted((each.as_posix(), each) for each in recorded if _is_source(wanted, each.as_posix()))
-    if not chosen:
+    source_paths = sorted((path.as_posix(), path) for path in paths if _is_source(wanted, path.as_posix()))
+    if not source_paths:
         raise _missing(wanted.name, "which has no Python source here")
-    for name, each in chosen:
-        yield SourceFile(wanted.name, name, Path(str(each.locate())))
+    for name, path in source_paths:
+        yield SourceFile(wanted.name, name, Path(str(path.locate())))
 
 
-def _is_source(wanted: Distribution, name: str) -> bool:
+def _is_source(distribution: Distribution, name: str) -> bool:
     *folders, file = name.split("/")
     return (
         file.endswith(".py")
-        and name.startswith(wanted.folders)
+        and name.startswith(distribution.folders)
         and ".." not in folders
         and not name.startswith("/")
         and not _LEFT_OUT_FOLDERS.intersection(folders)

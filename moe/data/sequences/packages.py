@@ -38,20 +38,20 @@ class Packages(Corpus):
 
     @property
     def held_out(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self._held_out)
+        return tuple(distribution.name for distribution in self._held_out)
 
     @cached_property
     def _files(self) -> tuple[list[SourceFile], list[SourceFile]]:
         """Held out, and to train on."""
         held_out, training = (
-            [file for each in distributions for file in files_of(each)]
+            [file for distribution in distributions for file in files_of(distribution)]
             for distributions in (self._held_out, self._training)
         )
         return held_out, training
 
     def check(self) -> tuple[str, ...]:
-        for each in (*self._training, *self._held_out):
-            next(files_of(each))
+        for distribution in (*self._training, *self._held_out):
+            next(files_of(distribution))
         return ()
 
     def fingerprint(self) -> str:
@@ -64,19 +64,19 @@ class Packages(Corpus):
         self._left_out = Counter()
         held_out_files, training_files = self._files
         held_out = [(file, text, lines_of(text)) for file, text in self._texts(held_out_files)]
-        seen, trained = SeenLines(), SeenLines()
+        seen_lines, training_lines = SeenLines(), SeenLines()
         for _, _, lines in held_out:
-            seen.add(lines)
+            seen_lines.add(lines)
         for _, text in self._texts(training_files):
             lines = lines_of(text)
-            if seen.has_most_of(lines):
+            if seen_lines.has_most_of(lines):
                 self._left_out["near_duplicate"] += 1
                 continue
-            seen.add(lines)
-            trained.add(lines)
+            seen_lines.add(lines)
+            training_lines.add(lines)
             yield Document("packages", text, is_held_out=False)
         for file, text, lines in held_out:
-            if trained.has_most_of(lines):
+            if training_lines.has_most_of(lines):
                 self._left_out["held_out_near_duplicate"] += 1
             else:
                 yield Document(file.distribution, text, is_held_out=True)

@@ -59,10 +59,10 @@ def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
     if too_many > 0:
         pieces, row_of = _cut_to_fill(pieces, row_of, free, too_many)
 
-    packed = np.array(pieces, np.int64).reshape(-1, 3)
-    documents = np.concatenate([of_full, packed[:, 0]])
-    starts = np.concatenate([full_starts, packed[:, 1]])
-    lengths = np.concatenate([np.full(len(of_full), length, np.int64), packed[:, 2]])
+    piece_table = np.array(pieces, np.int64).reshape(-1, 3)
+    documents = np.concatenate([of_full, piece_table[:, 0]])
+    starts = np.concatenate([full_starts, piece_table[:, 1]])
+    lengths = np.concatenate([np.full(len(of_full), length, np.int64), piece_table[:, 2]])
     rows = np.concatenate([np.arange(len(of_full)), len(of_full) + np.array(row_of, np.int64)])
     return _in_order(documents, starts, lengths, rows)
 
@@ -72,9 +72,12 @@ def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_each: int = 1)
     `length` positions, none of them cut, and those that belong together in one row."""
     together = piece_lengths.reshape(-1, num_each)
     row_of, _ = _best_fit(together.sum(1).tolist(), length)
-    every = np.arange(len(piece_lengths))
+    piece_indices = np.arange(len(piece_lengths))
     return _in_order(
-        every, np.zeros_like(every), piece_lengths, np.repeat(np.array(row_of, np.int64), num_each)
+        piece_indices,
+        np.zeros_like(piece_indices),
+        piece_lengths,
+        np.repeat(np.array(row_of, np.int64), num_each),
     )
 
 
@@ -109,29 +112,31 @@ def _cut_to_fill(
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
     """The same without the `too_many` emptiest rows, whose pieces are cut to fill the largest gaps of the others."""
     emptiest = sorted(range(len(free)), key=lambda row: (-free[row], row))
-    dissolved = set(emptiest[:too_many])
-    names = {row: name for name, row in enumerate(row for row in range(len(free)) if row not in dissolved)}
+    dissolved_rows = set(emptiest[:too_many])
+    names = {
+        row: name for name, row in enumerate(row for row in range(len(free)) if row not in dissolved_rows)
+    }
     gaps = [(-free[row], name) for row, name in names.items() if free[row]]
     heapq.heapify(gaps)
-    kept: list[tuple[int, int, int]] = []
+    cut_pieces: list[tuple[int, int, int]] = []
     rows: list[int] = []
     homeless = []
     for piece, row in zip(pieces, row_of, strict=True):
-        if row in dissolved:
+        if row in dissolved_rows:
             homeless.append(piece)
         else:
-            kept.append(piece)
+            cut_pieces.append(piece)
             rows.append(names[row])
     for document, start, left in sorted(homeless, key=lambda piece: (-piece[2], piece)):
         while left:
             gap, row = heapq.heappop(gaps)
-            taken = min(-gap, left)
-            kept.append((document, start, taken))
+            num_taken = min(-gap, left)
+            cut_pieces.append((document, start, num_taken))
             rows.append(row)
-            start, left = start + taken, left - taken
-            if -gap > taken:
-                heapq.heappush(gaps, (gap + taken, row))
-    return kept, rows
+            start, left = start + num_taken, left - num_taken
+            if -gap > num_taken:
+                heapq.heappush(gaps, (gap + num_taken, row))
+    return cut_pieces, rows
 
 
 def _in_order(

@@ -25,19 +25,19 @@ class Columns(Protocol):
 def check_columns(reader: Columns, files: Sequence[File]) -> None:
     """Raise SpecError for a file without the column, or that is no Parquet."""
     looked_at = files[:MAX_FILES]
-    given = b"".join(struct.pack("<Q", len(footer)) + footer for footer in map(footer_of, looked_at))
+    request = b"".join(struct.pack("<Q", len(footer)) + footer for footer in map(footer_of, looked_at))
     try:
         answer = answer_of(
-            "moe.data.sequences.parquet_columns", given, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES
+            "moe.data.sequences.parquet_columns", request, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES
         )
     except Ended as error:
         raise looked_at[0].broken(
             "unreadable", f"cannot be read as Parquet: {error}", "write the file anew"
         ) from None
-    for file, found in zip(looked_at, json.loads(answer), strict=True):
-        if isinstance(found, str):
-            raise file.broken("unreadable", f"cannot be read as Parquet: {found}", "write the file anew")
-        reader.require_column(file, found)
+    for file, result in zip(looked_at, json.loads(answer), strict=True):
+        if isinstance(result, str):
+            raise file.broken("unreadable", f"cannot be read as Parquet: {result}", "write the file anew")
+        reader.require_column(file, result)
 
 
 def _main() -> None:
@@ -45,21 +45,21 @@ def _main() -> None:
     import pyarrow
     import pyarrow.parquet
 
-    found: list[dict[str, str] | str] = []
+    results: list[dict[str, str] | str] = []
     for footer in _footers(sys.stdin.buffer.read()):
         try:
             schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(b"PAR1" + footer))
-            found.append(column_types(schema))
+            results.append(column_types(schema))
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            found.append(str(error)[:200])
-    sys.stdout.write(json.dumps(found))
+            results.append(str(error)[:200])
+    sys.stdout.write(json.dumps(results))
 
 
-def _footers(given: bytes) -> Iterator[bytes]:
+def _footers(request: bytes) -> Iterator[bytes]:
     at = 0
-    while at < len(given):
-        (num_bytes,) = struct.unpack_from("<Q", given, at)
-        yield given[at + 8 : at + 8 + num_bytes]
+    while at < len(request):
+        (num_bytes,) = struct.unpack_from("<Q", request, at)
+        yield request[at + 8 : at + 8 + num_bytes]
         at += 8 + num_bytes
 
 

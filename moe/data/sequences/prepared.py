@@ -114,14 +114,18 @@ def prepare(
                 "out_of_range", "model.vocab_size", vocab_size, rule, f"use {SMALLEST_VOCABULARY} or more"
             )
         )
-    given = None if tokenizer is None else tokenizer.all_files()
-    named = (*TOKENIZER_FILES, *((*TEMPLATE_FILES, ENDS) if isinstance(data, ConversationsSpec) else ()))
-    deciding = {each: given[each] for each in named if each in given} if given else None
-    name = _content_key(data, vocab_size, corpus, given)
+    tokenizer_files = None if tokenizer is None else tokenizer.all_files()
+    file_names = (*TOKENIZER_FILES, *((*TEMPLATE_FILES, ENDS) if isinstance(data, ConversationsSpec) else ()))
+    deciding = (
+        {file_name: tokenizer_files[file_name] for file_name in file_names if file_name in tokenizer_files}
+        if tokenizer_files
+        else None
+    )
+    name = _content_key(data, vocab_size, corpus, tokenizer_files)
 
     def fill(empty: Path) -> None:
         _build(empty, corpus, data.max_tokens, vocab_size, tokenizer, report, Stages(_STAGES, progress))
-        if _content_key(data, vocab_size, corpus, given) != name:
+        if _content_key(data, vocab_size, corpus, tokenizer_files) != name:
             remedy = "leave its files alone until the run has begun, and submit it again"
             raise SpecError(Problem("changed", "data", None, "was changed while it was read", remedy))
 
@@ -131,7 +135,7 @@ def prepare(
         tokenizer.require_within(vocab_size, stats["vocabulary"])  # it may have been built for a larger one
     return PreparedSequences(
         folder=folder,
-        key=name if given is None else _content_key(data, vocab_size, corpus, deciding),
+        key=name if tokenizer_files is None else _content_key(data, vocab_size, corpus, deciding),
         train=SequenceStore(folder / "train"),
         held_out={name: SequenceStore(folder / f"held_out-{at}") for at, name in enumerate(corpus.held_out)},
         stats=stats,
@@ -139,9 +143,9 @@ def prepare(
 
 
 def _content_key(
-    data: SequencesSpec, vocab_size: int, corpus: Corpus, given: Mapping[str, bytes] | None
+    data: SequencesSpec, vocab_size: int, corpus: Corpus, tokenizer_files: Mapping[str, bytes] | None
 ) -> str:
-    """`given`: files of a given model's tokenizer."""
+    """`tokenizer_files`: files of a given model's tokenizer."""
     without_effect: dict[str, Any] = dict.fromkeys(fields_without_effect(data), True)
     facts: dict[str, Any] = {
         "format": FORMAT_VERSION,
@@ -150,7 +154,7 @@ def _content_key(
             mode="json",
             exclude={"sources": {"__all__": {"weight"}}, **without_effect},
         ),
-        "tokenizer": vocab_size if given is None else _digests(given),
+        "tokenizer": vocab_size if tokenizer_files is None else _digests(tokenizer_files),
         "tokenizers": metadata.version("tokenizers"),
     }
     if isinstance(data, ConversationsSpec):
@@ -167,14 +171,14 @@ def _build(
     corpus: Corpus,
     max_tokens: int,
     vocab_size: int,
-    given: ModelTokenizer | None,
+    model_tokenizer: ModelTokenizer | None,
     report: Callable[[str], None],
     stages: Stages,
 ) -> None:
     """Fill an empty folder: learn or try a tokenizer, encode, pack, store."""
     clock = Clock()
     documents = _Documents(corpus, stages)
-    files = _tokenizer_files(documents, vocab_size, given)
+    files = _tokenizer_files(documents, vocab_size, model_tokenizer)
     (folder / "tokenizers").mkdir()
     for name, content in files.items():
         (folder / "tokenizers" / name).write_bytes(content)
@@ -219,33 +223,33 @@ def _write(
     names = [source.name for source in corpus.training]
     counts = {"cut": 0, "nothing_left": 0, "alike": 0}
     has_spans, num_each = corpus.has_spans, corpus.num_each
-    with ExitStack() as opened:
+    with ExitStack() as stack:
 
         def writer(name: str, sources: Sequence[str], *, keeps_text: bool) -> StoreWriter:
             store = StoreWriter(folder / name, sources, *ids, keeps_text=keeps_text, num_each=num_each,
                                 has_spans=has_spans)  # fmt: skip
-            return opened.enter_context(store)
+            return stack.enter_context(store)
 
         train = writer("train", names, keeps_text=False)
         held_out = {
             name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)
         }
-        every = encoded(tokenizer, documents.to_encode())
-        while together := list(islice(every, num_each)):
+        encoded_documents = encoded(tokenizer, documents.to_encode())
+        while together := list(islice(encoded_documents, num_each)):
             document = together[0].document
             store = held_out[document.source] if document.is_held_out else train
             if not has_spans:
                 store.add(document.source, together[0].ids, document.text.encode())
                 continue
-            most = max_tokens // num_each + 1  # the last id is no position
-            counts["cut"] += any(len(each.ids) > most for each in together)
-            together = [each.cut(most) for each in together]
+            max_ids = max_tokens // num_each + 1  # the last id is no position
+            counts["cut"] += any(len(encoded_document.ids) > max_ids for encoded_document in together)
+            together = [encoded_document.cut(max_ids) for encoded_document in together]
             if num_each > 1 and np.array_equal(together[0].ids, together[1].ids):
                 counts["alike"] += 1
-            elif all(each.num_learned for each in together):
+            elif all(encoded_document.num_learned for encoded_document in together):
                 store.add_whole(document.source, together)
-                for each in together:
-                    closers.add(each)
+                for encoded_document in together:
+                    closers.add(encoded_document)
             else:
                 counts["nothing_left"] += 1
         if empty := [name for name in names if not train.num_documents(name)]:
@@ -290,16 +294,16 @@ class _Documents:
         self._stages.at("learning the tokenizer")
 
     def to_encode(self) -> Iterator[Document]:
-        done = (lambda number: None) if self._num is None else of_total(self._num)
-        return self._stages.through("encoding", self.corpus.documents(), done, every=100)
+        share = (lambda number: None) if self._num is None else of_total(self._num)
+        return self._stages.through("encoding", self.corpus.documents(), share, every=100)
 
 
 def _tokenizer_files(
-    documents: _Documents, vocab_size: int, given: ModelTokenizer | None
+    documents: _Documents, vocab_size: int, model_tokenizer: ModelTokenizer | None
 ) -> dict[str, bytes]:
-    if given is None:
+    if model_tokenizer is None:
         return {TOKENIZER: learned(documents.to_learn(), vocab_size).to_json().encode()}
     corpus = documents.corpus
     sample = islice((document.text[:_SAMPLE_CHARS] for document in corpus.documents()), _SAMPLE_DOCUMENTS)
-    require_usable(given, vocab_size, list(sample))
-    return given.all_files()
+    require_usable(model_tokenizer, vocab_size, list(sample))
+    return model_tokenizer.all_files()

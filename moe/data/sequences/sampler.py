@@ -45,14 +45,16 @@ class SequenceSampler:
     def batch(self, step: int) -> GlobalBatch:
         """The global batch of a step. The same on every machine: it uses the generator's raw bits alone."""
         num_rows = self.num_groups * self.rows_per_group
-        first, found = step * num_rows, list[NDArray[np.int64]]()
+        first, row_chunks = step * num_rows, list[NDArray[np.int64]]()
         epoch = self.epoch_of(first)
-        while (missing := num_rows - sum(map(len, found))) > 0:
+        while (missing := num_rows - sum(map(len, row_chunks))) > 0:
             order = self._order(epoch)
             begins = max(0, first - self.epoch_start(epoch))
-            found.append(order[begins : begins + missing])
+            row_chunks.append(order[begins : begins + missing])
             epoch += 1
-        return global_batch(self._store, step, np.concatenate(found), self.rows_per_group, self.num_groups)
+        return global_batch(
+            self._store, step, np.concatenate(row_chunks), self.rows_per_group, self.num_groups
+        )
 
     def epoch_start(self, epoch: int) -> int:
         """Rows drawn before an epoch (from 0) begins."""
@@ -80,13 +82,13 @@ class SequenceSampler:
     def _drawn(self, index: int, epoch: int) -> NDArray[np.int64]:
         """A source's rows of an epoch, in the order of its passes."""
         start, num_rows, weight = self._sources[index]
-        begin, end = (_taken(each, num_rows, weight) for each in (epoch, epoch + 1))
-        found = [np.zeros(0, np.int64)]
+        begin, end = (_taken(boundary, num_rows, weight) for boundary in (epoch, epoch + 1))
+        row_chunks = [np.zeros(0, np.int64)]
         for number in range(begin // num_rows, -(-end // num_rows)):
             order = self._permutation(num_rows, number, index, _DRAWS_OF_PASSES)
             first = number * num_rows
-            found.append(start + order[max(0, begin - first) : end - first])
-        return np.concatenate(found)
+            row_chunks.append(start + order[max(0, begin - first) : end - first])
+        return np.concatenate(row_chunks)
 
     def _permutation(self, num_rows: int, number: int, index: int, draws: int) -> NDArray[np.int64]:
         """An order of rows, by draws of 64 bits: the chance that two are alike, and stay as they lie, is nothing."""

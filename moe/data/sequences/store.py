@@ -140,8 +140,8 @@ class SequenceStore:
         counts = np.zeros(num_ids, np.int64)
         if self._learned is not None:
             for start in range(0, len(self._ids), _CHUNK_IDS):
-                some = slice(start, start + _CHUNK_IDS)
-                counts += np.bincount(self._ids[some][self._learned[some]], minlength=num_ids)
+                chunk = slice(start, start + _CHUNK_IDS)
+                counts += np.bincount(self._ids[chunk][self._learned[chunk]], minlength=num_ids)
             return counts
         for start in range(0, len(self._ids), _CHUNK_IDS):
             counts += np.bincount(self._ids[start : start + _CHUNK_IDS], minlength=num_ids)
@@ -191,22 +191,22 @@ class StoreWriter:
         """Append a document. Raises ValueError out of the order of sources."""
         index = self._place_of(source)
         self._lengths[index].append(len(ids) + 1)
-        for each in ([self._bos_id], ids, [self._eos_id]):
-            self._ids.write(np.asarray(each, self._dtype).tobytes())
+        for part_ids in ([self._bos_id], ids, [self._eos_id]):
+            self._ids.write(np.asarray(part_ids, self._dtype).tobytes())
         self._add_text(text)
 
     def add_whole(self, source: str, together: Sequence[EncodedDocument]) -> None:
         """Append documents with spans that belong together. Raises ValueError out of the order of sources."""
         index = self._place_of(source)
         assert self._learned is not None
-        for each in together:
-            assert each.learned is not None
-            self._ids.write(each.ids.astype(self._dtype).tobytes())
+        for document in together:
+            assert document.learned is not None
+            self._ids.write(document.ids.astype(self._dtype).tobytes())
             self._learned.write(
-                np.concatenate([[False], each.learned[1:]]).tobytes()
+                np.concatenate([[False], document.learned[1:]]).tobytes()
             )  # nothing predicts the first
-            self._lengths[index].append(len(each.ids) - 1)
-            self._num_learned[index].append(each.num_learned)
+            self._lengths[index].append(len(document.ids) - 1)
+            self._num_learned[index].append(document.num_learned)
         self._add_text(together[0].text)
 
     def _place_of(self, source: str) -> int:
@@ -228,24 +228,26 @@ class StoreWriter:
     def finish(self, max_tokens: int) -> None:
         """Pack what was added into rows of `max_tokens` positions, each of one source."""
         self._open.close()
-        lengths = [np.array(each, np.int64) for each in self._lengths]
+        lengths = [np.array(source_lengths, np.int64) for source_lengths in self._lengths]
         if self._learned is None:
-            packed = [pack(each, max_tokens) for each in lengths]
+            packings = [pack(source_lengths, max_tokens) for source_lengths in lengths]
         else:
-            packed = [pack_whole(each, max_tokens, self._num_each) for each in lengths]
-        firsts = np.cumsum([0, *(len(each) for each in lengths)])
-        first_pieces = np.cumsum([0, *(len(each.lengths) for each in packed)])
+            packings = [pack_whole(source_lengths, max_tokens, self._num_each) for source_lengths in lengths]
+        firsts = np.cumsum([0, *(len(source_lengths) for source_lengths in lengths)])
+        first_pieces = np.cumsum([0, *(len(part.lengths) for part in packings)])
         packing = Packing(
-            np.concatenate([each.documents + first for each, first in zip(packed, firsts, strict=False)]),
-            np.concatenate([each.starts for each in packed]),
-            np.concatenate([each.lengths for each in packed]),
+            np.concatenate([part.documents + first for part, first in zip(packings, firsts, strict=False)]),
+            np.concatenate([part.starts for part in packings]),
+            np.concatenate([part.lengths for part in packings]),
             np.concatenate(
-                [*(each.row_starts[:-1] + first for each, first in zip(packed, first_pieces, strict=False)),
+                [*(part.row_starts[:-1] + first for part, first in zip(packings, first_pieces, strict=False)),
                  first_pieces[-1:]]
             ),
         )  # fmt: skip
-        every = np.concatenate(lengths)
-        document_starts = np.cumsum(every + 1) - (every + 1)  # each has one id more than positions
+        document_lengths = np.concatenate(lengths)
+        document_starts = np.cumsum(document_lengths + 1) - (
+            document_lengths + 1
+        )  # each has one id more than positions
         folder, further = self._folder, dict[str, int]()
         np.save(folder / "piece_starts.npy", document_starts[packing.documents] + packing.starts)
         np.save(folder / "piece_lengths.npy", packing.lengths.astype(np.int32))
@@ -253,8 +255,12 @@ class StoreWriter:
         ends = np.concatenate([[0], np.cumsum(packing.lengths)])[packing.row_starts]
         np.save(folder / "row_lengths.npy", np.diff(ends).astype(np.int32))
         if self._learned is not None:
-            num_learned = np.concatenate([np.array(each, np.int64) for each in self._num_learned])
-            of_pieces = num_learned[packing.documents] if self._num_each == 1 else np.ones(len(every))
+            num_learned = np.concatenate(
+                [np.array(source_counts, np.int64) for source_counts in self._num_learned]
+            )
+            of_pieces = (
+                num_learned[packing.documents] if self._num_each == 1 else np.ones(len(document_lengths))
+            )
             sums = np.concatenate([[0], np.cumsum(of_pieces)])[packing.row_starts]
             np.save(folder / "row_targets.npy", (np.diff(sums) / self._num_each).astype(np.int32))
             further = {"num_targets": int(num_learned.sum()), "num_each": self._num_each}
@@ -263,9 +269,9 @@ class StoreWriter:
         facts = {
             "max_tokens": max_tokens,
             "sources": self._sources,
-            "source_rows": np.cumsum([0, *(each.num_rows for each in packed)]).tolist(),
-            "num_documents": len(every) // self._num_each,
-            "num_tokens": int(every.sum()),
+            "source_rows": np.cumsum([0, *(part.num_rows for part in packings)]).tolist(),
+            "num_documents": len(document_lengths) // self._num_each,
+            "num_tokens": int(document_lengths.sum()),
             "num_bytes": self._num_bytes,
             "bos_id": self._bos_id,
             "dtype": self._dtype.str,
