@@ -46,15 +46,15 @@ def loop_of(captured: Captured, rule_of: Callable[[fx.Node], Rule], micro_batche
     alike = [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
     alone = sorted(alike, key=lambda node: -_size_in_memory(node)) if len(alike) > 1 else []
     first_error: SpecError | None = None
-    for cut in (alike, *([each] for each in alone)):  # what is counted in the others may be the same for all
+    for cut in (alike, *([node] for node in alone)):  # what is counted in the others may be the same for all
         try:
             options = _Options(captured, rule_of, micro_batches, cut)
-            found = options.found()
+            loop = options.found()
         except SpecError as error:
             first_error = first_error or error
             continue
         if options.is_cut():
-            return found
+            return loop
     if first_error is None:
         raise SpecError(
             Problem(
@@ -90,12 +90,12 @@ def in_loop(assignment: Assignment, loop: Loop, micro_batches: int) -> Assignmen
 
 def classes_of(loop: Loop, pins: Mapping[str, Pin]) -> dict[str, tuple[str | None, Pin | None]]:
     """What nodes of one class have in common beside what they compute."""
-    found: dict[str, tuple[str | None, Pin | None]] = {name: (None, pin) for name, pin in pins.items()}
-    return found | {node.name: (option.name, pins.get(node.name)) for node, option in loop.items()}
+    classes: dict[str, tuple[str | None, Pin | None]] = {name: (None, pin) for name, pin in pins.items()}
+    return classes | {node.name: (option.name, pins.get(node.name)) for node, option in loop.items()}
 
 
-def _check_outputs(captured: Captured, micro_batches: int) -> None:
-    tangents = [leaf for leaf in captured.leaves.values() if leaf.kind == "tangent"]
+def _check_outputs(capture: Captured, micro_batches: int) -> None:
+    tangents = [leaf for leaf in capture.leaves.values() if leaf.kind == "tangent"]
     if len(tangents) > 1 or any(leaf.shape for leaf in tangents):
         names = ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in tangents)
         raise SpecError(Problem("unsupported", "micro_batches", micro_batches,
@@ -126,45 +126,48 @@ class _Options:
         operators = [node for node in self._captured.graph.graph.nodes if is_operator(node)]
         for node in operators:
             self._choose(node, self._first(node))
-        delivered = {each for each in self._captured.outputs if isinstance(each, fx.Node)}
-        delivered |= {*self._captured.updates.values(), *self._captured.gradients.values()}
+        results = {output for output in self._captured.outputs if isinstance(output, fx.Node)}
+        results |= {*self._captured.updates.values(), *self._captured.gradients.values()}
         for node in reversed(operators):
-            if node not in delivered:
+            if node not in results:
                 self._make_parts(node)
         return self._chosen
 
     def is_cut(self) -> bool:
         """Whether some gradient, or output where there is none, is another for each micro-batch."""
-        delivered = [*self._captured.gradients.values()] or [
-            each for each in self._captured.outputs if isinstance(each, fx.Node)
+        results = [*self._captured.gradients.values()] or [
+            output for output in self._captured.outputs if isinstance(output, fx.Node)
         ]
-        return any(self._made[each] != WHOLE for each in delivered)
+        return any(self._made[result] != WHOLE for result in results)
 
     def _first(self, node: fx.Node) -> AxisOption:
         """The option that takes operands as they were made, or else cuts the fewest of them."""
         if node.target in manual.TARGETS:
             raise self._refused(node, "is a part that is partitioned by hand, for the whole batch")
-        made = [self._made[each] for each in operands(node)]
-        nothing, *others = self._rule_of(node).axis_options()
-        if all(each == WHOLE for each in made):
-            return nothing
-        found = [each for each in others if self._is_possible(node, each)]
-        if not found and self._rule_of(node).work == "none":
+        placements = [self._made[operand] for operand in operands(node)]
+        whole, *splits = self._rule_of(node).axis_options()
+        if all(placement == WHOLE for placement in placements):
+            return whole
+        candidates = [option for option in splits if self._is_possible(node, option)]
+        if not candidates and self._rule_of(node).work == "none":
             raise self._refused(
                 node,
                 "joins the batch with a dimension that lies before it, so that parts of the batch are no parts of it",
                 "keep the batch first (transformer and recurrent layers of torch put time first inside); or use "
                 "recompute=True, or micro_batches=1",
             )
-        if not found:
-            partial = next((each for each in made if each.combine is not None), None)
+        if not candidates:
+            partial = next((placement for placement in placements if placement.combine is not None), None)
             raise self._refused(
                 node,
                 f"needs the whole batch at once: it uses a {partial.combine} over the batch before all is added up"
                 if partial is not None
                 else "needs the whole batch at once: it cannot be run on some of its rows",
             )
-        return min(found, key=lambda option: sum(w != m for w, m in zip(option.operands, made, strict=True)))
+        return min(
+            candidates,
+            key=lambda option: sum(w != m for w, m in zip(option.operands, placements, strict=True)),
+        )
 
     def _is_possible(self, node: fx.Node, option: AxisOption) -> bool:
         """Whether nothing has to be exchanged."""
@@ -172,8 +175,8 @@ class _Options:
             option.exchange is None
             and self._rule_of(node).is_possible((option,), self._degrees)
             and all(
-                self._made[operand] in (WHOLE, wanted)
-                for operand, wanted in zip(operands(node), option.operands, strict=True)
+                self._made[operand] in (WHOLE, placement)
+                for operand, placement in zip(operands(node), option.operands, strict=True)
             )
         )
 
@@ -189,12 +192,12 @@ class _Options:
             for number, operand in enumerate(operands(user))
             if operand is node
         }
-        if len(uses) != 1 or (wanted := uses.pop()).dim is None:
+        if len(uses) != 1 or (placement := uses.pop()).dim is None:
             return
         for option in self._rule_of(node).axis_options():
             if (
                 option.factor is not None
-                and option.results[0] == wanted
+                and option.results[0] == placement
                 and self._is_possible(node, option)
                 and not self._is_of_parameters(node)
             ):
@@ -203,7 +206,11 @@ class _Options:
 
     def _is_of_parameters(self, node: fx.Node) -> bool:
         """Whether it costs an exchange to have it, which is made once."""
-        kinds = {self._captured.leaves[each].kind for each in operands(node) if each in self._captured.leaves}
+        kinds = {
+            self._captured.leaves[operand].kind
+            for operand in operands(node)
+            if operand in self._captured.leaves
+        }
         return bool(kinds & {"parameter", "buffer"})
 
     def _choose(self, node: fx.Node, option: AxisOption) -> None:

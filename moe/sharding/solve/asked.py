@@ -58,15 +58,17 @@ class Asked:
             yield Problem("wrong_type", "loss", _kind(self.loss), "must be a function of what the module returns",
                           "give one that gives the loss, or leave it out where the module does")  # fmt: skip
         if self.mesh is not None and not _is_mesh(self.mesh):
-            shown = dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh
+            value = dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh
             yield Problem(
                 "wrong_type",
                 "mesh",
-                shown,
+                value,
                 "must name one to three axes, each with a whole number of devices, at least 1",
                 'give mesh={"data": 2, "model": 2}',
             )
-        if isinstance(self.replicate, str) or not all(isinstance(each, str) for each in self.replicate):
+        if isinstance(self.replicate, str) or not all(
+            isinstance(operator, str) for operator in self.replicate
+        ):
             yield Problem("wrong_type", "replicate", self.replicate, "must be a list of operators' names",
                           'give replicate=["aten.polar.default"]')  # fmt: skip
         if not _is_whole(self.optimizer_slots, 0):

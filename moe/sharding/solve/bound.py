@@ -29,35 +29,39 @@ def bound_by(
 ) -> Bound:
     """Requirements on operators, apart from views, that follow from hints (`pins`); `in_loop` adds the axis of the loop
     over micro-batches before the mesh's."""
-    trained = [node.name for node, leaf in captured.leaves.items() if leaf.kind == "parameter" and leaf.shape]
+    parameters = [
+        node.name for node, leaf in captured.leaves.items() if leaf.kind == "parameter" and leaf.shape
+    ]
     num_axes = len(followed.assignment.degrees)
     open_axes = {conflict.axis for conflict in followed.conflicts} | _axes_of_rings(
         captured, followed, rule_of
     )
     full = [
-        axis not in open_axes and all(name in pins and pins[name][axis] is not None for name in trained)
+        axis not in open_axes and all(name in pins and pins[name][axis] is not None for name in parameters)
         for axis in range(num_axes)
     ]
-    bound: dict[fx.Node, tuple[str, ...]] = {}
+    requirements: dict[fx.Node, tuple[str, ...]] = {}
     for node in captured.graph.graph.nodes:
         if not is_operator(node) or rule_of(node).work == "none":
             continue
         names = [option.name for option in followed.assignment.options[node.name]]
-        asked = [
+        along_axes = [
             ANY if name == "whole" else name if full[axis] and rule_of(node).is_product else SPLIT
             for axis, name in enumerate(names)
         ]
-        bound[node] = (*([ANY] * in_loop), *asked)
-    return bound
+        requirements[node] = (*([ANY] * in_loop), *along_axes)
+    return requirements
 
 
-def _axes_of_rings(captured: Captured, followed: Propagated, rule_of: Callable[[fx.Node], Rule]) -> set[int]:
+def _axes_of_rings(
+    capture: Captured, propagation: Propagated, rule_of: Callable[[fx.Node], Rule]
+) -> set[int]:
     """Axes along which propagation has a product pass an operand round a ring."""
     return {
         axis
-        for node in captured.graph.graph.nodes
+        for node in capture.graph.graph.nodes
         if is_operator(node) and rule_of(node).is_product
-        for axis, option in enumerate(followed.assignment.options[node.name])
+        for axis, option in enumerate(propagation.assignment.options[node.name])
         if option.exchange is not None and option.exchange.kind == "ring"
     }
 
@@ -65,6 +69,6 @@ def _axes_of_rings(captured: Captured, followed: Propagated, rule_of: Callable[[
 def allows(bound: Bound, node: fx.Node, names: tuple[str, ...]) -> bool:
     """Whether an operator may have these options."""
     return all(
-        asked == ANY or (name != "whole" if asked == SPLIT else name == asked)
-        for asked, name in zip(bound.get(node, ()), names, strict=False)
+        requirement == ANY or (name != "whole" if requirement == SPLIT else name == requirement)
+        for requirement, name in zip(bound.get(node, ()), names, strict=False)
     )

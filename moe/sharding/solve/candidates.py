@@ -60,11 +60,11 @@ def runs(
     """Ways to run a step: (whether blocks are computed again, which the captured graph then does; a number of
     micro-batches and its loop). Raises SpecError where what is asked for is not possible."""
     if not recompute:
-        yield from ((False, each) for each in _loops(captured, rules, micro_batches))
+        yield from ((False, loop) for loop in _loops(captured, rules, micro_batches))
     if recompute is False:
         return
     if recompute_blocks(captured):
-        yield from ((True, each) for each in _loops(captured, rules, micro_batches))
+        yield from ((True, loop) for loop in _loops(captured, rules, micro_batches))
     elif recompute:
         raise SpecError(
             Problem(
@@ -77,16 +77,16 @@ def runs(
         )
 
 
-def _loops(captured: Captured, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
+def _loops(capture: Captured, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
     """Numbers of micro-batches, each with its loop. Raises SpecError where what is asked for is not possible."""
     if micro_batches in (None, 1):
         yield 1, None
     elif micro_batches is not None:
-        yield micro_batches, loop_of(captured, rules, micro_batches)
+        yield micro_batches, loop_of(capture, rules, micro_batches)
     count = 2
     while micro_batches is None and count <= MOST_MICRO_BATCHES:
         try:
-            loop = loop_of(captured, rules, count)
+            loop = loop_of(capture, rules, count)
         except SpecError:
             return
         yield count, loop

@@ -26,7 +26,7 @@ _KEYS = {"seed", "layer", "purpose"}
 def classes(captured: Captured, pins: Mapping[str, Hashable]) -> dict[fx.Node, fx.Node]:
     """The first node of its class, for every node. Nodes that something else is asked for are of classes of their
     own."""
-    found: dict[fx.Node, fx.Node] = {}
+    class_of: dict[fx.Node, fx.Node] = {}
     backward = captured.backward
     for phase in (False, True):
         nodes = [
@@ -37,28 +37,35 @@ def classes(captured: Captured, pins: Mapping[str, Hashable]) -> dict[fx.Node, f
         signs = [(_sign(node, backward), pins.get(node.name)) for node in nodes]
         for first, period, length in _runs(signs):
             for at in range(first, first + length):
-                found[nodes[at]] = nodes[first + (at - first) % period]
+                class_of[nodes[at]] = nodes[first + (at - first) % period]
     for node in captured.graph.graph.nodes:
         if is_operator(node):
-            found.setdefault(node, node)
-    _tie_leaves(captured, found, pins)
+            class_of.setdefault(node, node)
+    _tie_leaves(captured, class_of, pins)
     for node in captured.graph.graph.nodes:
-        found.setdefault(node, node)
-    return found
+        class_of.setdefault(node, node)
+    return class_of
 
 
-def _tie_leaves(captured: Captured, found: dict[fx.Node, fx.Node], pins: Mapping[str, Hashable]) -> None:
+def _tie_leaves(capture: Captured, class_of: dict[fx.Node, fx.Node], pins: Mapping[str, Hashable]) -> None:
     """Parameters and buffers that the same place of a block uses."""
-    trained = set(captured.gradients)
+    gradient_names = set(capture.gradients)
     first: dict[Hashable, fx.Node] = {}
-    for node in captured.graph.graph.nodes:
+    for node in capture.graph.graph.nodes:
         for number, operand in enumerate(operands(node)) if is_operator(node) else ():
-            leaf = captured.leaves.get(operand)
-            if leaf is None or leaf.kind not in ("parameter", "buffer") or operand in found:
+            leaf = capture.leaves.get(operand)
+            if leaf is None or leaf.kind not in ("parameter", "buffer") or operand in class_of:
                 continue
-            key: Hashable = (found[node], number, leaf.kind, leaf.shape, leaf.dtype, leaf.name in trained)
+            key: Hashable = (
+                class_of[node],
+                number,
+                leaf.kind,
+                leaf.shape,
+                leaf.dtype,
+                leaf.name in gradient_names,
+            )
             key = (key, pins.get(operand.name))
-            found[operand] = first.setdefault(key, operand)
+            class_of[operand] = first.setdefault(key, operand)
 
 
 def _sign(node: fx.Node, backward: Container[fx.Node]) -> Hashable:
@@ -66,23 +73,25 @@ def _sign(node: fx.Node, backward: Container[fx.Node]) -> Hashable:
 
     def plain(value: Any) -> Any:
         if isinstance(value, fx.Node):
-            made = value.meta.get("val")
+            tensor = value.meta.get("val")
             kind = "leaf" if value.op != "call_function" else value in backward
-            return ("node", kind, (tuple(made.shape), made.dtype) if isinstance(made, Tensor) else None)
+            return ("node", kind, (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, Tensor) else None)
         if isinstance(value, list | tuple):
-            return tuple(plain(each) for each in value)
+            return tuple(plain(element) for element in value)
         return str(value)
 
-    made = node.meta.get("val")
-    every = made if isinstance(made, list | tuple) else (made,)
-    shapes = tuple((tuple(each.shape), each.dtype) if isinstance(each, Tensor) else None for each in every)
+    output = node.meta.get("val")
+    tensors = output if isinstance(output, list | tuple) else (output,)
+    shapes = tuple(
+        (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, Tensor) else None for tensor in tensors
+    )
     return node.target, plain(_without_keys(node)), plain(list(node.kwargs.items())), shapes
 
 
 def _without_keys(node: fx.Node) -> list[Any]:
     """Arguments, but for those that only say which random numbers are drawn: they differ from layer to layer."""
     schema = getattr(node.target, "_schema", None)
-    names = [each.name for each in schema.arguments] if schema is not None else []
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
     return [value for value, name in zip_longest(node.args, names[: len(node.args)]) if name not in _KEYS]
 
 
@@ -93,8 +102,8 @@ def _runs(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:
     for at in range(len(signs) - _WINDOW + 1):
         places[tuple(signs[at : at + _WINDOW])].append(at)
     distances: Counter[int] = Counter()
-    for every in places.values():
-        distances.update(later - before for before, later in itertools.pairwise(every))
+    for positions in places.values():
+        distances.update(later - before for before, later in itertools.pairwise(positions))
     candidates = []
     for period, _ in distances.most_common(32):
         if period < _SHORTEST:
@@ -107,15 +116,17 @@ def _runs(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:
             if length >= period:
                 candidates.append((length + period, period, at))
             at += length + 1
-    found: list[tuple[int, int, int]] = []
-    taken = [False] * len(signs)
-    for length, period, first in sorted(candidates, key=lambda each: (-each[0], each[1], each[2])):
+    runs: list[tuple[int, int, int]] = []
+    is_covered = [False] * len(signs)
+    for length, period, first in sorted(
+        candidates, key=lambda candidate: (-candidate[0], candidate[1], candidate[2])
+    ):
         begin, end = first, first + length
-        while begin < end and taken[begin]:
+        while begin < end and is_covered[begin]:
             begin += 1
-        while end > begin and taken[end - 1]:
+        while end > begin and is_covered[end - 1]:
             end -= 1
-        if end - begin >= 2 * period and not any(taken[begin:end]):
-            taken[begin:end] = [True] * (end - begin)
-            found.append((begin, period, end - begin))
-    return found
+        if end - begin >= 2 * period and not any(is_covered[begin:end]):
+            is_covered[begin:end] = [True] * (end - begin)
+            runs.append((begin, period, end - begin))
+    return runs

@@ -82,14 +82,14 @@ class Costs:
         return self._choices[node]
 
     def _possible(self, node: fx.Node, rule: Rule) -> list[Choice]:
-        found: dict[tuple[Placements, ...], Choice] = {}
+        choices: dict[tuple[Placements, ...], Choice] = {}
         along = [rule.axis_options()] * len(self.degrees)
         if self.loop is not None:
             along[0] = (self.loop[node],)
         for options in itertools.product(*along):
             if any(
-                degree == 1 and each.name != "whole"
-                for each, degree in zip(options, self.degrees, strict=True)
+                degree == 1 and option.name != "whole"
+                for option, degree in zip(options, self.degrees, strict=True)
             ) or not rule.is_possible(options, self.degrees):
                 continue
             choice = self._choice(node, rule, options)
@@ -97,82 +97,84 @@ class Costs:
                 *(operand_placements(options, at) for at in range(len(rule.operands))),
                 *(result_placements(options, at) for at in range(len(rule.results))),
             )
-            if key not in found or choice.seconds < found[key].seconds:
-                found[key] = choice
-        return list(found.values())
+            if key not in choices or choice.seconds < choices[key].seconds:
+                choices[key] = choice
+        return list(choices.values())
 
     def _choice(self, node: fx.Node, rule: Rule, options: Options) -> Choice:
         num_bytes = 0
         for at, operand in enumerate(operands(node)):
             value = operand.meta["val"]
             num_bytes += self.part_bytes(value.shape, value.dtype.itemsize, operand_placements(options, at))
-        given = 0
+        result_bytes = 0
         for at, value in enumerate(results(node)):
             if value is not None:
-                given += self.part_bytes(value.shape, value.dtype.itemsize, result_placements(options, at))
+                result_bytes += self.part_bytes(
+                    value.shape, value.dtype.itemsize, result_placements(options, at)
+                )
         seconds = 0.0
         if rule.work != "none":
-            seconds = (num_bytes + given) / self._traits.memory_bytes_per_s
+            seconds = (num_bytes + result_bytes) / self._traits.memory_bytes_per_s
         if rule.is_product:
             seconds = max(seconds, self._product_s(node, rule, options))
         arithmetic_s = seconds
-        for axis, each in enumerate(options):
-            if each.exchange is not None:
-                moved = each.exchange.moved_bytes(self.degrees[axis]) / self._others(options, axis)
+        for axis, option in enumerate(options):
+            if option.exchange is not None:
+                moved_bytes = option.exchange.moved_bytes(self.degrees[axis]) / self._others(options, axis)
                 ranks = self._ranks[axis]
-                times = each.exchange.times
-                if each.exchange.kind == "halo":
-                    seconds += times * self._network.send(moved / times, ranks.stride)
-                elif each.exchange.kind == "all_to_all":
-                    seconds += times * self._network.all_to_all(moved / times, ranks)
+                times = option.exchange.times
+                if option.exchange.kind == "halo":
+                    seconds += times * self._network.send(moved_bytes / times, ranks.stride)
+                elif option.exchange.kind == "all_to_all":
+                    seconds += times * self._network.all_to_all(moved_bytes / times, ranks)
                 else:
-                    seconds += times * self._network.gather(moved / times, ranks)
+                    seconds += times * self._network.gather(moved_bytes / times, ranks)
         runs = self.degrees[0] if self.loop is not None and options[0].name != "whole" else 1
         # a view shares its operand's memory
-        held = num_bytes if rule.work == "none" else num_bytes + given
-        kept = 0.0
+        total_bytes = num_bytes if rule.work == "none" else num_bytes + result_bytes
+        kept_bytes = 0.0
         if rule.kept is not None:
-            kept = rule.kept(self._sizes(rule, options)) * operands(node)[0].meta["val"].dtype.itemsize
-        return Choice(options, runs * seconds, runs * (seconds - arithmetic_s), held, kept)
+            kept_bytes = rule.kept(self._sizes(rule, options)) * operands(node)[0].meta["val"].dtype.itemsize
+        return Choice(options, runs * seconds, runs * (seconds - arithmetic_s), total_bytes, kept_bytes)
 
     def _others(self, options: Options, axis: int) -> int:
         """Parts that other axes cut what is exchanged into."""
         return math.prod(
             degree
-            for at, (each, degree) in enumerate(zip(options, self.degrees, strict=True))
-            if at != axis and each.factor is not None
+            for at, (option, degree) in enumerate(zip(options, self.degrees, strict=True))
+            if at != axis and option.factor is not None
         )
 
     def _sizes(self, rule: Rule, options: Options, *, every: bool = False) -> dict[str, int]:
         """Sizes of factors on a rank, of the work that is done there: an exchange divides it once, and with `every`
         all dimensions that it splits."""
         sizes = dict(rule.sizes)
-        for each, degree in zip(options, self.degrees, strict=True):
-            divided = set() if each.factor is None else {each.factor}
-            if each.exchange is not None:
-                tensors = zip(rule.results, each.exchange.results, strict=True)
+        for option, degree in zip(options, self.degrees, strict=True):
+            factors = set() if option.factor is None else {option.factor}
+            if option.exchange is not None:
+                tensors = zip(rule.results, option.exchange.results, strict=True)
                 if every:
                     tensors = zip(
                         (*rule.operands, *rule.results),
-                        (*each.exchange.operands, *each.exchange.results),
+                        (*option.exchange.operands, *option.exchange.results),
                         strict=True,
                     )
-                found = [dims[dim][0] for dims, dim in tensors if dim is not None and dims[dim]]
-                divided = set(found if every else found[:1])
-            for factor in divided:
+                split_factors = [dims[dim][0] for dims, dim in tensors if dim is not None and dims[dim]]
+                factors = set(split_factors if every else split_factors[:1])
+            for factor in factors:
                 sizes[factor] = -(-sizes[factor] // degree)
         return sizes
 
     def _product_s(self, node: fx.Node, rule: Rule, options: Options) -> float:
         sizes, windows = self._sizes(rule, options), 1
-        for each, degree in zip(options, self.degrees, strict=True):
+        for option, degree in zip(options, self.degrees, strict=True):
             # a dimension whose windows `rule.flops` counts has no factor
             if (
-                each.exchange is not None
-                and each.exchange.kind == "halo"
+                option.exchange is not None
+                and option.exchange.kind == "halo"
                 and not any(
                     dims[dim]
-                    for dims, dim in zip(rule.results, each.exchange.results, strict=True)
+                    for dims, dim in zip(rule.results, option.exchange.results, strict=True)
                     if dim is not None
                 )
             ):
@@ -182,16 +184,17 @@ class Costs:
         flops = rule.flops * math.prod(sizes.values()) / windows
         if rule.work == "attention":
             return flops / kernels.attention_of(USUAL_WIDTHS).flops_per_s
-        if (grouped := rule.grouped) is not None:
-            share = sizes[grouped.groups] / rule.sizes[grouped.groups]
-            num_groups = self._sizes(rule, options, every=True)[grouped.groups]
-            rows = max(1.0, sizes[grouped.rows] * grouped.per_row * share / num_groups)
-            launches = self._software.host.expert_s / 3 * num_groups * grouped.passes
+        if (grouping := rule.grouped) is not None:
+            share = sizes[grouping.groups] / rule.sizes[grouping.groups]
+            num_groups = self._sizes(rule, options, every=True)[grouping.groups]
+            rows = max(1.0, sizes[grouping.rows] * grouping.per_row * share / num_groups)
+            launches = self._software.host.expert_s / 3 * num_groups * grouping.passes
             experts = kernels.experts[dtype]
             return launches + flops / experts.flops_per_s * (rows + experts.knee_rows) / rows
         tensors = [{factor for dim in dims for factor in dim} for dims in (*rule.operands, *rule.results)]
         rows = min(
-            (size for factor, size in sizes.items() if not all(factor in each for each in tensors)), default=1
+            (size for factor, size in sizes.items() if not all(factor in factors for factors in tensors)),
+            default=1,
         )
         products = kernels.products[dtype]
         return flops / products.flops_per_s * (rows + products.knee_rows) / rows

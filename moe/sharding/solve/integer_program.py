@@ -21,13 +21,13 @@ Terms = Iterable[tuple[int, float]]
 def _greeted() -> None:
     """The first solver of a process prints a banner to standard output, where nobody expects one."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 1)
         highspy.Highs()
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
         os.close(nowhere)
 
 
@@ -89,25 +89,27 @@ class IntegerProgram:
     def solved(self, most: float = INFINITY, *, quick: bool = False) -> Solution | None:
         """The cheapest solution, the same each time; None where there is none, or where all cost more than `most`.
         With `quick`, of a large program the cheapest that agrees with the relaxation wherever that is whole."""
-        relaxed = self._run(relaxed=True)
-        if relaxed is None or relaxed[1] > most:
+        relaxation = self._run(relaxed=True)
+        if relaxation is None or relaxation[1] > most:
             return None
-        values, bound = relaxed
+        values, lower_bound = relaxation
         is_whole = np.array(self._whole) & (np.abs(values - values.round()) < 1e-6)
         if is_whole.sum() == sum(self._whole):
-            return Solution(values, bound, bound, True)
-        found = None
+            return Solution(values, lower_bound, lower_bound, True)
+        solution = None
         if self.num_variables >= EXACT:
             # mostly a few are left, and what is best for them is good enough for all
-            found = self._run(
+            solution = self._run(
                 relaxed=False, fixed={int(at): round(values[at]) for at in is_whole.nonzero()[0]}
             )
-        if found is None or (not quick and found[1] > bound * (1 + GAP)):
-            every = self._run(relaxed=False)
-            found = min(filter(None, (found, every)), key=lambda each: each[1], default=None)
-        if found is not None and not quick:  # within the gap more may be 1 than has to
-            found = self._run(relaxed=True, most=np.where(self._whole, found[0].round(), INFINITY)) or found
-        return None if found is None else Solution(*found, bound, False)
+        if solution is None or (not quick and solution[1] > lower_bound * (1 + GAP)):
+            exact = self._run(relaxed=False)
+            solution = min(filter(None, (solution, exact)), key=lambda candidate: candidate[1], default=None)
+        if solution is not None and not quick:  # within the gap more may be 1 than has to
+            solution = (
+                self._run(relaxed=True, most=np.where(self._whole, solution[0].round(), INFINITY)) or solution
+            )
+        return None if solution is None else Solution(*solution, lower_bound, False)
 
     def _run(
         self, relaxed: bool, fixed: Mapping[int, float] | None = None, most: np.ndarray | None = None
@@ -144,7 +146,7 @@ class IntegerProgram:
         model.a_matrix_.value_ = np.array(self._values)
         if not relaxed:
             kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-            model.integrality_ = [kinds[each] for each in self._whole]
+            model.integrality_ = [kinds[is_whole] for is_whole in self._whole]
         solver.passModel(model)
         solver.run()
         status = solver.getModelStatus()

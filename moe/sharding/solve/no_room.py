@@ -29,11 +29,11 @@ def no_room(of: Subject) -> SpecError:
         why = f"the batch, which lies whole on each device, takes {whole} of its {in_bytes(cluster.memory_bytes)}"
         return _of_cluster(cluster, why, "a smaller batch")
     room = in_bytes(of.limits.memory_bytes)
-    if needed := _hints_in_the_way(of):
-        dropped = "one of them" if len(needed) > 1 else "it"
-        return SpecError(Problem("does_not_fit", " and ".join(needed), None,
+    if hints := _hints_in_the_way(of):
+        pronoun = "one of them" if len(hints) > 1 else "it"
+        return SpecError(Problem("does_not_fit", " and ".join(hints), None,
                                  f"cannot be had: with that no plan fits in the memory of a device (={room})",
-                                 f"drop {dropped}, or use devices with more memory"))  # fmt: skip
+                                 f"drop {pronoun}, or use devices with more memory"))  # fmt: skip
     return _of_cluster(cluster, f"no plan fits in {room} a device", _larger(of))
 
 
@@ -44,58 +44,59 @@ def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
 
 def _hints_in_the_way(of: Subject) -> list[str]:
     """Fewest hints, with their values, that together leave no room: each is dropped where the rest still does."""
-    asked = of.asked
-    said = {wish.said: wish.hint for wish in of.found.wishes}
-    if not said or not _fits(asked, frozenset(said)):
+    request = of.asked
+    hints = {wish.said: wish.hint for wish in of.found.wishes}
+    if not hints or not _fits(request, frozenset(hints)):
         return []
-    needed = set(said)
-    for each in said:
-        if not _fits(asked, frozenset(set(said) - (needed - {each}))):
-            needed.discard(each)
-    return [f"{each} (={said[each]})" for each in sorted(needed)]
+    names = set(hints)
+    for name in hints:
+        if not _fits(request, frozenset(set(hints) - (names - {name}))):
+            names.discard(name)
+    return [f"{name} (={hints[name]})" for name in sorted(names)]
 
 
 def _larger(of: Subject) -> str:
     """The smallest cluster of the kind that has room, by whole nodes, or with a mesh that was given by one of its axes
     so many times as long; where there is none, what else."""
-    others = "devices with more memory, or a smaller batch"
+    alternatives = "devices with more memory, or a smaller batch"
     if any(isinstance(wish.hint, Devices) for wish in of.found.wishes):
-        return f"{others}: hints that name devices are of this cluster alone"
+        return f"{alternatives}: hints that name devices are of this cluster alone"
     cluster, mesh = of.asked.cluster, of.asked.mesh
     unit = cluster.devices_per_node if mesh is None else cluster.num_devices
     too_few = max(cluster.num_devices, math.ceil(least_bytes(of) / of.limits.memory_bytes) - 1) // unit
-    most = LARGEST_CLUSTER // unit
+    max_units = LARGEST_CLUSTER // unit
 
     @cache
     def with_room(units: int) -> str | None:
         return _with_room(of.asked, units * unit)
 
-    for enough in range(too_few + 1, min(too_few + IN_TURN, most) + 1):
+    for enough in range(too_few + 1, min(too_few + IN_TURN, max_units) + 1):
         if with_room(enough):
             return f"{with_room(enough)}, the smallest cluster of this kind that has room"
     enough = too_few = too_few + IN_TURN
-    while enough < most:
-        too_few, enough = enough, min(2 * enough, most)
+    while enough < max_units:
+        too_few, enough = enough, min(2 * enough, max_units)
         if with_room(enough):
             between = range(too_few + 1, enough)
             enough = too_few + 1 + bisect_left(between, True, key=lambda units: with_room(units) is not None)
             less = (enough - 1) * unit
             return f"{with_room(enough)}, a cluster of this kind that has room: {less} devices have not"
-    grown = "" if mesh is None else ", one axis as much longer,"
+    qualifier = "" if mesh is None else ", one axis as much longer,"
     return (
-        f"{others}: no cluster of this kind{grown} was found to have room, up to {LARGEST_CLUSTER:,} devices"
+        f"{alternatives}: no cluster of this kind{qualifier} was found to have room, "
+        f"up to {LARGEST_CLUSTER:,} devices"
     )
 
 
-def _with_room(asked: Asked, num_devices: int) -> str | None:
+def _with_room(request: Asked, num_devices: int) -> str | None:
     """So many devices, in words with the mesh where one was given; None where no plan fits on them."""
-    cluster, mesh = asked.cluster, asked.mesh
-    asked.progress.at(f"no plan fits; trying {num_devices} devices")
+    cluster, mesh = request.cluster, request.mesh
+    request.progress.at(f"no plan fits; trying {num_devices} devices")
     larger = cluster.of(num_devices)
-    for grown in _grown(mesh, num_devices // cluster.num_devices):
-        if _fits(replace(asked, cluster=larger, mesh=grown)):
+    for larger_mesh in _grown(mesh, num_devices // cluster.num_devices):
+        if _fits(replace(request, cluster=larger, mesh=larger_mesh)):
             nodes = f"{num_devices} devices ({larger.num_nodes} x {larger.devices_per_node})"
-            return nodes + ("" if grown is None else f" and mesh={dict(grown)}")
+            return nodes + ("" if larger_mesh is None else f" and mesh={dict(larger_mesh)}")
     return None
 
 
@@ -107,8 +108,8 @@ def _grown(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
         yield {name: size * (times if name == axis else 1) for name, size in (mesh or {}).items()}
 
 
-def _fits(asked: Asked, without: frozenset[str] = frozenset()) -> bool:
+def _fits(request: Asked, without: frozenset[str] = frozenset()) -> bool:
     try:
-        return has_room(subject_of(asked, without))
+        return has_room(subject_of(request, without))
     except SpecError:  # of this mesh alone: a part done by hand, whose sizes it does not divide
         return False

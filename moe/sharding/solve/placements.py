@@ -88,49 +88,49 @@ class PlacementProgram:
         if leaf.kind in ("parameter", "buffer"):
             choices = placements_of_stored(leaf.shape, self._costs.degrees, self._costs.loop is not None)
         choices = [
-            each
-            for each in choices
-            if self._is_allowed(node.name, each)
-            and self._is_among(node, map(str, each))
+            placements
+            for placements in choices
+            if self._is_allowed(node.name, placements)
+            and self._is_among(node, map(str, placements))
             and (
                 self._pins.get(node.name) is not None
-                or has_no_empty_part(leaf.shape, each, self._costs.degrees)
+                or has_no_empty_part(leaf.shape, placements, self._costs.degrees)
             )
         ]
-        trained = leaf.name in self._captured.gradients and leaf.kind == "parameter"
+        is_trained = leaf.name in self._captured.gradients and leaf.kind == "parameter"
         slots = self._limits.optimizer_slots
         variables = []
         for number, placements in enumerate(choices):
             part_bytes = self._costs.part_bytes(leaf.shape, itemsize, placements)
-            update_s = self._costs.update_s(part_bytes, slots) if trained else 0.0
+            update_s = self._costs.update_s(part_bytes, slots) if is_trained else 0.0
             variable = self._program.variable((update_s + _TIE * number) * count, whole=True)
             variables.append((variable, placements))
             if leaf.kind != "input":  # inputs are off the limit, whole
-                self._room.hold(variable, part_bytes * (2 + slots if trained else 1) * count)
+                self._room.hold(variable, part_bytes * (2 + slots if is_trained else 1) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._variables.leaves[node] = variables
 
     def _is_allowed(self, name: str, placements: Placements) -> bool:
         pin = self._pins.get(name)
         return pin is None or all(
-            wanted is None or wanted == each for wanted, each in zip(pin, placements, strict=True)
+            target is None or target == placement for target, placement in zip(pin, placements, strict=True)
         )
 
     def _is_among(self, node: fx.Node, names: Iterable[str]) -> bool:
-        allowed = self._allowed.get(node)
-        return allowed is None or all(name in along for name, along in zip(names, allowed, strict=True))
+        choices = self._allowed.get(node)
+        return choices is None or all(name in along for name, along in zip(names, choices, strict=True))
 
     def _add_operator(self, node: fx.Node) -> None:
         count, rule = self._count[node], self._rule_of(node)
-        pinned = {number: each.name for each, number in result_nodes(node)}
+        result_names = {number: result.name for result, number in result_nodes(node)}
         choices = [
             choice
             for choice in self._costs.choices(node, rule)
-            if self._is_among(node, (each.name for each in choice.options))
-            and allows(self._bound, node, tuple(each.name for each in choice.options))
+            if self._is_among(node, (option.name for option in choice.options))
+            and allows(self._bound, node, tuple(option.name for option in choice.options))
             and all(
                 self._is_allowed(name, result_placements(choice.options, number))
-                for number, name in pinned.items()
+                for number, name in result_names.items()
             )
         ]
         variables = []
@@ -157,14 +157,14 @@ class PlacementProgram:
             return
         by_names: tuple[dict[tuple[str, ...], int], ...] = tuple(
             {
-                tuple(each.name for each in choice.options): variable
+                tuple(option.name for option in choice.options): variable
                 for variable, choice in self._variables.options[of]
             }
             for of in (self._class[first], node)
         )
         for names, variable in by_names[0].items():
-            if (same := by_names[1].get(names)) is not None:
-                self._program.row([(same, 1.0), (variable, -1.0)], lower=0.0)
+            if (gradient_variable := by_names[1].get(names)) is not None:
+                self._program.row([(gradient_variable, 1.0), (variable, -1.0)], lower=0.0)
 
     def _add_again(self) -> None:
         """What is computed again of one block is there until its gradients are."""
@@ -174,69 +174,69 @@ class PlacementProgram:
                 continue
             for variable, choice in self._variables.options[self._class[node]]:
                 for tensor, number in result_nodes(node):
-                    held = self._bytes(tensor, result_placements(choice.options, number))
-                    blocks[node.meta[AGAIN][0]][variable] += held
-        for terms in dict.fromkeys(tuple(each.items()) for each in blocks.values()):
+                    num_bytes = self._bytes(tensor, result_placements(choice.options, number))
+                    blocks[node.meta[AGAIN][0]][variable] += num_bytes
+        for terms in dict.fromkeys(tuple(block.items()) for block in blocks.values()):
             self._room.add_block(terms)
 
     # What is brought from where to where
 
     def _uses(self) -> dict[fx.Node, list[Use]]:
-        counted: dict[tuple[fx.Node, fx.Node, int], int] = defaultdict(int)
+        counts: dict[tuple[fx.Node, fx.Node, int], int] = defaultdict(int)
         for node in filter(is_operator, self._graph.nodes):
             for number, operand in enumerate(operands(node)):
-                counted[self._class[operand], self._class[node], number] += 1
-        found: dict[fx.Node, list[Use]] = defaultdict(list)
-        for (tensor, by, number), count in counted.items():
-            found[tensor].append(Use(tensor, by, number, count))
-        return found
+                counts[self._class[operand], self._class[node], number] += 1
+        uses: dict[fx.Node, list[Use]] = defaultdict(list)
+        for (tensor, by, number), count in counts.items():
+            uses[tensor].append(Use(tensor, by, number, count))
+        return uses
 
     def _made(self, tensor: fx.Node) -> dict[Placements, list[int]]:
         """Variables of which one is 1 where the tensor is made with these placements."""
-        made: dict[Placements, list[int]] = defaultdict(list)
+        by_placements: dict[Placements, list[int]] = defaultdict(list)
         if tensor in self._variables.leaves:
             for variable, placements in self._variables.leaves[tensor]:
-                made[placements].append(variable)
-            return made
+                by_placements[placements].append(variable)
+            return by_placements
         maker, number = source(tensor)
         for variable, choice in self._variables.options[self._class[maker]]:
-            made[result_placements(choice.options, number)].append(variable)
-        return made
+            by_placements[result_placements(choice.options, number)].append(variable)
+        return by_placements
 
     def _wanted(self, use: Use) -> dict[Placements, list[int]]:
-        wanted: dict[Placements, list[int]] = defaultdict(list)
+        by_placements: dict[Placements, list[int]] = defaultdict(list)
         for variable, choice in self._variables.options[use.by]:
-            wanted[operand_placements(choice.options, use.operand)].append(variable)
-        return wanted
+            by_placements[operand_placements(choice.options, use.operand)].append(variable)
+        return by_placements
 
     def _connect(self, tensor: fx.Node, uses: list[Use]) -> None:
-        made, program = self._made(tensor), self._program
+        sources, program = self._made(tensor), self._program
         leaf = self._captured.leaves.get(tensor)
         crosses = tensor not in self._backward
-        here = [each for each in uses if (each.by in self._backward) != crosses]
-        later = [each for each in uses if each not in here]
-        moved, used = self._brought(tensor, made, here)
-        self._hold(tensor, moved)
+        same_pass_uses = [use for use in uses if (use.by in self._backward) != crosses]
+        later = [use for use in uses if use not in same_pass_uses]
+        moves, arrivals = self._brought(tensor, sources, same_pass_uses)
+        self._hold(tensor, moves)
         if not later:
             return
         stays = leaf is not None
-        saved: dict[Placements, int] = {}
-        kept: dict[Placements, int] = {}
+        saved_variables: dict[Placements, int] = {}
+        kept_variables: dict[Placements, int] = {}
         if not stays:
-            for placements in made:
+            for placements in sources:
                 variable = program.variable(_TIE)
-                saved[placements] = variable
+                saved_variables[placements] = variable
                 if not self._costs.is_hoisted(placements):
                     self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
-        for placements, flows in used.items():
+        for placements, flows in arrivals.items():
             variable = program.variable(_TIE, whole=True)
-            kept[placements] = variable
+            kept_variables[placements] = variable
             if not self._costs.is_hoisted(placements):
                 self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
             program.row([(variable, 1.0), *((flow, -1.0) for flow in flows)], upper=0.0)
             self._variables.kept[tensor, placements] = variable
-        moved, _ = self._brought(tensor, made, later, saved, kept)
-        self._hold(tensor, moved)
+        moves, _ = self._brought(tensor, sources, later, saved_variables, kept_variables)
+        self._hold(tensor, moves)
 
     def _is_stored(self, tensor: fx.Node) -> bool:
         """Whether a tensor is there before the step begins, so that it may be gathered ahead."""
@@ -251,19 +251,19 @@ class PlacementProgram:
         if before == after:
             return self._program.variable()
         itemsize = tensor.meta["val"].dtype.itemsize
-        bucketed = tensor in self._gradients
-        seconds = count * self._costs.move_s(shape_of(tensor), itemsize, before, after, bucketed)
+        is_bucketed = tensor in self._gradients
+        seconds = count * self._costs.move_s(shape_of(tensor), itemsize, before, after, is_bucketed)
         if beside is None:
             return self._program.variable(seconds)
         return self._waiting.exchange(seconds, backward=beside)
 
-    def _hold(self, tensor: fx.Node, moved: Mapping[Placements, list[int]]) -> None:
+    def _hold(self, tensor: fx.Node, moves: Mapping[Placements, list[int]]) -> None:
         """What is gathered before a loop is there until its end."""
-        for placements, ways in moved.items():
+        for placements, ways in moves.items():
             if self._costs.is_hoisted(placements):
-                held = self._bytes(tensor, placements) * self._count[tensor]
+                num_bytes = self._bytes(tensor, placements) * self._count[tensor]
                 for way in ways:
-                    self._room.hold(way, held)
+                    self._room.hold(way, num_bytes)
 
     def _bytes(self, tensor: fx.Node, placements: Placements) -> int:
         value = tensor.meta["val"]
@@ -272,56 +272,58 @@ class PlacementProgram:
     def _brought(
         self,
         tensor: fx.Node,
-        made: Mapping[Placements, list[int]],
+        sources: Mapping[Placements, list[int]],
         uses: list[Use],
-        saved: Mapping[Placements, int] | None = None,
-        kept: Mapping[Placements, int] | None = None,
+        saved_variables: Mapping[Placements, int] | None = None,
+        kept_variables: Mapping[Placements, int] | None = None,
     ) -> tuple[dict[Placements, list[int]], dict[Placements, list[int]]]:
         """Flows from where a tensor is made to where its uses want it; by placement with which it was not made, (the
         variables that say it is moved there, the flows that use it there). Flows of several uses share the move."""
-        program, stored = self._program, self._is_stored(tensor)
+        program, is_stored = self._program, self._is_stored(tensor)
 
         def moving(before: Placements, after: Placements, use: Use) -> int:
-            beside = use.by in self._backward if stored else None
+            beside = use.by in self._backward if is_stored else None
             return self._moving(tensor, before, after, use.count, beside)
 
-        moved: dict[Placements, list[int]] = defaultdict(list)
-        used: dict[Placements, list[int]] = defaultdict(list)
-        shared: dict[tuple[Placements, Placements], int] = {}
-        several = len(uses) > 1
+        moves: dict[Placements, list[int]] = defaultdict(list)
+        arrivals: dict[Placements, list[int]] = defaultdict(list)
+        shared_moves: dict[tuple[Placements, Placements], int] = {}
+        is_shared = len(uses) > 1
         for use in uses:
-            wanted = self._wanted(use)
+            targets = self._wanted(use)
             out: dict[Placements, list[int]] = defaultdict(list)
             into: dict[Placements, list[int]] = defaultdict(list)
-            for before in made:
-                for after in wanted:
-                    flow = program.variable() if several else moving(before, after, use)
+            for before in sources:
+                for after in targets:
+                    flow = program.variable() if is_shared else moving(before, after, use)
                     out[before].append(flow)
                     into[after].append(flow)
                     if before == after:
                         continue
-                    used[after].append(flow)
-                    if not several:
-                        moved[after].append(flow)
+                    arrivals[after].append(flow)
+                    if not is_shared:
+                        moves[after].append(flow)
                         continue
-                    if (before, after) not in shared:
-                        shared[before, after] = moving(before, after, use)
-                        moved[after].append(shared[before, after])
-                    program.row([(shared[before, after], 1.0), (flow, -1.0)], lower=0.0)
-            for after, ones in wanted.items():
-                terms = [*((flow, 1.0) for flow in into[after]), *((one, -1.0) for one in ones)]
-                if kept is not None and after in kept:
+                    if (before, after) not in shared_moves:
+                        shared_moves[before, after] = moving(before, after, use)
+                        moves[after].append(shared_moves[before, after])
+                    program.row([(shared_moves[before, after], 1.0), (flow, -1.0)], lower=0.0)
+            for after, takers in targets.items():
+                terms = [*((flow, 1.0) for flow in into[after]), *((taker, -1.0) for taker in takers)]
+                if kept_variables is not None and after in kept_variables:
                     again = program.variable()
                     terms.append((again, 1.0))
-                    program.row([(kept[after], 1.0), (again, -1.0)], lower=0.0)
+                    program.row([(kept_variables[after], 1.0), (again, -1.0)], lower=0.0)
                 program.equal(terms, 0.0)
-            for before, makers in made.items():
+            for before, makers in sources.items():
                 program.row(
-                    [*((flow, 1.0) for flow in out[before]), *((one, -1.0) for one in makers)], upper=0.0
+                    [*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0
                 )
-                if saved:
-                    program.row([(saved[before], 1.0), *((flow, -1.0) for flow in out[before])], lower=0.0)
-        return moved, used
+                if saved_variables:
+                    program.row(
+                        [(saved_variables[before], 1.0), *((flow, -1.0) for flow in out[before])], lower=0.0
+                    )
+        return moves, arrivals
 
     # What comes of it
 
@@ -346,49 +348,52 @@ class PlacementProgram:
             for name, node in results.items():
                 of[self._class[node], self._class[by_name[name]], beside] += 1
         for (node, leaf, beside), count in of.items():
-            wanted: dict[Placements, list[int]] = defaultdict(list)
+            targets: dict[Placements, list[int]] = defaultdict(list)
             for variable, placements in self._variables.leaves[leaf]:
-                wanted[placements].append(variable)
-            self._deliver(node, wanted, count, beside)
+                targets[placements].append(variable)
+            self._deliver(node, targets, count, beside)
 
     def _deliver(
-        self, tensor: fx.Node, wanted: Mapping[Placements, list[int]], count: int, beside: bool | None
+        self, tensor: fx.Node, targets: Mapping[Placements, list[int]], count: int, beside: bool | None
     ) -> None:
-        program, made = self._program, self._made(tensor)
+        program, sources = self._program, self._made(tensor)
         out: dict[Placements, list[int]] = defaultdict(list)
-        for after, ones in wanted.items():
+        for after, takers in targets.items():
             into = []
-            for before in made:
+            for before in sources:
                 flow = self._moving(tensor, before, after, count, beside)
                 if self._costs.loop is not None and before[1:] != after[1:]:  # added up as it is made
                     self._room.hold(flow, self._bytes(tensor, before) * count)
                 into.append((flow, 1.0))
                 out[before].append(flow)
-            if ones:
-                program.equal([*into, *((one, -1.0) for one in ones)], 0.0)
+            if takers:
+                program.equal([*into, *((taker, -1.0) for taker in takers)], 0.0)
             else:
                 program.equal(into, 1.0)
-        for before, makers in made.items():
-            program.row([*((flow, 1.0) for flow in out[before]), *((one, -1.0) for one in makers)], upper=0.0)
+        for before, makers in sources.items():
+            program.row(
+                [*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0
+            )
 
     def _read(self, solution: Solution) -> Solved:
         values = solution.values
-        chosen = {
+        choices = {
             node: next(choice for variable, choice in variables if values[variable] > 0.5)
             for node, variables in self._variables.options.items()
         }
-        placed = {
+        leaf_placements = {
             node: next(placements for variable, placements in variables if values[variable] > 0.5)
             for node, variables in self._variables.leaves.items()
         }
-        kept = {key for key, variable in self._variables.kept.items() if values[variable] > 0.5}
+        kept_tensors = {key for key, variable in self._variables.kept.items() if values[variable] > 0.5}
         nodes = list(self._graph.nodes)
         assignment = Assignment(
             self._costs.degrees,
-            {node.name: placed[self._class[node]] for node in nodes if node in self._captured.leaves
+            {node.name: leaf_placements[self._class[node]] for node in nodes if node in self._captured.leaves
              and self._captured.leaves[node].kind not in ("input", "tangent")},
-            {node.name: chosen[self._class[node]].options for node in nodes if is_operator(node)},
-            frozenset((node.name, placements) for node in nodes for of, placements in kept if self._class[node] is of),
+            {node.name: choices[self._class[node]].options for node in nodes if is_operator(node)},
+            frozenset((node.name, placements)
+                      for node in nodes for of, placements in kept_tensors if self._class[node] is of),
         )  # fmt: skip
         return Solved(
             assignment, solution.objective, self._room.used_bytes(values), solution.relaxed, solution.was_whole,

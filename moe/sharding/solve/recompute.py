@@ -26,24 +26,24 @@ def recompute_blocks(captured: Captured) -> bool:
     return _recompute(captured, lambda node: _maker(node).meta.get(BLOCK))
 
 
-def _recompute(captured: Captured, part_of: Callable[[fx.Node], str | None]) -> bool:
+def _recompute(capture: Captured, part_of: Callable[[fx.Node], str | None]) -> bool:
     """Recompute the parts that `part_of` names. Returns whether any operator is recomputed."""
-    backward = captured.backward
-    _delay_views(captured.graph.graph, backward)
-    position = {node: number for number, node in enumerate(captured.graph.graph.nodes)}
+    backward = capture.backward
+    _delay_views(capture.graph.graph, backward)
+    position = {node: number for number, node in enumerate(capture.graph.graph.nodes)}
     # operators behind the first of the backward pass belong to gradients of auxiliary losses, even without a tangent
     first = min((position[node] for node in backward if node.op == "call_function"), default=0)
     blocks: dict[str, list[fx.Node]] = defaultdict(list)
-    for node in captured.graph.graph.nodes:
+    for node in capture.graph.graph.nodes:
         if node.op == "call_function" and position[node] < first and (block := part_of(node)):
             blocks[block].append(node)
     results = {
-        result for result in (*captured.outputs, *captured.updates.values()) if isinstance(result, fx.Node)
+        result for result in (*capture.outputs, *capture.updates.values()) if isinstance(result, fx.Node)
     }
     has_copies = [
         _compute_again(block, nodes, backward, results, position) for block, nodes in sorted(blocks.items())
     ]
-    captured.graph.graph.lint()
+    capture.graph.graph.lint()
     return any(has_copies)
 
 

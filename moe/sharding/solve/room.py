@@ -34,15 +34,15 @@ class Room:
         """Bytes of what is computed again of a block, by variables."""
         self._at_most(self._block, num_bytes)
 
-    def _at_most(self, most: int, num_bytes: Iterable[tuple[int, float]]) -> None:
-        terms = ((variable, each / _UNIT_BYTES) for variable, each in num_bytes)
-        self._program.row([(most, -1.0), *terms], upper=0.0)
+    def _at_most(self, peak: int, num_bytes: Iterable[tuple[int, float]]) -> None:
+        terms = ((variable, variable_bytes / _UNIT_BYTES) for variable, variable_bytes in num_bytes)
+        self._program.row([(peak, -1.0), *terms], upper=0.0)
 
     def limit(self, memory_bytes: float) -> None:
         """Let no more be used."""
-        held = ((variable, each / _UNIT_BYTES) for variable, each in self._held)
+        terms = ((variable, variable_bytes / _UNIT_BYTES) for variable, variable_bytes in self._held)
         self._program.row(
-            [*held, (self._operator, 1.0), (self._block, 1.0)], upper=memory_bytes / _UNIT_BYTES
+            [*terms, (self._operator, 1.0), (self._block, 1.0)], upper=memory_bytes / _UNIT_BYTES
         )
 
     def largest_bytes(self, values: np.ndarray) -> float:
@@ -50,6 +50,6 @@ class Room:
         return float(values[self._operator] + values[self._block]) * _UNIT_BYTES
 
     def used_bytes(self, values: np.ndarray) -> float:
-        return sum(float(values[variable]) * each for variable, each in self._held) + self.largest_bytes(
-            values
-        )
+        return sum(
+            float(values[variable]) * variable_bytes for variable, variable_bytes in self._held
+        ) + self.largest_bytes(values)

@@ -57,28 +57,28 @@ class Search:
         ]
         if len(axes) < 2 or self._num_flows() <= SMALL:
             return self._solved({}, 1, quick=first)
-        seen: list[Assignment] = []
+        assignments: list[Assignment] = []
         least = INFINITY
-        for each, order in self._beginnings(begin, axes):
-            least = self._take_turns(each, order, seen, least)
+        for assignment, order in self._beginnings(begin, axes):
+            least = self._take_turns(assignment, order, assignments, least)
             if first and least < INFINITY:
                 break
-        together = None if first and least < INFINITY else self._solved(self._among(seen), 1)
+        together = None if first and least < INFINITY else self._solved(self._among(assignments), 1)
         return together or min(
-            filter(None, self._found.values()), key=lambda each: each.seconds, default=None
+            filter(None, self._found.values()), key=lambda solution: solution.seconds, default=None
         )
 
     def _beginnings(
         self, begin: Sequence[Assignment], axes: list[int]
     ) -> Iterator[tuple[Assignment, list[int]]]:
         """Assignments from which axes take turns, and the order in which they do."""
-        yield from ((each, axes) for each in begin)
+        yield from ((assignment, axes) for assignment in begin)
         for order in (axes[at:] + axes[:at] for at in range(len(axes))):
             # while only one axis splits anything, memory is that of as many ranks
-            others = math.prod(self.costs.degrees[axis] for axis in order[1:])
-            found = self._solved(self._with_other_whole(order[0]), others, quick=True)
-            if found is not None:
-                yield found.assignment, order
+            num_ranks = math.prod(self.costs.degrees[axis] for axis in order[1:])
+            solution = self._solved(self._with_other_whole(order[0]), num_ranks, quick=True)
+            if solution is not None:
+                yield solution.assignment, order
         if (alike := self._all_alike()) is not None:
             yield alike, axes
 
@@ -96,41 +96,43 @@ class Search:
         }
 
     def _solved(
-        self, allowed: Allowed, room: float, most: float = INFINITY, *, quick: bool = False
+        self, choices: Allowed, room: float, max_s: float = INFINITY, *, quick: bool = False
     ) -> Solved | None:
         limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * room)
         return PlacementProgram(
-            self.captured, self.costs, self.rule_of, limits, self.pins, self.classes, allowed, self.bound
-        ).solved(most, quick=quick)
+            self.captured, self.costs, self.rule_of, limits, self.pins, self.classes, choices, self.bound
+        ).solved(max_s, quick=quick)
 
     def _num_flows(self) -> int:
         """Of the whole program, roughly: pairs of placements of each operand."""
         operators = filter(is_operator, self._nodes())
         return sum(len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2 for node in operators)
 
-    def _take_turns(self, begin: Assignment, order: list[int], seen: list[Assignment], least: float) -> float:
+    def _take_turns(
+        self, begin: Assignment, order: list[int], assignments: list[Assignment], least: float
+    ) -> float:
         """Add what is found on the way: the first axis of `order` is solved last. Gives the fewest seconds so far,
         `least` before."""
-        seen.append(begin)
-        here, best, in_vain = begin, INFINITY, 0
+        assignments.append(begin)
+        current, best, in_vain = begin, INFINITY, 0
         for turn in range(_TURNS * len(order)):
             axis = order[(turn + 1) % len(order)]
-            found = self._beside(axis, here, _HOPELESS * least)
-            if found is None or found.seconds >= best * (1 - _LEAST_GAIN):
+            solution = self._beside(axis, current, _HOPELESS * least)
+            if solution is None or solution.seconds >= best * (1 - _LEAST_GAIN):
                 in_vain += 1
                 if in_vain == len(order) - 1:
                     break
                 continue
-            here, best, in_vain = found.assignment, found.seconds, 0
-            seen.append(here)
+            current, best, in_vain = solution.assignment, solution.seconds, 0
+            assignments.append(current)
         return min(least, best)
 
-    def _beside(self, free: int, assignment: Assignment, most: float) -> Solved | None:
+    def _beside(self, free: int, assignment: Assignment, max_s: float) -> Solved | None:
         """The best of one axis, the others as they are; None where it takes more than `most` seconds."""
-        chosen = (self._chosen(node, assignment) for node in self._nodes())
-        key = (free, tuple(name for names in chosen for at, name in enumerate(names) if at != free))
+        names_by_node = (self._chosen(node, assignment) for node in self._nodes())
+        key = (free, tuple(name for names in names_by_node for at, name in enumerate(names) if at != free))
         if key not in self._found:
-            self._found[key] = self._solved(self._with_others_fixed(free, assignment), 1, most, quick=True)
+            self._found[key] = self._solved(self._with_others_fixed(free, assignment), 1, max_s, quick=True)
         return self._found[key]
 
     def _all_alike(self) -> Assignment | None:
@@ -142,19 +144,22 @@ class Search:
         if any(None not in pin and len(set(pin)) > 1 for pin in self.pins.values()):
             return None  # axes that are told apart by name
         pins = {
-            name: (next((each for each in pin if each is not None), None),) for name, pin in self.pins.items()
+            name: (next((placement for placement in pin if placement is not None), None),)
+            for name, pin in self.pins.items()
         }
-        found = PlacementProgram(self.captured, flat, self.rule_of, self.limits, pins, self.classes).solved()
-        if found is None:
+        solution = PlacementProgram(
+            self.captured, flat, self.rule_of, self.limits, pins, self.classes
+        ).solved()
+        if solution is None:
             return None
         options = {}
         for node in filter(is_operator, self._nodes()):
-            (chosen,) = found.assignment.options[node.name]
+            (option,) = solution.assignment.options[node.name]
             rule = self.rule_of(node)
             whole = rule.axis_options()[0]
-            ways = ((whole,) * at + (chosen,) * (len(degrees) - at) for at in range(len(degrees) + 1))
+            ways = ((whole,) * at + (option,) * (len(degrees) - at) for at in range(len(degrees) + 1))
             options[node.name] = next(way for way in ways if rule.is_possible(way, degrees))
-        leaves = {name: placements * len(degrees) for name, placements in found.assignment.leaves.items()}
+        leaves = {name: placements * len(degrees) for name, placements in solution.assignment.leaves.items()}
         return Assignment(degrees, leaves, options)
 
     def _is_loop(self, axis: int) -> bool:
@@ -165,11 +170,11 @@ class Search:
 
     def _with_other_whole(self, free: int) -> Allowed:
         """Anything along one axis, along the others whole but for what is pinned."""
-        allowed = {}
+        choices = {}
         for node in self._nodes():
-            every = self._names(node)
-            allowed[node] = tuple(
-                every
+            names = self._names(node)
+            choices[node] = tuple(
+                names
                 if axis == free
                 or self._is_loop(axis)
                 or self._is_pinned(node, axis)
@@ -177,34 +182,36 @@ class Search:
                 else {"whole", "R"}
                 for axis in self._axes()
             )
-        return allowed
+        return choices
 
     def _is_bound(self, node: fx.Node, axis: int) -> bool:
         return node in self.bound and self.bound[node][axis] != ANY
 
     def _is_pinned(self, node: fx.Node, axis: int) -> bool:
         return any(
-            (pin := self.pins.get(each.name)) is not None and pin[axis] is not None
-            for each in (node, *node.users)
+            (pin := self.pins.get(tensor.name)) is not None and pin[axis] is not None
+            for tensor in (node, *node.users)
         )
 
     def _with_others_fixed(self, free: int, assignment: Assignment) -> Allowed:
         """Anything along one axis, along the others an assignment as it is."""
-        allowed = {}
+        choices = {}
         for node in self._nodes():
-            every = self._names(node)
-            here = self._chosen(node, assignment)
-            allowed[node] = tuple(every if axis == free else {here[axis]} for axis in self._axes())
-        return allowed
+            names = self._names(node)
+            current = self._chosen(node, assignment)
+            choices[node] = tuple(names if axis == free else {current[axis]} for axis in self._axes())
+        return choices
 
-    def _among(self, seen: list[Assignment]) -> Allowed:
+    def _among(self, assignments: list[Assignment]) -> Allowed:
         """Whatever some assignment has, or whole."""
-        allowed: dict[fx.Node, tuple[set[str], ...]] = {}
+        choices: dict[fx.Node, tuple[set[str], ...]] = {}
         for node in self._nodes():
             whole = "whole" if is_operator(node) else "R"
-            chosen = [self._chosen(node, each) for each in seen]
-            allowed[node] = tuple({whole, *(each[axis] for each in chosen)} for axis in self._axes())
-        return allowed
+            names_by_assignment = [self._chosen(node, assignment) for assignment in assignments]
+            choices[node] = tuple(
+                {whole, *(names[axis] for names in names_by_assignment)} for axis in self._axes()
+            )
+        return choices
 
     def _nodes(self) -> Iterator[fx.Node]:
         """Operators, parameters and buffers, one of each class: the others lie as it does."""
@@ -216,10 +223,10 @@ class Search:
 
     def _chosen(self, node: fx.Node, assignment: Assignment) -> tuple[str, ...]:
         if is_operator(node):
-            return tuple(each.name for each in assignment.options[node.name])
+            return tuple(option.name for option in assignment.options[node.name])
         return tuple(map(str, assignment.leaves[node.name]))
 
     def _names(self, node: fx.Node) -> set[str]:
         if is_operator(node):
-            return {each.name for each in self.rule_of(node).axis_options()}
+            return {option.name for option in self.rule_of(node).axis_options()}
         return {"R", *(f"S({dim})" for dim in range(len(self.captured.leaves[node].shape)))}

@@ -34,17 +34,17 @@ def simple_layouts(
     pins |= {node.name: _along(degrees, split(0)) for node in batch}
     whole = Propagation(captured, rule_of, degrees, pins, {}).propagated().assignment
     yield "data parallel", whole
-    sharded = {
+    parameter_placements = {
         node.name: _sharded(shape, degrees)
         for node, shape in shapes.items()
         if captured.leaves[node].kind == "parameter"
     }
-    yield "fully sharded", replace(whole, leaves={**whole.leaves, **sharded})
+    yield "fully sharded", replace(whole, leaves={**whole.leaves, **parameter_placements})
 
 
-def _batch(captured: Captured) -> list[fx.Node]:
+def _batch(capture: Captured) -> list[fx.Node]:
     """Inputs with the batch in dimension 0: those as long there as the first input."""
-    inputs = [node for node, leaf in captured.leaves.items() if leaf.kind == "input" and leaf.shape]
+    inputs = [node for node, leaf in capture.leaves.items() if leaf.kind == "input" and leaf.shape]
     return [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
 
 

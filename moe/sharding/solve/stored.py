@@ -7,17 +7,17 @@ from moe.sharding.placement import WHOLE, Placements, split
 
 def placements_of_stored(shape: Sequence[int], degrees: Sequence[int], is_loop: bool) -> list[Placements]:
     """All on a mesh of these degrees, whole first; along axis 0 of one with a loop, whole."""
-    found: list[Placements] = [()]
+    choices: list[Placements] = [()]
     for axis, degree in enumerate(degrees):
         along = [WHOLE] if degree == 1 or (axis == 0 and is_loop) else [WHOLE, *map(split, range(len(shape)))]
-        found = [(*before, each) for before in found for each in along]
-    return found
+        choices = [(*before, placement) for before in choices for placement in along]
+    return choices
 
 
 def has_no_empty_part(shape: Sequence[int], placements: Placements, degrees: Sequence[int]) -> bool:
     """Whether no rank's part is empty by being one of too many."""
     parts = [1] * len(shape)
-    for each, degree in zip(placements, degrees, strict=True):
-        if each.dim is not None:
-            parts[each.dim] *= degree
+    for placement, degree in zip(placements, degrees, strict=True):
+        if placement.dim is not None:
+            parts[placement.dim] *= degree
     return all(count == 1 or size >= count for size, count in zip(shape, parts, strict=True))

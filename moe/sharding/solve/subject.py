@@ -28,10 +28,10 @@ class Subject:
 
 def subject_of(asked: Asked, without: frozenset[str] = frozenset()) -> Subject:
     """Capture of what was asked for. Raises SpecError for a module or a hint with which nothing can be planned."""
-    captured = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
-    found = annotated(captured, asked.hints)
-    recompute_checkpointed(captured)
-    Rules(asked.replicate).check(captured.graph.graph)
-    memory_bytes = asked.cluster.memory_bytes * (1 - SPARE) - captured.input_bytes
+    captured_graph = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
+    annotations = annotated(captured_graph, asked.hints)
+    recompute_checkpointed(captured_graph)
+    Rules(asked.replicate).check(captured_graph.graph.graph)
+    memory_bytes = asked.cluster.memory_bytes * (1 - SPARE) - captured_graph.input_bytes
     limits = Limits(memory_bytes, asked.optimizer_slots)
-    return Subject(asked, captured, found, limits, without)
+    return Subject(asked, captured_graph, annotations, limits, without)

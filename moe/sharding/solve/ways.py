@@ -45,20 +45,20 @@ BY_SIMPLICITY: tuple[LayoutName, ...] = ("data parallel", "fully sharded", "sear
 def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
     """(chosen way, everything considered). All meshes are tried with the fewest micro-batches with which any fits in
     memory. The captured graph may be changed: a subject is good for one search."""
-    considered: list[Considered] = []
+    candidates: list[Considered] = []
     on = _meshes(of)
     for again, (count, loop) in _runs(of):
         ways: list[Way] = []
         for degrees in on:
             of.asked.progress.at(_in_words(degrees, count, again, ways))
             on_mesh = list(_on_mesh(of, degrees, loop, count=count, again=again))
-            considered += [_considered(of, way) for way in on_mesh]
+            candidates += [_considered(of, way) for way in on_mesh]
             if not on_mesh:
-                considered.append(Considered(degrees, None, None, count, again))
+                candidates.append(Considered(degrees, None, None, count, again))
             ways += on_mesh
         if ways:
-            return chosen(ways), considered
-    return None, considered
+            return chosen(ways), candidates
+    return None, candidates
 
 
 def chosen(ways: Sequence[Way]) -> Way:
@@ -70,8 +70,8 @@ def chosen(ways: Sequence[Way]) -> Way:
 
 
 def _considered(of: Subject, way: Way) -> Considered:
-    used = int(way.solved.memory_bytes) + of.captured.input_bytes
-    return Considered(way.degrees, way.solved.seconds, used, way.count, way.again, way.layout)
+    memory_bytes = int(way.solved.memory_bytes) + of.captured.input_bytes
+    return Considered(way.degrees, way.solved.seconds, memory_bytes, way.count, way.again, way.layout)
 
 
 def _in_words(degrees: Mapping[str, int], count: int, again: bool, ways: Sequence[Way]) -> str:
@@ -102,16 +102,18 @@ def _meshes(of: Subject) -> list[dict[str, int]]:
 
 
 def _runs(of: Subject) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
-    asked = of.asked
-    return runs(of.captured, Rules(asked.replicate), asked.micro_batches, asked.recompute)
+    request = of.asked
+    return runs(of.captured, Rules(request.replicate), request.micro_batches, request.recompute)
 
 
 def least_bytes(of: Subject) -> float:
     """Bytes that all devices together hold at the least: each parameter once, with its gradient and optimizer state."""
-    captured, trained = of.captured, 2 + of.limits.optimizer_slots
+    capture, trained_factor = of.captured, 2 + of.limits.optimizer_slots
     return sum(
-        math.prod(leaf.shape) * leaf.dtype.itemsize * (trained if leaf.name in captured.gradients else 1)
-        for leaf in captured.leaves.values()
+        math.prod(leaf.shape)
+        * leaf.dtype.itemsize
+        * (trained_factor if leaf.name in capture.gradients else 1)
+        for leaf in capture.leaves.values()
         if leaf.kind == "parameter"
     )
 
@@ -121,40 +123,46 @@ def _on_mesh(
 ) -> Iterator[Way]:
     """Ways that fit in memory on one mesh: the search's fastest or, with `first`, its first result; then, without
     hints, the layouts that people write by hand."""
-    asked, captured, found = of.asked, of.captured, of.found
-    devices = found.devices(degrees, of.without)
-    pins = with_recomputed_pins(captured, found.pins(degrees, of.without))
-    rules = Rules(asked.replicate, captured.parts, degrees)
-    followed = None
-    if found.wishes or not asked.search:
-        said = {wish.node.name: wish.said for wish in found.wishes}
-        followed = Propagation(captured, rules, tuple(degrees.values()), pins, said).propagated()
-    begin = [] if followed is None else [followed.assignment]
-    bound: Bound = {}
-    if followed is not None and asked.search:
-        bound = bound_by(captured, followed, rules, pins, in_loop=loop is not None)
+    request, capture, annotations = of.asked, of.captured, of.found
+    devices = annotations.devices(degrees, of.without)
+    pins = with_recomputed_pins(capture, annotations.pins(degrees, of.without))
+    rules = Rules(request.replicate, capture.parts, degrees)
+    propagation = None
+    if annotations.wishes or not request.search:
+        hint_texts = {wish.node.name: wish.said for wish in annotations.wishes}
+        propagation = Propagation(capture, rules, tuple(degrees.values()), pins, hint_texts).propagated()
+    begin = [] if propagation is None else [propagation.assignment]
+    requirements: Bound = {}
+    if propagation is not None and request.search:
+        requirements = bound_by(capture, propagation, rules, pins, in_loop=loop is not None)
     simple: list[tuple[LayoutName, Assignment]] = []
-    if asked.search and not found.wishes:  # else hints decide
-        simple += simple_layouts(captured, rules, tuple(degrees.values()))
+    if request.search and not annotations.wishes:  # else hints decide
+        simple += simple_layouts(capture, rules, tuple(degrees.values()))
     alike: Mapping[str, Any] = pins
     if loop is not None:
         pins = pins_in_loop(pins)
-        begin, alike = [in_loop(each, loop, count) for each in begin], classes_of(loop, pins)
-        simple = [(layout, in_loop(each, loop, count)) for layout, each in simple]
-    costs = Costs(asked.cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
+        begin, alike = [in_loop(assignment, loop, count) for assignment in begin], classes_of(loop, pins)
+        simple = [(layout, in_loop(assignment, loop, count)) for layout, assignment in simple]
+    costs = Costs(request.cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
     inner = Search(
-        captured, costs, rules, of.limits, pins, classes(captured, alike) if asked.search else None, bound
+        capture,
+        costs,
+        rules,
+        of.limits,
+        pins,
+        classes(capture, alike) if request.search else None,
+        requirements,
     )
 
-    def way(layout: LayoutName, solved: Solved) -> Way:
-        return Way(layout, solved, degrees, costs, rules, followed, count, again, devices)
+    def way(layout: LayoutName, solution: Solved) -> Way:
+        return Way(layout, solution, degrees, costs, rules, propagation, count, again, devices)
 
-    if not asked.search:
-        if (solved := inner.priced(*begin)) is not None:
-            yield way("from hints", solved)
+    if not request.search:
+        if (solution := inner.priced(*begin)) is not None:
+            yield way("from hints", solution)
         return
-    if (solved := inner.best(begin, first=first)) is not None:
-        yield way("searched", solved)
+    if (solution := inner.best(begin, first=first)) is not None:
+        yield way("searched", solution)
     for layout, assignment in simple:
-        if (solved := inner.priced(assignment)) is not None:
-            yield way(layout, solved)
+        if (solution := inner.priced(assignment)) is not None:
+            yield way(layout, solution)
