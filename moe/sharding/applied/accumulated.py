@@ -27,8 +27,8 @@ class Steps:
     @property
     def graphs(self) -> list[fx.GraphModule]:
         """Of both."""
-        every = [each for each in (self.training, self.forward) if each is not None]
-        return [graph for each in every for graph in (each.prologue, each.body, each.epilogue)]
+        programs = [program for program in (self.training, self.forward) if program is not None]
+        return [graph for program in programs for graph in (program.prologue, program.body, program.epilogue)]
 
     def __call__(
         self,
@@ -40,7 +40,7 @@ class Steps:
         """Outputs and new values of buffers, so many in all. `gradients_of` makes of a program's gradients those of
         what is given."""
         if self.training is None or not torch.is_grad_enabled():
-            return self.forward(mesh, [each.detach() for each in given])
+            return self.forward(mesh, [tensor.detach() for tensor in given])
         return _Accumulated.apply(self, mesh, num_results, gradients_of, *given)
 
 
@@ -66,10 +66,10 @@ class _Accumulated(torch.autograd.Function):
         ctx: Any, steps: Steps, mesh: Mesh, num_results: int, gradients_of: Any, *given: Tensor
     ) -> tuple[Tensor, ...]:
         assert steps.training is not None
-        found = steps.training(mesh, [each.detach() for each in given])
-        results, gradients = found[:num_results], gradients_of(found[num_results:])
-        ctx.has = [each is not None for each in gradients]
-        ctx.save_for_backward(*(each for each in gradients if each is not None))
+        outputs = steps.training(mesh, [tensor.detach() for tensor in given])
+        results, gradients = outputs[:num_results], gradients_of(outputs[num_results:])
+        ctx.has = [gradient is not None for gradient in gradients]
+        ctx.save_for_backward(*(gradient for gradient in gradients if gradient is not None))
         ctx.loss = steps.loss
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*results[: ctx.loss], *results[ctx.loss + 1 :])
@@ -78,6 +78,6 @@ class _Accumulated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         check_once()
-        saved, scale = iter(ctx.saved_tensors), tangents[ctx.loss]
-        found = [next(saved) * scale if has and scale is not None else None for has in ctx.has]
-        return None, None, None, None, *found
+        saved_gradients, scale = iter(ctx.saved_tensors), tangents[ctx.loss]
+        gradients = [next(saved_gradients) * scale if has and scale is not None else None for has in ctx.has]
+        return None, None, None, None, *gradients

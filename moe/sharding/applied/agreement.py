@@ -30,15 +30,19 @@ def agree(mesh: Mesh, signature: int) -> None:
     """Raise ValueError, on every rank whose own batch is not refused, where a rank has refused its batch or calls with
     another signature. All ranks call it. Signatures are exchanged on the CPU: a GPU would first finish what its stream
     still has to do."""
-    every = torch.empty(mesh.num_ranks, dtype=torch.int64)
+    gathered_signatures = torch.empty(mesh.num_ranks, dtype=torch.int64)
     with collective("agreement on the batch's sizes"):
-        all_gather_single(every, torch.tensor([signature]), group=cpu_group())
-    if signature == REFUSED or bool((every == signature).all()):
+        all_gather_single(gathered_signatures, torch.tensor([signature]), group=cpu_group())
+    if signature == REFUSED or bool((gathered_signatures == signature).all()):
         return
-    signatures = every.tolist()
-    if refusing := [str(rank) for rank, other in enumerate(signatures) if other == REFUSED]:
+    signatures = gathered_signatures.tolist()
+    if refusing := [
+        str(rank) for rank, signature_of_rank in enumerate(signatures) if signature_of_rank == REFUSED
+    ]:
         raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
-    unlike = [str(rank) for rank, other in enumerate(signatures) if other != signatures[0]]
+    unlike = [
+        str(rank) for rank, signature_of_rank in enumerate(signatures) if signature_of_rank != signatures[0]
+    ]
     raise ValueError(
         f"rank {', '.join(unlike)} calls with a batch of other sizes than rank 0, or in another mode (train or eval, "
         "with or without gradients); call all ranks alike"

@@ -58,7 +58,7 @@ class _Stays(nn.Module):
     def stand_for(self, module: nn.Module) -> None:
         torch_private.refuse_composable(self, refuse_wrapper)
         self._planned = module.training
-        self._fixed = frozenset(each for each in vars(module) if each not in _OF_ALL and each[0] != "_")
+        self._fixed = frozenset(name for name in vars(module) if name not in _OF_ALL and name[0] != "_")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._fixed:
@@ -81,17 +81,17 @@ class _Stays(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Called by torch. Cuts this rank's shards from whole tensors, such as those of the plain module."""
-        for last, mine in (*self._parameters.items(), *self._buffers.items()):
-            loaded: Any = state_dict.get(prefix + last)
+        for last, tensor in (*self._parameters.items(), *self._buffers.items()):
+            whole: Any = state_dict.get(prefix + last)
             if (
-                isinstance(mine, DTensor)
-                and type(loaded) in (Tensor, nn.Parameter)
-                and loaded.shape == mine.shape
+                isinstance(tensor, DTensor)
+                and type(whole) in (Tensor, nn.Parameter)
+                and whole.shape == tensor.shape
             ):
                 state_dict[prefix + last] = distribute_tensor(
-                    loaded.detach().to(mine.to_local().device),
-                    mine.device_mesh,
-                    mine.placements,
+                    whole.detach().to(tensor.to_local().device),
+                    tensor.device_mesh,
+                    tensor.placements,
                     src_data_rank=None,
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -105,10 +105,10 @@ class Submodule(_Stays):
 
     def train(self, mode: bool = True) -> "Submodule":
         """Raises RuntimeError where the mode of one submodule would change alone."""
-        if any(each.training != mode for each in self.modules()):
-            asked = "train()" if mode else "eval()"
+        if any(module.training != mode for module in self.modules()):
+            call = "train()" if mode else "eval()"
             raise RuntimeError(
-                f"{asked} of a submodule of an applied module would change nothing, as there is one program for the "
+                f"{call} of a submodule of an applied module would change nothing, as there is one program for the "
                 "whole; set the module's own submodule, and plan and apply it again"
             )
         return self
@@ -171,9 +171,9 @@ class Applied(_Stays):
 
     def train(self, mode: bool = True) -> "Applied":
         """Set the mode. In the planned mode submodules have the modes they had then; in the other, all have it."""
-        for each in self.modules():
-            planned = each._planned if mode == self._planned and isinstance(each, _Stays) else None
-            each.training = mode if planned is None else planned
+        for module in self.modules():
+            planned_mode = module._planned if mode == self._planned and isinstance(module, _Stays) else None
+            module.training = mode if planned_mode is None else planned_mode
         return self
 
     def __deepcopy__(self, memo: Any) -> "Applied":
@@ -202,35 +202,37 @@ class Applied(_Stays):
         self._check_use()
         ready, inputs = self._called_with(self._arguments(batch, named))
         program = ready.running
-        given = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
-        frozen = {
-            name: held[last]
-            for name, (held, last) in zip(self._frozen, map(self._owner, self._frozen), strict=True)
+        leaf_tensors = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
+        frozen_parameters = {
+            name: owner[last]
+            for name, (owner, last) in zip(self._frozen, map(self._owner, self._frozen), strict=True)
         }
         if torch.is_grad_enabled() and (
-            asked := [name for name, each in frozen.items() if each.requires_grad]
+            names := [name for name, parameter in frozen_parameters.items() if parameter.requires_grad]
         ):
             raise RuntimeError(
-                f"{', '.join(asked)} asks for a gradient, which was not planned; set requires_grad on the module's own "
+                f"{', '.join(names)} asks for a gradient, which was not planned; set requires_grad on the module's own "
                 "parameters, and plan and apply it again"
             )
         is_step = program.backward is not None and torch.is_grad_enabled()
         if ready.steps is not None:
             count = program.num_outputs + len(program.updates)
-            parts = self._parts(program, given)
-            results = ready.steps(self.mesh, parts, count, lambda made: self._gradients(program, made))
+            parts = self._parts(program, leaf_tensors)
+            results = ready.steps(
+                self.mesh, parts, count, lambda gradients: self._gradients(program, gradients)
+            )
             outputs = self._updated(program, results)[0]
         elif is_step:
-            outputs = _Step.apply(self, program, *given)
+            outputs = _Step.apply(self, program, *leaf_tensors)
         else:
             with torch.no_grad():
-                outputs = self._run(ready.alone, self._parts(ready.alone, given))[0]
+                outputs = self._run(ready.alone, self._parts(ready.alone, leaf_tensors))[0]
         self.draws.step += self.training
-        returned, tensors = list(ready.values), iter(outputs)
-        for at, value in enumerate(returned):
+        values, tensors = list(ready.values), iter(outputs)
+        for at, value in enumerate(values):
             if value is TENSOR:
-                returned[at] = next(tensors)
-        return pytree.tree_unflatten(returned, ready.tree)
+                values[at] = next(tensors)
+        return pytree.tree_unflatten(values, ready.tree)
 
     def arguments_of(self, batch: Any) -> tuple[Any, ...]:
         """Positional arguments with which this module is called for a batch in any form that a sample may have."""
@@ -242,11 +244,11 @@ class Applied(_Stays):
         try:
             return canonical(self._takes, positional, named)
         except TypeError:
-            planned = self._programs.planned
+            ready = self._programs.planned
             self._num_calls += 1  # as on the other ranks, which go on to compare their batches
             if self._is_local:
                 with suppress(ValueError):
-                    global_batch(self.mesh, [None], planned.batch, planned.batch_tree, self._device)
+                    global_batch(self.mesh, [None], ready.batch, ready.batch_tree, self._device)
             elif self._agrees:
                 agree(self.mesh, REFUSED)
             raise
@@ -254,23 +256,23 @@ class Applied(_Stays):
     def _called_with(self, batch: Sequence[Any]) -> tuple[Ready, list[Any]]:
         """(the program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the
         plan's in more than sizes, and on every rank where ranks are found to have different batches."""
-        planned, is_checked = self._programs.planned, self._num_calls % EVERY_CALLS == 0
+        ready, is_checked = self._programs.planned, self._num_calls % EVERY_CALLS == 0
         self._num_calls += 1
         if self._is_local:
-            batch = global_batch(self.mesh, batch, planned.batch, planned.batch_tree, self._device)
+            batch = global_batch(self.mesh, batch, ready.batch, ready.batch_tree, self._device)
         try:
-            inputs = checked(batch, planned.batch, planned.batch_tree)
+            inputs = checked(batch, ready.batch, ready.batch_tree)
         except ValueError:
             if self._agrees:
                 agree(self.mesh, REFUSED)
             elif is_checked:
-                check_same(self.mesh, None, planned.batch, self._device)
+                check_same(self.mesh, None, ready.batch, self._device)
             raise
         if self._agrees:
-            sizes = [tuple(each.shape) for each in inputs if isinstance(each, Tensor)]
+            sizes = [tuple(leaf.shape) for leaf in inputs if isinstance(leaf, Tensor)]
             agree(self.mesh, signature_of(self.training, torch.is_grad_enabled(), sizes))
         if is_checked:
-            check_same(self.mesh, inputs, planned.batch, self._device)
+            check_same(self.mesh, inputs, ready.batch, self._device)
         return self._programs.of_batch(self.training, batch), inputs
 
     def _given(self, kind: str, name: str, inputs: list[Any], program: Program) -> Tensor:
@@ -280,16 +282,16 @@ class Applied(_Stays):
             case "constant":
                 return program.constants[name]
             case _:
-                held, last = self._owner(name)
-                return held[last]
+                owner, last = self._owner(name)
+                return owner[last]
 
-    def _parts(self, program: Program, given: Sequence[Tensor]) -> list[Tensor]:
+    def _parts(self, program: Program, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Arguments of a program: tensors as they are, of DTensors this rank's parts. Differentiable."""
         return [
-            to_program(each.to_local(), self._shapes[leaf.name], self._placements[leaf.name], self.mesh)
-            if isinstance(each, DTensor)
-            else each
-            for leaf, each in zip(program.leaves, given, strict=True)
+            to_program(tensor.to_local(), self._shapes[leaf.name], self._placements[leaf.name], self.mesh)
+            if isinstance(tensor, DTensor)
+            else tensor
+            for leaf, tensor in zip(program.leaves, tensors, strict=True)
         ]
 
     def _owner(self, name: str) -> tuple[dict[str, Any], str]:
@@ -300,21 +302,22 @@ class Applied(_Stays):
         return self._owners[name]
 
     def _run(
-        self, program: Program, given: Sequence[Tensor]
+        self, program: Program, tensors: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, what is kept for the backward pass)."""
-        return self._updated(program, program.forward(self.mesh, [each.detach() for each in given]))
+        return self._updated(program, program.forward(self.mesh, [tensor.detach() for tensor in tensors]))
 
     def _updated(
         self, program: Program, results: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, what stands behind new values of buffers, which the buffers have now)."""
         behind = program.num_outputs + len(program.updates)
-        buffers = [held[last] for held, last in map(self._owner, program.updates)]
+        buffers = [owner[last] for owner, last in map(self._owner, program.updates)]
         if buffers:  # outputs, other buffers and the backward pass may have what they were
-            written = {local(each).untyped_storage().data_ptr() for each in buffers}
+            pointers = {local(buffer).untyped_storage().data_ptr() for buffer in buffers}
             results = [
-                each.clone() if each.untyped_storage().data_ptr() in written else each for each in results
+                result.clone() if result.untyped_storage().data_ptr() in pointers else result
+                for result in results
             ]
         outputs, updates = results[: program.num_outputs], results[program.num_outputs : behind]
         for name, buffer, new in zip(program.updates, buffers, updates, strict=True):
@@ -322,34 +325,34 @@ class Applied(_Stays):
                 local(buffer).copy_(from_program(new, self._shapes[name], self._placements[name], self.mesh))
         return tuple(outputs), tuple(results[behind:])
 
-    def _gradients(self, program: Program, made: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _gradients(self, program: Program, results: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Of what a program is given, without padding, from what its backward pass gives."""
-        parts = dict(zip(program.gradients, made, strict=True))
-        found: list[Tensor | None] = []
+        parts = dict(zip(program.gradients, results, strict=True))
+        gradients: list[Tensor | None] = []
         for leaf in program.leaves:
             part = parts.get(leaf.name) if leaf.kind == "parameter" else None
             if part is not None:
                 # fused optimizers assume that a gradient has the memory layout of its parameter
                 part = unpadded(part, leaf.shape, program.placements[leaf.name], self.mesh).contiguous()
-            found.append(part)
-        return found
+            gradients.append(part)
+        return gradients
 
-    def _gradients_like(self, program: Program, made: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _gradients_like(self, program: Program, results: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The same gradients, as DTensors for parameters that are DTensors."""
-        found = self._gradients(program, made)
-        for at, (leaf, part) in enumerate(zip(program.leaves, found, strict=True)):
-            held, last = self._owner(leaf.name) if part is not None else ({}, "")
-            if part is not None and isinstance(parameter := held[last], DTensor):
+        gradients = self._gradients(program, results)
+        for at, (leaf, part) in enumerate(zip(program.leaves, gradients, strict=True)):
+            owner, last = self._owner(leaf.name) if part is not None else ({}, "")
+            if part is not None and isinstance(parameter := owner[last], DTensor):
                 shard = from_program(part, leaf.shape, self._placements[leaf.name], self.mesh)
-                found[at] = torch_private.dtensor_like(parameter, shard)
-        return found
+                gradients[at] = torch_private.dtensor_like(parameter, shard)
+        return gradients
 
     def names(self) -> list[list[str]]:
         """All names of each parameter and buffer; those that are tied have several."""
-        found: dict[int, list[str]] = {}
+        names: dict[int, list[str]] = {}
         for name, tensor in self._tensors():
-            found.setdefault(id(tensor), []).append(name)
-        return list(found.values())
+            names.setdefault(id(tensor), []).append(name)
+        return list(names.values())
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.named_parameters(remove_duplicate=False)
@@ -367,8 +370,8 @@ class Applied(_Stays):
         """This rank's shard of a tensor sharded as a parameter is: its gradient or optimizer state."""
         shape, placements = self._shapes[name], self._placements[name]
         offsets, _ = stored_extent(shape, placements, self.mesh.degrees, self.mesh.indices)
-        others = [axis for axis, each in enumerate(placements) if each.dim is None]
-        return Shard(shape, offsets, local(tensor.detach()), self.mesh.is_first(others))
+        replicate_axes = [axis for axis, placement in enumerate(placements) if placement.dim is None]
+        return Shard(shape, offsets, local(tensor.detach()), self.mesh.is_first(replicate_axes))
 
     def like(self, name: str, shard: Tensor) -> Tensor:
         """A tensor sharded as a parameter is, such as an optimizer state, from this rank's shard."""
@@ -379,53 +382,55 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, applied: Applied, program: Program, *given: Tensor) -> tuple[Tensor, ...]:
         parts = applied._parts(program, given)
-        outputs, saved = applied._run(program, parts)
+        outputs, saved_tensors = applied._run(program, parts)
         ctx.applied, ctx.program, ctx.draws = applied, program, replace(applied.draws)
-        ctx.num_saved = len(saved)
-        used = sorted({number for kind, number in program.kept if kind == "leaf"})
-        ctx.leaves = {number: at for at, number in enumerate(used)}
-        ctx.save_for_backward(*saved, *(parts[number] for number in used))
+        ctx.num_saved = len(saved_tensors)
+        leaf_numbers = sorted({number for kind, number in program.kept if kind == "leaf"})
+        ctx.leaves = {number: at for at, number in enumerate(leaf_numbers)}
+        ctx.save_for_backward(*saved_tensors, *(parts[number] for number in leaf_numbers))
         ctx.set_materialize_grads(False)
-        trained = {id(outputs[at]) for at in program.tangents}
-        found = [
-            each if at in program.tangents or id(each) not in trained else each.clone()
-            for at, each in enumerate(outputs)
+        differentiable_ids = {id(outputs[at]) for at in program.tangents}
+        results = [
+            output if at in program.tangents or id(output) not in differentiable_ids else output.clone()
+            for at, output in enumerate(outputs)
         ]
-        ctx.mark_non_differentiable(*(each for at, each in enumerate(found) if at not in program.tangents))
-        ctx.outputs = [(each.shape, each.dtype, each.device) for each in found]
-        return tuple(found)
+        ctx.mark_non_differentiable(
+            *(output for at, output in enumerate(results) if at not in program.tangents)
+        )
+        ctx.outputs = [(output.shape, output.dtype, output.device) for output in results]
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         check_once()
-        program, applied, tensors = ctx.program, ctx.applied, ctx.saved_tensors
-        applied._check_use()
-        saved, leaves = tensors[: ctx.num_saved], tensors[ctx.num_saved :]
+        program, module, tensors = ctx.program, ctx.applied, ctx.saved_tensors
+        module._check_use()
+        saved_tensors, leaves = tensors[: ctx.num_saved], tensors[ctx.num_saved :]
         arguments = []
         for kind, number in program.kept:
             if kind == "saved":
-                arguments.append(saved[number])
+                arguments.append(saved_tensors[number])
             elif kind == "leaf":
                 arguments.append(leaves[ctx.leaves[number]].detach())
             else:
                 arguments.append(_tangent(tangents, program.tangents[number], ctx.outputs))
-        del saved, leaves, tensors
+        del saved_tensors, leaves, tensors
         ctx.maybe_clear_saved_tensors()  # the program lets go of each after its last use, unless the graph is retained
-        with applied.draws.being(ctx.draws):
-            made = program.backward(applied.mesh, arguments)
-        given = {at for at, each in enumerate(tangents) if each is not None}
-        made = [
-            each if given & needs or not needs else None
-            for each, needs in zip(made, program.needs, strict=True)
+        with module.draws.being(ctx.draws):
+            gradients = program.backward(module.mesh, arguments)
+        tangent_numbers = {at for at, tangent in enumerate(tangents) if tangent is not None}
+        gradients = [
+            gradient if tangent_numbers & needs or not needs else None
+            for gradient, needs in zip(gradients, program.needs, strict=True)
         ]
-        return None, None, *applied._gradients_like(program, made)
+        return None, None, *module._gradients_like(program, gradients)
 
 
 def _tangent(tangents: Sequence[Tensor | None], number: int, outputs: Sequence[Any]) -> Tensor:
     """Zeros of an output that the loss does not depend on."""
-    found = tangents[number]
-    if found is not None:
-        return found.contiguous()
+    tangent = tangents[number]
+    if tangent is not None:
+        return tangent.contiguous()
     shape, dtype, device = outputs[number]
     return torch.zeros(shape, dtype=dtype, device=device)
 

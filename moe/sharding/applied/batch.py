@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
     """Shapes and dtypes of a batch's tensors, and its other values: the batches of a plan have the same."""
     return tuple(
-        (tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each
-        for each in pytree.tree_leaves(list(batch))
+        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+        for leaf in pytree.tree_leaves(list(batch))
     )
 
 
@@ -20,8 +20,8 @@ def batch_like(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeS
     """Shapes and dtypes of a batch's tensors, and its other values, in the plan's order. Raises ValueError for one that
     differs from the plan's (`expected`) in more than the sizes of dimensions."""
     return tuple(
-        (tuple(leaf.shape), leaf.dtype) if isinstance(wanted, tuple) else wanted
-        for leaf, wanted in zip(checked(batch, expected, tree), expected, strict=True)
+        (tuple(leaf.shape), leaf.dtype) if isinstance(plan_leaf, tuple) else plan_leaf
+        for leaf, plan_leaf in zip(checked(batch, expected, tree), expected, strict=True)
     )
 
 
@@ -29,24 +29,24 @@ def checked(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec
     """Leaves of a batch. Raises ValueError where they differ from the plan's in more than the sizes of dimensions, or
     are nested otherwise."""
     leaves = leaves_in_order(batch, tree)
-    for number, (given, wanted) in enumerate(zip(leaves, expected, strict=True)):
-        if isinstance(wanted, tuple):
-            if isinstance(given, Tensor) and given.requires_grad and torch.is_grad_enabled():
+    for number, (leaf, plan_leaf) in enumerate(zip(leaves, expected, strict=True)):
+        if isinstance(plan_leaf, tuple):
+            if isinstance(leaf, Tensor) and leaf.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
                     f"inputs.{number} asks for its gradient, which programs give of parameters alone; detach it"
                 )
-            if not isinstance(given, Tensor) or (given.dim(), given.dtype) != (len(wanted[0]), wanted[1]):
-                is_tensor = isinstance(given, Tensor)
-                has = f"{list(given.shape)} {given.dtype}" if is_tensor else type(given).__name__
+            if not isinstance(leaf, Tensor) or (leaf.dim(), leaf.dtype) != (len(plan_leaf[0]), plan_leaf[1]):
+                is_tensor = isinstance(leaf, Tensor)
+                has = f"{list(leaf.shape)} {leaf.dtype}" if is_tensor else type(leaf).__name__
                 raise ValueError(
-                    f"inputs.{number} (={has}) must be like {list(wanted[0])} {wanted[1]}, which the plan is for: "
-                    "sizes may differ, dtype and number of dimensions may not; plan again for this batch"
+                    f"inputs.{number} (={has}) must be like {list(plan_leaf[0])} {plan_leaf[1]}, which the plan is "
+                    "for: sizes may differ, dtype and number of dimensions may not; plan again for this batch"
                 )
-        elif isinstance(given, Tensor) or given != wanted:
+        elif isinstance(leaf, Tensor) or leaf != plan_leaf:
             raise ValueError(
-                f"inputs.{number} (={given!r}) must be {wanted!r}, which the captured graph has; plan again"
+                f"inputs.{number} (={leaf!r}) must be {plan_leaf!r}, which the captured graph has; plan again"
             )
-    return [each.resolve_conj().resolve_neg() if isinstance(each, Tensor) else each for each in leaves]
+    return [leaf.resolve_conj().resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 def leaves_in_order(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:
@@ -55,11 +55,11 @@ def leaves_in_order(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:
     try:
         return wanted.flatten_up_to(list(batch))
     except ValueError:
-        given = pytree.tree_structure(list(batch))
-        num_given, num_wanted = given.num_leaves, wanted.num_leaves
+        tree = pytree.tree_structure(list(batch))
+        num_given, num_wanted = tree.num_leaves, wanted.num_leaves
         counts = f"has {num_given} values" if num_given != num_wanted else "is nested otherwise"
         raise ValueError(
-            f"the batch {counts}: {_nesting(given)}; the plan is for {num_wanted}: {_nesting(wanted)}; give it so, or "
+            f"the batch {counts}: {_nesting(tree)}; the plan is for {num_wanted}: {_nesting(wanted)}; give it so, or "
             "plan again for this batch"
         ) from None
 

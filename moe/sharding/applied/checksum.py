@@ -20,14 +20,14 @@ def check_same(
 ) -> None:
     """Raise ValueError, on every rank, where ranks were called with different tensors or a rank has refused its batch
     (`leaves` is None there). `expected` has a tuple in the place of each tensor. All ranks call it."""
-    numbers = [number for number, each in enumerate(expected) if isinstance(each, tuple)]
+    numbers = [number for number, leaf in enumerate(expected) if isinstance(leaf, tuple)]
     if mesh.num_ranks == 1:
         return
     sums = [torch.zeros((), dtype=torch.int64)] * len(numbers)
     if leaves is not None:
         sums = [checksum(leaves[number]) for number in numbers]
     refuses = torch.tensor(int(leaves is None))
-    every = every_rank(mesh, torch.stack([each.to(device) for each in (refuses, *sums)])).tolist()
+    rows = every_rank(mesh, torch.stack([tensor.to(device) for tensor in (refuses, *sums)])).tolist()
     if leaves is None:
         return
     ranks = (
@@ -35,12 +35,14 @@ def check_same(
         if mesh.device_mesh is None
         else sorted(mesh.device_mesh.mesh.flatten().tolist())
     )
-    if refusing := [str(rank) for rank, (refused, *_) in zip(ranks, every, strict=False) if refused]:
+    if refusing := [
+        str(rank) for rank, (refuses_batch, *_) in zip(ranks, rows, strict=False) if refuses_batch
+    ]:
         raise ValueError(f"the batch is refused on rank {', '.join(refusing)}; see the error there")
     different = {
-        rank: [number for number, *sums in zip(numbers, of_rank[1:], every[0][1:], strict=True) if len({*sums}) > 1]
-        for rank, of_rank in zip(ranks, every, strict=False)
-        if of_rank != every[0]
+        rank: [number for number, *sums in zip(numbers, of_rank[1:], rows[0][1:], strict=True) if len({*sums}) > 1]
+        for rank, of_rank in zip(ranks, rows, strict=False)
+        if of_rank != rows[0]
     }  # fmt: skip
     if different:
         words = "; ".join(
@@ -55,15 +57,15 @@ def check_same(
 
 def every_rank(mesh: Mesh, rows: Tensor) -> Tensor:
     """`[ranks, ...]` for `rows` `[...]`, in the order of ranks. All ranks call it."""
-    gathered = rows.unsqueeze(0).contiguous()
+    result = rows.unsqueeze(0).contiguous()
     for axis in reversed(range(len(mesh.degrees))):
-        gathered = mesh.all_gather(gathered, axis)
+        result = mesh.all_gather(result, axis)
     if mesh.device_mesh is None:
-        return gathered
+        return result
     places = mesh.device_mesh.mesh.flatten().argsort()
     if torch.equal(places, torch.arange(mesh.num_ranks)):
-        return gathered
-    return gathered[places.to(gathered.device)]
+        return result
+    return result[places.to(result.device)]
 
 
 def checksum(tensor: Tensor) -> Tensor:
@@ -78,6 +80,6 @@ def checksum(tensor: Tensor) -> Tensor:
         block = flat[first : first + _BLOCK].contiguous().view(bits).to(torch.int64)
         place = torch.arange(first, first + block.numel(), dtype=torch.int64, device=flat.device)
         # int64 sums wrap around, so their order does not matter; odd factors lose no bits
-        mixed = (block + place * 0x2545F4914F6CDD1D) * 0x27D4EB2F165667C5
-        total += ((mixed ^ (mixed >> 29)) * 0x1B873593CC9E2D51).sum()
+        product = (block + place * 0x2545F4914F6CDD1D) * 0x27D4EB2F165667C5
+        total += ((product ^ (product >> 29)) * 0x1B873593CC9E2D51).sum()
     return total

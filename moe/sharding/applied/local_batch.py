@@ -29,11 +29,11 @@ def global_batch(
         leaves = leaves_in_order(batch, tree)
     except ValueError as error:  # raised once all ranks know of it
         refusal = error
-    planned = [entry[0] if isinstance(entry, tuple) else () for entry in expected]
-    num_rows = next((shape[0] for shape in planned if shape), None)
+    plan_shapes = [entry[0] if isinstance(entry, tuple) else () for entry in expected]
+    num_rows = next((shape[0] for shape in plan_shapes if shape), None)
     split = [
         number
-        for number, (leaf, shape) in enumerate(zip(leaves, planned, strict=False))
+        for number, (leaf, shape) in enumerate(zip(leaves, plan_shapes, strict=False))
         if isinstance(leaf, Tensor) and leaf.dim() and shape and shape[0] == num_rows
     ]
     # of one size on every rank, whatever its batch is, so that no rank waits for another and all see which differ
@@ -65,8 +65,8 @@ def _check_alike(signatures: list[list[list[int]]]) -> None:
     if different := {
         number
         for of_rank in signatures
-        for number, (mine, first) in enumerate(zip(of_rank[1:], signatures[0][1:], strict=True))
-        if mine != first
+        for number, (entry, first) in enumerate(zip(of_rank[1:], signatures[0][1:], strict=True))
+        if entry != first
     }:
         names = ", ".join(f"inputs.{number}" for number in sorted(different))
         raise ValueError(
@@ -79,5 +79,5 @@ def _gathered(mesh: Mesh, rows: Tensor) -> Tensor:
     rows = rows.resolve_conj().resolve_neg().contiguous()
     if rows.is_complex():
         return torch.view_as_complex(_gathered(mesh, torch.view_as_real(rows)))
-    every = every_rank(mesh, as_bytes(rows)).flatten(0, 1)
-    return every.view(torch.bool) if rows.dtype == torch.bool else every
+    all_rows = every_rank(mesh, as_bytes(rows)).flatten(0, 1)
+    return all_rows.view(torch.bool) if rows.dtype == torch.bool else all_rows

@@ -119,22 +119,24 @@ class _Shards:
     def _plain_state(self, parameter: Tensor, state: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(parameter, DTensor):
             return state
-        known = self._states.get(parameter)
-        if known is None or not known.is_of(state):
+        cache_entry = self._states.get(parameter)
+        if cache_entry is None or not cache_entry.is_of(state):
             plain = {
                 name: value.to_local() if isinstance(value, DTensor) else value
                 for name, value in state.items()
             }
-            known = self._states[parameter] = _State(plain, tuple(plain.values()), tuple(state.values()))
-        return known.plain
+            cache_entry = self._states[parameter] = _State(
+                plain, tuple(plain.values()), tuple(state.values())
+            )
+        return cache_entry.plain
 
     def _write_back(self, states: dict[Any, Any], parameter: Tensor, plain: dict[str, Any]) -> None:
         """Store new states: those of the parameter's shape become DTensors with its placements."""
         if not isinstance(parameter, DTensor):
             states[parameter] = plain
             return
-        known = self._states.get(parameter)
-        if known is not None and known.plain is plain and known.is_unchanged():
+        cache_entry = self._states.get(parameter)
+        if cache_entry is not None and cache_entry.plain is plain and cache_entry.is_unchanged():
             return
         state, shape = states[parameter], parameter.to_local().shape
         for name, value in plain.items():

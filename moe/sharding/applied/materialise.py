@@ -40,12 +40,12 @@ class Materialiser:
     def fill(self, model: nn.Module) -> None:
         """With the parts of a module. Raises SpecError for tensors on the meta device that nothing gives values, and
         for names that an applied module has for something else."""
-        if taken := list(self._taken(model)):
-            raise SpecError(taken)
+        if conflicts := list(self._taken(model)):
+            raise SpecError(conflicts)
         names: dict[int, list[str]] = {}
         for name, tensor in tensors_of(model).items():
             names.setdefault(id(tensor), []).append(name)
-        made: dict[int, Tensor] = {}
+        parts: dict[int, Tensor] = {}
         owners: dict[int, Submodule | Applied] = {}
         problems: list[Problem] = []
         for path, module in model.named_modules(remove_duplicate=False):
@@ -58,18 +58,18 @@ class Materialiser:
             owner.stand_for(module)
             persistent = set(module._buffers) - module._non_persistent_buffers_set | set(module._parameters)
             own = {last: tensor for last, tensor in _own(module) if tensor is not None}
-            new = {last: tensor for last, tensor in own.items() if id(tensor) not in made}
-            given = {
+            new = {last: tensor for last, tensor in own.items() if id(tensor) not in parts}
+            later_names = {
                 last for last, tensor in new.items() if self.is_given(names[id(tensor)], last in persistent)
             }
-            empty = [last for last, tensor in new.items() if tensor.is_meta and last not in given]
+            empty = [last for last, tensor in new.items() if tensor.is_meta and last not in later_names]
             initial = _initial(module, path, empty, self.seed, self.init) if empty else {}
             problems += _without_values(module, path, sorted(set(empty) - set(initial)), self.init)
             for last, tensor in own.items():
-                if id(tensor) not in made:
-                    whole = None if last in given else initial.get(last, tensor.detach())
-                    made[id(tensor)] = self._part(names[id(tensor)][0], tensor, whole)
-                part = made[id(tensor)]
+                if id(tensor) not in parts:
+                    whole = None if last in later_names else initial.get(last, tensor.detach())
+                    parts[id(tensor)] = self._part(names[id(tensor)][0], tensor, whole)
+                part = parts[id(tensor)]
                 if isinstance(part, nn.Parameter):
                     owner.register_parameter(last, part)
                 else:
@@ -79,10 +79,10 @@ class Materialiser:
 
     def _taken(self, model: nn.Module) -> Iterator[Problem]:
         """Names that torch would not register anything under, as they are attributes already."""
-        ours, parts = {*dir(Applied), *vars(self.applied)}, set(dir(Submodule))
+        root_names, submodule_names = {*dir(Applied), *vars(self.applied)}, set(dir(Submodule))
         for path, module in model.named_modules():
             for last in (*module._modules, *module._parameters, *module._buffers):
-                if last in (parts if path else ours):
+                if last in (submodule_names if path else root_names):
                     rule = "is a name that an applied module has for something else"
                     remedy = f"rename it, or put the module into another one, whose forward calls it: `inner.{last}`"
                     yield Problem("conflict", f"{path}.{last}" if path else last, None, rule, remedy)
@@ -101,7 +101,7 @@ class Materialiser:
         else:
             shard = cut(whole, placements, mesh).to(self.device, tensor.dtype, copy=True).contiguous()
         if not isinstance(tensor, nn.Parameter):
-            is_cut = any(each.dim is not None for each in placements)
+            is_cut = any(placement.dim is not None for placement in placements)
             return distributed(shard, tensor.shape, placements, mesh) if is_cut else shard
         if not tensor.requires_grad:
             self.applied._frozen.append(name)
@@ -114,19 +114,19 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
 
 
 def _initial(
-    module: nn.Module, path: str, wanted: list[str], seed: int, init: Init | None
+    module: nn.Module, path: str, names: list[str], seed: int, init: Init | None
 ) -> dict[str, Tensor]:
     """Whole values of a module's own tensors, such as are given any: by `init`, and those that it leaves out by the
     module's own `reset_parameters`; each with the numbers of (seed, path)."""
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     if init is not None:
         shell = _Shell(module)
         with _drawing(seed, path):
-            for last in wanted:
+            for last in names:
                 init(f"{path}.{last}" if path else last, shell.given[last])
-        found = shell.filled()
+        values = shell.filled()
     reset = getattr(type(module), "reset_parameters", None)
-    if reset is not None and set(wanted) - set(found):
+    if reset is not None and set(names) - set(values):
         shell = _Shell(module)
         with _drawing(seed, path):
             try:
@@ -137,8 +137,8 @@ def _initial(
                 raise SpecError(
                     Problem("user_code", f"{path or 'model'}.reset_parameters", None, rule, remedy)
                 ) from None
-        found = shell.filled() | found
-    return {last: found[last] for last in wanted if last in found}
+        values = shell.filled() | values
+    return {last: values[last] for last in names if last in values}
 
 
 @contextmanager
@@ -166,14 +166,14 @@ class _Shell:
         self._versions = {last: tensor._version for last, tensor in self.given.items()}
 
     def filled(self) -> dict[str, Tensor]:
-        found = {}
+        values = {}
         for last, now in _own(self.module):
             before = self.given.get(last)
             if now is None or before is None:
                 continue
             if now.data_ptr() != before.data_ptr() or self._was_written(last, now):
-                found[last] = now.detach()
-        return found
+                values[last] = now.detach()
+        return values
 
     def _was_written(self, last: str, now: Tensor) -> bool:
         """By its version; where that was gone around, by its values."""

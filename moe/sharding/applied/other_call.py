@@ -43,61 +43,69 @@ def of_other_call(
     """The program of a module, in its mode, for a batch. A batch that does not fit whole is split into the plan's
     micro-batches; where that is not possible, the program exceeds memory by as little as it can. Hints hold as in the
     plan. A collective: rank 0 solves."""
-    captured = capture(skeleton, batch, loss, device_of(plan.cluster))
-    wished = prepare(captured, plan).pins(plan.mesh)
-    rules = Rules(replicate, captured.parts, plan.mesh)
-    chosen = together.from_first(lambda: _chosen(captured, plan, replicate, rules, placements, wished))
-    there = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **chosen)
-    return ready_of(captured, written(captured, there, rules), there, batch)
+    captured_graph = capture(skeleton, batch, loss, device_of(plan.cluster))
+    hint_pins = prepare(captured_graph, plan).pins(plan.mesh)
+    rules = Rules(replicate, captured_graph.parts, plan.mesh)
+    fields = together.from_first(
+        lambda: _chosen(captured_graph, plan, replicate, rules, placements, hint_pins)
+    )
+    call_plan = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **fields)
+    return ready_of(captured_graph, written(captured_graph, call_plan, rules), call_plan, batch)
 
 
 def _chosen(
-    captured: Captured,
+    captured_graph: Captured,
     plan: ShardingPlan,
     replicate: Sequence[str],
     rules: Rules,
     placements: Mapping[str, Placements],
-    wished: Mapping[str, Pin],
+    hint_pins: Mapping[str, Pin],
 ) -> dict[str, Any]:
-    """Fields of a plan for this graph, whose hints ask for `wished`."""
-    pins = dict(wished) | {
+    """Fields of a plan for this graph, whose hints ask for `hint_pins`."""
+    pins = dict(hint_pins) | {
         node.name: placements[leaf.name]
-        for node, leaf in captured.leaves.items()
+        for node, leaf in captured_graph.leaves.items()
         if leaf.kind in ("parameter", "buffer")
     }
-    followed = None
-    if wished:
+    propagated_hints = None
+    if hint_pins:
         degrees = tuple(plan.mesh.values())
-        propagation = Propagation(captured, rules, degrees, with_recomputed_pins(captured, wished), {})
-        followed = propagation.propagated()
-    slots = plan.memory.optimizer / plan.memory.gradients if plan.memory.gradients else 0.0
-    for times, count, loop in _ways(captured, plan, replicate):
-        room = max(1.0, plan.cluster.memory_bytes * times - captured.input_bytes)
-        costs = Costs(plan.cluster, plan.degrees if loop is None else (count, *plan.degrees), loop)
-        pins = with_recomputed_pins(captured, pins)
-        pinned = pins if loop is None else pins_in_loop(pins)
-        bound = (
-            {} if followed is None else bound_by(captured, followed, rules, wished, in_loop=loop is not None)
+        propagation = Propagation(
+            captured_graph, rules, degrees, with_recomputed_pins(captured_graph, hint_pins), {}
         )
-        found = PlacementProgram(captured, costs, rules, Limits(room, slots), pinned, bound=bound).solved()
-        if found is not None:
-            options, kept = found.assignment.options.items(), sorted(found.assignment.kept)
+        propagated_hints = propagation.propagated()
+    slots = plan.memory.optimizer / plan.memory.gradients if plan.memory.gradients else 0.0
+    for times, count, loop in _ways(captured_graph, plan, replicate):
+        room = max(1.0, plan.cluster.memory_bytes * times - captured_graph.input_bytes)
+        costs = Costs(plan.cluster, plan.degrees if loop is None else (count, *plan.degrees), loop)
+        pins = with_recomputed_pins(captured_graph, pins)
+        loop_pins = pins if loop is None else pins_in_loop(pins)
+        requirements = (
+            {}
+            if propagated_hints is None
+            else bound_by(captured_graph, propagated_hints, rules, hint_pins, in_loop=loop is not None)
+        )
+        solution = PlacementProgram(
+            captured_graph, costs, rules, Limits(room, slots), loop_pins, bound=requirements
+        ).solved()
+        if solution is not None:
+            options, kept_tensors = solution.assignment.options.items(), sorted(solution.assignment.kept)
             return {
-                "options": {name: [each.name for each in along] for name, along in options},
-                "kept": [(name, in_words(at)) for name, at in kept],
+                "options": {name: [option.name for option in along] for name, along in options},
+                "kept": [(name, in_words(at)) for name, at in kept_tensors],
                 "micro_batches": count,
             }
     raise AssertionError("without a limit there is a program")
 
 
 def _ways(
-    captured: Captured, plan: ShardingPlan, replicate: Sequence[str]
+    captured_graph: Captured, plan: ShardingPlan, replicate: Sequence[str]
 ) -> Iterator[tuple[float, int, Loop | None]]:
     """(share of the memory that may be used, micro-batches, loop over them), the best first."""
     yield 1.0, 1, None
     if plan.micro_batches > 1:
         try:
-            loop = loop_of(captured, Rules(replicate), plan.micro_batches)
+            loop = loop_of(captured_graph, Rules(replicate), plan.micro_batches)
         except SpecError:
             pass  # what it returns in this mode needs the whole batch at once
         else:
@@ -108,16 +116,16 @@ def _ways(
 def without_values(model: nn.Module) -> nn.Module:
     """A copy on the meta device. What cannot be copied, such as a lock or an open file, is the same in both."""
     memo: dict[int, Any] = {
-        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
-        if isinstance(each, nn.Parameter)
-        else torch.empty_like(each, device="meta")
-        for each in tensors_of(model).values()
+        id(tensor): nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else torch.empty_like(tensor, device="meta")
+        for tensor in tensors_of(model).values()
     }
     modules = list(model.modules())
-    for each in modules:
-        memo[id(each)] = type(each).__new__(type(each))
-    for each in modules:
-        vars(memo[id(each)]).update({name: _copied(value, memo) for name, value in vars(each).items()})
+    for module in modules:
+        memo[id(module)] = type(module).__new__(type(module))
+    for module in modules:
+        vars(memo[id(module)]).update({name: _copied(value, memo) for name, value in vars(module).items()})
     return memo[id(model)]
 
 
@@ -125,14 +133,14 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """A deep copy, in which what is in `memo` has its copy there; where there can be none, the value itself."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    made: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
     try:
-        found = copy.deepcopy(value, ChainMap(made, memo))  # type: ignore[arg-type]
-    except Exception:  # whatever a user's class raises; half of a copy is in `made` alone
+        result = copy.deepcopy(value, ChainMap(copies, memo))  # type: ignore[arg-type]
+    except Exception:  # whatever a user's class raises; half of a copy is in `copies` alone
         if type(value) not in (list, tuple, dict):
             return value
         if type(value) is dict:
-            return {key: _copied(each, memo) for key, each in value.items()}
-        return type(value)(_copied(each, memo) for each in value)
-    memo.update(made)
-    return found
+            return {key: _copied(element, memo) for key, element in value.items()}
+        return type(value)(_copied(element, memo) for element in value)
+    memo.update(copies)
+    return result

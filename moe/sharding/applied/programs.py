@@ -60,7 +60,7 @@ class Programs:
 
     def _sample(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         tensors = [
-            torch.empty(each[0], dtype=each[1], device="meta") if isinstance(each, tuple) else each
-            for each in leaves
+            torch.empty(leaf[0], dtype=leaf[1], device="meta") if isinstance(leaf, tuple) else leaf
+            for leaf in leaves
         ]
         return tuple(pytree.tree_unflatten(tensors, self.planned.batch_tree))

@@ -64,9 +64,9 @@ def ready_of(captured: Captured, program: Program, plan: ShardingPlan, batch: Se
     if plan.micro_batches > 1:
         steps = steps_of(program, captured, plan.micro_batches)
         program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
-        for each in steps.graphs:
-            put_in_buckets(each, (plan.micro_batches, *plan.degrees))
-    values = tuple(TENSOR if isinstance(each, fx.Node) else each for each in captured.outputs)
+        for graph in steps.graphs:
+            put_in_buckets(graph, (plan.micro_batches, *plan.degrees))
+    values = tuple(TENSOR if isinstance(output, fx.Node) else output for output in captured.outputs)
     tree = pytree.tree_structure(list(batch))
     return Ready(program, captured.output_tree, values, leaves_of(batch), tree, steps)
 
@@ -97,39 +97,39 @@ def written(captured: Captured, plan: ShardingPlan, rules: Rules) -> Program:
     return program if is_loop else with_buckets(program, degrees)
 
 
-def _assignment(captured: Captured, plan: ShardingPlan, degrees: tuple[int, ...], rules: Rules) -> Assignment:
+def _assignment(capture: Captured, plan: ShardingPlan, degrees: tuple[int, ...], rules: Rules) -> Assignment:
     """The plan's choices. Raises SpecError for one that is not possible."""
     options = {}
-    for node in captured.graph.graph.nodes:
+    for node in capture.graph.graph.nodes:
         if not is_operator(node):
             continue
-        by_name: dict[str, AxisOption] = {each.name: each for each in rules(node).axis_options()}
-        chosen = plan.options.get(node.name, ())
-        if len(chosen) != len(degrees) or not set(chosen) <= set(by_name):
+        by_name: dict[str, AxisOption] = {option.name: option for option in rules(node).axis_options()}
+        names = plan.options.get(node.name, ())
+        if len(names) != len(degrees) or not set(names) <= set(by_name):
             raise SpecError(
                 Problem(
                     "not_a_choice",
                     f"plan.options.{node.name}",
-                    chosen,
+                    names,
                     f"must be options of {node.target} (={', '.join(by_name)}), one for each mesh axis",
                     "plan again",
                 )
             )
-        options[node.name] = tuple(by_name[each] for each in chosen)
+        options[node.name] = tuple(by_name[name] for name in names)
         if not rules(node).is_possible(options[node.name], degrees):
             raise SpecError(
                 Problem(
                     "conflict",
                     f"plan.options.{node.name}",
-                    chosen,
+                    names,
                     f"cannot be had together by {node.target} on {plan.mesh}",
                     "plan again",
                 )
             )
     leaves = {
         node.name: (WHOLE,) * (len(degrees) - len(plan.mesh)) + of_words(plan.parameters[leaf.name])
-        for node, leaf in captured.leaves.items()
+        for node, leaf in capture.leaves.items()
         if leaf.kind in ("parameter", "buffer")
     }
-    kept = frozenset((name, of_words(placements)) for name, placements in plan.kept)
-    return Assignment(degrees, leaves, options, kept)
+    kept_tensors = frozenset((name, of_words(placements)) for name, placements in plan.kept)
+    return Assignment(degrees, leaves, options, kept_tensors)

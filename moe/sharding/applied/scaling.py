@@ -15,17 +15,17 @@ from moe.sharding.parameters import APPLIED
 
 def _share_found(optimizer: Optimizer, by_device: dict[torch.device, Tensor]) -> None:
     """Reduce over ranks whether a gradient is not finite, so that all skip the step and scale alike. A collective."""
-    ours = [vars(applied)["mesh"].device_mesh for applied in APPLIED]
+    applied_meshes = [vars(module)["mesh"].device_mesh for module in APPLIED]
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     meshes = {
         id(parameter.device_mesh): parameter.device_mesh
         for parameter in parameters
-        if isinstance(parameter, DTensor) and any(parameter.device_mesh is mesh for mesh in ours)
+        if isinstance(parameter, DTensor) and any(parameter.device_mesh is mesh for mesh in applied_meshes)
     }
     for mesh in meshes.values():
-        for found in by_device.values():
+        for found_inf in by_device.values():
             for axis in range(mesh.ndim):
-                dist.all_reduce(found, dist.ReduceOp.MAX, group=mesh.get_group(axis))
+                dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=mesh.get_group(axis))
 
 
 torch_private.after_unscaling(_share_found)

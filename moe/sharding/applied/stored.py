@@ -21,7 +21,7 @@ def distributed(shard: Tensor, shape: Sequence[int], placements: Placements, mes
     """The DTensor of this shape with this rank's shard, in the same memory; on one device, the shard itself."""
     if mesh.device_mesh is None:
         return shard
-    axes = [Replicate() if each.dim is None else Shard(each.dim) for each in placements]
+    axes = [Replicate() if placement.dim is None else Shard(placement.dim) for placement in placements]
     stride = torch.empty(tuple(shape), device="meta").stride()
     return DTensor.from_local(
         shard, mesh.device_mesh, axes, run_check=False, shape=torch.Size(shape), stride=stride
@@ -96,10 +96,10 @@ def _uneven(shape: Sequence[int], placements: Placements, mesh: Mesh) -> Iterato
         if len(axes) < 2:
             continue
         chunk = -(-size // mesh.degrees[axes[0]])
-        mine = min(max(size - mesh.indices[axes[0]] * chunk, 0), chunk)
+        own_rows = min(max(size - mesh.indices[axes[0]] * chunk, 0), chunk)
         is_deeper = chunk % math.prod(mesh.degrees[axis] for axis in axes[1:-1]) != 0
-        if mine and (mine < chunk or is_deeper):
-            yield dim, mine, chunk
+        if own_rows and (own_rows < chunk or is_deeper):
+            yield dim, own_rows, chunk
 
 
 class _ToProgram(torch.autograd.Function):

@@ -53,83 +53,85 @@ class Card:
 
 def cards_of(plan: Plan) -> list[Card]:
     """In the order of use; what belongs to none of the modules is the last."""
-    names = [each.name for each in plan.stored]
+    names = [entry.name for entry in plan.stored]
     prefix = _common(names)
-    opened = _opened(names, prefix)
-    of_name = {name: _block(name.split("."), prefix, opened) for name in names}
-    held: dict[str, list[Stored]] = defaultdict(list)
-    for each in plan.stored:
-        held[of_name[each.name]].append(each)
+    opened_modules = _opened(names, prefix)
+    of_name = {name: _block(name.split("."), prefix, opened_modules) for name in names}
+    stored_by_block: dict[str, list[Stored]] = defaultdict(list)
+    for entry in plan.stored:
+        stored_by_block[of_name[entry.name]].append(entry)
     about: dict[str, Hashable] = {
         block: tuple(
-            (_within(each.name, block), tuple(each.shape), each.dtype, plan.parameters[each.name])
-            for each in those
+            (_within(entry.name, block), tuple(entry.shape), entry.dtype, plan.parameters[entry.name])
+            for entry in entries
         )
-        for block, those in held.items()
+        for block, entries in stored_by_block.items()
     }
-    moved: dict[str, list[Collective]] = defaultdict(list)
-    for each in plan.collectives:
-        moved[_block_of(each, of_name, held)].append(each)
+    exchanges_by_block: dict[str, list[Collective]] = defaultdict(list)
+    for collective in plan.collectives:
+        exchanges_by_block[_block_of(collective, of_name, stored_by_block)].append(collective)
     cards = []
-    skipped = "".join(f"{step}." for step in prefix)
+    prefix_path = "".join(f"{step}." for step in prefix)
     for fold in folded(about):
         cards.append(
             _card(
                 plan,
                 fold,
-                held[fold.names[0]],
-                skipped,
-                [each for name in fold.names for each in moved[name]],
+                stored_by_block[fold.names[0]],
+                prefix_path,
+                [collective for name in fold.names for collective in exchanges_by_block[name]],
             )
         )
-    if OUTSIDE in moved:
-        cards.append(Card(OUTSIDE, 1, (), 0, 0, _arrows(moved[OUTSIDE])))
+    if OUTSIDE in exchanges_by_block:
+        cards.append(Card(OUTSIDE, 1, (), 0, 0, _arrows(exchanges_by_block[OUTSIDE])))
     return cards
 
 
-def _card(plan: Plan, fold: Fold, held: Sequence[Stored], skipped: str, moved: Sequence[Collective]) -> Card:
+def _card(
+    plan: Plan, fold: Fold, entries: Sequence[Stored], prefix_path: str, collectives: Sequence[Collective]
+) -> Card:
     count = len(fold.names)
-    names = [_within(each.name, fold.names[0]) for each in held]
+    names = [_within(entry.name, fold.names[0]) for entry in entries]
     owners = Counter(name.rpartition(".")[0] for name in names)
     parameters, buffers = [], []
-    for name, each in zip(names, held, strict=True):
-        num_bytes = count * part_bytes(plan, each)
+    for name, entry in zip(names, entries, strict=True):
+        num_bytes = count * part_bytes(plan, entry)
         owner, _, last = name.rpartition(".")
-        if each.kind == "buffer":
+        if entry.kind == "buffer":
             buffers.append(num_bytes)
             continue
         short = owner if last == "weight" and owner and owners[owner] == 1 else name
-        parameters.append(Parameter(short, tuple(each.shape), plan.parameters[each.name], num_bytes))
-    title = fold.pattern.removeprefix(skipped)
-    return Card(title, count, tuple(parameters), count * len(buffers), sum(buffers), _arrows(moved))
+        parameters.append(Parameter(short, tuple(entry.shape), plan.parameters[entry.name], num_bytes))
+    title = fold.pattern.removeprefix(prefix_path)
+    return Card(title, count, tuple(parameters), count * len(buffers), sum(buffers), _arrows(collectives))
 
 
 def _common(names: Sequence[str]) -> list[str]:
     """Modules that all of the parameters lie in."""
     paths = [name.split(".")[:-1] for name in names]
-    found: list[str] = []
+    modules: list[str] = []
     for steps in zip(*paths, strict=False):
         if len(set(steps)) > 1 or steps[0].isdigit():
             break
-        found.append(steps[0])
-    if found and any(len(path) > len(found) and path[len(found)].isdigit() for path in paths):
-        found.pop()  # numbers alone would name nothing
-    return found
+        modules.append(steps[0])
+    if modules and any(len(path) > len(modules) and path[len(modules)].isdigit() for path in paths):
+        modules.pop()  # numbers alone would name nothing
+    return modules
 
 
 def _opened(names: Iterable[str], prefix: Sequence[str]) -> set[tuple[str, ...]]:
     """Modules whose children have cards of their own: the outermost, and those in which something is numbered."""
-    found: set[tuple[str, ...]] = {tuple(prefix)}
+    modules: set[tuple[str, ...]] = {tuple(prefix)}
     for name in names:
         steps = name.split(".")
-        numbered = next((at for at in range(len(prefix), len(steps)) if steps[at].isdigit()), 0)
-        found.update(tuple(steps[:at]) for at in range(len(prefix), numbered + 1))
-    return found
+        number_at = next((at for at in range(len(prefix), len(steps)) if steps[at].isdigit()), 0)
+        modules.update(tuple(steps[:at]) for at in range(len(prefix), number_at + 1))
+    return modules
 
 
-def _block(steps: Sequence[str], prefix: Sequence[str], opened: set[tuple[str, ...]]) -> str:
+def _block(steps: Sequence[str], prefix: Sequence[str], opened_modules: set[tuple[str, ...]]) -> str:
     at = len(prefix) + 1
-    while tuple(steps[:at]) in opened and at < len(steps) and not steps[at - 1].isdigit():
+    while tuple(steps[:at]) in opened_modules and at < len(steps) and not steps[at - 1].isdigit():
         at += 1
     return ".".join(steps[:at])
 
@@ -138,11 +140,11 @@ def _within(name: str, block: str) -> str:
     return name.removeprefix(block).lstrip(".") or name.rpartition(".")[2]
 
 
-def _block_of(each: Collective, of_name: dict[str, str], blocks: dict[str, Any]) -> str:
-    name = re.sub("^gradient of ", "", each.tensor)
+def _block_of(collective: Collective, of_name: dict[str, str], blocks: dict[str, Any]) -> str:
+    name = re.sub("^gradient of ", "", collective.tensor)
     if name in of_name:
         return of_name[name]
-    steps = (each.block or "").split(".")
+    steps = (collective.block or "").split(".")
     for length in range(len(steps), 0, -1):
         if (path := ".".join(steps[:length])) in blocks:
             return path
@@ -151,7 +153,7 @@ def _block_of(each: Collective, of_name: dict[str, str], blocks: dict[str, Any])
 
 def _arrows(collectives: Iterable[Collective]) -> tuple[Arrow, ...]:
     sizes: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for each in collectives:
-        sizes[each.phase, each.kind, each.axis].append(each.num_bytes)
-    found = [Arrow(*key, len(every), sum(every)) for key, every in sizes.items()]
-    return tuple(sorted(found, key=lambda each: (-each.num_bytes, each.phase, each.kind, each.axis)))
+    for collective in collectives:
+        sizes[collective.phase, collective.kind, collective.axis].append(collective.num_bytes)
+    arrows = [Arrow(*key, len(sizes_of_key), sum(sizes_of_key)) for key, sizes_of_key in sizes.items()]
+    return tuple(sorted(arrows, key=lambda arrow: (-arrow.num_bytes, arrow.phase, arrow.kind, arrow.axis)))

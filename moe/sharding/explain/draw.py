@@ -50,7 +50,7 @@ def drawn(plan: Plan) -> str:
     placement; collectives as arrows as thick as the logarithm of their bytes, forward above, backward below; memory by
     kind."""
     cards = cards_of(plan)
-    sheet = _Sheet(plan, [each.num_bytes for card in cards for each in card.arrows])
+    sheet = _Sheet(plan, [arrow.num_bytes for card in cards for arrow in card.arrows])
     y = _rows(sheet, cards, _legend(sheet, cards, _head(sheet)))
     return sheet.text(_memory(sheet, y) + MARGIN)
 
@@ -74,12 +74,14 @@ def _head(sheet: _Sheet) -> float:
     plan = sheet.plan
     sheet.write(MARGIN, 34, f"{plan.num_devices:,} x {plan.cluster.device}, mesh: {mesh_in_words(plan.mesh)}", 18,
                 font_weight="bold")  # fmt: skip
-    moved = sum(each.num_bytes for each in plan.collectives)
-    said = f"A step of {in_seconds(plan.step_s)} predicted; each rank holds {in_bytes(plan.memory.total)} "
-    said += f"and exchanges {in_bytes(moved)} in {len(plan.collectives):,} collectives."
+    num_bytes = sum(collective.num_bytes for collective in plan.collectives)
+    sentence = (
+        f"A step of {in_seconds(plan.step_s)} predicted; each rank holds {in_bytes(plan.memory.total)} "
+    )
+    sentence += f"and exchanges {in_bytes(num_bytes)} in {len(plan.collectives):,} collectives."
     if plan.micro_batches > 1:
-        said += f" The batch goes through in {plan.micro_batches} parts."
-    sheet.write(MARGIN, 55, said, 12, fill=PALE_INK)
+        sentence += f" The batch goes through in {plan.micro_batches} parts."
+    sheet.write(MARGIN, 55, sentence, 12, fill=PALE_INK)
     return 72
 
 
@@ -98,9 +100,10 @@ def _swatch(
 def _legend(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
     """What colours and arrows mean, on as many lines as it takes."""
     cuts = {
-        (axis, each.dim)
-        for card in cards for parameter in card.parameters for axis, each in enumerate(of_words(parameter.placements))
-        if each.dim is not None
+        (axis, placement.dim)
+        for card in cards for parameter in card.parameters
+        for axis, placement in enumerate(of_words(parameter.placements))
+        if placement.dim is not None
     }  # fmt: skip
     entries: list[tuple[int, int | None, str]] = [
         (axis, dim, f"dimension {dim} cut over {sheet.axes[axis]}") for axis, dim in sorted(cuts)
@@ -116,19 +119,19 @@ def _legend(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
         x = sheet.write(x + 20, y + 11, words) + 18
     if len(sheet.axes) > 1 and cuts:
         y += LINE
-        said = f"Of two squares the left one is of {sheet.axes[0]}, the right one of {sheet.axes[1]}."
-        sheet.write(MARGIN, y + 11, said, fill=PALE_INK)
+        sentence = f"Of two squares the left one is of {sheet.axes[0]}, the right one of {sheet.axes[1]}."
+        sheet.write(MARGIN, y + 11, sentence, fill=PALE_INK)
     y += LINE
     if any(card.arrows for card in cards):
-        said = (
+        sentence = (
             "Arrows are collectives: forward above, backward below, as thick as the logarithm of their bytes "
         )
-        said += f"(at most {in_bytes(sheet.most)}). "
+        sentence += f"(at most {in_bytes(sheet.most)}). "
     else:
-        said = "Nothing is exchanged. "
+        sentence = "Nothing is exchanged. "
     if any(card.count > 1 for card in cards):
-        said += "Of modules that repeat, all together."
-    sheet.write(MARGIN, y + 11, said, fill=PALE_INK)
+        sentence += "Of modules that repeat, all together."
+    sheet.write(MARGIN, y + 11, sentence, fill=PALE_INK)
     return y + LINE + 8
 
 
@@ -151,24 +154,31 @@ class _Placed:
 
 
 def _placed(sheet: _Sheet, card: Card) -> _Placed:
-    named, rest = card.parameters, []
-    if len(named) > _MOST_NAMED:
-        most = sorted(range(len(named)), key=lambda at: (-named[at].num_bytes, at))[: _MOST_NAMED - 1]
-        others = [each for at, each in enumerate(named) if at not in most]
-        rest.append(f"{len(others)} smaller ones, {in_bytes(sum(each.num_bytes for each in others))}")
-        named = tuple(named[at] for at in sorted(most))
+    parameters, rest = card.parameters, []
+    if len(parameters) > _MOST_NAMED:
+        largest = sorted(range(len(parameters)), key=lambda at: (-parameters[at].num_bytes, at))[
+            : _MOST_NAMED - 1
+        ]
+        smaller = [parameter for at, parameter in enumerate(parameters) if at not in largest]
+        rest.append(
+            f"{len(smaller)} smaller ones, {in_bytes(sum(parameter.num_bytes for parameter in smaller))}"
+        )
+        parameters = tuple(parameters[at] for at in sorted(largest))
     if card.num_buffers:
         buffers = "a buffer" if card.num_buffers == 1 else f"{card.num_buffers} buffers"
         rest.append(f"{buffers}, {in_bytes(card.buffer_bytes)}")
     forward, backward = (_told(sheet, card, phase) for phase in ("forward", "backward"))
-    wanted = [text_width(_title(card), 12) * 1.06 + 24]
-    wanted += [
-        text_width(each.name, 10.5) + text_width(in_bytes(each.num_bytes), 10) + 28 + 17 * len(sheet.axes)
-        for each in named
+    widths = [text_width(_title(card), 12) * 1.06 + 24]
+    widths += [
+        text_width(parameter.name, 10.5)
+        + text_width(in_bytes(parameter.num_bytes), 10)
+        + 28
+        + 17 * len(sheet.axes)
+        for parameter in parameters
     ]
-    width = min(max(_NARROWEST, *wanted), _WIDEST)
+    width = min(max(_NARROWEST, *widths), _WIDEST)
     width = max(width, *(text_width(words, 10) + 6 for _, words in (*forward, *backward)), 0)
-    return _Placed(card, width, named, tuple(rest), forward, backward)
+    return _Placed(card, width, parameters, tuple(rest), forward, backward)
 
 
 def _title(card: Card) -> str:
@@ -177,14 +187,14 @@ def _title(card: Card) -> str:
 
 def _told(sheet: _Sheet, card: Card, phase: str) -> tuple[tuple[Arrow, str], ...]:
     """Arrows of one pass with their words; the smallest of many become one."""
-    every = [each for each in card.arrows if each.phase == phase]
-    told = [(each, _words(sheet, each)) for each in every]
-    if len(told) > _MOST_ARROWS:
-        rest = every[_MOST_ARROWS - 1 :]
-        count, num_bytes = sum(each.count for each in rest), sum(each.num_bytes for each in rest)
-        other = Arrow(phase, "others", rest[0].axis, count, num_bytes)
-        told = [*told[: _MOST_ARROWS - 1], (other, f"{count} others, {in_bytes(num_bytes)}")]
-    return tuple(told)
+    arrows = [arrow for arrow in card.arrows if arrow.phase == phase]
+    worded = [(arrow, _words(sheet, arrow)) for arrow in arrows]
+    if len(worded) > _MOST_ARROWS:
+        rest = arrows[_MOST_ARROWS - 1 :]
+        count, num_bytes = sum(arrow.count for arrow in rest), sum(arrow.num_bytes for arrow in rest)
+        rest_arrow = Arrow(phase, "others", rest[0].axis, count, num_bytes)
+        worded = [*worded[: _MOST_ARROWS - 1], (rest_arrow, f"{count} others, {in_bytes(num_bytes)}")]
+    return tuple(worded)
 
 
 def _words(sheet: _Sheet, arrow: Arrow) -> str:
@@ -198,35 +208,35 @@ def _lane(sheet: _Sheet, arrow: Arrow) -> float:
     return 15 + sheet.thickness(arrow.num_bytes) + 8
 
 
-def _lanes(sheet: _Sheet, told: Iterable[tuple[Arrow, str]]) -> float:
-    return sum(_lane(sheet, arrow) for arrow, _ in told)
+def _lanes(sheet: _Sheet, worded: Iterable[tuple[Arrow, str]]) -> float:
+    return sum(_lane(sheet, arrow) for arrow, _ in worded)
 
 
 def _rows(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
-    every = [_placed(sheet, card) for card in cards]
-    for row in _broken(every):
-        above = max(_lanes(sheet, each.forward) for each in row)
+    boxes = [_placed(sheet, card) for card in cards]
+    for row in _broken(boxes):
+        above = max(_lanes(sheet, box.forward) for box in row)
         x, top = float(MARGIN), y + above
-        for each in row:
-            _card(sheet, each, x, top)
-            x += each.width
-            if each is not every[-1]:
+        for box in row:
+            _card(sheet, box, x, top)
+            x += box.width
+            if box is not boxes[-1]:
                 _onward(sheet, x + _GAP / 2, top + 15)
             x += _GAP
-        y = max(top + each.height + _BELOW + _lanes(sheet, each.backward) for each in row) + 18
+        y = max(top + box.height + _BELOW + _lanes(sheet, box.backward) for box in row) + 18
     return y
 
 
-def _broken(every: Sequence[_Placed]) -> Iterator[list[_Placed]]:
+def _broken(boxes: Sequence[_Placed]) -> Iterator[list[_Placed]]:
     """Cards by row."""
     row: list[_Placed] = []
-    used = 0.0
-    for each in every:
-        if row and used + each.width > WIDTH - 2 * MARGIN:
+    x = 0.0
+    for box in boxes:
+        if row and x + box.width > WIDTH - 2 * MARGIN:
             yield row
-            row, used = [], 0.0
-        row.append(each)
-        used += each.width + _GAP
+            row, x = [], 0.0
+        row.append(box)
+        x += box.width + _GAP
     if row:
         yield row
 
@@ -236,28 +246,28 @@ def _onward(sheet: _Sheet, x: float, y: float) -> None:
     sheet.add("path", d=f"M{x - 3:.1f} {y - 5:.1f}l6 5l-6 5", fill="none", stroke="#9aa4ae", stroke_width=1.5)
 
 
-def _card(sheet: _Sheet, placed: _Placed, x: float, top: float) -> None:
-    card = placed.card
+def _card(sheet: _Sheet, box: _Placed, x: float, top: float) -> None:
+    card = box.card
     group = sheet.add("g", class_="block", data_block=card.title, data_count=card.count)
-    y = top - _lanes(sheet, placed.forward)
-    for arrow, words in placed.forward:
-        _arrow(sheet, group, arrow, words, x, y, placed.width)
+    y = top - _lanes(sheet, box.forward)
+    for arrow, words in box.forward:
+        _arrow(sheet, group, arrow, words, x, y, box.width)
         y += _lane(sheet, arrow)
-    sheet.add("rect", group, class_="card", x=x, y=top, width=placed.width, height=placed.height, rx=6, fill=PAPER,
+    sheet.add("rect", group, class_="card", x=x, y=top, width=box.width, height=box.height, rx=6, fill=PAPER,
               stroke="#8c959f")  # fmt: skip
     sheet.write(
-        x + 10, top + 19, shortened(_title(card), 12 * 1.06, placed.width - 20), 12, group, font_weight="bold"
+        x + 10, top + 19, shortened(_title(card), 12 * 1.06, box.width - 20), 12, group, font_weight="bold"
     )
     y = top + 30
-    for each in placed.named:
-        _parameter(sheet, group, each, x + 6, y, placed.width - 12)
+    for parameter in box.named:
+        _parameter(sheet, group, parameter, x + 6, y, box.width - 12)
         y += LINE
-    for words in placed.rest:
+    for words in box.rest:
         sheet.write(x + 10, y + 13, words, 10, group, fill=PALE_INK)
         y += LINE
-    y = top + placed.height + _BELOW
-    for arrow, words in placed.backward:
-        _arrow(sheet, group, arrow, words, x, y, placed.width)
+    y = top + box.height + _BELOW
+    for arrow, words in box.backward:
+        _arrow(sheet, group, arrow, words, x, y, box.width)
         y += _lane(sheet, arrow)
 
 
@@ -265,19 +275,19 @@ def _parameter(
     sheet: _Sheet, group: ElementTree.Element, parameter: Parameter, x: float, y: float, width: float
 ) -> None:
     placements = of_words(parameter.placements)
-    cut = next((axis for axis, each in enumerate(placements) if each.dim is not None), None)
+    cut = next((axis for axis, placement in enumerate(placements) if placement.dim is not None), None)
     fill = _WHOLE if cut is None else _AXES[cut % len(_AXES)][-1]
     row = sheet.add("g", group, class_="parameter")
     sheet.add(
         "title", row
     ).text = f"{parameter.name} {shape_in_words(parameter.shape, parameter.placements, sheet.axes)}"
     sheet.add("rect", row, x=x, y=y, width=width, height=LINE - 2, rx=3, fill=fill)
-    for axis, each in enumerate(placements):
-        _swatch(sheet, x + 2 + 17 * axis, y + 2, axis, each.dim, row)
+    for axis, placement in enumerate(placements):
+        _swatch(sheet, x + 2 + 17 * axis, y + 2, axis, placement.dim, row)
     begin = x + 4 + 17 * len(placements)
-    held = in_bytes(parameter.num_bytes)
-    sheet.write(x + width - 4, y + 13, held, 10, row, fill=PALE_INK, text_anchor="end")
-    room = x + width - 8 - text_width(held, 10) - begin
+    size = in_bytes(parameter.num_bytes)
+    sheet.write(x + width - 4, y + 13, size, 10, row, fill=PALE_INK, text_anchor="end")
+    room = x + width - 8 - text_width(size, 10) - begin
     sheet.write(begin, y + 13, shortened(parameter.name, 10.5, room), 10.5, row)
 
 
@@ -303,24 +313,24 @@ def _arrow(
 
 def _memory(sheet: _Sheet, y: float) -> float:
     """Memory by kind, as one bar."""
-    plan, told = sheet.plan, memory_in_words(sheet.plan)
+    plan, entries = sheet.plan, memory_in_words(sheet.plan)
     total = plan.memory.total
     sheet.add("line", x1=MARGIN, y1=y, x2=WIDTH - MARGIN, y2=y, stroke=RULE)
-    said = f"Memory on each rank, predicted: {in_bytes(total)} of {in_bytes(plan.cluster.memory_bytes)}"
-    sheet.write(MARGIN, y + 22, said, 12, font_weight="bold")
+    sentence = f"Memory on each rank, predicted: {in_bytes(total)} of {in_bytes(plan.cluster.memory_bytes)}"
+    sheet.write(MARGIN, y + 22, sentence, 12, font_weight="bold")
     x, y, room = float(MARGIN), y + 32, WIDTH - 2 * MARGIN
-    colours = dict(zip((each for each, _ in told), MEMORY, strict=False))
-    for what, size in told:
+    colours = dict(zip((name for name, _ in entries), MEMORY, strict=False))
+    for name, size in entries:
         width = room * size / total
         sheet.add(
-            "rect", class_="memory", x=x, y=y, width=width, height=18, fill=colours[what], data_bytes=size
+            "rect", class_="memory", x=x, y=y, width=width, height=18, fill=colours[name], data_bytes=size
         )
         x += width
     x, y = float(MARGIN), y + 26
-    for what, size in told:
-        words = f"{what} {in_bytes(size)}"
+    for name, size in entries:
+        words = f"{name} {in_bytes(size)}"
         if x + 18 + text_width(words, 11) > WIDTH - MARGIN:
             x, y = float(MARGIN), y + LINE
-        sheet.add("rect", x=x, y=y, width=12, height=12, rx=2, fill=colours[what])
+        sheet.add("rect", x=x, y=y, width=12, height=12, rx=2, fill=colours[name])
         x = sheet.write(x + 17, y + 10, words) + 18
     return y + 14

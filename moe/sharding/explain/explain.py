@@ -62,21 +62,21 @@ def mesh_in_words(mesh: Mapping[str, int]) -> str:
 
 def placed_in_words(placements: str, axes: Iterable[str]) -> str:
     """`dimension 0 over expert`, for `R S(0)`."""
-    said = []
-    for each, axis in zip(of_words(placements), axes, strict=True):
-        if each.dim is not None:
-            said.append(f"dimension {each.dim} over {axis}")
-        elif each.combine is not None:
-            said.append(f"partial {each.combine} over {axis}")
-    return ", ".join(said) or "whole on every rank"
+    phrases = []
+    for axis_placement, axis in zip(of_words(placements), axes, strict=True):
+        if axis_placement.dim is not None:
+            phrases.append(f"dimension {axis_placement.dim} over {axis}")
+        elif axis_placement.combine is not None:
+            phrases.append(f"partial {axis_placement.combine} over {axis}")
+    return ", ".join(phrases) or "whole on every rank"
 
 
 def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -> str:
     """`[128/expert, 1024]`: what is cut along which axes."""
     sizes = [str(size) for size in shape]
-    for each, axis in zip(of_words(placements), axes, strict=True):
-        if each.dim is not None:
-            sizes[each.dim] += f"/{axis}"
+    for axis_placement, axis in zip(of_words(placements), axes, strict=True):
+        if axis_placement.dim is not None:
+            sizes[axis_placement.dim] += f"/{axis}"
     return f"[{', '.join(sizes)}]"
 
 
@@ -95,7 +95,7 @@ _ITEM_BYTES = {
 def folds_of(plan: Plan) -> list[Fold]:
     """Parameters and buffers, those that repeat as one, in the order in which they are used."""
     return folded({
-        each.name: (plan.parameters[each.name], tuple(each.shape), each.dtype, each.kind) for each in plan.stored
+        entry.name: (plan.parameters[entry.name], tuple(entry.shape), entry.dtype, entry.kind) for entry in plan.stored
     })  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def explained(plan: Plan) -> str:
     considered."""
     parts = [_summary(plan), _hints(plan), _placements(plan), _annotated(plan), _collectives(plan), _memory(plan),
              _considered(plan)]  # fmt: skip
-    return "\n\n".join("\n".join(each) for each in map(list, parts) if each)
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
 
 
 def _table(
@@ -123,12 +123,12 @@ def _table(
     return [f"  {line.rstrip()}" for line in lines]
 
 
-def _end(text: str, most: int) -> str:
+def _end(text: str, max_width: int) -> str:
     """With the beginning of its last word left out where it is longer, of a path up to a folder's name."""
-    if len(text) <= most:
+    if len(text) <= max_width:
         return text
     before, space, last = text.rpartition(" ")
-    end = last[len(text) - most + 1 :]
+    end = last[len(text) - max_width + 1 :]
     return before + space + "…" + (end[end.index("/") :] if "/" in end else end)
 
 
@@ -148,13 +148,13 @@ def _summary(plan: Plan) -> Iterator[str]:
         yield "recompute   whole blocks, in the backward pass"
     share = plan.memory.total / cluster.memory_bytes
     yield f"memory      {in_bytes(plan.memory.total)} on each rank predicted, {_share(share)} of a device"
-    parameters = [each for each in plan.stored if each.kind == "parameter"]
-    count = sum(math.prod(each.shape) for each in parameters)
-    held = sum(part_bytes(plan, each) for each in parameters)
-    yield f"parameters  {count:,} in {len(parameters)} tensors, {in_bytes(held)} on each rank"
-    moved = sum(each.num_bytes for each in plan.collectives)
+    parameters = [parameter for parameter in plan.stored if parameter.kind == "parameter"]
+    count = sum(math.prod(parameter.shape) for parameter in parameters)
+    num_bytes = sum(part_bytes(plan, parameter) for parameter in parameters)
+    yield f"parameters  {count:,} in {len(parameters)} tensors, {in_bytes(num_bytes)} on each rank"
+    moved_bytes = sum(collective.num_bytes for collective in plan.collectives)
     exchanges = "1 collective" if len(plan.collectives) == 1 else f"{len(plan.collectives)} collectives"
-    yield f"exchanged   {in_bytes(moved)} by each rank in {exchanges} of a step"
+    yield f"exchanged   {in_bytes(moved_bytes)} by each rank in {exchanges} of a step"
 
 
 def _share(share: float) -> str:
@@ -178,21 +178,21 @@ def _hints(plan: Plan) -> Iterator[str]:
         yield from _table([(name, str(hint)) for name, hint in _sorted(plan.hints)])
     if plan.conflicts:
         yield "where hints meet that cannot both be followed"
-        for each in plan.conflicts:
+        for conflict in plan.conflicts:
             yield from textwrap.wrap(
-                each, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+                conflict, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
             )
 
 
-def _sorted(told: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _sorted(entries: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """By files and lines."""
-    return sorted(told.items(), key=lambda each: [(int(part or 0), part) if part.isdigit() else (-1, part)
-                                                  for part in re.split(r"(\d+)", each[0])])  # fmt: skip
+    return sorted(entries.items(), key=lambda entry: [(int(part or 0), part) if part.isdigit() else (-1, part)
+                                                      for part in re.split(r"(\d+)", entry[0])])  # fmt: skip
 
 
 def _placements(plan: Plan) -> Iterator[str]:
-    axes, about = list(plan.mesh), {each.name: each for each in plan.stored}
-    cut = [f"{size}/{axis}" for each in plan.stored for size, axis in _cuts(plan, each)]
+    axes, about = list(plan.mesh), {entry.name: entry for entry in plan.stored}
+    cut = [f"{size}/{axis}" for entry in plan.stored for size, axis in _cuts(plan, entry)]
     yield (
         f"placements ({cut[0]}: cut along that axis; the rest is whole)"
         if cut
@@ -203,15 +203,15 @@ def _placements(plan: Plan) -> Iterator[str]:
         first = about[fold.names[0]]
         placements = plan.parameters[first.name]
         kind = "" if first.kind == "parameter" else first.kind
-        held = sum(part_bytes(plan, about[name]) for name in fold.names)
-        rows.append((str(fold), shape_in_words(first.shape, placements, axes), in_bytes(held), kind))
+        num_bytes = sum(part_bytes(plan, about[name]) for name in fold.names)
+        rows.append((str(fold), shape_in_words(first.shape, placements, axes), in_bytes(num_bytes), kind))
     yield from _table(rows, right={2}) if rows else ["  no parameters"]
 
 
-def _cuts(plan: Plan, stored: Stored) -> Iterator[tuple[int, str]]:
-    for each, axis in zip(of_words(plan.parameters[stored.name]), plan.mesh, strict=True):
-        if each.dim is not None:
-            yield stored.shape[each.dim], axis
+def _cuts(plan: Plan, entry: Stored) -> Iterator[tuple[int, str]]:
+    for axis_placement, axis in zip(of_words(plan.parameters[entry.name]), plan.mesh, strict=True):
+        if axis_placement.dim is not None:
+            yield entry.shape[axis_placement.dim], axis
 
 
 def _annotated(plan: Plan) -> Iterator[str]:
@@ -219,7 +219,7 @@ def _annotated(plan: Plan) -> Iterator[str]:
         return
     yield "annotated tensors"
     axes = list(plan.mesh)
-    rows = [(place, placed_in_words(found, axes)) for place, found in _sorted(plan.annotated)]
+    rows = [(place, placed_in_words(placements, axes)) for place, placements in _sorted(plan.annotated)]
     yield from _table(rows, most={0: WIDTH - 4 - max(len(words) for _, words in rows)})
 
 
@@ -230,17 +230,17 @@ def _collectives(plan: Plan) -> Iterator[str]:
         return
     rows: list[tuple[str, ...]] = [("", "over", "times", "each", "total", "of", "line")]
     phase = ""
-    for every, what in _groups(plan.collectives):
-        first, total = every[0], sum(each.num_bytes for each in every)
+    for collectives, tensors in _groups(plan.collectives):
+        first, total = collectives[0], sum(collective.num_bytes for collective in collectives)
         if first.phase != phase:
             phase = first.phase
             rows.append((phase, *[""] * 6))
-        sizes = {each.num_bytes for each in every}
+        sizes = {collective.num_bytes for collective in collectives}
         size = in_bytes(sizes.pop()) if len(sizes) == 1 else "various"
-        rows.append((f"  {kind_in_words(first.kind)}", first.axis, f"{len(every):,}", size, in_bytes(total), what,
-                     first.where or ""))  # fmt: skip
-    *fixed, of, line = (max(map(len, column)) for column in zip(*rows, strict=True))
-    left = WIDTH - 2 - sum(fixed) - 2 * 6
+        rows.append((f"  {kind_in_words(first.kind)}", first.axis, f"{len(collectives):,}", size, in_bytes(total),
+                     tensors, first.where or ""))  # fmt: skip
+    *other_widths, of, line = (max(map(len, column)) for column in zip(*rows, strict=True))
+    left = WIDTH - 2 - sum(other_widths) - 2 * 6
     of = min(of, max(left - line, left // 2))
     yield from _table(rows, right={2, 3, 4}, most={5: of, 6: left - of})
     yield from _totals(plan)
@@ -249,32 +249,34 @@ def _collectives(plan: Plan) -> Iterator[str]:
 def _groups(collectives: Sequence[Collective]) -> Iterator[tuple[list[Collective], str]]:
     """Collectives that are the same but for the layer, with what they are of, in words."""
     groups: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
-    for each in collectives:
-        of = each.tensor if "." in each.tensor else each.block or ""
+    for collective in collectives:
+        of = collective.tensor if "." in collective.tensor else collective.block or ""
         pattern = folded(dict.fromkeys((of, *_others(of)), ""))[0].pattern
-        groups[each.phase, each.kind, each.axis, each.where, pattern].append(each)
-    for every in groups.values():
-        names = dict.fromkeys(_of(each) for each in every)
+        groups[collective.phase, collective.kind, collective.axis, collective.where, pattern].append(
+            collective
+        )
+    for members in groups.values():
+        names = dict.fromkeys(_of(collective) for collective in members)
         folds = folded(dict.fromkeys(names, ""))
-        yield every, ", ".join(fold.pattern for fold in folds)
+        yield members, ", ".join(fold.pattern for fold in folds)
 
 
 def _others(name: str) -> list[str]:
     """A name that differs in every number, so that all of them are folded."""
-    return [".".join(f"{each}0" if each.isdigit() else each for each in name.split("."))]
+    return [".".join(f"{part}0" if part.isdigit() else part for part in name.split("."))]
 
 
-def _of(each: Collective) -> str:
+def _of(collective: Collective) -> str:
     """A parameter or its gradient by name, else what the module computes that it is for."""
-    if "." in each.tensor:
-        return each.tensor.replace("gradient of", "grad")
-    return f"in {each.block}" if each.block else "in the module itself"
+    if "." in collective.tensor:
+        return collective.tensor.replace("gradient of", "grad")
+    return f"in {collective.block}" if collective.block else "in the module itself"
 
 
 def _totals(plan: Plan) -> Iterator[str]:
     totals: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for each in plan.collectives:
-        totals[each.kind][each.phase].append(each.num_bytes)
+    for collective in plan.collectives:
+        totals[collective.kind][collective.phase].append(collective.num_bytes)
     rows: list[tuple[str, ...]] = [("", "times", "forward", "backward", "total")]
     for kind, by_phase in totals.items():
         rows.append(_total(kind_in_words(kind), by_phase["forward"], by_phase["backward"]))
@@ -283,7 +285,10 @@ def _totals(plan: Plan) -> Iterator[str]:
         rows.append(
             _total(
                 "all",
-                *([each.num_bytes for each in plan.collectives if each.phase == phase] for phase in phases),
+                *(
+                    [collective.num_bytes for collective in plan.collectives if collective.phase == phase]
+                    for phase in phases
+                ),
             )
         )
     yield ""
@@ -291,17 +296,21 @@ def _totals(plan: Plan) -> Iterator[str]:
     yield from _table(rows, right={1, 2, 3, 4})
 
 
-def _total(what: str, forward: Sequence[int], backward: Sequence[int]) -> tuple[str, ...]:
+def _total(label: str, forward: Sequence[int], backward: Sequence[int]) -> tuple[str, ...]:
     sums = sum(forward), sum(backward), sum(forward) + sum(backward)
-    return what, f"{len(forward) + len(backward):,}", *(in_bytes(each) if each else "" for each in sums)
+    return (
+        label,
+        f"{len(forward) + len(backward):,}",
+        *(in_bytes(num_bytes) if num_bytes else "" for num_bytes in sums),
+    )
 
 
 def _memory(plan: Plan) -> Iterator[str]:
     yield "memory on each rank, predicted"
     total = plan.memory.total or 1
     rows = [
-        (what, in_bytes(size), f"{size / total:.0%}", "█" * round(_BAR * size / total))
-        for what, size in memory_in_words(plan)
+        (name, in_bytes(size), f"{size / total:.0%}", "█" * round(_BAR * size / total))
+        for name, size in memory_in_words(plan)
     ]
     yield from _table([*rows, ("total", in_bytes(plan.memory.total), "", "")], right={1, 2})
 
@@ -311,15 +320,17 @@ def _considered(plan: Plan) -> Iterator[str]:
         return
     yield "considered"
     rows = []
-    for each in plan.considered:
-        times = f"{each.micro_batches} micro-batches" if each.micro_batches > 1 else ""
-        times += (", " if times else "") + "recompute" if each.recompute else ""
+    for candidate in plan.considered:
+        times = f"{candidate.micro_batches} micro-batches" if candidate.micro_batches > 1 else ""
+        times += (", " if times else "") + "recompute" if candidate.recompute else ""
         cost = (
             ("does not fit", "")
-            if each.step_s is None
-            else (in_seconds(each.step_s), in_bytes(each.memory_bytes or 0))
+            if candidate.step_s is None
+            else (in_seconds(candidate.step_s), in_bytes(candidate.memory_bytes or 0))
         )
-        mine = plan.mesh, plan.micro_batches, plan.recompute, plan.layout
-        is_this = (each.mesh, each.micro_batches, each.recompute, each.layout) == mine
-        rows.append((mesh_in_words(each.mesh), each.layout, times, *cost, "this plan" if is_this else ""))
+        key = plan.mesh, plan.micro_batches, plan.recompute, plan.layout
+        is_this = (candidate.mesh, candidate.micro_batches, candidate.recompute, candidate.layout) == key
+        rows.append(
+            (mesh_in_words(candidate.mesh), candidate.layout, times, *cost, "this plan" if is_this else "")
+        )
     yield from _table(rows, right={3, 4})

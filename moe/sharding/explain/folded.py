@@ -25,20 +25,20 @@ def folded(about: Mapping[str, Hashable]) -> list[Fold]:
     """Folds of names, each of such that the same is said about, in the order of their first names; every name is in one
     of them."""
     alike: dict[tuple[str, Hashable], list[str]] = defaultdict(list)
-    every: dict[str, int] = defaultdict(int)
-    for name, said in about.items():
-        every[_form(name)] += 1
-        alike[_form(name), said].append(name)
-    found: list[Fold] = []
+    counts: dict[str, int] = defaultdict(int)
+    for name, facts in about.items():
+        counts[_form(name)] += 1
+        alike[_form(name), facts].append(name)
+    folds: list[Fold] = []
     for (form, _), names in alike.items():
         if len(names) == 1:
-            found.append(Fold(names[0], (names[0],)))
-        elif len(names) == every[form]:
-            found.append(Fold(form, tuple(names)))
+            folds.append(Fold(names[0], (names[0],)))
+        elif len(names) == counts[form]:
+            folds.append(Fold(form, tuple(names)))
         else:
-            found += _by_numbers(names)
+            folds += _by_numbers(names)
     order = {name: at for at, name in enumerate(about)}
-    return sorted(found, key=lambda each: order[each.names[0]])
+    return sorted(folds, key=lambda fold: order[fold.names[0]])
 
 
 def _form(name: str) -> str:
@@ -46,17 +46,17 @@ def _form(name: str) -> str:
 
 
 def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in _NUMBER.findall(name))
+    return tuple(int(digits) for digits in _NUMBER.findall(name))
 
 
 def _by_numbers(names: list[str]) -> list[Fold]:
     """One fold where the names are all combinations of some numbers, else one for each first number."""
     numbers = [_numbers(name) for name in names]
-    places = [sorted(set(each)) for each in zip(*numbers, strict=True)]
+    places = [sorted(set(values)) for values in zip(*numbers, strict=True)]
     if set(numbers) == set(itertools.product(*places)):
-        written = map(ranges, places)
-        return [Fold(_NUMBER.sub(lambda _: next(written), names[0]), tuple(names))]
-    place = next(at for at, each in enumerate(places) if len(each) > 1)
+        range_texts = map(ranges, places)
+        return [Fold(_NUMBER.sub(lambda _: next(range_texts), names[0]), tuple(names))]
+    place = next(at for at, values in enumerate(places) if len(values) > 1)
     return [
         fold
         for number in places[place]
@@ -68,14 +68,14 @@ def _by_numbers(names: list[str]) -> list[Fold]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """`0-2,5`, `0,2,..,10`."""
-    every = sorted(numbers)
-    steps = {after - before for before, after in itertools.pairwise(every)}
-    if len(every) > 3 and len(steps) == 1 and steps != {1}:
-        return f"{every[0]},{every[1]},..,{every[-1]}"
-    found: list[list[int]] = []
-    for each in every:
-        if found and each == found[-1][-1] + 1:
-            found[-1].append(each)
+    ordered = sorted(numbers)
+    steps = {after - before for before, after in itertools.pairwise(ordered)}
+    if len(ordered) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{ordered[0]},{ordered[1]},..,{ordered[-1]}"
+    runs: list[list[int]] = []
+    for number in ordered:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            found.append([each])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
