@@ -21,12 +21,12 @@ def listen_on(address: str) -> None:
 
 def interface_of(address: str) -> str | None:
     """The network interface that has an address, for any of loopback its own; None where no interface has it."""
-    wanted = ipaddress.ip_address(address)
+    target = ipaddress.ip_address(address)
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
-            its = ipaddress.ip_address(entry.address.partition("%")[0])
-            if its == wanted or (its.is_loopback and wanted.is_loopback):
+            candidate = ipaddress.ip_address(entry.address.partition("%")[0])
+            if candidate == target or (candidate.is_loopback and target.is_loopback):
                 return str(name)
     return None

@@ -65,10 +65,10 @@ def _shift(bits: Tensor, by: int) -> Tensor:
 
 def bits(key: int, counters: Tensor) -> Tensor:
     """64 random bits (int64) for each of `counters` (int64, any shape)."""
-    mixed = counters * _signed(_GOLDEN) + _signed(key)
-    mixed = (mixed ^ _shift(mixed, 30)) * _signed(_MIX_1)
-    mixed = (mixed ^ _shift(mixed, 27)) * _signed(_MIX_2)
-    return mixed ^ _shift(mixed, 31)
+    state = counters * _signed(_GOLDEN) + _signed(key)
+    state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
+    state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
+    return state ^ _shift(state, 31)
 
 
 def uniform(key: int, counters: Tensor) -> Tensor:
@@ -89,10 +89,10 @@ def _words(key: int, ids: Tensor, num_columns: int, first: int = 0, count: int |
     rows = bits(key, ids).to(torch.int32)  # the low halves
     positions = torch.arange(first, first + (num_columns if count is None else count), device=ids.device)
     columns = bits(fold(key, num_columns), positions).to(torch.int32)
-    mixed = rows[..., None] ^ columns
-    mixed = mixed.mul_(0x7FEB352D)
-    mixed ^= mixed >> 15
-    return mixed.mul_(-0x7935_AB95)
+    words = rows[..., None] ^ columns
+    words = words.mul_(0x7FEB352D)
+    words ^= words >> 15
+    return words.mul_(-0x7935_AB95)
 
 
 def keep_mask(
@@ -132,7 +132,7 @@ def init_uniform_(
     the values that the whole would have had: a rank draws its own part only.
     """
     whole, first = whole or parameter.shape, first or [0] * parameter.dim()
-    key, bound = fold_name(seed, name), math.sqrt(3) * std
+    key, limit = fold_name(seed, name), math.sqrt(3) * std
     if not parameter.numel():
         return
     # The index of each row's first element: rows are consecutive in the whole, their beginnings need not be.
@@ -147,6 +147,7 @@ def init_uniform_(
     begins = begins.reshape(-1)
     rows = parameter.data.view(begins.numel(), -1)
     columns = torch.arange(rows.shape[1], device=parameter.device)
-    each = max(1, (1 << 20) // rows.shape[1])  # in pieces: the int64 counters would be twice the weights
-    for part, starts in zip(rows.split(each), begins.split(each), strict=True):
-        part.copy_((uniform(key, starts[:, None] + columns) * 2 - 1) * bound)
+    # In blocks: the int64 counters would be twice the weights.
+    rows_per_block = max(1, (1 << 20) // rows.shape[1])
+    for part, starts in zip(rows.split(rows_per_block), begins.split(rows_per_block), strict=True):
+        part.copy_((uniform(key, starts[:, None] + columns) * 2 - 1) * limit)

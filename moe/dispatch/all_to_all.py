@@ -52,11 +52,11 @@ class AllToAllDispatcher(DirectDispatcher):
     def begin(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Callable[[], Tensor]:
         """Start sending the first chunk. The function returned finishes the dispatch and returns `[T, M]`, as a call of
         the dispatcher does."""
-        asked, counts = on_host(choices.asked, self.counts(choices.load))
-        assignments, exchange = self._exchange(choices.laid_out(asked.tolist()), counts, experts)
+        host_counts, counts = on_host(choices.asked, self.counts(choices.load))
+        assignments, exchange = self._exchange(choices.laid_out(host_counts.tolist()), counts, experts)
         rows = tokens_to_rows(x, assignments)
-        begun = exchange.with_first_sent(rows, assignments.weight)
-        return lambda: rows_to_tokens(experts(rows, assignments.weight, begun), assignments)
+        started_exchange = exchange.with_first_sent(rows, assignments.weight)
+        return lambda: rows_to_tokens(experts(rows, assignments.weight, started_exchange), assignments)
 
     def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> Tensor:
         assignments, exchange = self._exchange(assignments, counts, experts)
@@ -71,8 +71,8 @@ class AllToAllDispatcher(DirectDispatcher):
         leaving = self._by_rank(torch.tensor(assignments.counts))
         num_chunks, keep, arriving = self.num_chunks, True, counts
         if self.max_rows is not None:
-            needed = min_chunks(counts.transpose(0, 1), self.max_rows)
-            num_chunks, keep = max(needed, num_chunks), needed <= num_chunks
+            min_num_chunks = min_chunks(counts.transpose(0, 1), self.max_rows)
+            num_chunks, keep = max(min_num_chunks, num_chunks), min_num_chunks <= num_chunks
             arriving = counts[:, self.over.rank]
         chunks = _chunks(leaving, arriving, num_chunks)
         if num_chunks > 1 or self.parts_per_expert > 1:
@@ -92,24 +92,24 @@ def min_chunks(arriving: Tensor, max_rows: int) -> int:
     """Into how many chunks these rows are cut so that no rank gets more than `max_rows` of one, or a row of each pair
     that is counted: `arriving` `[..., ranks, experts]` has a table of them for each rank, or for one."""
     pairs = arriving.flatten(-2)
-    bound = (pairs > 0).sum(-1).clamp(min=max_rows)
-    few, many = 1, max(1, int(pairs.max()))
-    while few < many:
-        half = (few + many) // 2
-        if bool(((-(-pairs // half)).sum(-1) <= bound).all()):
-            many = half
+    limit = (pairs > 0).sum(-1).clamp(min=max_rows)
+    low, high = 1, max(1, int(pairs.max()))
+    while low < high:
+        half = (low + high) // 2
+        if bool(((-(-pairs // half)).sum(-1) <= limit).all()):
+            high = half
         else:
-            few = half + 1
-    return few
+            low = half + 1
+    return low
 
 
 def _chunks(leaving: Tensor, arriving: Tensor, num_chunks: int) -> list[Chunk]:
     """Every pair of a rank and an expert cuts its rows in the same way, on both sides."""
     chunks, first = [], 0
     for number in range(num_chunks):
-        sent = _part(leaving, number, num_chunks).sum(1).tolist()
-        chunks.append(Chunk(first, sent, _part(arriving, number, num_chunks)))
-        first += sum(sent)
+        send_counts = _part(leaving, number, num_chunks).sum(1).tolist()
+        chunks.append(Chunk(first, send_counts, _part(arriving, number, num_chunks)))
+        first += sum(send_counts)
     return chunks
 
 

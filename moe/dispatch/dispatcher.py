@@ -28,8 +28,8 @@ class DirectDispatcher(Dispatcher):
     between, once."""
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
-        asked, counts = on_host(choices.asked, self.counts(choices.load))
-        return self.carry(x, choices.laid_out(asked.tolist()), counts, experts)
+        host_counts, counts = on_host(choices.asked, self.counts(choices.load))
+        return self.carry(x, choices.laid_out(host_counts.tolist()), counts, experts)
 
     @abstractmethod
     def counts(self, load: Tensor) -> Tensor:
@@ -42,5 +42,7 @@ class DirectDispatcher(Dispatcher):
 
 def on_host(*asked: Tensor) -> list[Tensor]:
     """Each of these int64 tensors on the host, which waits for the device once for all."""
-    told = torch.cat([each.reshape(-1) for each in asked]).cpu().split([each.numel() for each in asked])
-    return [part.view(each.shape) for part, each in zip(told, asked, strict=True)]
+    host_parts = (
+        torch.cat([tensor.reshape(-1) for tensor in asked]).cpu().split([tensor.numel() for tensor in asked])
+    )
+    return [part.view(tensor.shape) for part, tensor in zip(host_parts, asked, strict=True)]

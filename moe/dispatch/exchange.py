@@ -119,7 +119,7 @@ class _Exchanged(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> Tensor:
         weights, over = ExpertWeights.of(tensors, settings).narrow(rows.dtype), exchange.over
-        kept: list[Tensor | None] = []
+        forward_tensors: list[Tensor | None] = []
         works: list[Work] = []
         returning: list[OnTheWay] = []
         back: list[Tensor] = []
@@ -133,11 +133,11 @@ class _Exchanged(torch.autograd.Function):
                 back.append(returning.pop().wait())
             returning.append(over.start(order.bring_back(y), chunk.received, chunk.sent))
             if exchange.keep:
-                kept += [x, weight, *products, order.by_expert, order.by_rank, order.filling]
+                forward_tensors += [x, weight, *products, order.by_expert, order.by_rank, order.filling]
                 works.append(order.work)
             del x, y, products  # the next chunk is worked on without them
         back.append(returning.pop().wait())
-        ctx.save_for_backward(*weights.tensors, *(kept if exchange.keep else (rows, scale)))
+        ctx.save_for_backward(*weights.tensors, *(forward_tensors if exchange.keep else (rows, scale)))
         ctx.settings, ctx.works, ctx.num_weights = (exchange, settings), works, len(tensors)
         ctx.parameters, ctx.scale_dtype = tensors, scale.dtype
         return _one(back)
@@ -146,27 +146,27 @@ class _Exchanged(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         exchange, settings = ctx.settings
         over, d_out = exchange.over, gradients[0].contiguous()
-        saved = ctx.saved_tensors  # once: recomputation gives them out only once
-        tensors, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
+        saved_tensors = ctx.saved_tensors  # once: recomputation gives them out only once
+        tensors, forward_tensors = saved_tensors[: ctx.num_weights], saved_tensors[ctx.num_weights :]
         weights = ExpertWeights.of(tensors, settings)
-        found = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
+        weight_gradients = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
         returning: list[OnTheWay] = []
         back: list[Tensor] = []
 
         def send(chunk: Chunk) -> tuple[OnTheWay, OnTheWay | None]:
-            resent = None if exchange.keep else _send(over, chunk, *kept)
+            resent = None if exchange.keep else _send(over, chunk, *forward_tensors)
             return over.start(d_out[chunk.here], chunk.sent, chunk.received), resent
 
         for number, (chunk, (gradient_on_way, resent)) in enumerate(_ahead(exchange.chunks, send)):
             if resent is None:
-                of_chunk = kept[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
+                of_chunk = forward_tensors[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
                 x, weight, up, gate, by_expert, by_rank, filling = of_chunk
                 order = _Sorted(by_expert, by_rank, filling, ctx.works[number])
             else:
                 order = _Sorted.of(chunk.arriving, exchange.work_on, d_out.device)
                 (x, weight), up, gate = order.arrange(*_unpacked(resent.wait(), ctx.scale_dtype)), None, None
             d_y = order.lay_out(gradient_on_way.wait())
-            d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.work, found)
+            d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.work, weight_gradients)
             if returning:
                 back.append(returning.pop().wait())
             home = _packed(order.bring_back(d_x), order.bring_back(d_weight))
@@ -174,7 +174,7 @@ class _Exchanged(torch.autograd.Function):
             del x, up, gate, d_y, d_x, d_weight, home  # the next chunk is worked on without them
         back.append(returning.pop().wait())
         d_rows, d_scale = _unpacked(_one(back), ctx.scale_dtype)
-        return d_rows, d_scale, None, None, *found.give()
+        return d_rows, d_scale, None, None, *weight_gradients.give()
 
 
 Begun = TypeVar("Begun")
@@ -185,12 +185,12 @@ def _ahead(
 ) -> Iterator[tuple[Chunk, Begun]]:
     """Each chunk with what was begun for it, while the chunk before it was still being worked on. `first`: what was
     begun for the first chunk, if it was already."""
-    begun = begin(chunks[0]) if first is None else first
+    pending = begin(chunks[0]) if first is None else first
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
-        this = begun
+        current = pending
         if following is not None:
-            begun = begin(following)
-        yield chunk, this
+            pending = begin(following)
+        yield chunk, current
 
 
 def _send(over: RowExchange, chunk: Chunk, rows: Tensor, scale: Tensor) -> OnTheWay:
@@ -202,12 +202,12 @@ def _packed(rows: Tensor, scale: Tensor) -> Tensor:
     return torch.cat((rows, scale[:, None].view(rows.dtype)), 1)
 
 
-def _unpacked(both: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _unpacked(packed_rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows `[n, M]` and their scale `[n]` in `dtype`, from what `_packed` made."""
-    width = both.shape[1] - dtype.itemsize // both.dtype.itemsize
+    width = packed_rows.shape[1] - dtype.itemsize // packed_rows.dtype.itemsize
     # A copy whatever it looks like: a wider dtype must begin at an even place.
-    scale = both[:, width:].clone(memory_format=torch.contiguous_format)
-    return both[:, :width], scale.view(dtype).squeeze(1)
+    scale = packed_rows[:, width:].clone(memory_format=torch.contiguous_format)
+    return packed_rows[:, :width], scale.view(dtype).squeeze(1)
 
 
 def _one(parts: list[Tensor]) -> Tensor:

@@ -23,8 +23,8 @@ def carry_few(x: Tensor, expert: Tensor, weight: Tensor, experts: LocalExperts) 
         return torch.zeros_like(x)
     of_choice: list[int] = expert.reshape(-1).tolist()
     counts = [0] * experts.weights.w_in.shape[0]
-    for each in of_choice:
-        counts[each] += 1
+    for expert_index in of_choice:
+        counts[expert_index] += 1
     work = experts.work_on(counts)
     if work.counts != counts:
         return None

@@ -32,31 +32,31 @@ class HierarchicalDispatcher(Dispatcher):
         crossing_load = crosses.sum(1)
         arriving = self.across.exchange_counts(torch.cat((crossing_load[:, None], leaving), 1))
         load_here = arriving[:, 1:].sum(0)
-        asked, sent, arrived, within = on_host(
+        host_counts, send_counts, arrivals, within = on_host(
             choices.asked, crossing_load, arriving, self.within.counts(load_here)
         )
-        assignments, sent_rows = choices.laid_out(asked.tolist()), sent.tolist()
+        assignments, sent_rows = choices.laid_out(host_counts.tolist()), send_counts.tolist()
         crossing, row_of_choice = once_a_node(assignments, crosses, crossing_load, sent_rows)
         sent_choices = torch.tensor(assignments.counts).view(leaving.shape).sum(1).tolist()
-        rows_here, choices_here = arrived[:, 0], arrived[:, 1:].sum(1)
+        rows_here, choices_here = arrivals[:, 0], arrivals[:, 1:].sum(1)
 
         # Of each choice: which of the rows that cross to its node it is of, and its expert's number there.
         experts_each = leaving.shape[1]
         node = assignments.expert // experts_each
         first_row = crossing_load.cumsum(0) - crossing_load
-        what = torch.stack((row_of_choice - first_row[node], assignments.expert % experts_each), 1)
-        what = self.across.start(what, sent_choices, choices_here.tolist()).wait()
+        choice_table = torch.stack((row_of_choice - first_row[node], assignments.expert % experts_each), 1)
+        choice_table = self.across.start(choice_table, sent_choices, choices_here.tolist()).wait()
         weight = exchange_rows(assignments.weight, sent_choices, choices_here.tolist(), self.across)
         rows = exchange_rows(tokens_to_rows(x, crossing), sent_rows, rows_here.tolist(), self.across)
 
         offset = (rows_here.cumsum(0) - rows_here).repeat_interleave(choices_here)
-        token, expert = what[:, 0] + accelerator(x.device).take(offset), what[:, 1]
+        token, expert = choice_table[:, 0] + accelerator(x.device).take(offset), choice_table[:, 1]
         order = expert.argsort(stable=True)
-        here = Assignments.in_order(
+        local_assignments = Assignments.in_order(
             token[order], expert[order], weight[order], torch.zeros_like(token), rows.shape[0], load_here,
-            arrived[:, 1:].sum(0).tolist(),
+            arrivals[:, 1:].sum(0).tolist(),
         )  # fmt: skip
-        y = self.within.carry(rows, here, within, experts)
+        y = self.within.carry(rows, local_assignments, within, experts)
         return rows_to_tokens(exchange_rows(y, rows_here.tolist(), sent_rows, self.across), crossing)
 
     def take_traffic(self) -> Traffic:

@@ -30,8 +30,8 @@ class MeshRows(RowExchange):
         return self._mesh.all_to_all(counts.contiguous(), self._axis, one_each, one_each)
 
     def gather_counts(self, counts: Tensor) -> Tensor:
-        gathered = self._mesh.all_gather(counts.contiguous(), self._axis)
-        return gathered.view(self.num_ranks, *counts.shape)
+        flat_counts = self._mesh.all_gather(counts.contiguous(), self._axis)
+        return flat_counts.view(self.num_ranks, *counts.shape)
 
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> OnTheWay:
         return _Begun(self._mesh.begin_all_to_all(rows.contiguous(), self._axis, sent, received))

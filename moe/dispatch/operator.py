@@ -39,11 +39,11 @@ class OperatorDispatcher(Dispatcher):
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         assert isinstance(choices, ChoicesInOrder)
-        chosen, weights = (choices.expert, choices.weight, choices.kept), experts.weights
-        if weights.is_coded or any(each is not None for each in weights.adapters):
+        choice_tensors, weights = (choices.expert, choices.weight, choices.kept), experts.weights
+        if weights.is_coded or any(adapter is not None for adapter in weights.adapters):
             raise ValueError("experts must be captured without adapters; merge these into the weights")
         return torch.ops.shardyard.expert_feed_forward(
-            x, *chosen, *weights.own, experts.activation.name, experts.activation.settings
+            x, *choice_tensors, *weights.own, experts.activation.name, experts.activation.settings
         )
 
 
@@ -70,24 +70,24 @@ def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[
 
     `sharding` is (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
     experts are split along and exchanged or None)."""
-    x, expert, weight, kept, *tensors, activation, settings = arguments
-    num_experts, expert_axes, hidden_axes, exchanged = sharding or (tensors[0].shape[0], (), (), None)
+    x, expert, weight, is_kept, *tensors, activation, settings = arguments
+    num_experts, expert_axes, hidden_axes, exchange_axis = sharding or (tensors[0].shape[0], (), (), None)
     b_out = tensors[4]
     if b_out is not None and not mesh.is_first(hidden_axes):
         tensors[4] = torch.zeros_like(b_out)  # added once
     experts = _GivenExperts(ExpertWeights.of(tensors), build_activation(activation, settings))
     num_here, dispatch = tensors[0].shape[0], LocalDispatcher()
-    if exchanged is not None:
-        over = MeshRows(mesh, exchanged)
-        every = ChoicesInOrder(expert, weight, kept, over.num_ranks * num_here)
+    if exchange_axis is not None:
+        over = MeshRows(mesh, exchange_axis)
+        choices = ChoicesInOrder(expert, weight, is_kept, over.num_ranks * num_here)
         # mean rows per expert, from shapes only, so that all ranks agree
         num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_here // CHUNK_ROWS))
-        finish = AllToAllDispatcher(over, num_chunks=num_chunks).begin(x, every, experts)
+        finish = AllToAllDispatcher(over, num_chunks=num_chunks).begin(x, choices, experts)
         return lambda: (finish(),)
     if expert_axes:
         expert = expert - mesh.first(num_experts, expert_axes)
-        kept = kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))
-    return lambda: (dispatch(x, ChoicesInOrder(expert, weight, kept, num_here), experts),)
+        is_kept = is_kept & (expert >= 0) & (expert < mesh.valid(num_experts, expert_axes))
+    return lambda: (dispatch(x, ChoicesInOrder(expert, weight, is_kept, num_here), experts),)
 
 
 EXPERTS = differentiated(
@@ -95,7 +95,7 @@ EXPERTS = differentiated(
     "Tensor x, Tensor expert, Tensor weight, Tensor kept, Tensor w_in, Tensor w_out, Tensor? w_gate, Tensor? b_in, "
     "Tensor? b_out, Tensor? b_gate, str activation, float[] settings",
     _run,
-    lambda x, *others: (torch.empty_like(x),),
+    lambda x, *arguments: (torch.empty_like(x),),
     num_results=1,
     differentiable=(0, 2, 4, 5, 6, 7, 8, 9),
     trained=(0,),
@@ -133,33 +133,37 @@ def _backward_rule(node: fx.Node) -> Rule:
 
 def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
     facts = list(_facts(node, num_gradients))
-    dims = [each for _, each, _ in facts]
+    dims = [tensor_dims for _, tensor_dims, _ in facts]
     sizes = {
         factor: size
-        for _, each, tensor in facts
-        for factors, size in zip(each, shape_of(tensor), strict=True)
+        for _, tensor_dims, tensor in facts
+        for factors, size in zip(tensor_dims, shape_of(tensor), strict=True)
         for factor in factors
     }
     num_tokens, per_token = shape_of(facts[1][2])
     width, itemsize = sizes["m"], facts[0][2].meta["val"].dtype.itemsize
     num_matrices = sum(at in (4, 5, 6) for at, _, _ in facts)
     is_backward = num_gradients > 0
-    results = [each for at, each, _ in facts if at in EXPERTS.differentiable] if is_backward else [_DIMS[0]]
-    given = [_DIMS[0]] * num_gradients + dims
-    on_tokens = {at for at, each in enumerate(given) if each[0] == ("t",)}
+    results = (
+        [tensor_dims for at, tensor_dims, _ in facts if at in EXPERTS.differentiable]
+        if is_backward
+        else [_DIMS[0]]
+    )
+    operand_dims = [_DIMS[0]] * num_gradients + dims
+    on_tokens = {at for at, tensor_dims in enumerate(operand_dims) if tensor_dims[0] == ("t",)}
 
     def moved(degree: int) -> float:
         """Rows and what they weigh there, rows back; backward their gradients there, gradients of both back."""
         return -(-num_tokens // degree) * per_token * (2 * width + 1) * itemsize
 
-    def kept(there: Mapping[Factor, float]) -> float:
+    def kept(local_sizes: Mapping[Factor, float]) -> float:
         """Rows as experts take them, and what their first matrices gave."""
-        rows = there["t"] * per_token * there["e"] / sizes["e"]
-        return rows * (there["m"] + (num_matrices - 1) * there["h"])
+        rows = local_sizes["t"] * per_token * local_sizes["e"] / sizes["e"]
+        return rows * (local_sizes["m"] + (num_matrices - 1) * local_sizes["h"])
 
     exchange = Exchange(
         "experts",
-        operands=(0,) * len(given),
+        operands=(0,) * len(operand_dims),
         results=(0,) * len(results),
         moved_bytes=moved,
         lower=_lowered,
@@ -170,7 +174,7 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
     first = EXPERTS.forward_of(node) if is_backward else None
     passes = 1 if not is_backward else 3 if first is None else 2  # without, its forward pass is made again
     return Rule(
-        operands=tuple(given),
+        operands=tuple(operand_dims),
         results=tuple(results),
         sizes=sizes,
         combine={"t": "sum", "e": "sum", "h": "sum"},
@@ -188,11 +192,11 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
     )
 
 
-def _lowered(local: LocalCall, exchanged: int | None = None) -> fx.Node:
-    sharding = (local.rule.sizes["e"], local.axes("e"), local.axes("h"), exchanged)
+def _lowered(local: LocalCall, exchange_axis: int | None = None) -> fx.Node:
+    sharding = (local.rule.sizes["e"], local.axes("e"), local.axes("h"), exchange_axis)
     if local.node.target is EXPERTS.backward_target:
         return lower_backward(local, EXPERTS, sharding)
-    return (lower_forward if exchanged is None else lower_begun)(local, EXPERTS, sharding)
+    return (lower_forward if exchange_axis is None else lower_begun)(local, EXPERTS, sharding)
 
 
 register(EXPERTS.target, _rule)

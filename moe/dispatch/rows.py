@@ -69,18 +69,20 @@ class RowExchange(ABC):
 class Pending:
     """Rows on their way."""
 
-    def __init__(self, owner: "AllToAll", arrived: Tensor, sent: Tensor, work: dist.Work) -> None:
-        self._owner, self._on_way = owner, [(arrived, sent, work)]
+    def __init__(
+        self, owner: "AllToAll", receive_buffer: Tensor, send_buffer: Tensor, work: dist.Work
+    ) -> None:
+        self._owner, self._on_way = owner, [(receive_buffer, send_buffer, work)]
 
     def wait(self) -> Tensor:
         """The rows, `[sum(received), ...]`, in rank order. Asked for once: nothing of them is held here any more."""
-        arrived, _sent, work = self._on_way.pop()
+        receive_buffer, _send_buffer, work = self._on_way.pop()
         with (
             collective(f"all-to-all of rows, {self._owner.label}"),
             self._owner.counted(self._owner.transfer),
         ):
             work.wait()
-        return arrived
+        return receive_buffer
 
 
 class AllToAll(RowExchange):
@@ -96,27 +98,29 @@ class AllToAll(RowExchange):
     def exchange_counts(self, counts: Tensor) -> Tensor:
         # What a pass without gradients exchanges is not counted: it is no part of a step.
         self._counted = torch.is_grad_enabled()
-        arrived = torch.empty_like(counts)
+        receive_counts = torch.empty_like(counts)
         with collective(f"all-to-all of counts, {self.label}"), self.counted(self.waiting):
-            dist.all_to_all_single(arrived, counts.contiguous(), group=self.group)
-        return arrived
+            dist.all_to_all_single(receive_counts, counts.contiguous(), group=self.group)
+        return receive_counts
 
     def gather_counts(self, counts: Tensor) -> Tensor:
         self._counted = torch.is_grad_enabled()
-        gathered = counts.new_empty(self.num_ranks * counts.shape[0], *counts.shape[1:])
+        gathered_counts = counts.new_empty(self.num_ranks * counts.shape[0], *counts.shape[1:])
         with collective(f"all-gather of counts, {self.label}"), self.counted(self.waiting):
-            all_gather_single(gathered, counts.contiguous(), group=self.group)
-        return gathered.view(self.num_ranks, *counts.shape)
+            all_gather_single(gathered_counts, counts.contiguous(), group=self.group)
+        return gathered_counts.view(self.num_ranks, *counts.shape)
 
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> Pending:
         rows = rows.contiguous()
-        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
+        receive_buffer = rows.new_empty((sum(received), *rows.shape[1:]))
         if self._counted:
             self._num_bytes += (rows.shape[0] - sent[self.rank]) * rows[:1].nbytes
         with collective(f"all-to-all of rows, {self.label}"):
-            work = dist.all_to_all_single(arrived, rows, received, sent, group=self.group, async_op=True)
+            work = dist.all_to_all_single(
+                receive_buffer, rows, received, sent, group=self.group, async_op=True
+            )
         assert work is not None
-        return Pending(self, arrived, rows, work)
+        return Pending(self, receive_buffer, rows, work)
 
     def counted(self, stopwatch: Stopwatch) -> AbstractContextManager[None]:
         """The stopwatch, running in passes that count."""
@@ -135,8 +139,8 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        sent, received, over = ctx.settings  # type: ignore[attr-defined]
-        return over.start(gradients[0], received, sent).wait(), None, None, None
+        send_counts, receive_counts, over = ctx.settings  # type: ignore[attr-defined]
+        return over.start(gradients[0], receive_counts, send_counts).wait(), None, None, None
 
 
 def exchange_rows(rows: Tensor, sent: list[int], received: list[int], over: RowExchange) -> Tensor:

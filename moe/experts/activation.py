@@ -102,8 +102,8 @@ class Gated(Activation):
 
     def recompute(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
         assert gate is not None
-        activated = self.activate(gate)
-        return activated * up, activated
+        gate_activation = self.activate(gate)
+        return gate_activation * up, gate_activation
 
     def backward(
         self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
@@ -157,8 +157,8 @@ class ClampedSwiGLU(Activation):
 
     def recompute(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
         assert gate is not None
-        activated = self._activated(gate)
-        return self._shifted(up).mul_(activated), activated
+        gate_activation = self._activated(gate)
+        return self._shifted(up).mul_(gate_activation), gate_activation
 
     def backward(
         self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
@@ -180,7 +180,7 @@ class ClampedSwiGLU(Activation):
         return up.clamp(-self._limit, self._limit).add_(1)
 
 
-_KINDS: dict[str, type[Activation]] = {each.name: each for each in (ReLU, GELU, SwiGLU, GeGLU, ClampedSwiGLU)}
+_KINDS: dict[str, type[Activation]] = {kind.name: kind for kind in (ReLU, GELU, SwiGLU, GeGLU, ClampedSwiGLU)}
 
 
 def build_activation(name: str, settings: Sequence[float] = ()) -> Activation:

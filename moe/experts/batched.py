@@ -57,10 +57,10 @@ def _widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Ten
     )
     narrow = x_EAR.new_empty(at_once, *into.shape[1:])
     for first in range(0, into.shape[0], at_once):
-        some = slice(first, min(first + at_once, into.shape[0]))
-        products = narrow[: some.stop - first]
-        torch.bmm(x_EAR[some], d_y_ERB[some], out=products)
-        put(products, into[some], adds=adds)
+        expert_slice = slice(first, min(first + at_once, into.shape[0]))
+        products = narrow[: expert_slice.stop - first]
+        torch.bmm(x_EAR[expert_slice], d_y_ERB[expert_slice], out=products)
+        put(products, into[expert_slice], adds=adds)
     return into
 
 
@@ -69,18 +69,18 @@ def _padded(rows: Tensor, counts: list[int]) -> Tensor:
     longest = max(counts, default=0)
     if min(counts, default=0) == longest:
         return rows.view(len(counts), longest, rows.shape[1])
-    padded = rows.new_zeros(len(counts), longest, rows.shape[1])
-    for expert, here in segments(counts):
-        padded[expert, : counts[expert]] = rows[here]
-    return padded
+    padded_rows = rows.new_zeros(len(counts), longest, rows.shape[1])
+    for expert, row_slice in segments(counts):
+        padded_rows[expert, : counts[expert]] = rows[row_slice]
+    return padded_rows
 
 
 def _products(rows: Tensor, w: Tensor, counts: list[int]) -> Tensor:
     """`[n, width]`: row · w[its expert]. Never a view of something else, which autograd treats with suspicion."""
-    padded, longest = _padded(rows, counts), max(counts, default=0)
+    padded_rows, longest = _padded(rows, counts), max(counts, default=0)
     if min(counts, default=0) < longest:
-        products = torch.bmm(padded, w)
+        products = torch.bmm(padded_rows, w)
         return torch.cat([products[expert, :count] for expert, count in enumerate(counts)])
     y = rows.new_empty(rows.shape[0], w.shape[2])
-    torch.bmm(padded, w, out=y.view(len(counts), longest, w.shape[2]))
+    torch.bmm(padded_rows, w, out=y.view(len(counts), longest, w.shape[2]))
     return y

@@ -103,13 +103,13 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
     rows = sum(counts)
     if not costs or not rows:
         return BACKENDS["segments"]
-    padded = BACKENDS["batched"].padded(counts)
-    predicted = {
+    padded_counts = BACKENDS["batched"].padded(counts)
+    predicted_s = {
         name: cost.of(BACKENDS[name], counts)
         for name, cost in costs.items()
-        if name != "batched" or sum(padded) <= MAX_PADDING * rows or len(costs) == 1
+        if name != "batched" or sum(padded_counts) <= MAX_PADDING * rows or len(costs) == 1
     }
-    return BACKENDS[min(predicted, key=lambda name: predicted[name])]
+    return BACKENDS[min(predicted_s, key=lambda name: predicted_s[name])]
 
 
 def measure(w_in: Tensor) -> Costs:
@@ -117,7 +117,7 @@ def measure(w_in: Tensor) -> Costs:
     num_experts, model_dim, hidden_dim = w_in.shape
     flops_per_row = 6 * model_dim * hidden_dim
     dtype, device_type = w_in.dtype, accelerator(w_in.device).kind
-    most = int(_FLOPS_MEASURED[device_type] / flops_per_row / num_experts)
+    max_rows = int(_FLOPS_MEASURED[device_type] / flops_per_row / num_experts)
     able = [
         name
         for name, products in BACKENDS.items()
@@ -125,14 +125,15 @@ def measure(w_in: Tensor) -> Costs:
     ]
     multiples = {name: BACKENDS[name].row_multiple(dtype, device_type) for name in able}
     multiple = max(multiples.values())
-    few = max(4, multiple)
-    many = max(2 * few, min(512, most) // multiple * multiple)
-    rounds = max(1, min(_ROUNDS, _ROUNDS * most // many))
-    of_few, of_many = (_seconds(able, w_in, each, rounds) for each in (few, many))
+    few_rows = max(4, multiple)
+    many_rows = max(2 * few_rows, min(512, max_rows) // multiple * multiple)
+    rounds = max(1, min(_ROUNDS, _ROUNDS * max_rows // many_rows))
+    of_few, of_many = (_seconds(able, w_in, rows_each, rounds) for rows_each in (few_rows, many_rows))
     costs = {}
     for name in able:
         rows_of_few, rows_of_many = (
-            sum(BACKENDS[name].multiplied([each] * num_experts, multiples[name])) for each in (few, many)
+            sum(BACKENDS[name].multiplied([rows_each] * num_experts, multiples[name]))
+            for rows_each in (few_rows, many_rows)
         )
         per_row_s = max(0.0, (of_many[name] - of_few[name]) / (rows_of_many - rows_of_few))
         fixed_s = max(0.0, of_few[name] - per_row_s * rows_of_few)
@@ -158,7 +159,7 @@ def _seconds(backends: list[str], w_in: Tensor, rows_each: int, num_rounds: int)
         return time.perf_counter() - began
 
     rounds = [{name: once(BACKENDS[name]) for name in backends} for _ in range(1 + num_rounds)]
-    return {name: min(each[name] for each in rounds[1:]) for name in backends}
+    return {name: min(timings[name] for timings in rounds[1:]) for name in backends}
 
 
 def stored_or_measured(w_in: Tensor, folder: Path) -> Costs:

@@ -97,27 +97,27 @@ class Experts(nn.Module):
         # [256, 512] it is the other way round: 56, 82, 118 and 55, 62, 96. Two of the former side by side, turned: 86
         # us for one row, where two products take 100.
         is_coded = self.weights.is_coded
-        for name, each in self.named_parameters():
+        for name, parameter in self.named_parameters():
             if not (is_coded and name in _CODED):
-                each.data = each.detach().to(dtype)
+                parameter.data = parameter.detach().to(dtype)
         if is_coded:
             return
         firsts = [self.w_in] if self.w_gate is None else [self.w_in, self.w_gate]
         _, num_inputs, num_outputs = self.w_in.shape
         if num_inputs > num_outputs:
-            both = torch.cat([each.detach().transpose(1, 2) for each in firsts], dim=1).transpose(1, 2)
+            pair = torch.cat([matrix.detach().transpose(1, 2) for matrix in firsts], dim=1).transpose(1, 2)
         else:
-            both = torch.cat([each.detach() for each in firsts], dim=2)
+            pair = torch.cat([matrix.detach() for matrix in firsts], dim=2)
         if num_inputs < num_outputs:
             self.w_out.data = self.w_out.detach().transpose(1, 2).contiguous().transpose(1, 2)
-        for matrix, part in zip(firsts, both.chunk(len(firsts), dim=2), strict=True):
+        for matrix, part in zip(firsts, pair.chunk(len(firsts), dim=2), strict=True):
             matrix.data = part
 
     @property
     def weights(self) -> ExpertWeights:
         """All weights, as they are kept."""
         tensors = [getattr(self, name) for name in _NAMES]
-        codings = (each.coding if isinstance(each, Coded) else None for each in self._in_and_out)
+        codings = (matrix.coding if isinstance(matrix, Coded) else None for matrix in self._in_and_out)
         return ExpertWeights.of(tensors, Settings(self._b_out_first, self.lora_scale, *codings))
 
     @property

@@ -39,13 +39,13 @@ def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tupl
     """
     up, gate = _first_products(x, w, work)
     column = scale.to(x.dtype)[:, None]
-    hidden = work.activation.forward(up, gate)
-    narrow_hidden = hidden.shape[1] < x.shape[1]
+    hidden_states = work.activation.forward(up, gate)
+    narrow_hidden = hidden_states.shape[1] < x.shape[1]
     if narrow_hidden:
-        hidden = _scaled(hidden, column, up)
-    out = work.products.forward(hidden, w.matrix("w_out", hidden.dtype), work.counts)
+        hidden_states = _scaled(hidden_states, column, up)
+    out = work.products.forward(hidden_states, w.matrix("w_out", hidden_states.dtype), work.counts)
     if w.out_lora_a is not None:
-        _add(out, low_rank(hidden, w.out_lora_a, w, work), w.out_lora_b, work)
+        _add(out, low_rank(hidden_states, w.out_lora_a, w, work), w.out_lora_b, work)
     if not narrow_hidden:
         out *= column
     if w.b_out is not None:
@@ -71,7 +71,7 @@ def backward_pass(
     up, gate = kept
     if up is None:
         up, gate = _first_products(x, w, work)
-    hidden, activated = work.activation.recompute(up, gate)
+    hidden_states, gate_activation = work.activation.recompute(up, gate)
     w_out = w.matrix("w_out", d_out.dtype)
     d_hidden = products.input_gradient(d_out, w_out, counts)  # of hidden states times scale
     del w_out
@@ -79,21 +79,21 @@ def backward_pass(
         assert w.out_lora_b is not None
         d_low = _low_gradient(d_out, w.out_lora_b, w, work)
         _add(d_hidden, d_low, w.out_lora_a.transpose(1, 2), work)
-    d_scale = _dot_by_row(d_hidden, hidden, scale.dtype)
-    if hidden.shape[1] < x.shape[1]:
-        hidden = _scaled(hidden, column, up)
-        _multiply(hidden, d_out, work, found.w_out)
+    d_scale = _dot_by_row(d_hidden, hidden_states, scale.dtype)
+    if hidden_states.shape[1] < x.shape[1]:
+        hidden_states = _scaled(hidden_states, column, up)
+        _multiply(hidden_states, d_out, work, found.w_out)
     elif found.w_out is not None:
-        _multiply(hidden, d_out * column, work, found.w_out)
+        _multiply(hidden_states, d_out * column, work, found.w_out)
     if w.out_lora_a is not None:
-        is_scaled = hidden.shape[1] < x.shape[1]
-        low = low_rank(hidden, w.out_lora_a, w, work)
+        is_scaled = hidden_states.shape[1] < x.shape[1]
+        low = low_rank(hidden_states, w.out_lora_a, w, work)
         _multiply(low if is_scaled else low.mul_(column), d_out, work, found.out_lora_b)
-        _multiply(hidden, d_low if is_scaled else d_low.mul_(column), work, found.out_lora_a)
+        _multiply(hidden_states, d_low if is_scaled else d_low.mul_(column), work, found.out_lora_a)
         del low, d_low
-    del hidden
-    d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate, activated)
-    del activated, d_hidden
+    del hidden_states
+    d_up, d_gate = work.activation.backward(d_hidden.mul_(column), up, gate, gate_activation)
+    del gate_activation, d_hidden
 
     d_x = products.input_gradient(d_up, w.matrix("w_in", d_up.dtype), counts)
     if d_gate is not None:
@@ -152,9 +152,9 @@ def _multiply(x: Tensor, d_y: Tensor, work: Work, room: Room | None) -> None:
     room.note(products.weight_gradient(x, d_y, work.counts, room.into, adds=room.adds))
 
 
-def _scaled(hidden: Tensor, column: Tensor, up: Tensor) -> Tensor:
-    """`hidden` · `column`, in place unless hidden states are what is kept of `up`."""
-    return hidden * column if hidden is up else hidden.mul_(column)
+def _scaled(hidden_states: Tensor, column: Tensor, up: Tensor) -> Tensor:
+    """`hidden_states` · `column`, in place unless they are what is kept of `up`."""
+    return hidden_states * column if hidden_states is up else hidden_states.mul_(column)
 
 
 _BLOCKS = 16
@@ -167,7 +167,9 @@ def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.linalg.vecdot(a, b)
     size = max(1, -(-a.shape[0] // _BLOCKS))
     blocks = zip(a.split(size), b.split(size), strict=True)
-    return torch.cat([torch.linalg.vecdot(some.to(dtype), others.to(dtype)) for some, others in blocks])
+    return torch.cat(
+        [torch.linalg.vecdot(a_block.to(dtype), b_block.to(dtype)) for a_block, b_block in blocks]
+    )
 
 
 def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
@@ -185,9 +187,9 @@ def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Te
 
 
 def _multiplied(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
-    both = w.w_in_and_gate
-    if both is not None:
-        up, gate = work.products.forward(x, both, work.counts).chunk(2, dim=1)
+    w_in_and_gate = w.w_in_and_gate
+    if w_in_and_gate is not None:
+        up, gate = work.products.forward(x, w_in_and_gate, work.counts).chunk(2, dim=1)
         return up, gate
     up = work.products.forward(x, w.matrix("w_in", x.dtype), work.counts)
     if w.w_gate is None:
@@ -206,8 +208,8 @@ class _FeedForward(torch.autograd.Function):
         ctx: Any, x: Tensor, scale: Tensor, work: Work, settings: Settings, *tensors: Tensor | None
     ) -> Tensor:
         weights = ExpertWeights.of(tensors, settings).narrow(x.dtype)
-        out, kept = forward_pass(x, scale, weights, work)
-        ctx.save_for_backward(x, scale, *kept, *weights.tensors)
+        out, intermediates = forward_pass(x, scale, weights, work)
+        ctx.save_for_backward(x, scale, *intermediates, *weights.tensors)
         ctx.settings, ctx.parameters = (work, settings), tensors
         return out
 
@@ -216,9 +218,11 @@ class _FeedForward(torch.autograd.Function):
         x, scale, up, gate, *tensors = ctx.saved_tensors
         work, settings = ctx.settings
         weights = ExpertWeights.of(tensors, settings)
-        found = WeightGradients(ctx.parameters)
-        d_x, d_scale = backward_pass(gradients[0].contiguous(), x, scale, weights, (up, gate), work, found)
-        return d_x, d_scale, None, None, *found.give()
+        weight_gradients = WeightGradients(ctx.parameters)
+        d_x, d_scale = backward_pass(
+            gradients[0].contiguous(), x, scale, weights, (up, gate), work, weight_gradients
+        )
+        return d_x, d_scale, None, None, *weight_gradients.give()
 
 
 def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
@@ -246,8 +250,8 @@ def feed_forward_reference(
         if w.w_gate is not None:
             gate = _adapted(rows, w.w_gate, w.in_lora_a, w.gate_lora_b, w, e)
             gate = gate + (0 if w.b_gate is None else w.b_gate[e])
-        hidden = activation.plain(up, gate)
-        out = _adapted(hidden, w.w_out, w.out_lora_a, w.out_lora_b, w, e)
+        hidden_states = activation.plain(up, gate)
+        out = _adapted(hidden_states, w.w_out, w.out_lora_a, w.out_lora_b, w, e)
         outputs.append(out if w.b_out is None else out + w.b_out[e])
     return torch.cat(outputs) * scale.to(x.dtype)[:, None]
 

@@ -18,8 +18,8 @@ class GroupedMM(GroupedProducts):
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
-        taken = accelerator(device_type).matrix_dtype
-        return dtype == taken and all(width * dtype.itemsize % 16 == 0 for width in widths)
+        matrix_dtype = accelerator(device_type).matrix_dtype
+        return dtype == matrix_dtype and all(width * dtype.itemsize % 16 == 0 for width in widths)
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         return grouped_mm(x, w, offs=_ends(x, counts))

@@ -49,25 +49,25 @@ class GroupedProducts(ABC):
 
 def segments(counts: list[int]) -> list[tuple[int, slice]]:
     """(expert, its rows) of every expert that has any."""
-    found, start = [], 0
+    expert_rows, start = [], 0
     for expert, count in enumerate(counts):
         if count:
-            found.append((expert, slice(start, start + count)))
+            expert_rows.append((expert, slice(start, start + count)))
         start += count
-    return found
+    return expert_rows
 
 
 def slots(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
     """int64 `[n]`: where each row goes when expert e's rows, `counts[e]` of them, are filled up to `padded[e]`."""
-    given, wanted = torch.tensor(counts), torch.tensor(padded)
-    shift = (wanted.cumsum(0) - wanted) - (given.cumsum(0) - given)
-    return accelerator(device).take(torch.arange(int(given.sum())) + shift.repeat_interleave(given))
+    row_counts, slot_counts = torch.tensor(counts), torch.tensor(padded)
+    shift = (slot_counts.cumsum(0) - slot_counts) - (row_counts.cumsum(0) - row_counts)
+    return accelerator(device).take(torch.arange(int(row_counts.sum())) + shift.repeat_interleave(row_counts))
 
 
 def padding_slots(counts: list[int], padded: list[int], device: torch.device) -> Tensor:
     """int64 `[m]`: the rows that `slots` leaves free, which fill up."""
-    given, missing = torch.tensor(counts), torch.tensor(padded) - torch.tensor(counts)
-    filling = torch.arange(int(missing.sum())) + given.cumsum(0).repeat_interleave(missing)
+    row_counts, missing = torch.tensor(counts), torch.tensor(padded) - torch.tensor(counts)
+    filling = torch.arange(int(missing.sum())) + row_counts.cumsum(0).repeat_interleave(missing)
     return accelerator(device).take(filling)
 
 

@@ -34,10 +34,10 @@ class SegmentProducts(GroupedProducts):
     def multiplied(self, counts: list[int], row_multiple: int) -> list[int]:
         if row_multiple == 1:
             return counts
-        found = [0] * len(counts)
-        for expert, _, taken in _taken(counts, row_multiple):
-            found[expert] += taken.stop - taken.start
-        return found
+        row_counts = [0] * len(counts)
+        for expert, _, product_rows in _taken(counts, row_multiple):
+            row_counts[expert] += product_rows.stop - product_rows.start
+        return row_counts
 
     def forward(self, x: Tensor, w: Tensor, counts: list[int]) -> Tensor:
         y = x.new_empty(x.shape[0], w.shape[2])
@@ -57,27 +57,27 @@ class SegmentProducts(GroupedProducts):
             for x_e, w_e, y_e in _by_expert(counts, x, w, y):
                 torch.mm(x_e, w_e, out=y_e)
             return
-        for expert, rows, taken in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
-            if taken.stop <= x.shape[0]:
-                torch.mm(x[taken], w[expert], out=y[taken])
+        for expert, rows, product_rows in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
+            if product_rows.stop <= x.shape[0]:
+                torch.mm(x[product_rows], w[expert], out=y[product_rows])
             else:
-                y[rows] = torch.mm(_filled(x[rows], taken), w[expert])[: rows.stop - rows.start]
+                y[rows] = torch.mm(_filled(x[rows], product_rows), w[expert])[: rows.stop - rows.start]
 
     def _multiply_and_add(self, x: Tensor, w: Tensor, counts: list[int], y: Tensor) -> None:
         if self.row_multiple(x.dtype, x.device.type) == 1:
             for x_e, w_e, y_e in _by_expert(counts, x, w, y):
                 y_e.addmm_(x_e, w_e)
             return
-        for expert, rows, taken in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
-            if taken == rows:
+        for expert, rows, product_rows in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
+            if product_rows == rows:
                 y[rows].addmm_(x[rows], w[expert])
-            elif taken.stop <= x.shape[0]:
-                others = y[rows.stop : taken.stop]
-                before = others.clone()
-                y[taken].addmm_(x[taken], w[expert])
-                others.copy_(before)
+            elif product_rows.stop <= x.shape[0]:
+                next_rows = y[rows.stop : product_rows.stop]
+                before = next_rows.clone()
+                y[product_rows].addmm_(x[product_rows], w[expert])
+                next_rows.copy_(before)
             else:
-                y[rows] += torch.mm(_filled(x[rows], taken), w[expert])[: rows.stop - rows.start]
+                y[rows] += torch.mm(_filled(x[rows], product_rows), w[expert])[: rows.stop - rows.start]
 
     def weight_gradient(
         self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
@@ -96,8 +96,8 @@ class SegmentProducts(GroupedProducts):
                     torch.mm(x_e.t(), d_y_e, out=d_w_e)
             return d_w
         for expert, rows in segments(counts):
-            for part, taken in _parts(rows, multiple):
-                x_part, d_y_part = _filled(x[part], taken), _filled(d_y[part], taken)
+            for part, product_rows in _parts(rows, multiple):
+                x_part, d_y_part = _filled(x[part], product_rows), _filled(d_y[part], product_rows)
                 adds_part = adds or part.start > rows.start
                 if narrow is not None:
                     torch.mm(x_part.t(), d_y_part, out=narrow)
@@ -113,8 +113,8 @@ def _by_expert(counts: list[int], x: Tensor, w: Tensor, y: Tensor) -> Iterator[t
     """(rows of x, matrix, rows of y) of every expert that has any, cut up at once: a view by itself takes 3 us, and a
     product of one row 50."""
     sizes = [count for count in counts if count]
-    used = [w_e for w_e, count in zip(w.unbind(), counts, strict=True) if count]
-    return zip(x.split(sizes), used, y.split(sizes), strict=True)
+    matrices = [w_e for w_e, count in zip(w.unbind(), counts, strict=True) if count]
+    return zip(x.split(sizes), matrices, y.split(sizes), strict=True)
 
 
 def _onednn_multiplies_bfloat16() -> bool:
@@ -152,17 +152,17 @@ def _taken(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, slice
         return
     num_rows = sum(counts)
     for expert, rows in segments(counts):
-        taken = _upward(rows, multiple)
-        while taken.stop > num_rows or taken.stop - rows.stop > _COPIED:
+        product_rows = _upward(rows, multiple)
+        while product_rows.stop > num_rows or product_rows.stop - rows.stop > _COPIED:
             count = rows.stop - rows.start
             last = rows.stop - count % _step(count, multiple)
             if last > rows.start:
                 yield expert, slice(rows.start, last), slice(rows.start, last)
             rows = slice(last, rows.stop)
-            taken = _upward(rows, multiple)
+            product_rows = _upward(rows, multiple)
             if rows.stop - last <= _COPIED:
                 break
-        yield expert, rows, taken
+        yield expert, rows, product_rows
 
 
 def _parts(rows: slice, multiple: int) -> Iterator[tuple[slice, slice]]:
@@ -176,7 +176,7 @@ def _parts(rows: slice, multiple: int) -> Iterator[tuple[slice, slice]]:
         yield slice(last, rows.stop), _upward(slice(last, rows.stop), multiple)
 
 
-def _filled(rows: Tensor, taken: slice) -> Tensor:
-    """`rows`, with zeros after them up to as many as are `taken`."""
-    missing = taken.stop - taken.start - rows.shape[0]
+def _filled(rows: Tensor, product_rows: slice) -> Tensor:
+    """`rows`, with zeros after them up to the number of `product_rows`."""
+    missing = product_rows.stop - product_rows.start - rows.shape[0]
     return torch.cat((rows, rows.new_zeros(missing, rows.shape[1]))) if missing else rows

@@ -60,10 +60,10 @@ class ExpertWeights:
     @classmethod
     def of(cls, tensors: Sequence[Tensor | None], settings: Settings = Settings()) -> "ExpertWeights":
         """From `tensors`, as autograd functions take and give them; the last ones may be left out."""
-        w_in, w_out, *others = tensors
+        w_in, w_out, *optional_tensors = tensors
         assert w_in is not None
         assert w_out is not None
-        return cls(w_in, w_out, settings=settings, **dict(zip(_OTHERS, others, strict=False)))
+        return cls(w_in, w_out, settings=settings, **dict(zip(_OTHERS, optional_tensors, strict=False)))
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -113,15 +113,21 @@ class ExpertWeights:
         """In `dtype`, differentiable; what is kept as codes decoded."""
         names: tuple[Matrix, ...] = ("w_in", "w_out", "w_gate")
         matrices = [None if getattr(self, name) is None else self.matrix(name, dtype) for name in names]
-        others = (*self.own[len(names) :], *self.adapters)
+        vectors_and_adapters = (*self.own[len(names) :], *self.adapters)
         settings = replace(self.settings, coded_in=None, coded_out=None)
-        return self.of([None if each is None else each.to(dtype) for each in (*matrices, *others)], settings)
+        return self.of(
+            [None if tensor is None else tensor.to(dtype) for tensor in (*matrices, *vectors_and_adapters)],
+            settings,
+        )
 
     def narrow(self, dtype: torch.dtype) -> "ExpertWeights":
         """In `dtype`, without gradients: the copies that are kept, where there are some. Codes stay as they are."""
-        as_kept = {id(each) for each in (*self.own[:3], *self.scales)} if self.is_coded else set[int]()
+        as_kept = {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_coded else set[int]()
         return self.of(
-            [each if each is None or id(each) in as_kept else narrow(each, dtype) for each in self.tensors],
+            [
+                tensor if tensor is None or id(tensor) in as_kept else narrow(tensor, dtype)
+                for tensor in self.tensors
+            ],
             self.settings,
         )
 
@@ -132,7 +138,7 @@ class ExpertWeights:
         return slice(self.settings.b_out_first, self.settings.b_out_first + self.b_out.shape[1])
 
 
-_OTHERS = tuple(each.name for each in fields(ExpertWeights))[2:-1]
+_OTHERS = tuple(weight_field.name for weight_field in fields(ExpertWeights))[2:-1]
 """Names of all but the first two tensors, in the order of `ExpertWeights.tensors`."""
 
 
@@ -142,8 +148,10 @@ class WeightGradients:
 
     def __init__(self, parameters: Sequence[Tensor | None], *, of_several: bool = False) -> None:
         self._rooms = [
-            None if each is None or not each.requires_grad else Room(each, of_several=of_several)
-            for each in parameters
+            None
+            if parameter is None or not parameter.requires_grad
+            else Room(parameter, of_several=of_several)
+            for parameter in parameters
         ]
         (
             self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate,

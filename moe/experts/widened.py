@@ -23,11 +23,11 @@ class WidenedProducts(GroupedProducts):
     def input_gradient(self, d_y: Tensor, w: Tensor, counts: list[int], onto: Tensor | None = None) -> Tensor:
         d_x = d_y.new_empty(d_y.shape[0], w.shape[1]) if onto is None else onto
         for expert, rows in segments(counts):
-            found = _wide(d_y[rows]) @ _wide(w[expert]).t()
+            product = _wide(d_y[rows]) @ _wide(w[expert]).t()
             if onto is None:
-                d_x[rows] = found
+                d_x[rows] = product
             else:
-                d_x[rows] += found
+                d_x[rows] += product
         return d_x
 
     def weight_gradient(

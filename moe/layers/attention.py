@@ -49,7 +49,7 @@ class Attention(nn.Module):
         """Keys and values of `memory` `[B, L, M]`."""
         weight = narrowed(self.key_value, memory.dtype)
         if is_capturing():  # in one product heads could not be split: keys would come before all values
-            keys, values = (functional.linear(memory, each) for each in weight.unbind())
+            keys, values = (functional.linear(memory, matrix) for matrix in weight.unbind())
         else:
             keys, values = linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
         return KeyValueCache(self._heads(keys), self._heads(values))
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         self, x: Tensor, memory: KeyValueCache, mask: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
         """`[B, N, M]`: what the heads of this rank add for `x` `[B, N, M]`."""
-        attended = functional.scaled_dot_product_attention(
+        outputs = functional.scaled_dot_product_attention(
             self._heads(self.query(x)), memory.keys, memory.values, attn_mask=mask, is_causal=causal
         )
-        return self.output(attended.transpose(1, 2).flatten(2))
+        return self.output(outputs.transpose(1, 2).flatten(2))

@@ -39,12 +39,12 @@ class GatedDeltaNet(nn.Module):
         x = shares.gather_rows(x)
         of_values = spec.values_per_key * spec.value_dim
         widths = [2 * spec.key_dim + of_values, of_values]
-        mixed, gates = self.projection(x, rows.draws).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
-        mixed = self._convolved(mixed.flatten(-2), rows, kept).unflatten(-1, (-1, widths[0]))
-        queries, keys, values = mixed.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
+        qkv, gates = self.projection(x, rows.draws).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
+        qkv = self._convolved(qkv.flatten(-2), rows, kept).unflatten(-1, (-1, widths[0]))
+        queries, keys, values = qkv.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
         strengths, steps = self.decays(x, rows.draws).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
-        found, state = gated_delta_rule(
+        outputs, state = gated_delta_rule(
             _unit(queries) * spec.key_dim**-0.5,
             _unit(keys),
             values,
@@ -56,20 +56,20 @@ class GatedDeltaNet(nn.Module):
         if kept is not None:
             kept.state = state
         gates = gates.flatten(-2).unflatten(-1, (-1, spec.value_dim))
-        found = self.value_norm(found.to(x.dtype)) * functional.silu(gates)
-        return shares.scatter_rows(self.output(found.flatten(2), rows.draws))
+        outputs = self.value_norm(outputs.to(x.dtype)) * functional.silu(gates)
+        return shares.scatter_rows(self.output(outputs.flatten(2), rows.draws))
 
     def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
         """The state before the first token."""
         return DeltaState()
 
-    def _convolved(self, mixed: Tensor, rows: Rows, kept: DeltaState | None) -> Tensor:
+    def _convolved(self, qkv: Tensor, rows: Rows, cache: DeltaState | None) -> Tensor:
         """`[B, N, channels]`: each with those before it, activated."""
-        weight = narrowed(self.convolution.weight, mixed.dtype)
-        before = None if kept is None else kept.inputs
-        if kept is not None:
-            kept.inputs = convolution_cache(mixed, self.spec.conv_tokens, rows.documents, before)
-        return functional.silu(short_convolution(mixed, weight, rows.documents, before))
+        weight = narrowed(self.convolution.weight, qkv.dtype)
+        before = None if cache is None else cache.inputs
+        if cache is not None:
+            cache.inputs = convolution_cache(qkv, self.spec.conv_tokens, rows.documents, before)
+        return functional.silu(short_convolution(qkv, weight, rows.documents, before))
 
     def _log_decay(self, steps: Tensor) -> Tensor:
         """`[B, N, value heads]`, at most 0, in float32 at least."""

@@ -45,11 +45,11 @@ def gated_delta_rule(
     state = _first_state(q, v, state)
     wide, (rows, heads) = state.dtype, state.shape[:2]
     of_keys = q.shape[2]
-    q, k, v, log_decay, beta = (each.to(wide) for each in (q, k, v, log_decay, beta))
+    q, k, v, log_decay, beta = (tensor.to(wide) for tensor in (q, k, v, log_decay, beta))
     segments = None
     if documents is not None:
         is_padding = (documents < 0)[..., None]
-        log_decay, beta = (each.masked_fill(is_padding, 0) for each in (log_decay, beta))
+        log_decay, beta = (tensor.masked_fill(is_padding, 0) for tensor in (log_decay, beta))
         q = q.masked_fill(is_padding[..., None], 0)
         segments = _starts(documents).cumsum(dim=1)
     length = min(CHUNK, max(1, num_positions))
@@ -60,15 +60,19 @@ def gated_delta_rule(
         x = functional.pad(x, (0, 0, 0, 0, 0, missing))
         return x.unflatten(2, (of_keys, -1)).unflatten(1, (-1, length)).permute(0, 3, 4, 1, 2, 5)
 
-    inputs = [chunks(each) for each in (q, k, v, log_decay[..., None], beta[..., None])]
+    inputs = [chunks(tensor) for tensor in (q, k, v, log_decay[..., None], beta[..., None])]
     if segments is not None and missing:
         segments = torch.cat((segments, segments[:, -1:].expand(-1, missing)), dim=1)
     by_chunk = None if segments is None else segments.unflatten(1, (-1, length))
     state = state.unflatten(1, (of_keys, -1))
     read = []
     for at in range(0, inputs[0].shape[3], CHUNKS_AT_ONCE):
-        some = slice(at, at + CHUNKS_AT_ONCE)
-        arguments: list[Any] = [*(each[:, :, :, some] for each in inputs), state, *_of_part(by_chunk, some)]
+        chunk_slice = slice(at, at + CHUNKS_AT_ONCE)
+        arguments: list[Any] = [
+            *(tensor[:, :, :, chunk_slice] for tensor in inputs),
+            state,
+            *_of_part(by_chunk, chunk_slice),
+        ]
         if torch.is_grad_enabled() and inputs[0].shape[3] > 1:
             out, state = checkpoint(_run, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -111,10 +115,10 @@ def gated_delta_step(
     """(what is read, `[B, h, dv]` in the dtype of `v`; the new state) at one position of each row: `q` and `k`
     `[B, c, dk]`, `v` `[B, h, dv]`, `log_decay` and `beta` `[B, h]`, `state` `[B, h, dk, dv]`."""
     wide, repeats = state.dtype, v.shape[1] // k.shape[1]
-    q, k = (each.to(wide).repeat_interleave(repeats, dim=1)[..., None] for each in (q, k))
+    q, k = (tensor.to(wide).repeat_interleave(repeats, dim=1)[..., None] for tensor in (q, k))
     state = state * log_decay.to(wide).exp()[..., None, None]
-    written = beta.to(wide)[..., None] * (v.to(wide) - (state * k).sum(dim=-2))
-    state = state + k * written[..., None, :]
+    delta = beta.to(wide)[..., None] * (v.to(wide) - (state * k).sum(dim=-2))
+    state = state + k * delta[..., None, :]
     return (state * q).sum(dim=-2).to(v.dtype), state
 
 
@@ -136,12 +140,12 @@ def _starts(documents: Tensor) -> Tensor:
     return is_real & (last >= 0) & (documents.gather(1, last.clamp(min=0)) != documents)
 
 
-def _of_part(by_chunk: Tensor | None, some: slice) -> tuple[Tensor | None, Tensor | None]:
+def _of_part(by_chunk: Tensor | None, chunk_slice: slice) -> tuple[Tensor | None, Tensor | None]:
     """(segment that each chunk begins in, int64 `[B, 1, 1, K, 1]`; that of each position, `[B, 1, 1, K, C]`)."""
     if by_chunk is None:
         return None, None
     last = functional.pad(by_chunk[:, :, -1], (1, 0))[:, :-1]  # a row begins in segment 0
-    return last[:, None, None, some, None], by_chunk[:, None, None, some]
+    return last[:, None, None, chunk_slice, None], by_chunk[:, None, None, chunk_slice]
 
 
 def _run(
@@ -162,27 +166,29 @@ def _run(
     """
     length, wide = q.shape[-2], q.dtype
     # In float64, as a weak decay among strong ones is a small difference of large sums.
-    summed = log_decay[..., 0].double().cumsum(dim=-1)
-    seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-    since_start = summed
+    decay_sum = log_decay[..., 0].double().cumsum(dim=-1)
+    mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    since_start = decay_sum
     if before is not None and within is not None:
-        seen = seen & (within[..., None] == within[..., None, :])
-        since_start = summed.masked_fill(within != before, float("-inf"))
+        mask = mask & (within[..., None] == within[..., None, :])
+        since_start = decay_sum.masked_fill(within != before, float("-inf"))
     # Hidden before the exponential: later positions and other documents would overflow, and -inf has a gradient of 0.
-    between = (summed[..., None] - summed[..., None, :]).to(wide).masked_fill(~seen, float("-inf")).exp()
+    between = (
+        (decay_sum[..., None] - decay_sum[..., None, :]).to(wide).masked_fill(~mask, float("-inf")).exp()
+    )
     from_start = since_start.to(wide).exp()[..., None]
     to_end = between[..., -1, :, None]
 
     system = (k @ k.transpose(-1, -2)) * between * beta
     right = torch.cat((beta * v, beta * from_start * k), dim=-1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    from_values, from_state = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+    solution = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    from_values, from_state = solution.split((v.shape[-1], k.shape[-1]), dim=-1)
     q_from_start, k_to_end = q * from_start, (k * to_end).transpose(-1, -2)
     shares = (q @ k.transpose(-1, -2)) * between
-    kept = from_start[..., -1:, :]
+    chunk_decay = from_start[..., -1:, :]
     read = []
     for at in range(q.shape[3]):
-        written = from_values[:, :, :, at] - from_state[:, :, :, at] @ state
-        read.append(q_from_start[:, :, :, at] @ state + shares[:, :, :, at] @ written)
-        state = kept[:, :, :, at] * state + k_to_end[:, :, :, at] @ written
+        delta = from_values[:, :, :, at] - from_state[:, :, :, at] @ state
+        read.append(q_from_start[:, :, :, at] @ state + shares[:, :, :, at] @ delta)
+        state = chunk_decay[:, :, :, at] * state + k_to_end[:, :, :, at] @ delta
     return torch.stack(read, dim=3), state

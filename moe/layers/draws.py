@@ -56,8 +56,8 @@ def keyed_factors(
     """`[T, num_columns]`: what a tensor is multiplied by, a row for each of `ids` int64 `[T]`. The step is `step`, or
     `number` where that is None."""
     key = fold(seed, number if step is None else int(step), layer, purpose)
-    ones = torch.ones(ids.shape[0], num_columns, dtype=dtype, device=ids.device)
-    return (dropout if kind == "dropout" else jitter)(ones, amount, key, ids)
+    factors = torch.ones(ids.shape[0], num_columns, dtype=dtype, device=ids.device)
+    return (dropout if kind == "dropout" else jitter)(factors, amount, key, ids)
 
 
 @keyed_factors.register_fake
@@ -68,8 +68,8 @@ def _(ids: Tensor, step: Tensor | None, kind: str, amount: float, num_columns: i
 
 def _rule(node: fx.Node) -> Rule:
     (num_tokens,) = shape_of(node.args[0])  # type: ignore[arg-type]
-    given = ((("t",),), ())[: len(operands(node))]
-    return Rule(given, ((("t",), ()),), {"t": num_tokens} if num_tokens > 1 else {})
+    operand_dims = ((("t",),), ())[: len(operands(node))]
+    return Rule(operand_dims, ((("t",), ()),), {"t": num_tokens} if num_tokens > 1 else {})
 
 
 register(torch.ops.shardyard.keyed_factors.default, _rule)

@@ -46,8 +46,8 @@ class FeedForward(nn.Module):
         gate = None if self.w_gate is None else self.w_gate(x, draws)
         out = self.w_out
         a, b = (
-            None if each is None else narrowed(each, x.dtype)
-            for each in (out.weight_lora_a, out.weight_lora_b)
+            None if matrix is None else narrowed(matrix, x.dtype)
+            for matrix in (out.weight_lora_a, out.weight_lora_b)
         )
         w = factor(out, "weight", x.dtype)
         adapter = out.lora_scale, out.dropped(draws)
@@ -73,34 +73,34 @@ class _ActivatedLinear(torch.autograd.Function):
         matrix, scales = w.tensors if isinstance(w, Coded) else (w, None)
         ctx.save_for_backward(up, gate, matrix, scales, a, b)
         ctx.settings = adapter, activation, w.coding if isinstance(w, Coded) else None
-        scale, dropped = adapter
-        hidden = activation.forward(up, gate)
-        y = product(hidden, (w.decoded(hidden.dtype) if isinstance(w, Coded) else w).t())
+        scale, dropout = adapter
+        hidden_states = activation.forward(up, gate)
+        y = product(hidden_states, (w.decoded(hidden_states.dtype) if isinstance(w, Coded) else w).t())
         if a is None or b is None or scale == 0:
             return y
-        hidden = hidden if dropped is None else dropped.of(hidden)
-        return add_product(y, product(hidden, a.t()), b.t(), scale)
+        hidden_states = hidden_states if dropout is None else dropout.of(hidden_states)
+        return add_product(y, product(hidden_states, a.t()), b.t(), scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         up, gate, w, scales, a, b = ctx.saved_tensors
-        (scale, dropped), activation, coding = ctx.settings
-        hidden, activated = activation.recompute(up, gate)
-        d_w = product(d_y.t(), hidden) if ctx.needs_input_grad[2] else None
+        (scale, dropout), activation, coding = ctx.settings
+        hidden_states, gate_activation = activation.recompute(up, gate)
+        d_w = product(d_y.t(), hidden_states) if ctx.needs_input_grad[2] else None
         if coding is not None:
             w = Coded(w, scales, coding).decoded(d_y.dtype)
         d_hidden, d_a, d_b = product(d_y, w), None, None
         if a is not None:
             d_low = product(d_y, b).mul_(scale)
-            taken = hidden if dropped is None else dropped.of(hidden)
-            d_a = product(d_low.t(), taken)
-            d_b = product(d_y.t(), product(taken, a.t()).mul_(scale))
-            if dropped is None:
+            adapter_input = hidden_states if dropout is None else dropout.of(hidden_states)
+            d_a = product(d_low.t(), adapter_input)
+            d_b = product(d_y.t(), product(adapter_input, a.t()).mul_(scale))
+            if dropout is None:
                 add_product(d_hidden, d_low, a)
             else:
-                d_hidden += dropped.of(product(d_low, a))
-            del taken
-        del hidden, w
-        d_up, d_gate = activation.backward(d_hidden, up, gate, activated)
+                d_hidden += dropout.of(product(d_low, a))
+            del adapter_input
+        del hidden_states, w
+        d_up, d_gate = activation.backward(d_hidden, up, gate, gate_activation)
         return d_up, d_gate, d_w, d_a, d_b, None, None

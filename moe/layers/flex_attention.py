@@ -51,14 +51,14 @@ def _block_mask(
 
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         query = query + ahead
-        seen = key <= query if causal else key == key
+        mask = key <= query if causal else key == key
         if window is not None:
-            seen = seen & (key > query - window)
+            mask = mask & (key > query - window)
         if documents is not None:
-            seen = seen & (documents[row, query] == documents[row, key]) & (documents[row, query] >= 0)
+            mask = mask & (documents[row, query] == documents[row, key]) & (documents[row, query] >= 0)
         if first is not None:
-            seen = seen & (key >= first[row]) & (query >= first[row])
-        return seen | (query == key)
+            mask = mask & (key >= first[row]) & (query >= first[row])
+        return mask | (query == key)
 
     return visible.once(
         ("blocks", window, num_queries, num_keys, device),

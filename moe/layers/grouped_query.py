@@ -26,9 +26,9 @@ class GroupedQueryAttention(nn.Module):
         super().__init__()
         self.spec, self.window = spec, spec.window_of(layer)
         self.query, self.key, self.value, self.output = Linear(), Linear(), Linear(), Linear()
-        normed = spec.query_key_norm is not None
-        self.query_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if normed else None
-        self.key_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if normed else None
+        has_norm = spec.query_key_norm is not None
+        self.query_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if has_norm else None
+        self.key_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if has_norm else None
         self.register_parameter("sinks", None)
 
     def forward(self, x: Tensor, rows: Rows, kept: Columns | None = None) -> Tensor:
@@ -44,18 +44,20 @@ class GroupedQueryAttention(nn.Module):
         queries = self._normed(queries, self.query_norm, spec.num_heads, shares)
         keys = self._normed(keys, self.key_norm, spec.num_kv_heads, shares)
         if spec.clip is not None:
-            queries, keys, values = (each.clamp(-spec.clip, spec.clip) for each in (queries, keys, values))
+            queries, keys, values = (
+                tensor.clamp(-spec.clip, spec.clip) for tensor in (queries, keys, values)
+            )
         queries = rotate(self._heads(queries), rows.cosines, rows.sines, spec.rope.pairing)
         keys = rotate(self._heads(keys), rows.cosines, rows.sines, spec.rope.pairing)
         values = self._heads(values)
         if kept is not None:
             keys, values = kept.with_new(keys, values)
         visible = rows.seen(self.window, keys.shape[2])
-        attended = attend(queries, keys, values, scale=spec.score_scale, visible=visible, sinks=self.sinks)
-        attended = attended.transpose(1, 2).flatten(2)
+        outputs = attend(queries, keys, values, scale=spec.score_scale, visible=visible, sinks=self.sinks)
+        outputs = outputs.transpose(1, 2).flatten(2)
         if gate is not None:
-            attended = attended * gate.sigmoid()
-        return self.output.biased(shares.scatter_rows(self.output.product(attended, rows.draws)))
+            outputs = outputs * gate.sigmoid()
+        return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
 
     def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Columns:
         """Room for keys and values of rows of so many positions, on the device and in the dtype of `like`."""

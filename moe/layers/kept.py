@@ -43,28 +43,28 @@ class Columns(Kept):
         num_new, room = new[0].shape[-2], self._tensors[0].shape[-2]
         if self._length + num_new > room:
             return self._beyond_room(*new)
-        for tensor, each in zip(self._tensors, new, strict=True):
-            tensor[..., self._length : self._length + num_new, :] = each
+        for tensor, new_tensor in zip(self._tensors, new, strict=True):
+            tensor[..., self._length : self._length + num_new, :] = new_tensor
         self._length += num_new
         return tuple(tensor[..., : self._length, :] for tensor in self._tensors)
 
     def _beyond_room(self, *new: Tensor) -> tuple[Tensor, ...]:
         assert self._window is not None, "more positions than there is room for"
         old = [tensor[..., max(0, self._length - self._window) : self._length, :] for tensor in self._tensors]
-        every = tuple(torch.cat(pair, -2) for pair in zip(old, new, strict=True))
-        self._length = min(self._window, every[0].shape[-2])
-        for tensor, each in zip(self._tensors, every, strict=True):
-            tensor[..., : self._length, :] = each[..., each.shape[-2] - self._length :, :]
-        return every
+        full_tensors = tuple(torch.cat(pair, -2) for pair in zip(old, new, strict=True))
+        self._length = min(self._window, full_tensors[0].shape[-2])
+        for tensor, full_tensor in zip(self._tensors, full_tensors, strict=True):
+            tensor[..., : self._length, :] = full_tensor[..., full_tensor.shape[-2] - self._length :, :]
+        return full_tensors
 
     def take_rows(self, rows: Tensor) -> None:
-        taken = []
+        tensors = []
         for tensor in self._tensors:
             of_rows = tensor.new_empty(len(rows), *tensor.shape[1:])
-            used = (..., slice(0, self._length), slice(None))
-            of_rows[used] = tensor[used].index_select(0, rows)
-            taken.append(of_rows)
-        self._tensors = tuple(taken)
+            prefix = (..., slice(0, self._length), slice(None))
+            of_rows[prefix] = tensor[prefix].index_select(0, rows)
+            tensors.append(of_rows)
+        self._tensors = tuple(tensors)
 
 
 class DeltaState(Kept):

@@ -38,16 +38,16 @@ class LatentAttention(nn.Module):
         spec, shares = self.spec, rows.shares
         queries = self._queries(x, rows)
         down = self.key_value_down(x, rows.draws_of_share)
-        latents, turned = down.split([spec.key_value_rank, spec.rope_dim], dim=-1)
+        latents, rotary_keys = down.split([spec.key_value_rank, spec.rope_dim], dim=-1)
         latents = shares.gather_rows(self.key_value_norm(latents))
-        turned = shares.gather_rows(turned)[:, None]
-        turned = rotate(turned, rows.cosines, rows.sines, spec.rope.pairing)[:, 0]
+        rotary_keys = shares.gather_rows(rotary_keys)[:, None]
+        rotary_keys = rotate(rotary_keys, rows.cosines, rows.sines, spec.rope.pairing)[:, 0]
         attend_to = self._of_heads if kept is None or kept.is_empty else self._of_latents
         if kept is not None:
-            latents, turned = kept.with_new(latents, turned)
-        attended = attend_to(queries, latents, turned, rows)
-        attended = attended.transpose(1, 2).flatten(2)
-        return self.output.biased(shares.scatter_rows(self.output.product(attended, rows.draws)))
+            latents, rotary_keys = kept.with_new(latents, rotary_keys)
+        outputs = attend_to(queries, latents, rotary_keys, rows)
+        outputs = outputs.transpose(1, 2).flatten(2)
+        return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
 
     def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Columns:
         """Room for latents of rows of so many positions, on the device and in the dtype of `like`."""
@@ -55,7 +55,7 @@ class LatentAttention(nn.Module):
         return Columns.empty(num_positions, None, like, *shapes)
 
     def _queries(self, x: Tensor, rows: Rows) -> Tensor:
-        """`[B, heads, N, head_dim + rope_dim]`, the last part turned."""
+        """`[B, heads, N, head_dim + rope_dim]`, the last part rotated."""
         spec = self.spec
         if self.query is not None:
             queries = self.query(rows.shares.gather_rows(x), rows.draws)
@@ -66,22 +66,22 @@ class LatentAttention(nn.Module):
             down = self.query_norm(self.query_down(x, rows.draws_of_share))
             queries = self.query_up(rows.shares.gather_rows(down), rows.draws)
         queries = queries.unflatten(-1, (-1, spec.head_dim + spec.rope_dim)).transpose(1, 2)
-        plain, turned = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
-        turned = rotate(turned, rows.cosines, rows.sines, spec.rope.pairing)
-        return torch.cat((plain, turned), dim=-1)
+        plain, rotary = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
+        rotary = rotate(rotary, rows.cosines, rows.sines, spec.rope.pairing)
+        return torch.cat((plain, rotary), dim=-1)
 
-    def _of_heads(self, queries: Tensor, latents: Tensor, turned: Tensor, rows: Rows) -> Tensor:
+    def _of_heads(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: Rows) -> Tensor:
         """`[B, heads, N, value_dim]` by the keys and values of each head: the least arithmetic where there are as many
         queries as keys."""
         spec = self.spec
         up = self.key_value_up(latents, rows.draws)
         up = up.unflatten(-1, (-1, spec.head_dim + spec.value_dim)).transpose(1, 2)
         keys, values = up.split([spec.head_dim, spec.value_dim], dim=-1)
-        shared = turned[:, None].expand(-1, keys.shape[1], -1, -1)
-        keys = torch.cat((keys, shared), dim=-1)
+        shared_keys = rotary_keys[:, None].expand(-1, keys.shape[1], -1, -1)
+        keys = torch.cat((keys, shared_keys), dim=-1)
         return attend(queries, keys, values, scale=spec.score_scale, visible=rows.visible)
 
-    def _of_latents(self, queries: Tensor, latents: Tensor, turned: Tensor, rows: Rows) -> Tensor:
+    def _of_latents(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: Rows) -> Tensor:
         """The same with the matrices of keys and values on the side of the queries (section 2.1.2): all heads look at
         the latents themselves, which few queries need of each position."""
         spec = self.spec
@@ -90,6 +90,6 @@ class LatentAttention(nn.Module):
         of_keys, of_values = up.split([spec.head_dim, spec.value_dim], dim=1)  # [heads, width, rank]
         plain, rest = queries.split([spec.head_dim, spec.rope_dim], dim=-1)
         queries = torch.cat((torch.matmul(plain, of_keys), rest), dim=-1)
-        keys = torch.cat((latents, turned), dim=-1)[:, None]
-        found = attend(queries, keys, latents[:, None], scale=spec.score_scale, visible=rows.visible)
-        return torch.matmul(found, of_values.transpose(1, 2))
+        keys = torch.cat((latents, rotary_keys), dim=-1)[:, None]
+        latent_outputs = attend(queries, keys, latents[:, None], scale=spec.score_scale, visible=rows.visible)
+        return torch.matmul(latent_outputs, of_values.transpose(1, 2))

@@ -144,9 +144,9 @@ class MoELayer(nn.Module):
         logits_TE = self._adapted(logits_TE, as_dtype(x_TM, wide))
         if self.logit_bias is not None:
             logits_TE += self.logit_bias
-        if (found := self.route.inferred(logits_TE[None], self.state)) is None:
+        if (inferred_routing := self.route.inferred(logits_TE[None], self.state)) is None:
             return None
-        expert, weight = found
+        expert, weight = inferred_routing
         y_TM = carry_few(x_TM, expert[0], weight[0], self.experts)
         return y_TM if y_TM is None or self.shared is None else y_TM + self.shared(x_TM)
 
@@ -216,30 +216,30 @@ def _in_groups(
     num_tokens, sequence_tokens = shape.numel(), tokens.sequence_tokens
     if sequence_tokens is None and len(shape) > 1 and shape[-1]:
         sequence_tokens = shape[-1]
-    described = tokens.padding if tokens.padding is not None else tokens.ids
-    if tokens.ids is not None and described is not None and tokens.ids.shape != described.shape:
+    descriptor = tokens.padding if tokens.padding is not None else tokens.ids
+    if tokens.ids is not None and descriptor is not None and tokens.ids.shape != descriptor.shape:
         raise ValueError(
-            f"ids {tuple(tokens.ids.shape)} must be in the shape of padding {tuple(described.shape)}"
+            f"ids {tuple(tokens.ids.shape)} must be in the shape of padding {tuple(descriptor.shape)}"
         )
-    in_order = described is None or described.shape in (shape, (num_tokens,))
-    if described is not None and not in_order:
-        is_reversed = described.shape == shape[::-1]
-        if described.dim() != 2 or (is_reversed and 1 not in shape):
+    in_order = descriptor is None or descriptor.shape in (shape, (num_tokens,))
+    if descriptor is not None and not in_order:
+        is_reversed = descriptor.shape == shape[::-1]
+        if descriptor.dim() != 2 or (is_reversed and 1 not in shape):
             remedy = "transpose them" if is_reversed else "reshape them"
-            if described.dim() == 2:  # rows may be groups, whose tokens come in another order
+            if descriptor.dim() == 2:  # rows may be groups, whose tokens come in another order
                 remedy = f"give x flat, [T, M], where rows are groups, or {remedy} where they are not"
             raise ValueError(
-                f"ids and padding {tuple(described.shape)} must be in the shape {tuple(shape)} of x without M, flat, "
+                f"ids and padding {tuple(descriptor.shape)} must be in the shape {tuple(shape)} of x without M, flat, "
                 f"or in groups [G, S]: {remedy}"
             )
-        missing = described.numel() - num_tokens
-        if not 0 <= missing < max(1, described.shape[1]) or (missing and tokens.padding is None):
+        missing = descriptor.numel() - num_tokens
+        if not 0 <= missing < max(1, descriptor.shape[1]) or (missing and tokens.padding is None):
             raise ValueError(
-                f"tokens in groups {tuple(described.shape)} do not describe x {(*shape, 'M')}".replace(
+                f"tokens in groups {tuple(descriptor.shape)} do not describe x {(*shape, 'M')}".replace(
                     "'", ""
                 )
             )
-        return tokens.keys(described), replace(tokens, sequence_tokens=sequence_tokens)
+        return tokens.keys(descriptor), replace(tokens, sequence_tokens=sequence_tokens)
 
     group_tokens = min(group_tokens, max(1, num_tokens)) if not tokens.training else group_tokens
     in_groups = (-(-num_tokens // group_tokens), group_tokens)

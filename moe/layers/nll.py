@@ -33,10 +33,10 @@ def smoothed_nll(
     if is_capturing():
         return torch.ops.shardyard.smoothed_nll(hidden_TM, table, labels_T - nothing, smoothing, nothing)
     real = (labels_T != nothing).nonzero().squeeze(1)
-    smoothed, nll = _SmoothedNLL.apply(
+    loss, nll = _SmoothedNLL.apply(
         hidden_TM.index_select(0, real), table, labels_T.index_select(0, real), smoothing
     )
-    return smoothed, nll
+    return loss, nll
 
 
 def token_nll(hidden: Tensor, table: Tensor, labels: Tensor, nothing: int) -> Tensor:
@@ -44,8 +44,8 @@ def token_nll(hidden: Tensor, table: Tensor, labels: Tensor, nothing: int) -> Te
     sum over tokens. `hidden` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`. Logits are made again in the backward
     pass."""
     real = (labels != nothing).nonzero().squeeze(1)
-    found = _TokenNLL.apply(hidden.index_select(0, real), table, labels.index_select(0, real))
-    return found.new_zeros(len(labels)).index_copy(0, real, found)
+    real_nll = _TokenNLL.apply(hidden.index_select(0, real), table, labels.index_select(0, real))
+    return real_nll.new_zeros(len(labels)).index_copy(0, real, real_nll)
 
 
 class _TokenNLL(torch.autograd.Function):
@@ -138,8 +138,10 @@ class _SmoothedNLL(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = (None if each is None else _scaled(each, gradients[0]) for each in ctx.saved_tensors)
-        return *scaled, None, None
+        input_gradients = (
+            None if gradient is None else _scaled(gradient, gradients[0]) for gradient in ctx.saved_tensors
+        )
+        return *input_gradients, None, None
 
 
 def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
@@ -151,19 +153,19 @@ def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
 def _run(
     mesh: Mesh,
     sharding: OperatorSharding,
-    hidden: Tensor,
+    hidden_states: Tensor,
     table: Tensor,
     labels: Tensor,
     smoothing: float,
-    nothing: int,
+    ignore_index: int,
 ) -> tuple[Tensor, ...]:
-    """`labels` are counted from `nothing`: zeros fill up what a rank has fewer tokens of than another."""
-    return smoothed_nll(hidden, table, labels + nothing, smoothing, nothing)
+    """`labels` are counted from `ignore_index`: zeros fill up what a rank has fewer tokens of than another."""
+    return smoothed_nll(hidden_states, table, labels + ignore_index, smoothing, ignore_index)
 
 
-def _scalars(hidden: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    return hidden.new_empty((), dtype=wide), hidden.new_empty((), dtype=wide)
+def _scalars(hidden_states: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+    return hidden_states.new_empty((), dtype=wide), hidden_states.new_empty((), dtype=wide)
 
 
 NLL = differentiated(
@@ -180,8 +182,8 @@ NLL = differentiated(
 
 def _rule(node: fx.Node) -> Rule:
     is_backward = node.target is NLL.backward_target
-    hidden, table = node.args[1:3] if is_backward else node.args[:2]
-    num_tokens, width = shape_of(hidden)  # type: ignore[arg-type]
+    hidden_states, table = node.args[1:3] if is_backward else node.args[:2]
+    num_tokens, width = shape_of(hidden_states)  # type: ignore[arg-type]
     dims: tuple[Dims, ...] = ((("t",), ("m",)), (("v",), ("m",)), (("t",),))
     first = int(is_backward)
     return Rule(
@@ -202,8 +204,8 @@ def _rule(node: fx.Node) -> Rule:
     )
 
 
-def _gradients(there: Mapping[Factor, float]) -> float:
-    return (there["t"] + there["v"]) * there["m"]
+def _gradients(local_sizes: Mapping[Factor, float]) -> float:
+    return (local_sizes["t"] + local_sizes["v"]) * local_sizes["m"]
 
 
 def _lower_forward(local: LocalCall) -> fx.Node:

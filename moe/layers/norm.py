@@ -95,7 +95,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, rate = ctx.saved_tensors
         wide, width = rate.dtype, x.shape[-1]
         scale_M = _scale(weight, wide, ctx.one_plus)
-        x_TM, gradient_TM = (each.reshape(-1, width).to(wide) for each in (x, gradients[0]))
+        x_TM, gradient_TM = (tensor.reshape(-1, width).to(wide) for tensor in (x, gradients[0]))
         rate_T = rate.reshape(-1)
         product_TM = gradient_TM * x_TM
         gradient = of_weight = None

@@ -55,15 +55,15 @@ def _dynamic(exponents: Tensor, base: float, scaling: DynamicScaling, num_positi
         return base**-exponents
     dim = 2 * exponents.numel()
     lengths = num_positions.to(torch.float64).clamp(min=scaling.original_tokens)[..., None]
-    stretched = scaling.factor * lengths / scaling.original_tokens - (scaling.factor - 1)
-    return (base * stretched ** (dim / (dim - 2))) ** -exponents
+    stretch = scaling.factor * lengths / scaling.original_tokens - (scaling.factor - 1)
+    return (base * stretch ** (dim / (dim - 2))) ** -exponents
 
 
 def _llama3(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
     turns = rates * (scaling.original_tokens / (2 * math.pi))
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return rates * (kept + (1 - kept) / scaling.factor)
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return rates * (smooth + (1 - smooth) / scaling.factor)
 
 
 def _yarn(rates: Tensor, base: float, scaling: YarnScaling) -> Tensor:
@@ -81,8 +81,8 @@ def _yarn(rates: Tensor, base: float, scaling: YarnScaling) -> Tensor:
     first, last = max(first, 0), min(last, dim - 1)
     width = last - first if last != first else 0.001
     pairs = torch.arange(rates.numel(), dtype=torch.float64, device=rates.device)
-    slowed = ((pairs - first) / width).clamp(0, 1)
-    return rates * (1 - slowed + slowed / scaling.factor)
+    ramp = ((pairs - first) / width).clamp(0, 1)
+    return rates * (1 - ramp + ramp / scaling.factor)
 
 
 def _yarn_attention_factor(scaling: YarnScaling) -> float:
@@ -136,9 +136,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Te
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
     """Reference for `rotate`, in plain operations."""
     first, second = _pairs(x, cos.shape[-1], pairing)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    joined = torch.cat(turned, dim=-1) if pairing == "half" else torch.stack(turned, dim=-1).flatten(-2)
-    return torch.cat((joined.to(x.dtype), x[..., 2 * cos.shape[-1] :]), dim=-1)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    rotary_part = torch.cat(pair, dim=-1) if pairing == "half" else torch.stack(pair, dim=-1).flatten(-2)
+    return torch.cat((rotary_part.to(x.dtype), x[..., 2 * cos.shape[-1] :]), dim=-1)
 
 
 def _pairs(x: Tensor, num_pairs: int, pairing: Pairing) -> tuple[Tensor, Tensor]:
@@ -172,23 +172,23 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) ->
     part = as_dtype(part, wide)
     if pairing == "half":
         first, second = part.chunk(2, dim=-1)
-        turned = part * torch.cat((cos, cos), dim=-1)
-        one, other = turned.chunk(2, dim=-1)
-        one.addcmul_(second, sin, value=-sign)
-        other.addcmul_(first, sin, value=sign)
+        out = part * torch.cat((cos, cos), dim=-1)
+        first_out, second_out = out.chunk(2, dim=-1)
+        first_out.addcmul_(second, sin, value=-sign)
+        second_out.addcmul_(first, sin, value=sign)
     else:
         by = torch.complex(cos, sign * sin).to(wide.to_complex())
-        turned = torch.view_as_real(torch.view_as_complex(_paired(part)) * by).flatten(-2)
+        out = torch.view_as_real(torch.view_as_complex(_paired(part)) * by).flatten(-2)
     if dim == x.shape[-1]:
-        return as_dtype(turned, x.dtype)
+        return as_dtype(out, x.dtype)
     whole = torch.empty_like(x)
-    whole[..., :dim], whole[..., dim:] = turned, x[..., dim:]
+    whole[..., :dim], whole[..., dim:] = out, x[..., dim:]
     return whole
 
 
 def _paired(part: Tensor) -> Tensor:
     """`[..., r / 2, 2]`, where each pair is a complex number."""
-    *others, last = part.stride()
-    is_paired = last == 1 and not (part.storage_offset() % 2 or any(each % 2 for each in others))
+    *outer_strides, last = part.stride()
+    is_paired = last == 1 and not (part.storage_offset() % 2 or any(stride % 2 for stride in outer_strides))
     # Not contiguous(), which leaves a single vector, or none, where it is.
     return (part if is_paired else part.clone(memory_format=torch.contiguous_format)).unflatten(-1, (-1, 2))

@@ -36,13 +36,13 @@ def route_captured(
     _let_it_be_returned()
     number, step = (0, tokens.step) if isinstance(tokens.step, Tensor) else (tokens.step, None)
     (
-        expert, weight, kept, position,
-        aux, units, z, entropy, rejected, dropped, chosen, load, num_choices, num_tokens,
+        expert, weight, is_kept, position,
+        aux, units, z, entropy, num_rejected, num_dropped, choice_counts, load, num_choices, num_tokens,
     ) = torch.ops.shardyard.route(
         logits, tokens.keys(logits), tokens.padding, step, state.bias, state.last_load,
         spec.model_dump_json(), number, tokens.seed, layer, tokens.training, tokens.sequence_tokens,
     )  # fmt: skip
-    of_token = expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1)
+    of_token = expert.flatten(0, 1), weight.flatten(0, 1), is_kept.flatten(0, 1), position.flatten(0, 1)
     some_choices = num_choices.clamp(min=1).to(logits.dtype)
     some_tokens = num_tokens.clamp(min=1).to(logits.dtype)
     return Routing(
@@ -50,13 +50,13 @@ def route_captured(
         *of_token,
         num_groups=logits.shape[0],
         capacity=spec.routing.capacity(logits.shape[1], spec.num_experts) if tokens.training else None,
-        chosen=chosen,
+        chosen=choice_counts,
         aux_loss=aux / units.clamp(min=1),
         aux_units=units,
         z_loss=z / some_tokens,
         entropy=entropy / some_tokens,
-        rejected=rejected / some_choices,
-        dropped=dropped / some_choices,
+        rejected=num_rejected / some_choices,
+        dropped=num_dropped / some_choices,
         num_choices=num_choices,
         num_tokens=num_tokens,
     )
@@ -70,8 +70,8 @@ def _let_it_be_returned() -> None:
 
 
 @lru_cache(maxsize=64)
-def _spec(written: str) -> MoESpec:
-    return MoESpec.model_validate_json(written)
+def _spec(spec_json: str) -> MoESpec:
+    return MoESpec.model_validate_json(spec_json)
 
 
 def _num_choices(spec: MoESpec) -> int:
@@ -79,9 +79,9 @@ def _num_choices(spec: MoESpec) -> int:
     return spec.num_experts if isinstance(spec.routing, ExpertChoiceSpec) else spec.experts_per_token
 
 
-def _shapes(logits: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    written = others[5]
-    spec = _spec(written)
+def _shapes(logits: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    spec_json = arguments[5]
+    spec = _spec(spec_json)
     by_choice = (*logits.shape[:2], _num_choices(spec))
     by_expert, whole = (spec.num_experts,), torch.int64
     return (
@@ -98,16 +98,18 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
     """`sharding` is (groups in all, axes that split them)."""
     if not sharding or not sharding[1]:
         return _routed(*arguments)
-    here, given = arguments[_LOGITS].shape[0], list(arguments)
+    num_groups, local_arguments = arguments[_LOGITS].shape[0], list(arguments)
     valid = mesh.valid(*sharding)
     for at in _OF_GROUPS:
-        if given[at] is not None:
-            given[at] = given[at][:valid]
-    results = _routed(*given)
-    if valid == here:
+        if local_arguments[at] is not None:
+            local_arguments[at] = local_arguments[at][:valid]
+    results = _routed(*local_arguments)
+    if valid == num_groups:
         return results
-    filled = [functional.pad(each, (0, 0, 0, 0, 0, here - valid)) for each in results[:_NUM_BY_GROUP]]
-    return *filled, *results[_NUM_BY_GROUP:]
+    by_group = [
+        functional.pad(result, (0, 0, 0, 0, 0, num_groups - valid)) for result in results[:_NUM_BY_GROUP]
+    ]
+    return *by_group, *results[_NUM_BY_GROUP:]
 
 
 def _routed(
@@ -117,20 +119,20 @@ def _routed(
     step: Tensor | None,
     bias: Tensor | None,
     last_load: Tensor | None,
-    written: str,
+    spec_json: str,
     number: int,
     seed: int,
     layer: int,
     training: bool,
     sequence_tokens: int | None,
 ) -> tuple[Tensor, ...]:
-    spec = _spec(written)
+    spec = _spec(spec_json)
     number = number if step is None else int(step)
     tokens = TokenContext(ids, padding, number, seed, training, sequence_tokens)
     routing = build_router(spec)(logits, tokens, layer, RoutingState(bias, last_load))
     by_choice = (*logits.shape[:2], _num_choices(spec))
-    expert, weight, kept, position = (each.reshape(by_choice) for each in _by_token(routing, spec))
-    num_tokens, num_choices = (each.to(logits.dtype) for each in (routing.num_tokens, routing.num_choices))
+    expert, weight, is_kept, position = (tensor.reshape(by_choice) for tensor in _by_token(routing, spec))
+    num_tokens, num_choices = (count.to(logits.dtype) for count in (routing.num_tokens, routing.num_choices))
     units = routing.aux_units.to(logits.dtype)
     shares = (routing.rejected * num_choices, routing.dropped * num_choices)
     sums = (
@@ -141,22 +143,22 @@ def _routed(
         *shares,
     )
     counts = (routing.chosen, routing.load, routing.num_choices, routing.num_tokens)
-    return expert, weight, kept, position, *sums, *counts
+    return expert, weight, is_kept, position, *sums, *counts
 
 
 def _by_token(routing: Routing, spec: MoESpec) -> tuple[Tensor, ...]:
-    """(expert, weight, kept, position), each `[T, K]`."""
+    """(expert, weight, is_kept, position), each `[T, K]`."""
     if not isinstance(choices := routing.choices, ChoicesOfExperts):
         assert isinstance(choices, ChoicesOfTokens)
         return choices.expert, choices.weight, choices.kept, choices.position
-    token, expert, kept = choices.pairs
+    token, expert, is_kept = choices.pairs
     shape = (choices.num_tokens, spec.num_experts)
     place = token * spec.num_experts + expert
-    weights = torch.where(kept, choices.weight.reshape(-1), 0.0)
+    weights = torch.where(is_kept, choices.weight.reshape(-1), 0.0)
     weight = weights.new_zeros(shape).view(-1).index_add(0, place, weights).view(shape)
-    number = expert.new_zeros(shape).view(-1).index_add(0, place, kept.to(expert.dtype)).view(shape)
-    every = torch.arange(spec.num_experts, device=expert.device).expand(shape)
-    return every.contiguous(), weight, number > 0, torch.zeros_like(every)
+    number = expert.new_zeros(shape).view(-1).index_add(0, place, is_kept.to(expert.dtype)).view(shape)
+    experts = torch.arange(spec.num_experts, device=expert.device).expand(shape)
+    return experts.contiguous(), weight, number > 0, torch.zeros_like(experts)
 
 
 ROUTE = differentiated(
@@ -186,14 +188,14 @@ def _rule(node: fx.Node) -> Rule:
     own = node.args[len(ROUTE.trained) :] if is_backward else node.args
     gradients = node.args[: len(ROUTE.trained)] if is_backward else ()
     of_gradients = [
-        _RESULTS[at] for at, each in zip(ROUTE.trained, gradients, strict=False) if each is not None
+        _RESULTS[at] for at, gradient in zip(ROUTE.trained, gradients, strict=False) if gradient is not None
     ]
-    dims = [each for at, each in _ARGUMENTS.items() if isinstance(own[at], fx.Node)]
+    dims = [argument_dims for at, argument_dims in _ARGUMENTS.items() if isinstance(own[at], fx.Node)]
     num_groups, group_tokens, num_experts = shape_of(own[_LOGITS])  # type: ignore[arg-type]
 
-    def kept(there: Mapping[Factor, float]) -> float:
+    def kept(local_sizes: Mapping[Factor, float]) -> float:
         """Scores in several forms: twice as many numbers as there are."""
-        return 2 * there.get("g", 1) * group_tokens * num_experts
+        return 2 * local_sizes.get("g", 1) * group_tokens * num_experts
 
     return Rule(
         operands=(*of_gradients, *dims),

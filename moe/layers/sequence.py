@@ -41,7 +41,7 @@ class Rows:
 
     def seen(self, window: int | None, num_keys: int) -> Visibility:
         """Visibility in a layer with this window, of which the last `num_keys` positions are there."""
-        visible, forgotten = self.visible.within(window), self.num_positions - num_keys
-        if visible.first is None or not forgotten:
+        visible, num_evicted = self.visible.within(window), self.num_positions - num_keys
+        if visible.first is None or not num_evicted:
             return visible
-        return replace(visible, first=visible.first - forgotten, _made={})
+        return replace(visible, first=visible.first - num_evicted, _made={})

@@ -58,5 +58,5 @@ class SharedExperts(nn.Module):
 
     def _product(self, x: Tensor, name: str, draws: Draws | None) -> Tensor:
         a, b = getattr(self, f"{name}_lora_a"), getattr(self, f"{name}_lora_b")
-        dropped = self.dropout[name].by(draws) if name in self.dropout else None
-        return adapted(product(x, factor(self, name, x.dtype)), x, a, b, self.lora_scale, dropped)
+        dropout = self.dropout[name].by(draws) if name in self.dropout else None
+        return adapted(product(x, factor(self, name, x.dtype)), x, a, b, self.lora_scale, dropout)

@@ -87,26 +87,26 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.own = own
         wide = torch.promote_types(x.dtype, torch.float32)
-        given, weight = x.to(wide), weight.to(wide)
+        inputs, weight = x.to(wide), weight.to(wide)
         length, width = x.shape[1], weight.shape[1]
-        out = given * weight[:, -1]
+        out = inputs * weight[:, -1]
         if own is not None:
             out *= own[0]
         for j in range(1, min(width, length)):
-            seen = given[:, : length - j]
-            out[:, j:].addcmul_(seen if own is None else seen * own[j], weight[:, width - 1 - j])
+            earlier = inputs[:, : length - j]
+            out[:, j:].addcmul_(earlier if own is None else earlier * own[j], weight[:, width - 1 - j])
         return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         wide = torch.promote_types(x.dtype, torch.float32)
-        given, gradient = x.to(wide), gradients[0].to(wide)
+        inputs, gradient = x.to(wide), gradients[0].to(wide)
         length, width = x.shape[1], weight.shape[1]
-        of_x = torch.zeros_like(given)
+        of_x = torch.zeros_like(inputs)
         of_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         for j in range(min(width, length)):
             towards = gradient[:, j:] if ctx.own is None else gradient[:, j:] * ctx.own[j]
             of_x[:, : length - j].addcmul_(towards, weight[:, width - 1 - j].to(wide))
-            of_weight[:, width - 1 - j] = (towards * given[:, : length - j]).sum(dim=(0, 1))
+            of_weight[:, width - 1 - j] = (towards * inputs[:, : length - j]).sum(dim=(0, 1))
         return of_x.to(x.dtype), of_weight.to(weight.dtype), None

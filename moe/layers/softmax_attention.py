@@ -66,14 +66,14 @@ def attend_reference(
     """Reference for `attend`: who sees whom is asked pair by pair, and a softmax has its sink as a column."""
     rows, heads, num_queries, _ = queries.shape
     num_keys = keys.shape[2]
-    seen = torch.zeros(rows, 1, num_queries, num_keys, dtype=torch.bool)
+    mask = torch.zeros(rows, 1, num_queries, num_keys, dtype=torch.bool)
     for row in range(rows):
         for at in range(num_queries):
             for key in range(num_keys):
-                seen[row, 0, at, key] = _sees(visible, row, num_keys - num_queries + at, key)
+                mask[row, 0, at, key] = _sees(visible, row, num_keys - num_queries + at, key)
     repeats = heads // keys.shape[1]
-    keys, values = (each.repeat_interleave(repeats, dim=1) for each in (keys, values))
-    scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(~seen.to(queries.device), float("-inf"))
+    keys, values = (tensor.repeat_interleave(repeats, dim=1) for tensor in (keys, values))
+    scores = (queries @ keys.transpose(-1, -2) * scale).masked_fill(~mask.to(queries.device), float("-inf"))
     if sinks is not None:
         column = sinks.to(scores.dtype)[:, None, None].expand(rows, -1, num_queries, 1)
         scores = torch.cat((scores, column), dim=-1)
@@ -113,14 +113,14 @@ def _attend_on_cpu(
     if not multiplies(dtype, queries.device) and not is_capturing():
         # Forward and backward of [4, 8, 512, 64] with 2 heads of keys, on one core of an EPYC without instructions for
         # narrow numbers: 708 ms by their kernel and 135 by that of float32, with copies to it and back.
-        queries, keys, values = (each.float() for each in (queries, keys, values))
+        queries, keys, values = (tensor.float() for tensor in (queries, keys, values))
         return _attend_on_cpu(queries, keys, values, scale, visible, sinks).to(dtype)
 
     width, num_queries = values.shape[-1], queries.shape[2]
     queries, keys, values = _of_one_width(queries, keys, values)
-    seen = visible.num_keys(QUERIES_AT_ONCE, keys.shape[2])
+    visible_keys = visible.num_keys(QUERIES_AT_ONCE, keys.shape[2])
     # [1, 8, 2048, 64] with windows of 128, forward and backward on one core of an EPYC: 141 ms, and as a whole 423.
-    is_whole = num_queries <= QUERIES_AT_ONCE or 2 * seen > keys.shape[2] or is_capturing()
+    is_whole = num_queries <= QUERIES_AT_ONCE or 2 * visible_keys > keys.shape[2] or is_capturing()
     at_once = num_queries if is_whole else QUERIES_AT_ONCE
     blocks = [
         _attend_in_block(
@@ -191,7 +191,7 @@ class _Flash(torch.autograd.Function):
         is_causal: bool,
         scale: float,
     ) -> Tensor:
-        queries, keys, values = (_with_dense_rows(each) for each in (queries, keys, values))
+        queries, keys, values = (_with_dense_rows(tensor) for tensor in (queries, keys, values))
         out, log_sum = _FLASH(queries, keys, values, 0.0, is_causal, attn_mask=bias, scale=scale)
         if sinks is not None:
             with_sink = torch.logaddexp(log_sum, sinks.to(log_sum.dtype)[:, None])
@@ -207,11 +207,11 @@ class _Flash(torch.autograd.Function):
         queries, keys, values, out, log_sum, sinks, bias = ctx.saved_tensors
         is_causal, scale = ctx.settings
         gradient = _with_dense_rows(gradients[0])
-        given = gradient, queries, keys, values, out, log_sum
+        operands = gradient, queries, keys, values, out, log_sum
         if is_causal and _pays_in_tiles(queries.shape[2]):
-            of_inputs = _of_tiles(given, bias, scale)
+            of_inputs = _of_tiles(operands, bias, scale)
         else:
-            of_inputs = _of_inputs(given, bias, scale, is_causal=is_causal)
+            of_inputs = _of_inputs(operands, bias, scale, is_causal=is_causal)
         of_sinks = None
         if sinks is not None and ctx.needs_input_grad[3]:
             share = (sinks.to(log_sum.dtype)[:, None] - log_sum).exp_()
@@ -226,9 +226,9 @@ OfInputs = tuple[Tensor, Tensor, Tensor]
 """Gradients of queries, keys and values."""
 
 
-def _of_inputs(given: Given, bias: Tensor | None, scale: float, *, is_causal: bool) -> OfInputs:
-    found: OfInputs = _FLASH_BACKWARD(*given, 0.0, is_causal, attn_mask=bias, scale=scale)
-    return found
+def _of_inputs(operands: Given, bias: Tensor | None, scale: float, *, is_causal: bool) -> OfInputs:
+    gradients: OfInputs = _FLASH_BACKWARD(*operands, 0.0, is_causal, attn_mask=bias, scale=scale)
+    return gradients
 
 
 def _pays_in_tiles(num_positions: int) -> bool:
@@ -238,30 +238,30 @@ def _pays_in_tiles(num_positions: int) -> bool:
     return QUERIES_AT_ONCE < num_positions <= 4 * QUERIES_AT_ONCE
 
 
-def _of_tiles(given: Given, bias: Tensor | None, scale: float) -> OfInputs:
+def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
     """The same of causal attention as the sum over tiles: some queries with their own positions, and with all before.
     Probabilities are those of whole rows, as the sum of exponents is."""
-    gradient, queries, keys, values, out, log_sum = given
+    gradient, queries, keys, values, out, log_sum = operands
     wide = torch.promote_types(queries.dtype, torch.float32)
-    sums = [torch.zeros_like(each, dtype=wide) for each in (queries, keys, values)]
+    sums = [torch.zeros_like(tensor, dtype=wide) for tensor in (queries, keys, values)]
     num_positions = queries.shape[2]
 
-    def add(here: slice, there: slice, *, is_causal: bool) -> None:
+    def add(query_slice: slice, key_slice: slice, *, is_causal: bool) -> None:
         tile = (
-            gradient[:, :, here], queries[:, :, here], keys[:, :, there], values[:, :, there], out[:, :, here],
-            log_sum[:, :, here],
+            gradient[:, :, query_slice], queries[:, :, query_slice], keys[:, :, key_slice], values[:, :, key_slice],
+            out[:, :, query_slice], log_sum[:, :, query_slice],
         )  # fmt: skip
-        hidden = None if bias is None else bias[..., here, there]
-        parts = _of_inputs(tile, hidden, scale, is_causal=is_causal)
-        for total, part, at in zip(sums, parts, (here, there, there), strict=True):
+        tile_bias = None if bias is None else bias[..., query_slice, key_slice]
+        parts = _of_inputs(tile, tile_bias, scale, is_causal=is_causal)
+        for total, part, at in zip(sums, parts, (query_slice, key_slice, key_slice), strict=True):
             total[:, :, at] += part
 
     for start in range(0, num_positions, QUERIES_AT_ONCE):
-        here = slice(start, min(start + QUERIES_AT_ONCE, num_positions))
-        add(here, here, is_causal=True)
+        block = slice(start, min(start + QUERIES_AT_ONCE, num_positions))
+        add(block, block, is_causal=True)
         if start:
-            add(here, slice(0, start), is_causal=False)
-    of_queries, of_keys, of_values = (each.to(queries.dtype) for each in sums)
+            add(block, slice(0, start), is_causal=False)
+    of_queries, of_keys, of_values = (total.to(queries.dtype) for total in sums)
     return of_queries, of_keys, of_values
 
 
@@ -276,7 +276,7 @@ def _attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, v
         )  # fmt: skip
     bias = visible.bias(num_queries, keys.shape[2], queries.dtype, queries.device)[..., start:]
     # No fused kernel of torch takes both a mask and groups.
-    keys, values = (each[:, :, start:].repeat_interleave(groups, dim=1) for each in (keys, values))
+    keys, values = (tensor[:, :, start:].repeat_interleave(groups, dim=1) for tensor in (keys, values))
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
 
 
@@ -299,9 +299,9 @@ def _attend_plainly(
     blocks = zip(queries.split(QUERIES_AT_ONCE, dim=2), bias.split(QUERIES_AT_ONCE, dim=2), strict=True)
     return torch.cat(
         [
-            checkpoint(_block, block, keys, values, hidden, sinks, scale,
+            checkpoint(_block, block, keys, values, block_bias, sinks, scale,
                        use_reentrant=False, preserve_rng_state=False)
-            for block, hidden in blocks
+            for block, block_bias in blocks
         ],
         dim=2,
     )  # fmt: skip
@@ -329,7 +329,7 @@ def _of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor
     if short < wide:
         return queries, keys, functional.pad(values, (0, wide - short))
     if wide < short:
-        queries, keys = (functional.pad(each, (0, short - wide)) for each in (queries, keys))
+        queries, keys = (functional.pad(tensor, (0, short - wide)) for tensor in (queries, keys))
     return queries, keys, values
 
 

@@ -79,17 +79,17 @@ class Visibility:
 
     def _sees(self, query: Tensor, key: Tensor) -> Tensor:
         """bool `[B or 1, 1, N, L]` for positions `query` `[N, 1]` and `key` `[1, L]`."""
-        seen = key <= query if self.causal else torch.ones_like(key <= query)
+        mask = key <= query if self.causal else torch.ones_like(key <= query)
         if self.window is not None:
-            seen = seen & (key > query - self.window)
-        seen = seen[None]
+            mask = mask & (key > query - self.window)
+        mask = mask[None]
         if self.documents is not None:
             of_query, of_key = self.documents[:, query], self.documents[:, key]
-            seen = seen & (of_query == of_key) & (of_query >= 0)
+            mask = mask & (of_query == of_key) & (of_query >= 0)
         if self.first is not None:
             first = self.first[:, None, None]
-            seen = seen & (key >= first) & (query >= first)
-        return (seen | (query == key))[:, None]
+            mask = mask & (key >= first) & (query >= first)
+        return (mask | (query == key))[:, None]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Result of `make` from when this key was first asked for in this pass."""

@@ -78,11 +78,11 @@ def route(
         )
     tokens = checked(tokens, logits.device)
     in_groups = logits.shape[:2]
-    for name, each in (("ids", tokens.ids), ("padding", tokens.padding)):
-        if each is not None and each.shape not in (in_groups, (in_groups.numel(),)):
-            remedy = "transpose it" if each.shape == in_groups[::-1] else "reshape it"
+    for name, tensor in (("ids", tokens.ids), ("padding", tokens.padding)):
+        if tensor is not None and tensor.shape not in (in_groups, (in_groups.numel(),)):
+            remedy = "transpose it" if tensor.shape == in_groups[::-1] else "reshape it"
             raise ValueError(
-                f"tokens.{name} {tuple(each.shape)} must be in the shape {tuple(in_groups)} of logits without E, "
+                f"tokens.{name} {tuple(tensor.shape)} must be in the shape {tuple(in_groups)} of logits without E, "
                 f"or flat; {remedy}"
             )
     if not is_whole(layer):

@@ -58,9 +58,9 @@ class Assignments:
     def of_tokens(self, first: int, stop: int, load: Tensor, counts: list[int], before: int) -> "Assignments":
         """Those of the tokens `first` to `stop`, which become tokens 0 and on: of each expert `load`, on the host
         `counts`. The tokens before have so many rows."""
-        here = (self.token >= first) & (self.token < stop)
+        in_range = (self.token >= first) & (self.token < stop)
         num_rows = sum(counts)
-        rows = positions(here, num_rows)
+        rows = positions(in_range, num_rows)
         place = torch.empty_like(self.token).index_copy_(0, rows, torch.arange(num_rows, device=rows.device))
         return Assignments(
             token=self.token[rows] - first,
@@ -76,12 +76,12 @@ class Assignments:
 
 def counted(values: Tensor, num_values: int) -> Tensor:
     """int64 `[num_values]`: how often each of 0 and on is among `values`. `torch.bincount` has a GPU waited for."""
-    ones = values.new_ones(()).expand_as(values)
-    return values.new_zeros(num_values).index_add_(0, values, ones)
+    increments = values.new_ones(()).expand_as(values)
+    return values.new_zeros(num_values).index_add_(0, values, increments)
 
 
 def positions(chosen: Tensor, number: int) -> Tensor:
     """int64 `[number]`: where `chosen` bool `[n]` is True, as often as the host knows it to be: `nonzero` would ask."""
     place = torch.where(chosen, chosen.cumsum(0) - 1, number)
-    every = torch.arange(chosen.numel(), device=chosen.device)
-    return place.new_empty(number + 1).scatter_(0, place, every)[:number]
+    indices = torch.arange(chosen.numel(), device=chosen.device)
+    return place.new_empty(number + 1).scatter_(0, place, indices)[:number]

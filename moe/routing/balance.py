@@ -47,8 +47,8 @@ def choice_counts(expert: Tensor, real: Tensor, num_experts: int) -> Tensor:
     """int64 `[U, E]`: how often each expert is chosen by the real tokens of each of U rows, from `expert`
     `[U, L, K]` and `real` `[U, L]`."""
     counts = expert.new_zeros(expert.shape[0], num_experts)
-    ones = real[..., None].expand_as(expert).to(counts.dtype)
-    return counts.scatter_add_(1, expert.flatten(1), ones.flatten(1))
+    increments = real[..., None].expand_as(expert).to(counts.dtype)
+    return counts.scatter_add_(1, expert.flatten(1), increments.flatten(1))
 
 
 def _excess(load: Tensor | None, probs: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ def z_loss(logits: Tensor, real: Tensor) -> Tensor:
 @torch.no_grad()
 def entropy(probs: Tensor, real: Tensor) -> Tensor:
     """Mean over real tokens of the entropy of `probs` `[G, S, E]`, in nats."""
-    each = -torch.special.xlogy(probs, probs).sum(-1)
-    return torch.where(real, each, 0.0).sum() / real.sum().clamp(min=1)
+    token_entropy = -torch.special.xlogy(probs, probs).sum(-1)
+    return torch.where(real, token_entropy, 0.0).sum() / real.sum().clamp(min=1)
 
 
 @torch.no_grad()

@@ -61,10 +61,10 @@ class Choices(ABC):
 
     def reaches(self, num_parts: int) -> Tensor:
         """bool `[num_parts, T]`: whether a token has experts among each part of them, equal runs of them in order."""
-        token, expert, kept = self.pairs
+        token, expert, is_kept = self.pairs
         part = expert // (self.load.numel() // num_parts)
         number = token.new_zeros(num_parts * self.num_tokens)
-        number.index_add_(0, part * self.num_tokens + token, kept.to(number.dtype))
+        number.index_add_(0, part * self.num_tokens + token, is_kept.to(number.dtype))
         return (number > 0).view(num_parts, self.num_tokens)
 
 
@@ -177,8 +177,10 @@ class ChoicesInOrder(Choices):
     def of_tokens(self, first: int, stop: int) -> "ChoicesInOrder":
         if (first, stop) == (0, self.num_tokens):
             return self
-        some = slice(first, stop)
-        return ChoicesInOrder(self.expert[some], self.weight[some], self.kept[some], self.num_experts)
+        token_slice = slice(first, stop)
+        return ChoicesInOrder(
+            self.expert[token_slice], self.weight[token_slice], self.kept[token_slice], self.num_experts
+        )
 
 
 @dataclass(frozen=True)
@@ -237,20 +239,20 @@ class _ChoicesOfSome(Choices):
 
     @property
     def pairs(self) -> Pairs:
-        token, expert, kept = self.whole.pairs
-        here = kept & (token >= self.first) & (token < self.stop)
-        return Pairs(torch.where(here, token - self.first, 0), expert, here)
+        token, expert, is_kept = self.whole.pairs
+        in_range = is_kept & (token >= self.first) & (token < self.stop)
+        return Pairs(torch.where(in_range, token - self.first, 0), expert, in_range)
 
     @cached_property
     def load(self) -> Tensor:
-        _, expert, kept = self.pairs
+        _, expert, is_kept = self.pairs
         load = self.whole.load.new_zeros(self.whole.load.shape)
-        return load.index_add_(0, expert, kept.to(load.dtype))
+        return load.index_add_(0, expert, is_kept.to(load.dtype))
 
     @property
     def asked(self) -> Tensor:
-        token, _, kept = self.whole.pairs
-        before = (kept & (token < self.first)).sum()
+        token, _, is_kept = self.whole.pairs
+        before = (is_kept & (token < self.first)).sum()
         return torch.cat((self.whole.asked, self.load, before[None]))
 
     def laid_out(self, told: list[int]) -> Assignments:

@@ -33,34 +33,36 @@ class GShardTop2(Router[GShardTop2Spec]):
         if num_experts == 1:
             expert = first_GS[..., None]
             gate, asks = torch.ones_like(expert, dtype=probs_GSE.dtype), real_GS[..., None]
-            accepted = asks
+            is_accepted = asks
         else:
             second_GS = self._runner_up(logits, probs_GSE, first_GS, tokens, key)
             expert = state.taken(torch.stack((first_GS, second_GS), -1))
             first_GS = expert[..., 0]
             first_gate_GS, second_gate_GS = (
-                probs_GSE.gather(-1, each).squeeze(-1) for each in expert.split(1, -1)
+                probs_GSE.gather(-1, choice).squeeze(-1) for choice in expert.split(1, -1)
             )
             if spec.normalize_gates == "before_drop":
                 total_GS = first_gate_GS + second_gate_GS + 1e-9
                 first_gate_GS, second_gate_GS = first_gate_GS / total_GS, second_gate_GS / total_GS
             accepted_GS = real_GS & self._accepts_second(second_gate_GS, tokens, key)
             gate = torch.stack((first_gate_GS, second_gate_GS), -1)
-            accepted = torch.stack((real_GS, accepted_GS), -1)
-            asks = torch.stack((real_GS, real_GS), -1) if spec.rejected_second_takes_slot else accepted
+            is_accepted = torch.stack((real_GS, accepted_GS), -1)
+            asks = torch.stack((real_GS, real_GS), -1) if spec.rejected_second_takes_slot else is_accepted
 
         capacity = spec.capacity(group_tokens, num_experts) if tokens.training else None
         queues = queue_up(expert, asks, num_experts)
-        kept = accepted & queues.admits(capacity)
-        slots = queue_up(expert, kept, num_experts) if asks is not accepted else queues.limited(capacity)
+        is_kept = is_accepted & queues.admits(capacity)
+        slots = (
+            queue_up(expert, is_kept, num_experts) if asks is not is_accepted else queues.limited(capacity)
+        )
 
-        weight = torch.where(kept, gate, 0.0)
+        weight = torch.where(is_kept, gate, 0.0)
         if spec.normalize_gates == "after_drop" and num_experts > 1:
             total = weight.sum(-1, keepdim=True)
             weight = weight / torch.where(total > 0, total, 1.0)
         return routing_of_choices(
-            logits, probs_GSE, expert, weight, kept, queues, slots,
-            accepted=accepted, real=real_GS, capacity=capacity,
+            logits, probs_GSE, expert, weight, is_kept, queues, slots,
+            accepted=is_accepted, real=real_GS, capacity=capacity,
             balance=self._auxiliary_loss(first_GS, probs_GSE, real_GS),
         )  # fmt: skip
 

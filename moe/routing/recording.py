@@ -42,44 +42,44 @@ class Recording(Mapping[int, Tensor]):
     def stacked(self) -> Tensor:
         """int64 `[L, T, K]`: those of all L layers in order, as one tensor for a file; rows that some lack are -1.
         Raises ValueError where the layers have not one K."""
-        every = list(self.values())
-        if len(widths := {rows.shape[1] for rows in every}) > 1:
+        by_layer = list(self.values())
+        if len(widths := {rows.shape[1] for rows in by_layer}) > 1:
             raise ValueError(
                 f"experts per token (={sorted(widths)}) must be one number to be stacked; keep the layers apart"
             )
-        longest = max(map(len, every), default=0)
-        return torch.stack([_longer(rows, longest) for rows in every])
+        longest = max(map(len, by_layer), default=0)
+        return torch.stack([_longer(rows, longest) for rows in by_layer])
 
 
 def _by_position(layer: int, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
     ids, expert = (torch.cat(parts) for parts in zip(*calls, strict=True))
     real = ids >= 0
     ids, expert = ids[real], expert[real]
-    found = expert.new_full((int(ids.max()) + 1 if ids.numel() else 0, expert.shape[1]), -1)
-    found[ids] = expert
-    if not torch.equal(found[ids], expert):
-        position = int(ids[(found[ids] != expert).any(1)][0])
+    table = expert.new_full((int(ids.max()) + 1 if ids.numel() else 0, expert.shape[1]), -1)
+    table[ids] = expert
+    if not torch.equal(table[ids], expert):
+        position = int(ids[(table[ids] != expert).any(1)][0])
         raise ValueError(
             f"position {position} (in layer {layer}) must choose the same experts whenever it is recorded; give each "
             "token its own place in the batch, tokens.ids, or record each call by itself"
         )
-    return found
+    return table
 
 
 def merged_recordings(*recordings: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Recordings of parts of a batch as one: those of ranks that each had some of its tokens, or some of the layers.
     Raises ValueError where two have different choices of one position."""
-    found: dict[int, Tensor] = {}
+    result: dict[int, Tensor] = {}
     for layer, rows in (item for recording in recordings for item in recording.items()):
-        before = found.get(layer, rows)
+        before = result.get(layer, rows)
         longest = max(len(before), len(rows))
-        one, other = _longer(before, longest), _longer(rows, longest)
-        if bool(((one != other) & (one >= 0) & (other >= 0)).any()):
+        earlier, later = _longer(before, longest), _longer(rows, longest)
+        if bool(((earlier != later) & (earlier >= 0) & (later >= 0)).any()):
             raise ValueError(
                 f"layer {layer} must have one choice of each position; merge recordings of one batch"
             )
-        found[layer] = torch.maximum(one, other)
-    return dict(sorted(found.items()))
+        result[layer] = torch.maximum(earlier, later)
+    return dict(sorted(result.items()))
 
 
 def _longer(rows: Tensor, number: int) -> Tensor:

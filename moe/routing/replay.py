@@ -42,7 +42,7 @@ def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iter
     finally:
         for layer, route in zip(layers, before, strict=True):
             layer.route = route
-    if not any(each.has_replayed for each in replayers):
+    if not any(replayer.has_replayed for replayer in replayers):
         raise none_passed("replayed")
 
 
@@ -83,10 +83,10 @@ def _check(layer: RoutedLayer, rows: Tensor) -> None:
             f"{place} (has {int(rows[unknown][0])}) must have numbers of experts below {spec.num_experts}; replay "
             "what a model of as many experts chose"
         )
-    chosen = (rows >= 0).sum(1)
-    twice = rows.sort(1).values.diff(dim=1).eq(0).any(1) & (chosen > 0)
-    torn = (chosen > 0) & (chosen < rows.shape[1])
-    if bool((wrong := twice | torn).any()):
+    num_chosen = (rows >= 0).sum(1)
+    twice = rows.sort(1).values.diff(dim=1).eq(0).any(1) & (num_chosen > 0)
+    is_partial = (num_chosen > 0) & (num_chosen < rows.shape[1])
+    if bool((wrong := twice | is_partial).any()):
         position = int(wrong.nonzero()[0])
         raise ValueError(
             f"{place}[{position}] (={rows[position].tolist()}) must be different experts, or -1 for all where the "
@@ -113,6 +113,6 @@ class _Replayer(Router[RouterSpec]):
                 f"recording[{layer}] has; record the whole batch, or give ids that count within it"
             )
         if num_rows:
-            chosen = self._rows[torch.where(real, ids, 0)].to(torch.int64).masked_fill(~real[..., None], -1)
-            state = replace(state, replayed=chosen)
+            choices = self._rows[torch.where(real, ids, 0)].to(torch.int64).masked_fill(~real[..., None], -1)
+            state = replace(state, replayed=choices)
         return self._router(logits, tokens, layer, state)

@@ -53,20 +53,22 @@ class RoutedLayer(Protocol):
 def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
     """The layers of experts of a model, whose routing is to be `what`: recorded, say. Raises ValueError where there are
     none, and for a router that does not replay choices."""
-    found: list[RoutedLayer] = [
-        each for each in model.modules() if isinstance(each, RoutedLayer) and isinstance(each.route, Router)
+    layers: list[RoutedLayer] = [
+        module
+        for module in model.modules()
+        if isinstance(module, RoutedLayer) and isinstance(module.route, Router)
     ]
-    if not found:
+    if not layers:
         raise ValueError(
             f"model (={type(model).__name__}) must have layers of experts for its routing to be {what}"
         )
-    for layer in found:
+    for layer in layers:
         if not layer.route.replays:
             raise ValueError(
                 f"router (={layer.spec.routing.router}, of layer {layer.layer}) must let tokens choose experts, and "
                 f"know of replayed choices, for its routing to be {what}; use another router"
             )
-    return found
+    return layers
 
 
 def none_passed(what: str) -> ValueError:

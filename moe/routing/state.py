@@ -47,17 +47,17 @@ class RoutingState:
 
     def check_replayed(self, shape: tuple[int, ...], num_experts: int) -> None:
         """Raises ValueError where replayed choices are not `shape` `[G, S, K]`, of experts below `num_experts`."""
-        chosen = self.replayed
-        assert chosen is not None
-        if not is_dense(chosen) or chosen.dtype != torch.int64:
+        choices = self.replayed
+        assert choices is not None
+        if not is_dense(choices) or choices.dtype != torch.int64:
             raise ValueError(
-                f"state.replayed (={kind_of(chosen)}) must be a dense tensor of torch.int64; convert it"
+                f"state.replayed (={kind_of(choices)}) must be a dense tensor of torch.int64; convert it"
             )
-        if chosen.shape != shape:
+        if choices.shape != shape:
             raise ValueError(
-                f"state.replayed {tuple(chosen.shape)} must be {shape}: groups, tokens of each, experts of each token"
+                f"state.replayed {tuple(choices.shape)} must be {shape}: groups, tokens of each, experts of each token"
             )
-        if bool((chosen >= num_experts).any()):
+        if bool((choices >= num_experts).any()):
             raise ValueError(
-                f"state.replayed (has {int(chosen.max())}) must have numbers of experts below {num_experts}"
+                f"state.replayed (has {int(choices.max())}) must have numbers of experts below {num_experts}"
             )

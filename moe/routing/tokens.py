@@ -115,7 +115,7 @@ def check_inference(place: str, tensor: Tensor | None, others: Iterable[Tensor])
     kept for the backward pass."""
     if tensor is None or not tensor.is_inference() or not torch.is_grad_enabled():
         return
-    if any(other.requires_grad for other in others):
+    if any(operand.requires_grad for operand in others):
         raise ValueError(
             f"{place} (made in inference mode) must not be given where gradients are tracked; clone it, or call "
             "under torch.no_grad()"

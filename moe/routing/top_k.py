@@ -16,8 +16,8 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
     torch's own leaves open which of equal entries it takes, and may take others for another number of rows.
     """
-    several = min(k + 1, scores.shape[-1])
-    best, index = scores.detach().topk(several, dim=-1)
+    num_best = min(k + 1, scores.shape[-1])
+    best, index = scores.detach().topk(num_best, dim=-1)
     if _may_hold(scores.device, best[..., 1:] == best[..., :-1]):
         index = scores.detach().sort(dim=-1, descending=True, stable=True).indices
     return index[..., :k]
@@ -29,8 +29,8 @@ def top_k_of_close(scores: Tensor, k: int, within: Tensor, then: Tensor) -> Tens
 
     `scores` and `then` `[..., E]`, `within` `[..., 1]`. Equal are those that a run of such neighbours connects.
     """
-    several = min(k + 1, scores.shape[-1])
-    best, index = scores.detach().topk(several, dim=-1)
+    num_best = min(k + 1, scores.shape[-1])
+    best, index = scores.detach().topk(num_best, dim=-1)
     if not _may_hold(scores.device, best[..., :-1] - best[..., 1:] <= within):
         return index[..., :k]
     num_scores = scores.shape[-1]
@@ -65,6 +65,6 @@ def _may_hold(device: torch.device, conditions: Tensor) -> bool:
 
 def _places(scores: Tensor, within: Tensor) -> Tensor:
     """int64 `[..., E]`: 0 for the highest, counting up; the same for equal ones."""
-    ordered, index = scores.sort(dim=-1, descending=True)
-    steps = functional.pad(ordered[..., :-1] - ordered[..., 1:] > within, (1, 0))
+    sorted_scores, index = scores.sort(dim=-1, descending=True)
+    steps = functional.pad(sorted_scores[..., :-1] - sorted_scores[..., 1:] > within, (1, 0))
     return torch.empty_like(index).scatter_(-1, index, steps.cumsum(-1))
