@@ -142,6 +142,6 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 @cache
 def _cpu_multiplies(dtype: torch.dtype) -> bool:
     """Where it is not known, as in torch's releases that tell nothing, wide numbers are never wrong."""
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     names = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
-    return dtype not in names or any(known.get(name, False) for name in names[dtype])
+    return dtype not in names or any(capabilities.get(name, False) for name in names[dtype])

@@ -43,30 +43,30 @@ def apply(
     where a degree does not divide a dimension, for blocks that are no modules, and for what lies on the meta device
     and has no initial values.
     """
-    blocks, given = _innermost_first(model, blocks or {}), Placements(placements)
+    blocks, placement_table = _innermost_first(model, blocks or {}), Placements(placements)
     waiting: dict[str, dict[tuple[str, ...], Splits]] = {path: {} for path in blocks}
     problems: list[Problem] = []
     for names in _paths(model):
         path = next(path for path in blocks if all(_lies_in(path, name) for name in names))
-        splits = given.of(names[0], model.get_parameter(names[0]).shape).over(layout.degrees)
+        splits = placement_table.of(names[0], model.get_parameter(names[0]).shape).over(layout.degrees)
         problems += check_splits(model, names, splits, layout)
         if {next(path for path in blocks if _lies_in(path, name)) for name in names} != {path}:
             problems += _gathered_twice(names, splits)
         waiting[path][names] = splits
-    given.check_used()
+    placement_table.check_used()
     if problems := [*problems, *_buffers_without_values(model)]:
         raise SpecError(problems)
     for path, label in blocks.items():
-        gathered = {}
+        fsdp_splits = {}
         for names, splits in waiting[path].items():
             if splits and splits[-1][0] in FSDP_AXES:
-                gathered[names[0].removeprefix(f"{path}." if path else "")] = splits[-1]
+                fsdp_splits[names[0].removeprefix(f"{path}." if path else "")] = splits[-1]
                 splits = splits[:-1]
             place(model, names, splits, layout, seed)
         block = model.get_submodule(path)
         if path and layout.recompute == "full":
             recompute(block)
-        shard_block(block, gathered, layout, label, keep_gathered=not path)
+        shard_block(block, fsdp_splits, layout, label, keep_gathered=not path)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             zeros = torch.zeros_like(buffer, device=layout.device)
@@ -101,10 +101,10 @@ def _lies_in(path: str, name: str) -> bool:
 
 def _paths(model: nn.Module) -> list[tuple[str, ...]]:
     """All paths of each parameter, in the model's order."""
-    found: dict[int, list[str]] = {}
+    paths_by_parameter: dict[int, list[str]] = {}
     for path, parameter in model.named_parameters(remove_duplicate=False):
-        found.setdefault(id(parameter), []).append(path)
-    return [tuple(paths) for paths in found.values()]
+        paths_by_parameter.setdefault(id(parameter), []).append(path)
+    return [tuple(paths) for paths in paths_by_parameter.values()]
 
 
 def _gathered_twice(names: tuple[str, ...], splits: Splits) -> Iterator[Problem]:
@@ -138,9 +138,11 @@ def recompute(block: nn.Module) -> None:
     numbers. A block that draws them by key (`draws_by_key`) has no state of a generator to be kept."""
     forward, by_key = block.forward, getattr(block, "draws_by_key", False)
 
-    def from_its_input(*inputs: Any, **named: Any) -> Any:
+    def from_its_input(*inputs: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
-            return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=not by_key, **named)
-        return forward(*inputs, **named)
+            return checkpoint(
+                forward, *inputs, use_reentrant=False, preserve_rng_state=not by_key, **keywords
+            )
+        return forward(*inputs, **keywords)
 
     block.forward = from_its_input

@@ -54,7 +54,7 @@ def _operators() -> Any:
 
 
 def _decoded(codes: Tensor, scales: Tensor, form: Form, dim: int, dtype: torch.dtype) -> Tensor:
-    codes, scales = (each.movedim(dim, -1).contiguous() for each in (codes, scales))
+    codes, scales = (tensor.movedim(dim, -1).contiguous() for tensor in (codes, scales))
     if form == "nf4":
         shape = (*codes.shape[:-1], 2 * codes.shape[-1])
         values = _operators().dequantize_4bit(

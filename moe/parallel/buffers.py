@@ -62,15 +62,15 @@ def keep_buffers(parameters: list[LocalParameter], layout: Layout) -> None:
     What FSDP gathers gets none, since it is gone after each use; nor do parts of a user's module, which knows of none.
     Where whole blocks are computed again, memory is scarce, and no narrow copies are kept.
     """
-    for each in parameters:
-        if each.local is each.parameter and each.part.offsets is None:
-            each.parameter.beside = Buffers(keeps_narrow=layout.recompute != "full")  # type: ignore[attr-defined]
+    for local_parameter in parameters:
+        if local_parameter.local is local_parameter.parameter and local_parameter.part.offsets is None:
+            local_parameter.parameter.beside = Buffers(keeps_narrow=layout.recompute != "full")  # type: ignore[attr-defined]
 
 
 def values_changed(parameters: list[LocalParameter]) -> None:
     """Say that an optimizer has written into the parameters."""
-    for each in parameters:
-        if (beside := buffers_of(each.parameter)) is not None:
+    for local_parameter in parameters:
+        if (beside := buffers_of(local_parameter.parameter)) is not None:
             beside.values_changed()
 
 

@@ -104,18 +104,18 @@ class Coded:
         codes, scales, coding = self.codes.detach(), self.scales, self.coding
         if scales is None:
             return codes.to(dtype)
-        found = torch.empty(self.shape, dtype=dtype, device=codes.device)
+        matrix = torch.empty(self.shape, dtype=dtype, device=codes.device)
         for within in blocks(_whole(self.shape), coding.dim, codes.device.type):
-            some = cut(codes, coding.codes_of(within, of_scales=False))
+            block_codes = cut(codes, coding.codes_of(within, of_scales=False))
             scale = cut(scales.detach(), coding.codes_of(within, of_scales=True))
             first, end = within[coding.dim]
             values = decoded_by_kernel(
-                some, scale, form=coding.form, dim=coding.dim, length=end - first, dtype=dtype
+                block_codes, scale, form=coding.form, dim=coding.dim, length=end - first, dtype=dtype
             )
             if values is None:
-                values = decoded_plainly(some, scale, coding, end - first)
-            cut(found, within).copy_(values)
-        return found
+                values = decoded_plainly(block_codes, scale, coding, end - first)
+            cut(matrix, within).copy_(values)
+        return matrix
 
 
 def coded(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor | None]:
@@ -124,7 +124,7 @@ def coded(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor | None]:
         return values.to(torch.bfloat16), None
     wide, dim = values.to(torch.float32), coding.dim
     length = wide.shape[dim]
-    scales = torch.stack([each.abs().amax(dim) for each in wide.split(BLOCK, dim)], dim)
+    scales = torch.stack([block.abs().amax(dim) for block in wide.split(BLOCK, dim)], dim)
     if coding.form == "int8":
         scales = scales / _LARGEST_INT8
     over = wide / _each(torch.where(scales == 0, 1.0, scales), dim, length)
@@ -165,7 +165,7 @@ def _split(within: Slices, dim: int, at_once: int, order: Sequence[int]) -> Iter
             yield within
         return
     units = [-(-size // BLOCK) if at == dim else size for at, size in enumerate(sizes)]
-    at = next((each for each in order if units[each] > 1), None)
+    at = next((candidate for candidate in order if units[candidate] > 1), None)
     if at is None:
         yield within
         return
@@ -193,11 +193,11 @@ def put(block: Tensor, within: Slices, into: Tensor, origin: Sequence[int]) -> N
         for (low, end), first, size in zip(within, origin, into.shape, strict=True)
     )
     if all(low < end for low, end in common):
-        here, there = (
+        source, destination = (
             tuple((low - begin, end - begin) for (low, end), begin in zip(common, begins, strict=True))
             for begins in ([low for low, _ in within], origin)
         )
-        cut(into, there).copy_(cut(block, here))
+        cut(into, destination).copy_(cut(block, source))
 
 
 def _each(scales: Tensor, dim: int, length: int) -> Tensor:

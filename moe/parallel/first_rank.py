@@ -35,13 +35,13 @@ class FirstRank:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Tell the other ranks that rank 0 works, until the block ends. On rank 0."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(ended,), name="rank 0 works", daemon=True)
+        stop_event = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(stop_event,), name="rank 0 works", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            ended.set()
+            stop_event.set()
             thread.join()
             self._set(_ENDED)
 
@@ -59,8 +59,8 @@ class FirstRank:
         for beat in range(self._num_beats):
             self._store.delete_key(str(beat))
 
-    def _beat(self, ended: threading.Event) -> None:
-        while not ended.wait(BEAT_S):
+    def _beat(self, stop_event: threading.Event) -> None:
+        while not stop_event.wait(BEAT_S):
             self._set(_WORKS)
 
     def _set(self, value: bytes) -> None:

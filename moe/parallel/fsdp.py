@@ -41,10 +41,12 @@ def shard_block(
         _check_even(module.get_parameter(path), dim, axis, layout, path)
         by_axis[axis][id(module.get_parameter(path))] = dim
     if layout.group("expert_fsdp") is not None:
-        for each in list(module.modules()):
-            if any(id(parameter) in by_axis["expert_fsdp"] for parameter in each.parameters(recurse=False)):
+        for submodule in list(module.modules()):
+            if any(
+                id(parameter) in by_axis["expert_fsdp"] for parameter in submodule.parameters(recurse=False)
+            ):
                 axes = ("expert_replica", "expert_fsdp")
-                _shard(each, by_axis["expert_fsdp"], layout, axes, f"experts of {label}")
+                _shard(submodule, by_axis["expert_fsdp"], layout, axes, f"experts of {label}")
     split_before = any("fsdp" in part_of(parameter).axes for parameter in module.parameters())
     if layout.group("fsdp") is not None and (by_axis["fsdp"] or split_before):
         axes = ("data_replica", "fsdp")
@@ -78,8 +80,10 @@ def _shard(
     ids: each is let go as soon as it is sharded."""
     axis, replicas, over = axes[1], layout.group(axes[0]), layout.group(axes[1])
     assert over is not None
-    trained = (each for each in module.parameters() if id(each) in dims and each.requires_grad)
-    if len(dtypes := {str(each.dtype) for each in trained}) > 1:
+    trainable = (
+        parameter for parameter in module.parameters() if id(parameter) in dims and parameter.requires_grad
+    )
+    if len(dtypes := {str(parameter.dtype) for parameter in trainable}) > 1:
         raise SpecError(
             Problem(
                 "dtype_mismatch",

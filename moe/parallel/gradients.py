@@ -20,10 +20,10 @@ from moe.parallel.parameters import LocalParameter, Part
 def forget_gradients(parameters: list[LocalParameter]) -> None:
     """Begin a step, whose gradients lie where those of the last one did. A model's own `zero_grad` misses parameters
     that are gathered just then."""
-    for each in parameters:
-        if (beside := buffers_of(each.parameter)) is not None:
-            beside.keep_room(each.parameter.grad)
-        each.parameter.grad = each.local.grad = None
+    for local_parameter in parameters:
+        if (beside := buffers_of(local_parameter.parameter)) is not None:
+            beside.keep_room(local_parameter.parameter.grad)
+        local_parameter.parameter.grad = local_parameter.local.grad = None
 
 
 def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
@@ -33,16 +33,16 @@ def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
     one process. One that is frozen has none.
     """
     by_group: dict[dist.ProcessGroup | None, list[Tensor]] = {}
-    for each in parameters:
-        if not each.local.requires_grad:
+    for local_parameter in parameters:
+        if not local_parameter.local.requires_grad:
             continue
-        given = each.parameter.grad
-        if given is None:
-            each.local.grad = torch.zeros_like(each.local)
-        elif isinstance(given, DTensor):
-            each.local.grad = given.to_local()
-        group = layout.group(*_summed_over(each.part))
-        by_group.setdefault(group, []).append(each.local.grad)  # type: ignore[arg-type]
+        gradient = local_parameter.parameter.grad
+        if gradient is None:
+            local_parameter.local.grad = torch.zeros_like(local_parameter.local)
+        elif isinstance(gradient, DTensor):
+            local_parameter.local.grad = gradient.to_local()
+        group = layout.group(*_summed_over(local_parameter.part))
+        by_group.setdefault(group, []).append(local_parameter.local.grad)  # type: ignore[arg-type]
     for group, gradients in by_group.items():
         _all_reduce(gradients, group)
 
@@ -77,16 +77,16 @@ def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_no
     so that whoever looks for the fault finds it in the gradient that has it.
     """
     by_copies: dict[int, list[Tensor]] = {}
-    for each in parameters:
-        if not each.local.requires_grad:
+    for parameter in parameters:
+        if not parameter.local.requires_grad:
             continue
-        assert each.local.grad is not None, "reduce_gradients gives every trained parameter a gradient"
-        copies = layout.copies(*each.part.axes)
-        if each.part.offsets is not None:
-            if not each.part.is_first:
+        assert parameter.local.grad is not None, "reduce_gradients gives every trained parameter a gradient"
+        copies = layout.copies(*parameter.part.axes)
+        if parameter.part.offsets is not None:
+            if not parameter.part.is_first:
                 continue
             copies = 1
-        by_copies.setdefault(copies, []).append(each.local.grad)
+        by_copies.setdefault(copies, []).append(parameter.local.grad)
     squares = torch.zeros((), dtype=torch.float64, device=layout.device)
     for copies, gradients in by_copies.items():  # each rank adds its share of what several have
         norms = torch.stack(torch._foreach_norm(gradients))
@@ -98,7 +98,7 @@ def clip_by_global_norm(parameters: list[LocalParameter], layout: Layout, max_no
     if max_norm is not None:
         scale = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), 1.0)
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in (each.local.grad for each in parameters):
+        for gradient in (parameter.local.grad for parameter in parameters):
             if gradient is not None:
                 by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for dtype, gradients in by_dtype.items():

@@ -137,8 +137,8 @@ class Layout:
     @property
     def in_step(self) -> dist.ProcessGroup | None:
         """All ranks, where a forward pass on one needs one on others, so that all make as many of them; else None."""
-        needed = self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
-        return self.world_group if needed else None
+        is_collective = self.degree("fsdp", "tensor", "expert", "expert_tensor", "expert_fsdp") > 1
+        return self.world_group if is_collective else None
 
     @property
     def data_ranks(self) -> int:
@@ -179,20 +179,20 @@ def _groups(
     degrees: Mapping[str, int], backend: str, ranks_per_node: int | None, timeout: timedelta
 ) -> dict[str, dist.ProcessGroup]:
     """The groups of this rank. All ranks make all groups, in the same order; those of the same ranks are one."""
-    made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    groups_by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
     world = tuple(range(dist.get_world_size()))
     if dist.get_backend() == backend:
-        made[world] = dist.group.WORLD  # type: ignore[assignment]
-    found: dict[str, dist.ProcessGroup] = {}
+        groups_by_ranks[world] = dist.group.WORLD  # type: ignore[assignment]
+    groups_by_name: dict[str, dist.ProcessGroup] = {}
 
-    def make(name: str, every: Iterable[list[int]]) -> None:
-        for ranks in map(tuple, every):
+    def make(name: str, rank_lists: Iterable[list[int]]) -> None:
+        for ranks in map(tuple, rank_lists):
             if len(ranks) == 1:
                 continue
-            if ranks not in made:
-                made[ranks] = dist.new_group(list(ranks), timeout, backend=backend)
+            if ranks not in groups_by_ranks:
+                groups_by_ranks[ranks] = dist.new_group(list(ranks), timeout, backend=backend)
             if dist.get_rank() in ranks:
-                found[name] = made[ranks]
+                groups_by_name[name] = groups_by_ranks[ranks]
 
     for axes in _JOINED:
         make("+".join(axes), ranks_along(axes, degrees))
@@ -202,7 +202,7 @@ def _groups(
             if len(nodes) > 1:
                 make("node", nodes)
                 make("rail", [list(rail) for rail in zip(*nodes, strict=True)])
-    return found
+    return groups_by_name
 
 
 def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[int]]:
@@ -219,8 +219,8 @@ def ranks_along(axes: tuple[str, ...], degrees: Mapping[str, int]) -> list[list[
 def mesh_of(layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
     """The ranks that differ from this one in these axes of one mesh alone, the first axis outermost: only to say how
     something lies on them, without process groups of its own."""
-    mine = next(ranks for ranks in ranks_along(axes, layout.degrees) if layout.rank in ranks)
+    own_ranks = next(ranks for ranks in ranks_along(axes, layout.degrees) if layout.rank in ranks)
     shape = [layout.degree(axis) for axis in axes]
     return DeviceMesh(
-        layout.device.type, torch.tensor(mine).view(shape), mesh_dim_names=axes, _init_backend=False
+        layout.device.type, torch.tensor(own_ranks).view(shape), mesh_dim_names=axes, _init_backend=False
     )

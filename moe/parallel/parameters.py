@@ -52,18 +52,18 @@ def declare(
 
     On the default device, with their initial values; on the meta device without any, for `place` to come.
     """
-    for each in parameters:
-        path, _, own_name = each.name.rpartition(".")
+    for declaration in parameters:
+        path, _, own_name = declaration.name.rpartition(".")
         owner = module.get_submodule(path)
         assert own_name in owner._parameters, f"{type(owner).__name__} has no {own_name}"
-        for tensor, item_dtype in kept(each):
+        for tensor, item_dtype in kept(declaration):
             name, of = tensor.name.rpartition(".")[2], getattr(torch, item_dtype) if item_dtype else dtype
-            parameter = nn.Parameter(torch.ones(tensor.shape, dtype=of), requires_grad=not each.frozen)
-            parameter.part = Part(torch.Size(tensor.shape), (), each.of_experts)  # type: ignore[attr-defined]
+            parameter = nn.Parameter(torch.ones(tensor.shape, dtype=of), requires_grad=not declaration.frozen)
+            parameter.part = Part(torch.Size(tensor.shape), (), declaration.of_experts)  # type: ignore[attr-defined]
             if not parameter.is_meta:
-                _begin(parameter, name, each, seed, each.name)
+                _begin(parameter, name, declaration, seed, declaration.name)
             owner.register_parameter(name, parameter)
-            owner.declared = {**_declared_in(owner), name: each}  # type: ignore[assignment]
+            owner.declared = {**_declared_in(owner), name: declaration}  # type: ignore[assignment]
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
 def _begin(
     values: Tensor,
     name: str,
-    declared: Parameter,
+    declaration: Parameter,
     seed: int,
     path: str,
     whole: Sequence[int] | None = None,
@@ -84,36 +84,36 @@ def _begin(
 ) -> None:
     """Initial values of a parameter of ones that is called `name`, or of a part of it, keyed by (seed, path, element);
     those of codes and scales are of the matrix that they are of."""
-    coding = Coding.of(declared)
+    coding = Coding.of(declaration)
     if coding is None:
-        _draw(values, declared, seed, path, whole, first)
+        _draw(values, declaration, seed, path, whole, first)
         return
     of_scales, first = name.endswith(SCALES), first or [0] * values.dim()
     within = tuple((low, low + size) for low, size in zip(first, values.shape, strict=True))
     matrix = coding.values_of(within, of_scales=of_scales)
     path = path.removesuffix(SCALES)
     for block in blocks(matrix, coding.dim, values.device.type):
-        drawn = torch.ones([end - low for low, end in block], device=values.device)
-        _draw(drawn, declared, seed, path, declared.shape, [low for low, _ in block])
-        made = coded(drawn, coding)[of_scales]
-        assert made is not None
-        put(made, coding.codes_of(block, of_scales=of_scales), values.data, first)
+        block_values = torch.ones([end - low for low, end in block], device=values.device)
+        _draw(block_values, declaration, seed, path, declaration.shape, [low for low, _ in block])
+        encoding = coded(block_values, coding)[of_scales]
+        assert encoding is not None
+        put(encoding, coding.codes_of(block, of_scales=of_scales), values.data, first)
 
 
 def _draw(
     values: Tensor,
-    declared: Parameter,
+    declaration: Parameter,
     seed: int,
     path: str,
     whole: Sequence[int] | None,
     first: Sequence[int] | None,
 ) -> None:
-    if declared.log_of is not None:
-        low, high = declared.log_of
+    if declaration.log_of is not None:
+        low, high = declaration.log_of
         init_uniform_(values, 3**-0.5, seed, path, whole, first)  # between -1 and 1
         values.data.add_(1).mul_((high - low) / 2).add_(low).log_()
-    elif declared.std is not None:
-        init_uniform_(values, declared.std, seed, path, whole, first)
+    elif declaration.std is not None:
+        init_uniform_(values, declaration.std, seed, path, whole, first)
 
 
 def _declared_in(module: nn.Module) -> dict[str, Parameter]:
@@ -124,8 +124,8 @@ def _declared_in(module: nn.Module) -> dict[str, Parameter]:
 def matrix_of(module: nn.Module, name: str) -> Tensor | Coded:
     """A module's own matrix of this name, as it is kept."""
     codes: Tensor = getattr(module, name)
-    declared = _declared_in(module).get(name)
-    if declared is None or (coding := Coding.of(declared)) is None:
+    declaration = _declared_in(module).get(name)
+    if declaration is None or (coding := Coding.of(declaration)) is None:
         return codes
     return Coded(codes, getattr(module, name + SCALES, None), coding)
 
@@ -135,8 +135,8 @@ def codings_of(model: nn.Module) -> dict[str, Coding]:
     return {
         f"{path}.{name}".removeprefix("."): coding
         for path, module in model.named_modules()
-        for name, declared in _declared_in(module).items()
-        if not name.endswith(SCALES) and (coding := Coding.of(declared)) is not None
+        for name, declaration in _declared_in(module).items()
+        if not name.endswith(SCALES) and (coding := Coding.of(declaration)) is not None
     }
 
 
@@ -150,41 +150,43 @@ def check_splits(
 ) -> Iterator[Problem]:
     """Problems of a parameter's splits: a module computes with those parts that its declared dimensions name, and with
     no others; beside them FSDP's axis of the same mesh may split it."""
-    path, declared = paths[0], _declared(model, paths[0])
-    place, of_experts = f"placements.{path}", declared is not None and declared.of_experts
-    if model.get_parameter(path).is_meta and declared is None:
+    path, declaration = paths[0], _declared(model, paths[0])
+    place, of_experts = f"placements.{path}", declaration is not None and declaration.of_experts
+    if model.get_parameter(path).is_meta and declaration is None:
         yield Problem("uninitialized", path, None, "lies on the meta device and has no initial values",
                       "declare it, or make the model on a device")  # fmt: skip
-    dims = enumerate(declared.dims) if declared is not None else ()
-    computed = {(OURS.axes[kind], dim) for dim, kind in dims if layout.degree(OURS.axes.get(kind, "")) > 1}
-    given = {each for each in splits if each[0] not in FSDP_AXES}
-    if given != computed and declared is None:
+    dims = enumerate(declaration.dims) if declaration is not None else ()
+    expected_splits = {
+        (OURS.axes[kind], dim) for dim, kind in dims if layout.degree(OURS.axes.get(kind, "")) > 1
+    }
+    own_splits = {split for split in splits if split[0] not in FSDP_AXES}
+    if own_splits != expected_splits and declaration is None:
         yield Problem(
             "unsupported",
             f"{place}.splits",
-            sorted(given),
+            sorted(own_splits),
             "is a split of a parameter whose dimensions nothing declares",
             "split it over fsdp alone, or declare it",
         )
-    elif given != computed:
+    elif own_splits != expected_splits:
         yield Problem(
             "mismatch",
             f"{place}.splits",
-            sorted(given),
-            f"must be {sorted(computed)}, with which its module computes",
+            sorted(own_splits),
+            f"must be {sorted(expected_splits)}, with which its module computes",
             "split it so; over FSDP's axis any dimension may be split",
         )
     fsdp = "expert_fsdp" if of_experts else "fsdp"
     if any(axis in FSDP_AXES and axis != fsdp for axis, _ in splits):
-        whose = "that counts experts" if of_experts else "that counts no experts"
+        description = "that counts experts" if of_experts else "that counts no experts"
         yield Problem(
             "conflict",
             f"{place}.splits",
             list(splits),
-            f"is of a parameter {whose}, and may have the axis {fsdp} alone",
+            f"is of a parameter {description}, and may have the axis {fsdp} alone",
             f"split it over {fsdp}",
         )
-    owners = {id(model.get_submodule(each.rpartition(".")[0])) for each in paths}
+    owners = {id(model.get_submodule(parameter_path.rpartition(".")[0])) for parameter_path in paths}
     if of_experts and len(owners) > 1 and fsdp in dict(splits):
         yield Problem("conflict", f"{place}.splits", list(splits), f"must not have {fsdp}, as {paths[1]} is the same",
                       "leave it whole on the ranks of that axis")  # fmt: skip
@@ -197,18 +199,18 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
     Its values are those that the whole has there; where it lies on the meta device, initial ones as it was declared,
     keyed by (seed, first path, element). Raises SpecError where a degree does not divide a dimension.
     """
-    path, whole, declared = paths[0], model.get_parameter(paths[0]), _declared(model, paths[0])
+    path, whole, declaration = paths[0], model.get_parameter(paths[0]), _declared(model, paths[0])
     part = Part(
         whole.shape,
         splits,
-        declared is not None and declared.of_experts,
-        any(_shares_tokens(model, each.rpartition(".")[0]) for each in paths),
+        declaration is not None and declaration.of_experts,
+        any(_shares_tokens(model, parameter_path.rpartition(".")[0]) for parameter_path in paths),
     )
     sizes, first = _extent(part, layout, path)
     if whole.is_meta:
         values = torch.ones(sizes, dtype=whole.dtype, device=layout.device)
-        if declared is not None:
-            _begin(values, path.rpartition(".")[2], declared, seed, path, whole.shape, first)
+        if declaration is not None:
+            _begin(values, path.rpartition(".")[2], declaration, seed, path, whole.shape, first)
     else:
         values = whole.detach()
         for dim, (start, size) in enumerate(zip(first, sizes, strict=True)):
@@ -216,8 +218,8 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
         values = values.to(layout.device, copy=True)
     parameter = nn.Parameter(values, requires_grad=whole.requires_grad)
     parameter.part = part  # type: ignore[attr-defined]
-    for each in paths:
-        within, _, name = each.rpartition(".")
+    for parameter_path in paths:
+        within, _, name = parameter_path.rpartition(".")
         setattr(model.get_submodule(within), name, parameter)
 
 
@@ -255,9 +257,9 @@ def extent(part: Part, layout: Layout) -> tuple[tuple[int, int], ...]:
     within = [(0, size) for size in part.shape]
     for axis, dim in part.splits:
         first, end = within[dim]
-        each = -(-(end - first) // layout.degree(axis))
-        begin = min(end, first + layout.index(axis) * each)
-        within[dim] = begin, min(end, begin + each)
+        shard_size = -(-(end - first) // layout.degree(axis))
+        begin = min(end, first + layout.index(axis) * shard_size)
+        within[dim] = begin, min(end, begin + shard_size)
     return tuple(within)
 
 
@@ -275,14 +277,14 @@ class LocalParameter:
 
 def local_parameters(model: nn.Module) -> list[LocalParameter]:
     """Every parameter of a model, each once, in order."""
-    found = []
+    parameters = []
     for name, parameter in model.named_parameters():
         local = parameter
         if isinstance(parameter, DTensor):
             whole: DTensor = parameter.data  # type: ignore[assignment]
             local = nn.Parameter(whole.to_local(), requires_grad=parameter.requires_grad)
-        found.append(LocalParameter(name, parameter, local, part_of(parameter)))
-    return found
+        parameters.append(LocalParameter(name, parameter, local, part_of(parameter)))
+    return parameters
 
 
 def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:

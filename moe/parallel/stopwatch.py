@@ -43,5 +43,5 @@ class Stopwatch:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _add(self, begun: Any, ended: Any) -> None:
-        self._seconds += begun.elapsed_time(ended) / 1e3
+    def _add(self, start_event: Any, end_event: Any) -> None:
+        self._seconds += start_event.elapsed_time(end_event) / 1e3

@@ -102,18 +102,18 @@ Collective = Callable[[Tensor, TokenShares], Tensor]
 
 
 def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
-    padded = _fill_up(share, shares.share_size)
-    gathered = padded.new_empty(shares.num_ranks * shares.share_size, *share.shape[1:])
+    padded_share = _fill_up(share, shares.share_size)
+    gathered_rows = padded_share.new_empty(shares.num_ranks * shares.share_size, *share.shape[1:])
     with collective(f"all-gather of tokens over the tensor axis, {shares.label}"):
-        all_gather_single(gathered, padded, group=shares.group)
-    return gathered[: shares.num_tokens]
+        all_gather_single(gathered_rows, padded_share, group=shares.group)
+    return gathered_rows[: shares.num_tokens]
 
 
 def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
-    padded = _fill_up(parts, shares.num_ranks * shares.share_size)
-    share = padded.new_empty(shares.share_size, *parts.shape[1:])
+    padded_parts = _fill_up(parts, shares.num_ranks * shares.share_size)
+    share = padded_parts.new_empty(shares.share_size, *parts.shape[1:])
     with collective(f"reduce-scatter of tokens over the tensor axis, {shares.label}"):
-        reduce_scatter_single(share, padded, group=shares.group)
+        reduce_scatter_single(share, padded_parts, group=shares.group)
     return share[: shares.stop - shares.first]
 
 

@@ -46,14 +46,14 @@ def from_first(ask: Callable[[], Any]) -> Any:
         size_bytes = _largest(len(content))  # to which all ranks come once they have waited
         if rank() == 0:
             first.forget()
-        packed = _packed(content, size_bytes)
-        dist.broadcast(packed, src=0, group=cpu_group())
+        buffer = _packed(content, size_bytes)
+        dist.broadcast(buffer, src=0, group=cpu_group())
     if failure is not None:
         raise failure
-    found = _value(packed)
-    if "failed" in found:
-        raise RuntimeError(f"rank 0 failed: {found['failed']}")
-    return found["answer"]
+    message = _value(buffer)
+    if "failed" in message:
+        raise RuntimeError(f"rank 0 failed: {message['failed']}")
+    return message["answer"]
 
 
 def gathered(value: Any) -> list[Any] | None:
@@ -62,10 +62,10 @@ def gathered(value: Any) -> list[Any] | None:
     if world_size() == 1:
         return [json.loads(content)]
     with collective("gathering of values on rank 0"):
-        packed = _packed(content, _largest(len(content)))
-        everyone = [torch.empty_like(packed) for _ in range(world_size())] if rank() == 0 else None
-        dist.gather(packed, everyone, dst=0, group=cpu_group())
-    return None if everyone is None else [_value(each) for each in everyone]
+        own_buffer = _packed(content, _largest(len(content)))
+        buffers = [torch.empty_like(own_buffer) for _ in range(world_size())] if rank() == 0 else None
+        dist.gather(own_buffer, buffers, dst=0, group=cpu_group())
+    return None if buffers is None else [_value(buffer) for buffer in buffers]
 
 
 def all_gathered(value: Any) -> list[Any]:
@@ -74,10 +74,10 @@ def all_gathered(value: Any) -> list[Any]:
     if world_size() == 1:
         return [json.loads(content)]
     with collective("gathering of values on every rank"):
-        packed = _packed(content, _largest(len(content)))
-        everyone = [torch.empty_like(packed) for _ in range(world_size())]
-        dist.all_gather(everyone, packed, group=cpu_group())
-    return [_value(each) for each in everyone]
+        own_buffer = _packed(content, _largest(len(content)))
+        buffers = [torch.empty_like(own_buffer) for _ in range(world_size())]
+        dist.all_gather(buffers, own_buffer, group=cpu_group())
+    return [_value(buffer) for buffer in buffers]
 
 
 def scattered(values: Sequence[Any] | None) -> Any:
@@ -87,10 +87,10 @@ def scattered(values: Sequence[Any] | None) -> Any:
         return json.loads(contents[0])
     with collective("scattering of values from rank 0"):
         size_bytes = _largest(max(map(len, contents), default=0))
-        mine = _packed(b"", size_bytes)
-        packed = [_packed(content, size_bytes) for content in contents] or None
-        dist.scatter(mine, packed, src=0, group=cpu_group())
-    return _value(mine)
+        own_buffer = _packed(b"", size_bytes)
+        buffers = [_packed(content, size_bytes) for content in contents] or None
+        dist.scatter(own_buffer, buffers, src=0, group=cpu_group())
+    return _value(own_buffer)
 
 
 def summed(*numbers: float) -> list[float]:
@@ -117,5 +117,5 @@ def _packed(content: bytes, size_bytes: int) -> Tensor:
     return torch.frombuffer(bytearray(content.ljust(size_bytes)), dtype=torch.uint8)
 
 
-def _value(packed: Tensor) -> Any:
-    return json.loads(packed.numpy().tobytes())  # which makes nothing of the blanks at the end
+def _value(buffer: Tensor) -> Any:
+    return json.loads(buffer.numpy().tobytes())  # which makes nothing of the blanks at the end

@@ -25,23 +25,23 @@ def decide(
     machine of the same kind, it takes again, so that a restart changes no bit; else what this machine's `cache` holds;
     else it is measured now. Rank 0 decides for all, on its `device`, also for experts of a shape that it has not.
     """
-    told = together.all_gathered([_shape(layer) for layer in layers])
-    shapes = sorted({tuple(shape) for of_rank in told for shape in of_rank})
+    shapes_by_rank = together.all_gathered([_shape(layer) for layer in layers])
+    shapes = sorted({tuple(shape) for of_rank in shapes_by_rank for shape in of_rank})
 
     def decided() -> list[dict[str, dict[str, float]]]:
-        found = []
+        shape_costs = []
         for shape in shapes:
             w_in = torch.ones(shape, dtype=dtype, device=device)
             key = Shape.of(w_in).key
             if key not in _known(run):
-                measured = to_json(stored_or_measured(w_in, cache))
-                known = {
-                    key: measured,
+                new_costs = to_json(stored_or_measured(w_in, cache))
+                costs_by_key = {
+                    key: new_costs,
                     **_known(run),
                 }  # measuring takes a while: whoever was faster has decided
-                run.write(FILE, json.dumps(known, indent=1).encode())
-            found.append(_known(run)[key])
-        return found
+                run.write(FILE, json.dumps(costs_by_key, indent=1).encode())
+            shape_costs.append(_known(run)[key])
+        return shape_costs
 
     costs = dict(zip(shapes, map(from_json, together.from_first(decided)), strict=True))
     for layer in layers:
@@ -55,7 +55,7 @@ def _shape(layer: MoELayer) -> tuple[int, ...]:
 
 def _known(run: Folder) -> dict[str, dict[str, dict[str, float]]]:
     try:
-        known: dict[str, dict[str, dict[str, float]]] = json.loads(run.read(FILE))
+        costs_by_key: dict[str, dict[str, dict[str, float]]] = json.loads(run.read(FILE))
     except FileNotFoundError:
         return {}
-    return known
+    return costs_by_key

@@ -92,9 +92,9 @@ def train(
         _warn_of_the_router(spec, recorder)
         _tell_what_is_trained(spec, recorder)
     with doing("loading", "loading of weights"):
-        done = _resume(state, data, checkpointer, recorder, roots)
+        num_done = _resume(state, data, checkpointer, recorder, roots)
         if layout.rank == 0:
-            recorder.resumed(done, checkpointer.last_committed)
+            recorder.resumed(num_done, checkpointer.last_committed)
     with doing("loading", "measuring of the experts' arithmetic"):
         layers = state.moe_layers.here.values()
         expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
@@ -102,23 +102,23 @@ def train(
     trained_s = _trained_s(checkpointer, folder) if layout.rank == 0 else 0.0
     profile = StepProfile(spec.train.profile, folder, layout, recorder)
     try:
-        while done < spec.train.num_steps:
+        while num_done < spec.train.num_steps:
             began = time.perf_counter()
-            with doing("step", f"step {done + 1}"):
-                batch = batches.take(done)
-                asked = _asked(spec, control, trained_s) if layout.rank == 0 else None
-                signals = Signals(asked, *checkpointer.vote())
-                with profile.of_step(done + 1):
+            with doing("step", f"step {num_done + 1}"):
+                batch = batches.take(num_done)
+                request = _asked(spec, control, trained_s) if layout.rank == 0 else None
+                signals = Signals(request, *checkpointer.vote())
+                with profile.of_step(num_done + 1):
                     result = take_step(state, batch, signals)
             if not result.record.is_finite:
                 where = first_fault(state, batch)
                 checkpointer.finish()
-                raise NonFiniteLoss(done + 1, checkpointer.last_committed, where)
-            done += 1
+                raise NonFiniteLoss(num_done + 1, checkpointer.last_committed, where)
+            num_done += 1
             trained_s += time.perf_counter() - began
             record = _timed(result.record, time.perf_counter() - began, batches.waited_s)
-            if _is_due(done, spec.train.evaluation.every_steps):
-                with doing("evaluation", f"evaluation after step {done}"):
+            if _is_due(num_done, spec.train.evaluation.every_steps):
+                with doing("evaluation", f"evaluation after step {num_done}"):
                     record = replace(record, held_out=task.held_out_losses(state.model, layout, data))
             if layout.rank == 0:
                 recorder.metric(record)
@@ -128,11 +128,11 @@ def train(
             if result.signals.request == "finish":
                 break
             if result.signals.request is not None:
-                checkpointer.save(done, run_state(spec, data, done, trained_s))
-                return Outcome(_ENDINGS[result.signals.request], done, None)
-            if _is_due(done, spec.checkpoint.every_steps) and done < spec.train.num_steps:
-                checkpointer.start(done, run_state(spec, data, done, trained_s))
-        checkpointer.save(done, run_state(spec, data, done, trained_s))
+                checkpointer.save(num_done, run_state(spec, data, num_done, trained_s))
+                return Outcome(_ENDINGS[result.signals.request], num_done, None)
+            if _is_due(num_done, spec.checkpoint.every_steps) and num_done < spec.train.num_steps:
+                checkpointer.start(num_done, run_state(spec, data, num_done, trained_s))
+        checkpointer.save(num_done, run_state(spec, data, num_done, trained_s))
     finally:
         batches.close()
         profile.close()
@@ -140,10 +140,10 @@ def train(
     with doing("evaluation", "evaluation of the finished model"):
         report = task.evaluate(state.model, layout, data)
     if isinstance(report, ModuleReport):
-        report = replace(report, num_steps=done)  # fewer than were asked for, where its time was over
+        report = replace(report, num_steps=num_done)  # fewer than were asked for, where its time was over
     if layout.rank == 0:
         folder.write(REPORT, json.dumps(report.to_plain(), indent=1, ensure_ascii=False).encode())
-    return Outcome("succeeded", done, report)
+    return Outcome("succeeded", num_done, report)
 
 
 def _asked(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
@@ -163,9 +163,9 @@ def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
 def require_same_data(data: PreparedData) -> None:
     """Raise SpecError on all ranks unless each has prepared the same content: what changes while ranks start would
     have them train on different batches. All ranks call it together."""
-    found = sorted(set(together.all_gathered(data.key)))
-    if len(found) > 1:
-        rule = f"is not the same for every worker (prepared as {' and as '.join(found)}): it was changed meanwhile"
+    keys = sorted(set(together.all_gathered(data.key)))
+    if len(keys) > 1:
+        rule = f"is not the same for every worker (prepared as {' and as '.join(keys)}): it was changed meanwhile"
         raise SpecError(
             Problem(
                 "changed", "data", None, rule, "leave its files alone while a run begins, and submit it again"
@@ -175,13 +175,17 @@ def require_same_data(data: PreparedData) -> None:
 
 def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
     """Raise SpecError unless a plan's micro-batches have room for all groups of the fullest data rank."""
-    each, number = plan.options.micro_batch_groups, plan.options.num_micro_batches
+    batch_groups, number = plan.options.micro_batch_groups, plan.options.num_micro_batches
     groups = -(-spec.num_groups // layout.data_ranks)
-    if each * number < groups:
-        rule = f"times micro_batch_groups (={each}) must be at least the {groups} groups that a data rank has"
+    if batch_groups * number < groups:
+        rule = f"times micro_batch_groups (={batch_groups}) must be at least the {groups} groups that a data rank has"
         raise SpecError(
             Problem(
-                "out_of_range", "plan.options.num_micro_batches", number, rule, f"use {-(-groups // each)}"
+                "out_of_range",
+                "plan.options.num_micro_batches",
+                number,
+                rule,
+                f"use {-(-groups // batch_groups)}",
             )
         )
 
@@ -199,16 +203,16 @@ def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
     if isinstance(spec.model, ModuleModelSpec):
         return
     kinds, counts = {True: dict[str, None](), False: dict[str, None]()}, {True: 0, False: 0}
-    for each in spec.model.parameters():
-        is_frozen = each.frozen or any(matches(pattern, each.name) for pattern in spec.train.freeze)
-        counts[is_frozen] += each.numel
-        kinds[is_frozen][starred(each.name)] = None
+    for parameter in spec.model.parameters():
+        is_frozen = parameter.frozen or any(matches(pattern, parameter.name) for pattern in spec.train.freeze)
+        counts[is_frozen] += parameter.numel
+        kinds[is_frozen][starred(parameter.name)] = None
     if not counts[True]:
         return
     has_adapters = getattr(spec.model, "adapter", None) is not None
-    which = f": {', '.join(kinds[False])}" if has_adapters else f"; frozen: {', '.join(kinds[True])}"
+    details = f": {', '.join(kinds[False])}" if has_adapters else f"; frozen: {', '.join(kinds[True])}"
     share = counts[False] / sum(counts.values())
-    recorder.log("info", f"{share:.2%} of all {sum(counts.values()):,} weights are trained{which}")
+    recorder.log("info", f"{share:.2%} of all {sum(counts.values()):,} weights are trained{details}")
     if has_adapters:
         recorder.log(
             "info", base_in_words(spec.model.parameters(), 8 if spec.train.dtype == "float64" else 4)
@@ -227,10 +231,10 @@ def _resume(
 
     def check(parameters: Folder) -> None:
         # Every rank looks, since each reads data and packages of its own machine; all of them raise the same.
-        found = other_run(spec, data, parameters) or _other_base(state.task, parameters, roots)
-        for problems in together.all_gathered([each.to_dict() for each in found]):
+        own_problems = other_run(spec, data, parameters) or _other_base(state.task, parameters, roots)
+        for problems in together.all_gathered([problem.to_dict() for problem in own_problems]):
             if problems:
-                raise SpecError(Problem(**each) for each in problems)
+                raise SpecError(Problem(**problem) for problem in problems)
 
     notes: Sequence[str] = ()
     if state.task.kept_elsewhere():

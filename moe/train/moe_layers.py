@@ -37,24 +37,26 @@ class MoELayers:
         for module in model.modules():
             if isinstance(module, MoELayer) and self.here.setdefault(module.layer, module) is not module:
                 raise ValueError(f"two MoE layers have the number {module.layer}; give each its own")
-        told = together.all_gathered([vars(LayerFacts.of(layer)) for layer in self.here.values()])
-        known = {facts["layer"]: LayerFacts(**facts) for of_rank in told for facts in of_rank}
-        self.facts = tuple(known[number] for number in sorted(known))
+        facts_by_rank = together.all_gathered([vars(LayerFacts.of(layer)) for layer in self.here.values()])
+        facts_by_number = {
+            facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank
+        }
+        self.facts = tuple(facts_by_number[number] for number in sorted(facts_by_number))
         """Of the layers of all ranks, in order of their numbers."""
 
     @contextmanager
     def routings(self) -> Iterator[list[tuple[int, Routing]]]:
         """Record the routings of forward passes within whose gradients are tracked, each with its layer's number, only
         to be looked at."""
-        found: list[tuple[int, Routing]] = []
+        routings: list[tuple[int, Routing]] = []
 
-        def note(layer: MoELayer, _given: object, output: tuple[object, Routing]) -> None:
+        def note(layer: MoELayer, _inputs: object, output: tuple[object, Routing]) -> None:
             if torch.is_grad_enabled():
-                found.append((layer.layer, output[1].detached()))
+                routings.append((layer.layer, output[1].detached()))
 
         hooks = [layer.register_forward_hook(note) for layer in self.here.values()]
         try:
-            yield found
+            yield routings
         finally:
             for hook in hooks:
                 hook.remove()

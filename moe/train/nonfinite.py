@@ -44,37 +44,37 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
         partial(_in_gradients, state.parameters),
     )
     for look in looks:
-        findings = [each for each in together.all_gathered(look()) if each is not None]
+        findings = [finding for finding in together.all_gathered(look()) if finding is not None]
         if findings:
             return str(min(findings)[1])
     return None
 
 
 def _in_parameters(parameters: list[LocalParameter]) -> Finding | None:
-    for position, each in enumerate(parameters):
-        if not _finite(each.local):
-            return position, f"parameter {each.name}"
+    for position, parameter in enumerate(parameters):
+        if not _finite(parameter.local):
+            return position, f"parameter {parameter.name}"
     return None
 
 
 def _in_gradients(parameters: list[LocalParameter]) -> Finding | None:
     """The last layers' gradients are computed first."""
-    for position, each in enumerate(reversed(parameters)):
-        if each.local.grad is not None and not _finite(each.local.grad):
-            return position, f"the gradient of {each.name}"
+    for position, parameter in enumerate(reversed(parameters)):
+        if parameter.local.grad is not None and not _finite(parameter.local.grad):
+            return position, f"the gradient of {parameter.name}"
     return None
 
 
 @torch.no_grad()
 def _in_outputs(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
-    position, found = 0, None
+    position, finding = 0, None
 
     def look(name: str, output: object) -> None:
-        nonlocal position, found
+        nonlocal position, finding
         position += 1
         tensors = output if isinstance(output, tuple) else (output,)
-        if found is None and not all(_finite(each) for each in tensors if isinstance(each, Tensor)):
-            found = position, f"the output of {name}"
+        if finding is None and not all(_finite(tensor) for tensor in tensors if isinstance(tensor, Tensor)):
+            finding = position, f"the output of {name}"
 
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, output, name=name: look(name, output))
@@ -82,12 +82,12 @@ def _in_outputs(state: TrainState, batch: RankBatch[Any]) -> Finding | None:
         if name
     ]
     try:
-        for each in batch.micro_batches:
-            state.task.loss(state.model, each)
+        for micro_batch in batch.micro_batches:
+            state.task.loss(state.model, micro_batch)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return finding
 
 
 def _finite(tensor: Tensor) -> bool:

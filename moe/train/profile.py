@@ -58,8 +58,8 @@ class StepProfile:
             )
             return
         if self._layout.rank == 0:
-            told = f"traced steps {self._first} to {self._last}: {self._folder.url_of(FOLDER)}"
-            self._recorder.log("info", told)
+            message = f"traced steps {self._first} to {self._last}: {self._folder.url_of(FOLDER)}"
+            self._recorder.log("info", message)
 
     def _begin(self, step: int) -> None:
         activities = [ProfilerActivity.CPU]

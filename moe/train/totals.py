@@ -78,7 +78,7 @@ class StepTotals:
         for number, routing in routings:
             row = self._rows[self._index[number]]
             counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)
-            found = torch.stack(
+            sums = torch.stack(
                 (
                     routing.aux_loss * routing.aux_units,
                     routing.aux_units.to(row.dtype),
@@ -90,7 +90,7 @@ class StepTotals:
                     counts[1],
                 )
             )
-            row[: len(found)] += found
+            row[: len(sums)] += sums
             of_experts = torch.cat((routing.load, routing.chosen))
             row[len(_COLUMNS) : len(_COLUMNS) + len(of_experts)] += of_experts
 
@@ -102,18 +102,20 @@ class StepTotals:
             with collective("all-reduce of the step's totals"):
                 dist.all_reduce(sums, group=self._layout.world_group)
         self._rows = sums[-self._rows.numel() :].view_as(self._rows) if self._rows.numel() else self._rows
-        told = iter(sums.tolist())  # at once: a GPU is waited for
-        numbers = [next(told) for _ in signals.to_numbers()]
-        objective, nll = (next(told) / self._batch.num_targets for _ in range(2))
+        values = iter(sums.tolist())  # at once: a GPU is waited for
+        numbers = [next(values) for _ in signals.to_numbers()]
+        objective, nll = (next(values) / self._batch.num_targets for _ in range(2))
         width = self._rows.shape[1]
-        shown = [_layer_record(facts, list(islice(told, width))) for facts in self._layers.facts]
+        layer_records = [_layer_record(facts, list(islice(values, width))) for facts in self._layers.facts]
         record = StepRecord(
             step=self._batch.step + 1,
-            loss=objective + _auxiliary(self._layers.facts, shown),
+            loss=objective + _auxiliary(self._layers.facts, layer_records),
             nll=nll,
-            aux_loss=math.fsum(each.aux_loss or 0.0 for each in shown) / max(1, len(shown)),
-            z_loss=math.fsum(each.z_loss or 0.0 for each in shown) / max(1, len(shown)),
-            layers=tuple(shown),
+            aux_loss=math.fsum(layer_record.aux_loss or 0.0 for layer_record in layer_records)
+            / max(1, len(layer_records)),
+            z_loss=math.fsum(layer_record.z_loss or 0.0 for layer_record in layer_records)
+            / max(1, len(layer_records)),
+            layers=tuple(layer_records),
             tokens=self._batch.num_tokens,
             numbers={name: float(number) for name, number in self._numbers.items()} or None,
         )
@@ -128,13 +130,13 @@ class StepTotals:
     def _add_traffic(self) -> None:
         """Add what each layer here exchanged, forward and backward. Seconds are means over the ranks."""
         first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
-        found = [[0.0, 0.0, 0.0] for _ in self._layers.facts]
+        traffic_rows = [[0.0, 0.0, 0.0] for _ in self._layers.facts]
         for number, layer in self._layers.here.items():
             traffic = layer.dispatch.take_traffic()
             seconds = (traffic.transfer_s / ranks, traffic.waiting_s / ranks)
-            found[self._index[number]] = [traffic.num_bytes, *seconds]
-        if found:
-            self._rows[:, first : first + 3] += self._of_host(found)
+            traffic_rows[self._index[number]] = [traffic.num_bytes, *seconds]
+        if traffic_rows:
+            self._rows[:, first : first + 3] += self._of_host(traffic_rows)
 
     def _of_host(self, numbers: list[Any]) -> Tensor:
         return accelerator(self._layout.device).take(torch.tensor(numbers, dtype=torch.float64))
@@ -146,8 +148,8 @@ def _auxiliary(layers: Iterable[LayerFacts], records: Iterable[LayerRecord]) -> 
     for facts, record in zip(layers, records, strict=True):
         kinds.setdefault((facts.aux_coefficient, facts.z_coefficient), []).append(record)
     return sum(
-        coefficient * math.fsum(each.aux_loss or 0.0 for each in of_kind)
-        + z_coefficient * math.fsum(each.z_loss or 0.0 for each in of_kind)
+        coefficient * math.fsum(record.aux_loss or 0.0 for record in of_kind)
+        + z_coefficient * math.fsum(record.z_loss or 0.0 for record in of_kind)
         for (coefficient, z_coefficient), of_kind in kinds.items()
     )
 

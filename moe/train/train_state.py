@@ -35,5 +35,5 @@ class TrainState:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype that the model computes in."""
-        found: torch.dtype = getattr(torch, self.task.spec.train.dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, self.task.spec.train.dtype)
+        return dtype

@@ -87,18 +87,18 @@ class Checkpointer:
         """
         unreadable: list[str] = []
         for name in together.from_first(lambda: markers.committed(self._folder)):
-            told, *faults = together.from_first(partial(_read_marker, self._folder, name))
-            found = Marker.model_validate(told) if told else None
-            if found is not None:
-                paths = sorted(found.files)[self._layout.rank :: self._layout.world_size]
-                faults = together.all_gathered(_plain(markers.fault(self._folder, found, paths)))
-            fault = next((_fault(*each) for each in faults if each is not None), None)
-            if found is not None and fault is None:
+            plain_marker, *faults = together.from_first(partial(_read_marker, self._folder, name))
+            marker = Marker.model_validate(plain_marker) if plain_marker else None
+            if marker is not None:
+                paths = sorted(marker.files)[self._layout.rank :: self._layout.world_size]
+                faults = together.all_gathered(_plain(markers.fault(self._folder, marker, paths)))
+            fault = next((_fault(*plain_fault) for plain_fault in faults if plain_fault is not None), None)
+            if marker is not None and fault is None:
                 if check is not None:
                     check(self._folder.below(name))
                 shards.load(self._folder.below(name), self._tensors)
                 self.last_committed = name
-                return found
+                return marker
             if isinstance(fault, Unreadable):
                 self._unreadable.add(name)
                 unreadable.append(f"{name}: {fault}")
@@ -162,10 +162,10 @@ class Checkpointer:
             if self._layout.rank == 0:
                 self._recorder.checkpoint_failed(saving.step, reason)
         elif saving.committing is None:
-            told = together.gathered(saving.writing.result().to_plain())
-            written = None if told is None else list(map(Written.of_plain, told))
+            plain_results = together.gathered(saving.writing.result().to_plain())
+            results = None if plain_results is None else list(map(Written.of_plain, plain_results))
             saving.committing = Background(
-                lambda: self._commit(saving, written), f"commit-{saving.marker_name}"
+                lambda: self._commit(saving, results), f"commit-{saving.marker_name}"
             )
         else:
             self._saving, self.last_committed = None, saving.marker_name
@@ -218,19 +218,19 @@ class Checkpointer:
             self._passed_over.discard(name)
             self._unreadable.discard(name)
             self._folder.remove(name + markers.SUFFIX)
-        written = self._writer.write(self._folder.below(name))
+        result = self._writer.write(self._folder.below(name))
         if self._layout.rank == 0:
             for path, content in {**self._files, "run.json": run_state}.items():
                 self._folder.write(f"{name}/{path}", content)
-                written.seals[path] = markers.seal(content)
-        return written
+                result.seals[path] = markers.seal(content)
+        return result
 
-    def _commit(self, saving: _Saving, written: list[Written] | None) -> Marker | None:
+    def _commit(self, saving: _Saving, results: list[Written] | None) -> Marker | None:
         """Rank 0: put the marker once every file is in place, then make room."""
-        if written is None:
+        if results is None:
             return None
         assert self._writer is not None
-        seals: dict[str, FileSeal] = self._writer.finish(self._folder.below(saving.marker_name), written)
+        seals: dict[str, FileSeal] = self._writer.finish(self._folder.below(saving.marker_name), results)
         marker = Marker(
             step=saving.step, attempt=self._attempt, group=self._group, num_workers=self._layout.world_size,
             created_at=datetime.now(UTC).isoformat(), files=seals,
@@ -247,18 +247,18 @@ class Checkpointer:
         Nothing of a later attempt or worker group is touched: this one may be thought dead.
         """
         own = (self._attempt, self._group)
-        committed = markers.committed(self._folder)
-        kept, superfluous = 0, set(self._passed_over)
-        for name in committed:  # the newest first
-            if kept == self._keep:
+        committed_names = markers.committed(self._folder)
+        num_kept, superfluous = 0, set(self._passed_over)
+        for name in committed_names:  # the newest first
+            if num_kept == self._keep:
                 superfluous.add(name)
             elif name not in self._passed_over | self._unreadable:
-                kept += 1
+                num_kept += 1
         for name in superfluous:
             # The marker first, so that none is without its files.
             if (markers.order(name) or ())[1:] <= own and self._removed(name + markers.SUFFIX, name):
                 self._passed_over.discard(name)
-        for name in set(self._folder.names()) - set(committed):
+        for name in set(self._folder.names()) - set(committed_names):
             order = markers.order(name)
             if order and (order[1:] < own or (order[1:] == own and order[0] < saving.step)):
                 self._removed(name)

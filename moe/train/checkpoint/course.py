@@ -84,14 +84,14 @@ def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
     def is_frozen(name: str, spec: JobSpec) -> bool:
         return any(matches(pattern, name) for pattern in spec.train.freeze)
 
-    names = [each.name for each in now.model.parameters() if not each.frozen]
-    thawed = dict.fromkeys(
+    names = [parameter.name for parameter in now.model.parameters() if not parameter.frozen]
+    thawed_kinds = dict.fromkeys(
         starred(name) for name in names if is_frozen(name, before) and not is_frozen(name, now)
     )
-    if thawed:
+    if thawed_kinds:
         yield Problem("conflict", "train.freeze", list(now.train.freeze),
                       "must have what was frozen in the checkpoint that this job starts from "
-                      f"({', '.join(thawed)}): the optimizer remembers nothing of it",
+                      f"({', '.join(thawed_kinds)}): the optimizer remembers nothing of it",
                       "freeze it too, or export that model and begin with its weights alone: model.from")  # fmt: skip
 
 
@@ -120,5 +120,5 @@ def _differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any
 
 
 def _shown(value: Any) -> str:
-    shown = json.dumps(value)
-    return shown if len(shown) <= 120 else shown[:117] + "..."
+    text = json.dumps(value)
+    return text if len(text) <= 120 else text[:117] + "..."

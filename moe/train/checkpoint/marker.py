@@ -113,9 +113,9 @@ def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -
     """
     for path in marker.files if paths is None else paths:
         seal = marker.files[path]
-        found = sealing.fault(checkpoints, f"{marker.name}/{path}", seal.size_bytes, seal.sha256, path)
-        if found is not None:
-            return found
+        file_fault = sealing.fault(checkpoints, f"{marker.name}/{path}", seal.size_bytes, seal.sha256, path)
+        if file_fault is not None:
+            return file_fault
     return None
 
 

@@ -47,20 +47,20 @@ class StoredParts:
 
     def read(self, name: str, within: Rectangle) -> Tensor:
         """A rectangle of a tensor, on the CPU."""
-        stored = self._stored.tensors[name]
-        found = torch.empty([end - first for first, end in within], dtype=stored.properties.dtype)
+        metadata = self._stored.tensors[name]
+        tensor = torch.empty([end - first for first, end in within], dtype=metadata.properties.dtype)
         for run in self._runs_of(name):
             common = tuple(
                 (max(first, low), min(end, high))
                 for (first, end), (low, high) in zip(run.place, within, strict=True)
             )
             if all(first < end for first, end in common):
-                part = self._part(run, common, stored.properties.dtype)
-                into = found
+                part = self._part(run, common, metadata.properties.dtype)
+                into = tensor
                 for dim, ((first, end), (low, _)) in enumerate(zip(common, within, strict=True)):
                     into = into.narrow(dim, first - low, end - first)
                 into.copy_(part)
-        return found
+        return tensor
 
     def _part(self, run: _Run, common: Rectangle, dtype: torch.dtype) -> Tensor:
         """Part of a stored piece that lies in a rectangle: of the file one run of bytes, from its first element to its
@@ -75,7 +75,7 @@ class StoredParts:
 
     def _runs_of(self, name: str) -> list[_Run]:
         if name not in self._runs:
-            self._runs[name] = [self._run(name, each) for each in self._stored.tensors[name].chunks]
+            self._runs[name] = [self._run(name, chunk) for chunk in self._stored.tensors[name].chunks]
         return self._runs[name]
 
     def _run(self, name: str, chunk: Any) -> _Run:

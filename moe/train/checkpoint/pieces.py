@@ -22,7 +22,7 @@ def plain_plan(plan: SavePlan) -> dict[str, Any]:
 
 def plan_of(plain: dict[str, Any]) -> SavePlan:
     prefix = plain["prefix"] and _StoragePrefix(plain["prefix"])
-    return SavePlan([_item_of(*each) for each in plain["items"]], storage_data=prefix)
+    return SavePlan([_item_of(*plain_item) for plain_item in plain["items"]], storage_data=prefix)
 
 
 def plain_result(result: WriteResult) -> list[Any]:

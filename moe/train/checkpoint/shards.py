@@ -49,7 +49,7 @@ class Written:
 
     def to_plain(self) -> dict[str, Any]:
         return {
-            "results": [plain_result(each) for each in self.results],
+            "results": [plain_result(result) for result in self.results],
             "seals": {path: seal.model_dump(mode="json") for path, seal in self.seals.items()},
         }
 
@@ -57,7 +57,7 @@ class Written:
     def of_plain(cls, plain: dict[str, Any]) -> "Written":
         """Another rank's result, from the plain values of its `to_plain`."""
         seals = {path: FileSeal.model_validate(seal) for path, seal in plain["seals"].items()}
-        return cls([result_of(each) for each in plain["results"]], seals)
+        return cls([result_of(result) for result in plain["results"]], seals)
 
 
 class ShardWriter:
@@ -75,11 +75,11 @@ class ShardWriter:
         self._plan, self._metadata = self._plan_together()
 
     def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
-        told, metadata = together.gathered(plain_plan(self._planner.create_local_plan())), None
-        if told is not None:
-            plans, metadata = self._planner.create_global_plan(list(map(plan_of, told)))
-            told = list(map(plain_plan, FsspecWriter("memory://").prepare_global_plan(plans)))
-        return self._planner.finish_plan(plan_of(together.scattered(told))), metadata
+        plain_plans, metadata = together.gathered(plain_plan(self._planner.create_local_plan())), None
+        if plain_plans is not None:
+            plans, metadata = self._planner.create_global_plan(list(map(plan_of, plain_plans)))
+            plain_plans = list(map(plain_plan, FsspecWriter("memory://").prepare_global_plan(plans)))
+        return self._planner.finish_plan(plan_of(together.scattered(plain_plans))), metadata
 
     def stage(self) -> None:
         """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""
@@ -130,8 +130,8 @@ def load(folder: Folder, tensors: Mapping[str, Tensor | Piece]) -> None:
     """
     reader, planner = _PlainReader(folder), _Planner(tensors)
     metadata = reader.read_metadata()
-    stored = _tensors_in(metadata)
-    if problems := list(_misfits(stored, tensors)):
+    stored_tensors = _tensors_in(metadata)
+    if problems := list(_misfits(stored_tensors, tensors)):
         raise SpecError(problems)
     with torch.no_grad(), _in_words(folder.url):
         planner.set_up_planner(tensors, metadata, is_coordinator=False)
@@ -142,9 +142,9 @@ def load(folder: Folder, tensors: Mapping[str, Tensor | Piece]) -> None:
 class _StagedPlanner(DefaultSavePlanner):
     """Plans from the live tensors, and writes the copies: each rank holds one piece of any tensor."""
 
-    def __init__(self, staged: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._staged = staged
+        self._staged = tensors
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         return self._staged[index.fqn]
@@ -160,13 +160,13 @@ class _Planner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        plain = {name: each for name, each in self._tensors.items() if isinstance(each, Tensor)}
+        plain = {name: tensor for name, tensor in self._tensors.items() if isinstance(tensor, Tensor)}
         super().set_up_planner(plain, metadata, is_coordinator)
-        self.state_dict = {name: plain.get(name, each) for name, each in self._tensors.items()}
+        self.state_dict = {name: plain.get(name, tensor) for name, tensor in self._tensors.items()}
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        found = self.state_dict[index.fqn]
-        return found.local if isinstance(found, Piece) else super().lookup_tensor(index)
+        tensor = self.state_dict[index.fqn]
+        return tensor.local if isinstance(tensor, Piece) else super().lookup_tensor(index)
 
 
 class _SealingFileSystem(FileSystem):
@@ -286,34 +286,34 @@ def _in_words(url: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, beneath.Outside):
             raise
-        said = (str(error) or type(error).__name__).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         remedy = "use another checkpoint: nothing of this one was executed"
         raise SpecError(
-            Problem("corrupt", url, None, f"is no checkpoint that a run has written: {said}", remedy)
+            Problem("corrupt", url, None, f"is no checkpoint that a run has written: {reason}", remedy)
         ) from error
 
 
 def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
-    stored = metadata.state_dict_metadata
-    return {name: each for name, each in stored.items() if isinstance(each, TensorStorageMetadata)}
+    entries = metadata.state_dict_metadata
+    return {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def _misfits(
-    stored: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor | Piece]
+    stored_tensors: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor | Piece]
 ) -> Iterator[Problem]:
     remedy = "use the model and the optimizer that the checkpoint was written with"
     for name, tensor in tensors.items():
-        wanted = list(tensor.shape)
-        if name not in stored:
+        shape = list(tensor.shape)
+        if name not in stored_tensors:
             yield Problem(
-                "missing", name, None, f"of shape {wanted} must be in the checkpoint, and is not", remedy
+                "missing", name, None, f"of shape {shape} must be in the checkpoint, and is not", remedy
             )
-        elif stored[name].size != tensor.shape:
+        elif stored_tensors[name].size != tensor.shape:
             yield Problem(
                 "shape_mismatch",
                 name,
-                list(stored[name].size),
-                f"must have the shape {wanted} that it has here",
+                list(stored_tensors[name].size),
+                f"must have the shape {shape} that it has here",
                 remedy,
             )
 

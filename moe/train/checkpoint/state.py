@@ -25,14 +25,16 @@ def run_tensors(
     They share memory with the model and the optimizer: loading into them in place restores the run.
     """
     tensors = {
-        f"model.{each.name}": _of_whole(each.local, each.part, layout)
-        for each in parameters if each.name not in kept_elsewhere
+        f"model.{parameter.name}": _of_whole(parameter.local, parameter.part, layout)
+        for parameter in parameters if parameter.name not in kept_elsewhere
     }  # fmt: skip
     for name, buffer in model.named_buffers():
         part = part_of(buffer)
         # A module that was laid out has another tensor after each step that changes it.
-        found = partial(_local_buffer, model, name)
-        tensors[f"model.{name}"] = buffer if part.offsets is None else Piece(part.shape, part.offsets, found)
+        read_buffer = partial(_local_buffer, model, name)
+        tensors[f"model.{name}"] = (
+            buffer if part.offsets is None else Piece(part.shape, part.offsets, read_buffer)
+        )
     for name, slot, tensor, part in moments(optimizer, parameters):
         tensors[f"optimizer.{slot}.{name}"] = _of_whole(tensor, part, layout)
     return tensors

@@ -24,17 +24,17 @@ class Adafactor(torch.optim.Optimizer):
     """
 
     def __init__(self, spec: AdafactorSpec, parameters: list[LocalParameter], layout: Layout) -> None:
-        super().__init__([each.local for each in parameters], {"lr": spec.peak_lr})
+        super().__init__([parameter.local for parameter in parameters], {"lr": spec.peak_lr})
         self._spec, self._layout, self._parameters = spec, layout, parameters
-        for each in parameters:
-            self.state[each.local] = _first_state(each.local, each.part)
+        for parameter in parameters:
+            self.state[parameter.local] = _first_state(parameter.local, parameter.part)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter from its gradient, in place. All ranks together."""
         lr = self.param_groups[0]["lr"]
-        for each in self._parameters:
-            self._update(each.local, each.part, self.state[each.local], lr)
+        for parameter in self._parameters:
+            self._update(parameter.local, parameter.part, self.state[parameter.local], lr)
 
     def _update(self, parameter: nn.Parameter, part: Part, state: dict[str, Tensor], lr: float) -> None:
         spec, own = self._spec, 1 if part.of_experts else 0  # dimensions before `own` count matrices
@@ -44,17 +44,17 @@ class Adafactor(torch.optim.Optimizer):
         weight = (1 - spec.beta2) / (1 - spec.beta2**step)
         # An expert without tokens has zeros, so that its statistics decay as everyone's do.
         assert parameter.grad is not None, "reduce_gradients gives every parameter a gradient"
-        squared = parameter.grad.square().add_(spec.eps)
+        squares = parameter.grad.square().add_(spec.eps)
         if "rows" in state:
-            last, above = squared.dim() - 1, tuple(range(own, squared.dim() - 1))
-            rows = state["rows"].lerp_(self._mean(squared, (last,), part), weight)
-            columns = state["columns"].lerp_(self._mean(squared, above, part), weight)
+            last, above = squares.dim() - 1, tuple(range(own, squares.dim() - 1))
+            rows = state["rows"].lerp_(self._mean(squares, (last,), part), weight)
+            columns = state["columns"].lerp_(self._mean(squares, above, part), weight)
             whole = self._mean(rows, above, part)
             row_scale = (rows / _spread(whole, rows, own)).rsqrt_()
-            update = torch.mul(parameter.grad, row_scale[..., None], out=squared)
+            update = torch.mul(parameter.grad, row_scale[..., None], out=squares)
             update.mul_(_spread(columns.rsqrt(), update, own))
         else:
-            update = torch.mul(parameter.grad, state["moments"].lerp_(squared, weight).rsqrt(), out=squared)
+            update = torch.mul(parameter.grad, state["moments"].lerp_(squares, weight).rsqrt(), out=squares)
         rms = self._mean(update.square(), tuple(range(own, update.dim())), part).sqrt()
         update.mul_(_spread(lr / (rms / spec.clip_threshold).clamp_(min=1.0), update, own))
         if spec.weight_decay:
@@ -97,8 +97,8 @@ def slot_part(slot: str, part: Part) -> Part:
         )
     if slot == "columns":
         own = 1 if part.of_experts else 0
-        kept = tuple(
+        splits = tuple(
             (axis, own if dim == last else dim) for axis, dim in part.splits if dim == last or dim < own
         )
-        return Part(torch.Size((*part.shape[:own], part.shape[-1])), kept, part.of_experts)
+        return Part(torch.Size((*part.shape[:own], part.shape[-1])), splits, part.of_experts)
     return part

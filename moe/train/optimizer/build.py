@@ -17,13 +17,13 @@ def build_optimizer(
     """The optimizer over what this rank holds and trains, its state allocated, so that a checkpoint loads into it.
     Parameters get the buffers that it keeps up to date."""
     keep_buffers(parameters, layout)
-    trained = [each for each in parameters if each.local.requires_grad]
+    trainable = [parameter for parameter in parameters if parameter.local.requires_grad]
     optimizer: torch.optim.Optimizer
     match spec:
         case AdamWSpec():
-            optimizer = _adamw(spec, [each.local for each in trained])
+            optimizer = _adamw(spec, [parameter.local for parameter in trainable])
         case AdafactorSpec():
-            optimizer = Adafactor(spec, trained, layout)
+            optimizer = Adafactor(spec, trainable, layout)
         case _:
             assert_never(spec)
     optimizer.register_step_post_hook(lambda *_: values_changed(parameters))
@@ -65,7 +65,7 @@ def moments(
 ) -> Iterator[tuple[str, str, Tensor, Part]]:
     """(parameter's name, slot's name, local tensor, its part of the whole slot) of everything remembered between
     updates but their count."""
-    for each in parameters:
-        for slot, tensor in optimizer.state.get(each.local, {}).items():
+    for parameter in parameters:
+        for slot, tensor in optimizer.state.get(parameter.local, {}).items():
             if slot != "step":
-                yield each.name, slot, tensor, slot_part(slot, each.part)
+                yield parameter.name, slot, tensor, slot_part(slot, parameter.part)

@@ -11,10 +11,10 @@ def learning_rate(train: TrainSpec, step: int) -> float:
     With w = warmup_steps and n = num_steps, update number t = step + 1 gets peak_lr times
       t / w                                           while t < w,
       sqrt(max(w, 1) / t)                             under inverse_sqrt (arXiv 1706.03762, section 5.3),
-      f + (1 - f) * (1 + cos(pi * done)) / 2          under cosine,
-      f + (1 - f) * (1 - done)                        under linear,
+      f + (1 - f) * (1 + cos(pi * progress)) / 2      under cosine,
+      f + (1 - f) * (1 - progress)                    under linear,
       1                                               under constant,
-    where done = (step - w) / (n - w), which stays below 1, and f = final_fraction. A function of the step
+    where progress = (step - w) / (n - w), which stays below 1, and f = final_fraction. A function of the step
     alone: a run that resumes has nothing to restore.
     """
     peak, warmup, update = train.optimizer.peak_lr, train.warmup_steps, step + 1
@@ -25,13 +25,13 @@ def learning_rate(train: TrainSpec, step: int) -> float:
 
 def _decay(train: TrainSpec, step: int, warmup: int) -> float:
     final = train.schedule.final_fraction
-    done = min(1.0, max(0.0, (step - warmup) / max(1, train.num_steps - warmup)))
+    progress = min(1.0, max(0.0, (step - warmup) / max(1, train.num_steps - warmup)))
     match train.schedule.decay:
         case "inverse_sqrt":
             return math.sqrt(max(1, warmup) / (step + 1))
         case "cosine":
-            return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
+            return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
         case "linear":
-            return final + (1 - final) * (1 - done)
+            return final + (1 - final) * (1 - progress)
         case "constant":
             return 1.0
