@@ -67,12 +67,8 @@ def encoded(tokenizer: Tokenizer, documents: Iterable[Document]) -> Iterator[Enc
         parts = [list(_parts(document.text)) for document in plain]
         texts = [part for of_document in parts for part in of_document]
         ids = iter(_tried(lambda texts=texts: list(tokenizer.encode_each(texts)), chunk))  # type: ignore[misc]
-        encodings = iter(
-            _tried(
-                lambda chats=chats: tokenizer.encode_written([chat.text for chat in chats]),
-                chunk,
-            )  # type: ignore[misc]
-        )
+        chat_texts = [chat.text for chat in chats]
+        encodings = iter(_tried(lambda texts=chat_texts: tokenizer.encode_written(texts), chunk))  # type: ignore[misc]
         of_plain = iter(parts)
         for document in chunk:
             if document.spans is None:
