@@ -14,9 +14,9 @@ _EXAMPLE = "tensor=2,expert=8,micro_batch_groups=1"
 
 def parse_layout(text: str, place: str) -> Layout:
     """`tensor=2,recompute=full` as `{"tensor": 2, "recompute": "full"}`. Raises SpecError, with `place` as its path."""
-    found: Layout = {}
+    layout: Layout = {}
     for part in text.split(","):
-        name, equals, value = (each.strip() for each in part.partition("="))
+        name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not name or not value:
             raise SpecError(
                 Problem(
@@ -28,7 +28,7 @@ def parse_layout(text: str, place: str) -> Layout:
                 )
             )
         if name not in ParallelSpec.model_fields or name == "auto":
-            fields = ", ".join(each for each in ParallelSpec.model_fields if each != "auto")
+            fields = ", ".join(field for field in ParallelSpec.model_fields if field != "auto")
             raise SpecError(
                 Problem(
                     "unknown_key",
@@ -38,12 +38,12 @@ def parse_layout(text: str, place: str) -> Layout:
                     f"use one of {fields}",
                 )
             )
-        if name in found:
+        if name in layout:
             raise SpecError(
                 Problem("duplicate", f"{place}: {name}", value, "is given twice", "leave one out")
             )
-        found[name] = _value(value)
-    return found
+        layout[name] = _value(value)
+    return layout
 
 
 def _value(text: str) -> bool | int | str:
@@ -65,18 +65,18 @@ def layout_to_ask(plan: Plan) -> Layout:
             )
         )
     degrees, options = plan.degrees, plan.options
-    told: Layout = {
+    layout: Layout = {
         **vars(degrees), "recompute": options.recompute, "virtual_stages": options.virtual_stages,
         "num_chunks": options.num_chunks, "overlap": options.overlap, "micro_batch_groups": options.micro_batch_groups,
         "dispatch": "flat" if options.ranks_per_node is None else "hierarchical",
     }  # fmt: skip
     if plan.candidate.is_sharded:
-        told["sharding"] = options.sharding
-    return told
+        layout["sharding"] = options.sharding
+    return layout
 
 
 def asking_for(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRequest:
     """The same job with this layout in place of what it asks for, and no runners-up. Raises SpecError."""
-    given: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
-    spec = JobSpec.parse({**given, "parallel": layout})
+    fields: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
+    spec = JobSpec.parse({**fields, "parallel": layout})
     return request.model_copy(update={"spec": spec, "num_workers": num_workers, "top": 1})

@@ -69,10 +69,10 @@ class Candidate:
     def __str__(self) -> str:
         """Degrees, and what tells ways to run them apart."""
         of = self.options
-        named = [str(self.degrees), f"micro-batches of {of.micro_batch_groups}"]
-        named += [f"recompute {of.recompute}"] * (of.recompute != "none")
-        named += [f"{of.virtual_stages} runs a stage"] * (of.virtual_stages > 1)
-        return ", ".join(named)
+        parts = [str(self.degrees), f"micro-batches of {of.micro_batch_groups}"]
+        parts += [f"recompute {of.recompute}"] * (of.recompute != "none")
+        parts += [f"{of.virtual_stages} runs a stage"] * (of.virtual_stages > 1)
+        return ", ".join(parts)
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -18,13 +18,13 @@ class Causes:
         """The cause for more, or less, of a kind of time; empty where there is none to tell."""
         if self._first.module is not None or self._second.module is not None:
             return ""
-        told = {
+        cause_of = {
             "products_s": self._recomputed, "attention_s": self._recomputed, "routing_s": self._recomputed,
             "elementwise_s": self._recomputed, "launches_s": self._launched, "all_to_all_s": self._exchanged,
             "gather_s": self._gathered, "send_s": self._sent, "bubble_s": self._waited, "all_reduce_s": self._reduced,
             "optimizer_s": self._updated,
         }.get(kind)  # fmt: skip
-        return "" if told is None else told(kind, is_more)
+        return "" if cause_of is None else cause_of(kind, is_more)
 
     def _degrees(self, axis: str) -> tuple[int, int]:
         return getattr(self._first.degrees, axis), getattr(self._second.degrees, axis)
@@ -34,50 +34,52 @@ class Causes:
 
     def _recomputed(self, kind: str, is_more: bool) -> str:
         # To make hidden states alone again takes products and rows, and hardly anything else.
-        what = self._made_again(is_more, of_hidden=kind in ("products_s", "all_to_all_s"))
-        if not what:
+        subject = self._made_again(is_more, of_hidden=kind in ("products_s", "all_to_all_s"))
+        if not subject:
             return ""
         if kind == "all_to_all_s":
             again = "where {} are computed again" if is_more else "as {} are not computed again"
-            return f"rows {'' if is_more else 'do not '}travel again {again.format(what)}"
-        return f"{what} are {'' if is_more else 'not '}computed again in the backward pass"
+            return f"rows {'' if is_more else 'do not '}travel again {again.format(subject)}"
+        return f"{subject} are {'' if is_more else 'not '}computed again in the backward pass"
 
     def _made_again(self, is_more: bool, of_hidden: bool) -> str:
         """Names what one of both plans alone computes again."""
-        mine, others = self._options("recompute")
+        first, second = self._options("recompute")
         if not of_hidden:
-            mine, others = ("none" if each == "selective" else each for each in (mine, others))
-        if not _points(RECOMPUTES.index(mine), RECOMPUTES.index(others), is_more):
+            first, second = (
+                "none" if recompute == "selective" else recompute for recompute in (first, second)
+            )
+        if not _points(RECOMPUTES.index(first), RECOMPUTES.index(second), is_more):
             return ""
-        return "whole blocks" if "full" in (mine, others) else "hidden states"
+        return "whole blocks" if "full" in (first, second) else "hidden states"
 
     def _launched(self, kind: str, is_more: bool) -> str:
-        mine, others = self._options("num_micro_batches")
-        if _points(mine, others, is_more):
-            return f"{number_of(mine, 'micro-batch', 'es')} a step rather than {others:,}"
+        first, second = self._options("num_micro_batches")
+        if _points(first, second, is_more):
+            return f"{number_of(first, 'micro-batch', 'es')} a step rather than {second:,}"
         chunks, of_others = self._options("num_chunks")
-        if mine == others and _points(chunks, of_others, is_more):
+        if first == second and _points(chunks, of_others, is_more):
             return f"rows travel in {number_of(chunks, 'chunk')} rather than {of_others:,}"
         return self._recomputed(kind, is_more)
 
     def _exchanged(self, kind: str, is_more: bool) -> str:
-        mine, others = (
+        first, second = (
             plan.degrees.expert * plan.degrees.expert_tensor for plan in (self._first, self._second)
         )
-        if _points(mine, others, is_more):
-            if mine == 1:
+        if _points(first, second, is_more):
+            if first == 1:
                 return "no row leaves its rank"
-            if others == 1:
-                return f"experts are spread over {mine:,} ranks rather than whole on each"
-            fewer, more, node = min(mine, others), max(mine, others), self._node
-            if node and fewer <= node < more and node % fewer == 0:
+            if second == 1:
+                return f"experts are spread over {first:,} ranks rather than whole on each"
+            smaller, larger, node = min(first, second), max(first, second), self._node
+            if node and smaller <= node < larger and node % smaller == 0:
                 if is_more:
                     return (
-                        f"expert groups of {mine:,} span nodes of {node:,}, those of {others:,} stay within"
+                        f"expert groups of {first:,} span nodes of {node:,}, those of {second:,} stay within"
                     )
-                return f"expert groups of {mine:,} stay within nodes of {node:,}, those of {others:,} do not"
-            return f"expert groups of {mine:,} rather than {others:,}"
-        if mine != others:
+                return f"expert groups of {first:,} stay within nodes of {node:,}, those of {second:,} do not"
+            return f"expert groups of {first:,} rather than {second:,}"
+        if first != second:
             return ""
         nodes, of_others = self._options("ranks_per_node")
         if (nodes is None) != (of_others is None) and (nodes is None) == is_more:
@@ -94,30 +96,30 @@ class Causes:
         return self._recomputed(kind, is_more)
 
     def _gathered(self, kind: str, is_more: bool) -> str:
-        told = []
+        causes = []
         for axis in ("tensor", "context"):
-            mine, others = self._degrees(axis)
-            if _points(mine, others, is_more):
-                told.append(f"{axis} degree {mine:,} rather than {others:,}")
+            first, second = self._degrees(axis)
+            if _points(first, second, is_more):
+                causes.append(f"{axis} degree {first:,} rather than {second:,}")
         gathers, of_others = self._first.candidate.gathers, self._second.candidate.gathers
         times = self._options("num_micro_batches")
         if gathers != of_others:
             if gathers == is_more:
-                told.append(
+                causes.append(
                     "parameters are gathered where they are used" if gathers else "no parameters are gathered"
                 )
         elif gathers and _points(*times, is_more):
-            told.append(
+            causes.append(
                 f"parameters are gathered for {times[0]:,} micro-batches a step rather than {times[1]:,}"
             )
-        return ", and ".join(told)
+        return ", and ".join(causes)
 
     def _sent(self, kind: str, is_more: bool) -> str:
-        mine, others = self._degrees("pipeline")
-        if _points(mine, others, is_more):
-            return _stages(mine, others)
+        first, second = self._degrees("pipeline")
+        if _points(first, second, is_more):
+            return _stages(first, second)
         runs, of_others = self._options("virtual_stages")
-        if mine == others and _points(runs, of_others, is_more):
+        if first == second and _points(runs, of_others, is_more):
             return f"each stage passes on {runs:,} times a micro-batch rather than {of_others:,}"
         return ""
 
@@ -129,28 +131,28 @@ class Causes:
             return ""
         if 1 in (stages, of_stages):
             return _stages(stages, of_stages)
-        told = []
+        causes = []
         if (stages, runs) != (of_stages, of_runs):
-            told.append(
+            causes.append(
                 f"{stages:,} stages of {number_of(runs, 'run')} rather than {of_stages:,} of {of_runs:,}"
             )
         if times != of_times:
-            told.append(f"{number_of(times, 'micro-batch', 'es')} a step rather than {of_times:,}")
-        return ", ".join(told)
+            causes.append(f"{number_of(times, 'micro-batch', 'es')} a step rather than {of_times:,}")
+        return ", ".join(causes)
 
     def _reduced(self, kind: str, is_more: bool) -> str:
-        mine, others = self._first.candidate.gathers, self._second.candidate.gathers
-        if mine and not others and not is_more:
+        first, second = self._first.candidate.gathers, self._second.candidate.gathers
+        if first and not second and not is_more:
             return "gradients of sharded parameters are scattered instead"
-        if others and not mine and is_more:
+        if second and not first and is_more:
             return "gradients are added up whole, and not scattered"
-        if mine != others:
+        if first != second:
             return ""
         ranks, of_others = (
             plan.degrees.stage_workers // plan.degrees.tensor for plan in (self._first, self._second)
         )
-        if told := self._of_state("gradients", is_more):
-            return told
+        if cause := self._of_state("gradients", is_more):
+            return cause
         return (
             f"added up over {ranks:,} ranks rather than {of_others:,}"
             if _points(ranks, of_others, is_more)
@@ -161,19 +163,19 @@ class Causes:
         return self._of_state("optimizer", is_more)
 
     def _of_state(self, kind: str, is_more: bool) -> str:
-        mine, others = (plan.memory.by_kind()[kind] for plan in (self._first, self._second))
-        what = {"gradients": "gradients", "optimizer": "the optimizer's state"}[kind]
-        if not _points(mine, others, is_more) or size_of(mine) == size_of(others):
+        first, second = (plan.memory.by_kind()[kind] for plan in (self._first, self._second))
+        subject = {"gradients": "gradients", "optimizer": "the optimizer's state"}[kind]
+        if not _points(first, second, is_more) or size_of(first) == size_of(second):
             return ""
-        return f"{size_of(mine)} of {what} a device rather than {size_of(others)}"
+        return f"{size_of(first)} of {subject} a device rather than {size_of(second)}"
 
 
-def _points(mine: float, others: float, is_more: bool) -> bool:
+def _points(first: float, second: float, is_more: bool) -> bool:
     """Whether a number that makes for more time differs the way the time does."""
-    return mine > others if is_more else mine < others
+    return first > second if is_more else first < second
 
 
-def _stages(mine: int, others: int) -> str:
-    if mine == 1:
-        return f"one stage rather than {others:,}"
-    return f"{mine:,} stages rather than {others if others > 1 else 'one'}"
+def _stages(first: int, second: int) -> str:
+    if first == 1:
+        return f"one stage rather than {second:,}"
+    return f"{first:,} stages rather than {second if second > 1 else 'one'}"

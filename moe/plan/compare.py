@@ -64,7 +64,7 @@ class Comparison:
     def step(self) -> Term:
         """Seconds of a step."""
         return Term(
-            *(fsum(getattr(each, side) for each in self.time.values()) for side in ("first", "second"))
+            *(fsum(getattr(term, side) for term in self.time.values()) for side in ("first", "second"))
         )
 
     @property
@@ -85,9 +85,9 @@ class Comparison:
     @property
     def free(self) -> Term:
         """Bytes of the device that the job leaves free."""
-        needed = self.needed
+        usage = self.needed
         return Term(
-            *(max(0, getattr(self.limit, side) - getattr(needed, side)) for side in ("first", "second"))
+            *(max(0, getattr(self.limit, side) - getattr(usage, side)) for side in ("first", "second"))
         )
 
 
@@ -104,12 +104,12 @@ class Names(NamedTuple):
 
 def compare(first: Plan, second: Plan) -> Comparison:
     """The second plan beside the first."""
-    made = [{} if plan.made_for is None else vars(plan.made_for) for plan in (first, second)]
-    made_for = {part: Both(*(each.get(part) for each in made)) for part in MadeFor.model_fields}
+    digests = [{} if plan.made_for is None else vars(plan.made_for) for plan in (first, second)]
+    made_for = {part: Both(*(by_part.get(part) for by_part in digests)) for part in MadeFor.model_fields}
     return Comparison(
         layout=_differing(_layout(first), _layout(second)),
         priced_for=_differing(_priced_for(first), _priced_for(second)),
-        made_for={part: both for part, both in made_for.items() if both.first != both.second},
+        made_for={part: pair for part, pair in made_for.items() if pair.first != pair.second},
         time=_terms(first.predicted.by_kind(), second.predicted.by_kind()),
         hidden=Term(first.predicted.hidden_s, second.predicted.hidden_s),
         memory=_terms(first.memory.by_kind(), second.memory.by_kind()),
@@ -135,15 +135,15 @@ def _priced_for(plan: Plan) -> dict[str, Value]:
 def _layout(plan: Plan) -> dict[str, Value]:
     if plan.module is not None:
         return dict(plan.module.mesh)
-    found: dict[str, Value] = {**vars(plan.degrees), **vars(plan.options)}
+    layout: dict[str, Value] = {**vars(plan.degrees), **vars(plan.options)}
     if not plan.candidate.is_sharded:
-        found["sharding"] = None
-    return found
+        layout["sharding"] = None
+    return layout
 
 
 def _differing(first: Mapping[str, Value], second: Mapping[str, Value]) -> dict[str, Both[Value]]:
-    every = {name: Both(first.get(name), second.get(name)) for name in {**first, **second}}
-    return {name: both for name, both in every.items() if both.first != both.second}
+    pairs = {name: Both(first.get(name), second.get(name)) for name in {**first, **second}}
+    return {name: pair for name, pair in pairs.items() if pair.first != pair.second}
 
 
 def _terms(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, Term]:
@@ -156,71 +156,73 @@ def sentences(
     """Why the first plan is predicted to be faster, or slower, than the second: the largest differences of time first,
     each with its seconds and, where the layouts tell it, a cause; then memory, and what else is different.
     `ranks_per_node`: of the cluster that both are for, where it is known."""
-    found, one, other = compare(first, second), first.predicted.step_s, second.predicted.step_s
-    told = [_headline(first, second, names)]
+    comparison, first_s, second_s = compare(first, second), first.predicted.step_s, second.predicted.step_s
+    lines = [_headline(first, second, names)]
     causes = Causes(first, second, _node(first, second, ranks_per_node))
-    least, rest = SHARE * max(one, other), 0.0
-    largest = sorted(found.time, key=lambda kind: -abs(found.time[kind].difference))
+    least, rest = SHARE * max(first_s, second_s), 0.0
+    largest = sorted(comparison.time, key=lambda kind: -abs(comparison.time[kind].difference))
     for place, kind in enumerate(largest):
-        seconds = -found.time[kind].difference
+        seconds = -comparison.time[kind].difference
         if place < LARGEST and abs(seconds) >= least and seconds:
             cause = causes.of(kind, seconds > 0)
-            told.append(f"{kind_of_time(kind)}: {_more_seconds(seconds)}{f': {cause}' if cause else ''}")
+            lines.append(f"{kind_of_time(kind)}: {_more_seconds(seconds)}{f': {cause}' if cause else ''}")
         else:
             rest += seconds
-    if len(told) > 1 and abs(rest) >= least / 10:
-        told.append(f"all others: {_more_seconds(rest)} together")
-    if memory := _of_memory(found):
-        told.append(memory)
+    if len(lines) > 1 and abs(rest) >= least / 10:
+        lines.append(f"all others: {_more_seconds(rest)} together")
+    if memory := _of_memory(comparison):
+        lines.append(memory)
     if first.money != second.money:
         a_million = [
             "nothing told" if plan.money is None else amount_of(plan.money.per_million_tokens)
             for plan in (first, second)
         ]
-        told.append(
+        lines.append(
             f"money a million tokens: {a_million[0]} of {names.first}, {a_million[1]} of {names.second}"
         )
     for name, plan in zip(names, (first, second), strict=True):
         if plan.not_yet:
-            told.append(f"{name} cannot be run yet: {', '.join(plan.not_yet)}")
-    return (*told, *_of_others(found, names))
+            lines.append(f"{name} cannot be run yet: {', '.join(plan.not_yet)}")
+    return (*lines, *_of_others(comparison, names))
 
 
 def _headline(first: Plan, second: Plan, names: Names) -> str:
-    one, other = first.predicted.step_s, second.predicted.step_s
-    mine, others, a_token = f"{seconds_of(one)} a step", seconds_of(other), ""
+    first_s, second_s = first.predicted.step_s, second.predicted.step_s
+    first_words, second_words, a_token = f"{seconds_of(first_s)} a step", seconds_of(second_s), ""
     if first.tokens_per_step != second.tokens_per_step:  # steps of other sizes are no measure
-        one, other, a_token = 1 / first.tokens_per_s, 1 / second.tokens_per_s, " a token"
-        mine, others = f"{first.tokens_per_s:,.0f} tokens/s", f"{second.tokens_per_s:,.0f}"
-    if one == other:
-        return f"{names.first} is predicted as fast{a_token} as {names.second}: {mine}"
-    than = f"{speed_in_words(one, other)}{a_token}"
-    return f"{names.first} is predicted {than}: {mine}, {names.second} {others}"
+        first_s, second_s, a_token = 1 / first.tokens_per_s, 1 / second.tokens_per_s, " a token"
+        first_words, second_words = f"{first.tokens_per_s:,.0f} tokens/s", f"{second.tokens_per_s:,.0f}"
+    if first_s == second_s:
+        return f"{names.first} is predicted as fast{a_token} as {names.second}: {first_words}"
+    than = f"{speed_in_words(first_s, second_s)}{a_token}"
+    return f"{names.first} is predicted {than}: {first_words}, {names.second} {second_words}"
 
 
 def _more_seconds(seconds: float) -> str:
     return f"{seconds_of(abs(seconds))} {'more' if seconds > 0 else 'less'}"
 
 
-def _of_memory(found: Comparison) -> str:
+def _of_memory(comparison: Comparison) -> str:
     """Sentence about the fullest device, with the kind that has most of the difference."""
-    num_bytes = -found.needed.difference
+    num_bytes = -comparison.needed.difference
     if not num_bytes:
         return ""
-    kinds = {kind: -term.difference for kind, term in found.job_memory.items()}
-    most = max(kinds, key=lambda kind: kinds[kind] * (1 if num_bytes > 0 else -1))
-    return f"memory: {_more_bytes(num_bytes)} on the fullest device; {_more_bytes(kinds[most])} of {most}"
+    kinds = {kind: -term.difference for kind, term in comparison.job_memory.items()}
+    largest = max(kinds, key=lambda kind: kinds[kind] * (1 if num_bytes > 0 else -1))
+    return (
+        f"memory: {_more_bytes(num_bytes)} on the fullest device; {_more_bytes(kinds[largest])} of {largest}"
+    )
 
 
 def _more_bytes(num_bytes: float) -> str:
     return f"{size_of(int(abs(num_bytes)))} {'more' if num_bytes > 0 else 'less'}"
 
 
-def _of_others(found: Comparison, names: Names) -> Iterator[str]:
+def _of_others(comparison: Comparison, names: Names) -> Iterator[str]:
     """Lines on what makes two plans hard to compare."""
-    for name, both in found.priced_for.items():
-        one, other = ("nothing told" if each is None else each for each in (both.first, both.second))
-        yield f"{_WORDS[name]}: {one} of {names.first}, {other} of {names.second}"
+    for name, pair in comparison.priced_for.items():
+        first, second = ("nothing told" if value is None else value for value in (pair.first, pair.second))
+        yield f"{_WORDS[name]}: {first} of {names.first}, {second} of {names.second}"
 
 
 _WORDS = {"profile": "executor", "software": "host times and rates", "device_type": "devices",
@@ -232,12 +234,12 @@ def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:
     """Whether two plans were made for the same, and what is not the same."""
     silent = [name for name, plan in zip(names, (first, second), strict=True) if plan.made_for is None]
     if silent:
-        told = "tells" if len(silent) == 1 else "tell"
-        return f"{' and '.join(silent)} {told} nothing of what they were planned for"
+        verb = "tells" if len(silent) == 1 else "tell"
+        return f"{' and '.join(silent)} {verb} nothing of what they were planned for"
     different = compare(first, second).made_for
     return f"another {' and another '.join(different)}" if different else "the same"
 
 
-def _node(first: Plan, second: Plan, known: int | None) -> int | None:
+def _node(first: Plan, second: Plan, ranks_per_node: int | None) -> int | None:
     """Ranks of a node: known, or told by a plan with hierarchical dispatch."""
-    return known or first.options.ranks_per_node or second.options.ranks_per_node
+    return ranks_per_node or first.options.ranks_per_node or second.options.ranks_per_node

@@ -125,5 +125,5 @@ class Degrees:
 
     def __str__(self) -> str:
         always = ("expert", "data")
-        named = [(name, degree) for name, degree in vars(self).items() if degree > 1 or name in always]
-        return " x ".join(f"{name} {degree}" for name, degree in named)
+        entries = [(name, degree) for name, degree in vars(self).items() if degree > 1 or name in always]
+        return " x ".join(f"{name} {degree}" for name, degree in entries)

@@ -13,14 +13,14 @@ _OF_A_PEER = "the layout of a peer"
 
 def check_asked(spec: JobSpec) -> None:
     """Raises SpecError for what a job asks for by name and nothing executes, whatever else is chosen."""
-    wanted = spec.parallel
-    asked = Candidate(
-        Degrees(pipeline=max(wanted.pipeline or 1, wanted.virtual_stages or 1), context=wanted.context or 1,
-                fsdp=1 if wanted.sharding is None else 2),
-        Options(sharding=wanted.sharding or "parameters", overlap=bool(wanted.overlap)),
+    parallel = spec.parallel
+    candidate = Candidate(
+        Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1), context=parallel.context or 1,
+                fsdp=1 if parallel.sharding is None else 2),
+        Options(sharding=parallel.sharding or "parameters", overlap=bool(parallel.overlap)),
     )  # fmt: skip
-    if found := (*_without_executor(asked), *_of_arithmetic(spec)):
-        raise SpecError(cannot_be_run(found))
+    if features := (*_without_executor(candidate), *_of_arithmetic(spec)):
+        raise SpecError(cannot_be_run(features))
 
 
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
@@ -32,19 +32,19 @@ def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[
 
 def _of_arithmetic(spec: JobSpec) -> list[str]:
     optimizer = spec.train.optimizer
-    found = ["fp8"] if spec.train.dtype == "fp8" else []
+    features = ["fp8"] if spec.train.dtype == "fp8" else []
     if isinstance(optimizer, AdamWSpec):
-        found += ["moments in bfloat16"] * (optimizer.moments == "bfloat16")
-        found += ["an optimizer on the host"] * optimizer.offload
-    return found + ["rows that travel in 8 bits"] * (spec.train.dispatch_dtype is not None)
+        features += ["moments in bfloat16"] * (optimizer.moments == "bfloat16")
+        features += ["an optimizer on the host"] * optimizer.offload
+    return features + ["rows that travel in 8 bits"] * (spec.train.dispatch_dtype is not None)
 
 
 def refusal(plan: Plan) -> Problem | None:
     """The reason why a plan, also one by hand, is not run; None where it is."""
-    found = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
+    features = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
     if plan.profile != "ours":
-        found[_OF_A_PEER] = None
-    return cannot_be_run(tuple(found), "plan") if found else None
+        features[_OF_A_PEER] = None
+    return cannot_be_run(tuple(features), "plan") if features else None
 
 
 def cannot_be_run(what: Sequence[str], path: str = "parallel") -> Problem:
@@ -55,13 +55,13 @@ def cannot_be_run(what: Sequence[str], path: str = "parallel") -> Problem:
 
 def _without_executor(candidate: Candidate) -> list[str]:
     """Degrees and options that nothing executes."""
-    degrees, options, found = candidate.degrees, candidate.options, []
+    degrees, options, features = candidate.degrees, candidate.options, []
     if degrees.pipeline > 1:
-        found.append("pipeline stages")
+        features.append("pipeline stages")
     if degrees.context > 1:
-        found.append("context ranks")
+        features.append("context ranks")
     if candidate.is_sharded and options.sharding != "parameters":
-        found.append(f"sharding of {options.sharding} alone")
+        features.append(f"sharding of {options.sharding} alone")
     if options.overlap:
-        found.append("micro-batches side by side")
-    return found
+        features.append("micro-batches side by side")
+    return features

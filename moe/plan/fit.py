@@ -8,12 +8,12 @@ from moe.spec.errors import Problem
 
 def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
     """Every dimension of the model that a degree does not divide; `degrees` as a plan has them, by axis."""
-    found = []
+    problems = []
     for path, number, axis, why in divided(model):
         degree = degrees.get(axis, 1)
         if number % degree:
             good = ", ".join(str(d) for d in range(1, min(number, 4 * degree) + 1) if number % d == 0)
-            found.append(
+            problems.append(
                 Problem(
                     "not_divisible",
                     path,
@@ -22,7 +22,7 @@ def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
                     f"use another number, or a degree of {good}",
                 )
             )
-    return found
+    return problems
 
 
 def divided(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:

@@ -78,25 +78,25 @@ def drawn(plan: Plan) -> str:
         )
     rows, svg = rows_of(plan), Svg(f"Layouts of a job on {plan.num_workers:,} x {plan.device_type}")
     y = _legend(svg, plan, rows, _head(svg, plan, len(rows)))
-    longest = max((each.step_s for each in rows if each.step_s), default=0.0)
-    most = max(*(each.limit for each in rows), *(each.memory_bytes or 0 for each in rows))
+    longest = max((row.step_s for row in rows if row.step_s), default=0.0)
+    max_bytes = max(*(row.limit for row in rows), *(row.memory_bytes or 0 for row in rows))
     for place, row in enumerate(rows, start=1):
-        y = _row(svg, row, place, y, longest, most, row.limit)
+        y = _row(svg, row, place, y, longest, max_bytes, row.limit)
     return svg.text(y + MARGIN - 8)
 
 
 def rows_of(plan: Plan) -> list[Row]:
     """Rows of the picture, the chosen layout first."""
-    chosen = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
+    status = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
-        Row(_in_words(layout_of(plan)), chosen, plan.predicted.step_s, plan.memory.needed,
+        Row(_in_words(layout_of(plan)), status, plan.predicted.step_s, plan.memory.needed,
             plan.predicted.by_kind(), _job_memory(plan.memory), plan.memory.limit)
     ]  # fmt: skip
-    for other in plan.runners_up:
-        time, memory = other.predicted, other.memory
+    for runner_up in plan.runners_up:
+        time, memory = runner_up.predicted, runner_up.memory
         rows.append(
-            Row(_in_words(other.layout), other.why_not, other.step_s,
-                other.memory_bytes if memory is None else memory.needed,
+            Row(_in_words(runner_up.layout), runner_up.why_not, runner_up.step_s,
+                runner_up.memory_bytes if memory is None else memory.needed,
                 None if time is None else time.by_kind(), None if memory is None else _job_memory(memory),
                 plan.memory.limit if memory is None else memory.limit)
         )  # fmt: skip
@@ -125,21 +125,28 @@ def _head(svg: Svg, plan: Plan, number: int) -> float:
     layouts = "the layout" if number == 1 else f"the {number} best layouts"
     by = "" if plan.profile == "ours" else f", as {EXECUTORS[plan.profile]} would run them"
     svg.write(MARGIN, 34, f"{plan.num_workers:,} x {plan.device_type}: {layouts}{by}", 18, font_weight="bold")
-    said = f"Predicted of a step of {plan.tokens_per_step:,} tokens: seconds of the slowest pipeline stage, "
-    svg.write(MARGIN, 55, f"{said}memory of the fullest device.", 12, fill=PALE_INK)
+    subtitle = (
+        f"Predicted of a step of {plan.tokens_per_step:,} tokens: seconds of the slowest pipeline stage, "
+    )
+    svg.write(MARGIN, 55, f"{subtitle}memory of the fullest device.", 12, fill=PALE_INK)
     return 72
 
 
 def _legend(svg: Svg, plan: Plan, rows: Sequence[Row], y: float) -> float:
     """Kinds that are drawn, on as many lines as they take."""
-    for title, colours, every in (
+    for title, colours, breakdowns in (
         ("step", _TIME, [row.time for row in rows]),
         ("memory", _BYTES, [row.memory for row in rows]),
     ):
-        some = {kind for each in every if each for kind, amount in each.items() if amount}
-        kinds = [*(kind for kind in colours if kind in some), *sorted(some - colours.keys())]
+        kinds_present = {
+            kind for breakdown in breakdowns if breakdown for kind, amount in breakdown.items() if amount
+        }
+        kinds = [
+            *(kind for kind in colours if kind in kinds_present),
+            *sorted(kinds_present - colours.keys()),
+        ]
         entries = [(colours.get(kind, _GREY), kind_of_time(kind)) for kind in kinds]
-        if None in every:
+        if None in breakdowns:
             entries.append((RULE, "kinds not told"))
         svg.write(MARGIN, y + 11, title, fill=PALE_INK)
         begin = x = MARGIN + 58.0
@@ -158,17 +165,21 @@ def _legend(svg: Svg, plan: Plan, rows: Sequence[Row], y: float) -> float:
     return y + 10
 
 
-def _row(svg: Svg, row: Row, place: int, y: float, longest: float, most: int, limit: int) -> float:
+def _row(svg: Svg, row: Row, place: int, y: float, longest: float, max_bytes: int, limit: int) -> float:
     svg.add("line", x1=MARGIN, y1=y, x2=WIDTH - MARGIN, y2=y, stroke=RULE)
     top = y + 12
     at = _lines(svg, _wrapped(f"{place}. {row.layout}", 11.5), top + 11, 11.5, font_weight="bold")
     below = _lines(svg, _wrapped(row.beside, 10.5), at + 2, 10.5, fill=PALE_INK)
-    time = {kind_of_time(kind): (_TIME.get(kind, _GREY), each) for kind, each in (row.time or {}).items()}
-    memory = {kind: (_BYTES.get(kind, _GREY), each) for kind, each in (row.memory or {}).items()}
+    time = {
+        kind_of_time(kind): (_TIME.get(kind, _GREY), seconds) for kind, seconds in (row.time or {}).items()
+    }
+    memory = {kind: (_BYTES.get(kind, _GREY), num_bytes) for kind, num_bytes in (row.memory or {}).items()}
     _Bar("step", time, row.step_s, longest, seconds_of).draw(svg, top)
     top += _BAR + 10
-    _Bar("memory", memory, row.memory_bytes, most, lambda each: size_of(int(each))).draw(svg, top)
-    x = _BARS + _ROOM * limit / most
+    _Bar("memory", memory, row.memory_bytes, max_bytes, lambda num_bytes: size_of(int(num_bytes))).draw(
+        svg, top
+    )
+    x = _BARS + _ROOM * limit / max_bytes
     svg.add("line", class_="limit", x1=x, y1=top - 4, x2=x, y2=top + _BAR + 4, stroke=_LIMIT, stroke_width=2)
     return max(top + _BAR, below - 12) + 14
 
@@ -220,8 +231,8 @@ class _Bar:
                 ink = INK if _is_pale(colour) else PAPER
                 svg.write(x + width / 2, y + 14, words, 9.5, fill=ink, text_anchor="middle")
             x += width
-        told = "not told" if self.total is None else self.in_words(self.total)
-        svg.write(WIDTH - MARGIN, y + 14, told, 11.5, font_weight="bold", text_anchor="end")
+        label = "not told" if self.total is None else self.in_words(self.total)
+        svg.write(WIDTH - MARGIN, y + 14, label, 11.5, font_weight="bold", text_anchor="end")
 
 
 def _is_pale(colour: str) -> bool:

@@ -34,11 +34,11 @@ class Placement(Spec):
     @model_validator(mode="after")
     def _possible(self) -> "Placement":
         axes = [axis for axis, _ in self.splits]
-        told = f"{self.parameter}.splits"
+        place = f"{self.parameter}.splits"
         problems = [
             Problem(
                 "out_of_range",
-                told,
+                place,
                 dim,
                 f"must be a dimension of the shape (={list(self.shape)})",
                 "count from 0",
@@ -48,17 +48,17 @@ class Placement(Spec):
         ]
         if len(set(axes)) < len(axes):
             problems.append(
-                Problem("duplicate", told, axes, "names an axis twice", "split one dimension over each")
+                Problem("duplicate", place, axes, "names an axis twice", "split one dimension over each")
             )
         if len({axis.startswith("expert") for axis in axes}) > 1:
             problems.append(
                 Problem(
-                    "conflict", told, axes, "are axes of two meshes", "use those of experts, or the others"
+                    "conflict", place, axes, "are axes of two meshes", "use those of experts, or the others"
                 )
             )
         if any(axis in FSDP_AXES for axis in axes[:-1]):
             problems.append(
-                Problem("conflict", told, axes, "split what FSDP has cut up", "put FSDP's axis last")
+                Problem("conflict", place, axes, "split what FSDP has cut up", "put FSDP's axis last")
             )
         if problems:
             raise SpecError(problems)
@@ -75,26 +75,26 @@ class Placements:
     def __init__(self, placements: Iterable[Placement]) -> None:
         self._of: dict[tuple[str, tuple[int, ...]], Placement] = {}
         self._unused: set[tuple[str, tuple[int, ...]]] = set()
-        for each in placements:
-            if (key := (each.parameter, each.shape)) in self._of:
+        for placement in placements:
+            if (key := (placement.parameter, placement.shape)) in self._of:
                 raise SpecError(
                     Problem(
                         "duplicate",
                         "placements",
-                        each.parameter,
-                        f"is there twice in shape {list(each.shape)}",
+                        placement.parameter,
+                        f"is there twice in shape {list(placement.shape)}",
                         "remove one of them",
                     )
                 )
-            self._of[key] = each
+            self._of[key] = placement
             self._unused.add(key)
 
     def of(self, path: str, shape: Sequence[int]) -> Placement:
         """That of one parameter. Raises SpecError where there is none."""
         for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
-            if (found := self._of.get(key)) is not None:
+            if (placement := self._of.get(key)) is not None:
                 self._unused.discard(key)
-                return found
+                return placement
         raise SpecError(Problem("missing", "placements", path, f"is placed nowhere in shape {list(shape)}",
                                 "add a placement of that parameter and shape"))  # fmt: skip
 
@@ -160,11 +160,11 @@ class Weight:
     def splits(self, shards: Shards) -> tuple[tuple[Axis, int], ...]:
         """Axes of more than one rank and the dimensions that they split: the one place that chooses FSDP's, which is
         the first of the two outermost that comes out even, else the first."""
-        used, axis = self.used(shards), "expert_fsdp" if self.of_experts else "fsdp"
+        shape, axis = self.used(shards), "expert_fsdp" if self.of_experts else "fsdp"
         degree: int = getattr(shards, axis)
-        outermost = 1 if used[0] % degree and len(used) > 1 and used[1] % degree == 0 else 0
-        every: tuple[tuple[Any, int], ...] = (*self.divided, (axis, outermost))
-        return tuple((axis, dim) for axis, dim in every if getattr(shards, axis) > 1)
+        outermost = 1 if shape[0] % degree and len(shape) > 1 and shape[1] % degree == 0 else 0
+        pairs: tuple[tuple[Any, int], ...] = (*self.divided, (axis, outermost))
+        return tuple((axis, dim) for axis, dim in pairs if getattr(shards, axis) > 1)
 
 
 def _divided(shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shards: Shards) -> tuple[int, ...]:
@@ -181,24 +181,24 @@ def weights_of(
     trained."""
     return tuple(
         Weight(
-            each.name,
-            each.shape,
-            tuple((axes[dim], at) for at, dim in enumerate(each.dims) if dim in axes),
-            each.of_experts,
-            not each.frozen and each.name not in frozen,
+            tensor.name,
+            tensor.shape,
+            tuple((axes[dim], at) for at, dim in enumerate(tensor.dims) if dim in axes),
+            tensor.of_experts,
+            not tensor.frozen and tensor.name not in frozen,
             ITEM_BYTES[dtype] if dtype else None,
-            given.numel if dtype and each.name == given.name else 0,
+            parameter.numel if dtype and tensor.name == parameter.name else 0,
         )
-        for given in parameters
-        for each, dtype in kept(given)
+        for parameter in parameters
+        for tensor, dtype in kept(parameter)
     )
 
 
 def placed(parameters: Iterable[Parameter], shards: Shards, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
     """Placements of the parameters of a table."""
     return tuple(
-        Placement(parameter=each.name, shape=each.shape, splits=each.splits(shards))
-        for each in weights_of(parameters, axes)
+        Placement(parameter=weight.name, shape=weight.shape, splits=weight.splits(shards))
+        for weight in weights_of(parameters, axes)
     )
 
 
@@ -206,8 +206,8 @@ def placements_of(model: ModelSpec, shards: Shards, axes: Axes = OURS.axes) -> t
     """Placements of a model's parameters: those of a planner's plan, and of a plan that an earlier release has made,
     which names none."""
     blocks: dict[tuple[str, Weight], list[str]] = {}
-    counted = {(starred(path), block): None for path, block in model.blocks()}
-    for path, block in counted:
+    distinct_blocks = {(starred(path), block): None for path, block in model.blocks()}
+    for path, block in distinct_blocks:
         for weight in weights_of(block.parameters, axes):
             blocks.setdefault((f"{path}.{weight.name}" if path else weight.name, weight), []).append(
                 block.kind

@@ -91,10 +91,10 @@ class TimeEstimate(Frozen):
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Times of this library's models are read by clients that know nothing of users' modules."""
-        written: dict[str, Any] = handler(self)
+        values: dict[str, Any] = handler(self)
         if not self.module_s:
-            written.pop("module_s", None)
-        return written
+            values.pop("module_s", None)
+        return values
 
     @property
     def step_s(self) -> float:
@@ -247,28 +247,28 @@ class Plan(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_before(cls, given: Any) -> Any:
+    def _of_before(cls, values: Any) -> Any:
         """Versions 1 and 2 had degrees and options beside the rest, the first one fewer kinds of time."""
-        version = given.get("version") if isinstance(given, dict) else None
+        version = values.get("version") if isinstance(values, dict) else None
         if version not in (1, 2) or isinstance(version, bool):  # True equals 1
-            return given
-        given = {"max_rows" if name == "most_rows" else name: value for name, value in given.items()}
-        old, then = {"arithmetic_s": "products_s"}, given.get("predicted")
+            return values
+        values = {"max_rows" if name == "most_rows" else name: value for name, value in values.items()}
+        old, then = {"arithmetic_s": "products_s"}, values.get("predicted")
         if version == 1 and isinstance(then, dict):
-            given["predicted"] = {old.get(k, k): s for k, s in then.items()}
+            values["predicted"] = {old.get(k, k): s for k, s in then.items()}
         for name, part in (("degrees", Degrees), ("options", Options)):
-            names = [each.name for each in fields(part) if each.name in given]
-            given[name] = {each: given.pop(each) for each in names}
-        not_yet = given.get("not_yet")
+            names = [field.name for field in fields(part) if field.name in values]
+            values[name] = {key: values.pop(key) for key in names}
+        not_yet = values.get("not_yet")
         if isinstance(not_yet, list | tuple) and "language models" in not_yet:
-            given["profile"] = "peer"
-        return {**given, "version": 3}
+            values["profile"] = "peer"
+        return {**values, "version": 3}
 
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Plans of this library's models on one kind of nodes, without a price, are read by clients that know of
         nothing else."""
-        written: dict[str, Any] = handler(self)
+        values: dict[str, Any] = handler(self)
         for name in (
             "module",
             "money",
@@ -282,21 +282,21 @@ class Plan(Spec):
             "defaults",
         ):
             if not getattr(self, name):
-                written.pop(name, None)
-        return written
+                values.pop(name, None)
+        return values
 
     @model_validator(mode="after")
     def _multiplies(self) -> "Plan":
         of, options = self.degrees, self.options
         in_experts, problems = of.num_workers, []
         if in_experts != self.num_workers:
-            others = f"expert_tensor (={of.expert_tensor}), data (={of.data}) and pipeline (={of.pipeline})"
+            factors = f"expert_tensor (={of.expert_tensor}), data (={of.data}) and pipeline (={of.pipeline})"
             problems.append(
                 Problem(
                     "mismatch",
                     "degrees.expert",
                     of.expert,
-                    f"times {others} must be num_workers (={self.num_workers})",
+                    f"times {factors} must be num_workers (={self.num_workers})",
                     f"use {in_experts} workers, or other degrees",
                 )
             )

@@ -56,14 +56,14 @@ def plan_request(given: Any) -> PlanRequest:
     )
 
 
-def _whole_number(name: str, given: Any, limit: int = 1_000_000) -> int | None:
-    if given is None or (isinstance(given, int) and not isinstance(given, bool) and 0 < given <= limit):
-        return given
+def _whole_number(name: str, value: Any, limit: int = 1_000_000) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 < value <= limit):
+        return value
     raise SpecError(
         Problem(
             "out_of_range",
             name,
-            given,
+            value,
             f"must be a whole number from 1 to {limit}",
             "correct it or leave it out",
         )

@@ -99,10 +99,10 @@ class Software:
 
     def on(self, device: str) -> "Software":
         """The same on a type of device: with the share that was measured there, if any was."""
-        if (sustained := dict(self.sustained_on).get(device)) is None:
+        if (share := dict(self.sustained_on).get(device)) is None:
             return self
-        first, second = (replace(host, sustained=sustained) for host in self.ends)
-        return replace(self, host=replace(self.host, sustained=sustained), ends=(first, second))
+        first, second = (replace(host, sustained=share) for host in self.ends)
+        return replace(self, host=replace(self.host, sustained=share), ends=(first, second))
 
     @property
     def extremes(self) -> tuple["Software", ...]:
@@ -111,7 +111,7 @@ class Software:
         if self.ends[0] == self.ends[1] and self.overlaps is None:
             return ()
         usual = Overlap(self.overlap, self.exchange_overlap, self.tensor_overlap)
-        least, most = self.overlaps or (usual, usual)
+        lower, upper = self.overlaps or (usual, usual)
         return tuple(
             replace(
                 self,
@@ -120,7 +120,7 @@ class Software:
                 exchange_overlap=of.exchanges,
                 tensor_overlap=of.tensor,
             )
-            for host, of in zip(self.ends, (most, least), strict=True)
+            for host, of in zip(self.ends, (upper, lower), strict=True)
         )
 
 
@@ -160,8 +160,8 @@ _TUNED: dict[str, Any] = {
 }
 _OURS_OVERLAPS = (Overlap(0.5, 0.0), Overlap(1.0, 0.9))
 SOFTWARE: Mapping[SoftwareName, Software] = {
-    each.name: each
-    for each in (
+    software.name: software
+    for software in (
         Software("ours-eager", Host(2.5e-3, 0.0, 0.0, 0.88), _OURS, overlap=0.95, exchange_overlap=0.33,
                  overlaps=_OURS_OVERLAPS, passes_over_weights=True, fitted_on=("h200",),
                  elementwise=Elementwise(share=0.45, passes=2.7, normed_passes=6.5)),

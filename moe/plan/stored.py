@@ -35,7 +35,9 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
 
 def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) -> MadeFor:
     """The same of a plan whose stages lie on several clusters in this order."""
-    calibrations = [each.calibration and each.calibration.model_dump(mode="json") for each in clusters]
+    calibrations = [
+        cluster.calibration and cluster.calibration.model_dump(mode="json") for cluster in clusters
+    ]
     return MadeFor(
         spec=_digest(_asked(spec)),
         cluster=_digest([*map(_facts, clusters), between.model_dump(mode="json")]),
@@ -45,7 +47,7 @@ def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) ->
 
 
 def _asked(spec: JobSpec) -> dict[str, Any]:
-    return {name: each for name, each in said(spec.resolved).items() if name not in _FREE}
+    return {name: value for name, value in said(spec.resolved).items() if name not in _FREE}
 
 
 def _facts(cluster: Cluster) -> dict[str, Any]:
@@ -66,9 +68,9 @@ def said(value: Any) -> Any:
                 or _is_name_of_a_kind(field)
             }
         case list() | tuple():
-            return [said(each) for each in value]
+            return [said(element) for element in value]
         case dict():
-            return {key: said(each) for key, each in value.items()}
+            return {key: said(element) for key, element in value.items()}
         case _:
             return value
 
@@ -84,7 +86,7 @@ def load(path: str | Path) -> Plan:
     try:
         return Plan.model_validate_json(text)
     except ValidationError as error:
-        if any(each["type"] == "json_invalid" for each in error.errors()):
+        if any(detail["type"] == "json_invalid" for detail in error.errors()):
             raise SpecError(
                 Problem(
                     "wrong_type",
@@ -94,7 +96,7 @@ def load(path: str | Path) -> Plan:
                     "name a file that `shardyard plan --save` or --json wrote",
                 )
             ) from None
-        if isinstance(written := json.loads(text), dict) and {"stored", "considered"} < written.keys():
+        if isinstance(data := json.loads(text), dict) and {"stored", "considered"} < data.keys():
             raise SpecError(
                 Problem(
                     "wrong_type",
@@ -104,26 +106,30 @@ def load(path: str | Path) -> Plan:
                     "name that of a job, which --save wrote",
                 )
             ) from None
-        raise SpecError([replace(each, path=f"{name}: {each.path}") for each in problems_of(error)]) from None
+        raise SpecError(
+            [replace(problem, path=f"{name}: {problem.path}") for problem in problems_of(error)]
+        ) from None
 
 
 def require_same(kept: Plan, now: Plan, name: str) -> None:
     """Raises SpecError where the kept plan, of the file of this name, was made for something else than `now`."""
-    if found := differences(kept, now):
-        others = " and another ".join(found)
+    if parts := differences(kept, now):
+        parts_in_words = " and another ".join(parts)
         raise SpecError(
-            Problem("mismatch", name, None, f"was made for another {others}", "plan anew, and keep that")
+            Problem(
+                "mismatch", name, None, f"was made for another {parts_in_words}", "plan anew, and keep that"
+            )
         )
 
 
 def differences(plan: Plan, now: Plan) -> list[str]:
     """Differences between what two plans were made for, in words."""
-    made, wanted = plan.made_for, now.made_for
-    if made is None:
+    origin, current = plan.made_for, now.made_for
+    if origin is None:
         return ["planner, which told nothing of what it planned for"]
-    found = [part for part in MadeFor.model_fields if getattr(made, part) != getattr(wanted, part)]
-    found += ["profile"] * (plan.profile != now.profile)
-    return found + ["software"] * (plan.software != now.software)
+    parts = [part for part in MadeFor.model_fields if getattr(origin, part) != getattr(current, part)]
+    parts += ["profile"] * (plan.profile != now.profile)
+    return parts + ["software"] * (plan.software != now.software)
 
 
 def _digest(value: Any) -> str:

@@ -29,10 +29,10 @@ class Svg:
     ) -> ElementTree.Element:
         """An element; names of attributes with `_` for `-`."""
         attributes = {
-            name.rstrip("_").replace("_", "-"): f"{each:.1f}".removesuffix(".0")
-            if isinstance(each, float)
-            else str(each)
-            for name, each in about.items()
+            name.rstrip("_").replace("_", "-"): f"{value:.1f}".removesuffix(".0")
+            if isinstance(value, float)
+            else str(value)
+            for name, value in about.items()
         }
         return ElementTree.SubElement(self.root if parent is None else parent, kind, attributes)
 

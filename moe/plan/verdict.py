@@ -73,10 +73,12 @@ def _by_default(plan: Plan, place: str, value: str) -> str:
 
 def _faster(plan: Plan) -> str:
     """The fastest layout that cannot be run yet, if it is faster than a plan that can be run; else empty."""
-    blocked = [other for other in plan.runners_up if other.not_yet and other.step_s is not None]
-    if plan.not_yet or not blocked:
+    candidates = [
+        runner_up for runner_up in plan.runners_up if runner_up.not_yet and runner_up.step_s is not None
+    ]
+    if plan.not_yet or not candidates:
         return ""
-    best = min(blocked, key=lambda other: other.step_s or 0.0)
+    best = min(candidates, key=lambda runner_up: runner_up.step_s or 0.0)
     assert best.step_s is not None
     if best.step_s >= plan.predicted.step_s:
         return ""

@@ -57,22 +57,22 @@ class Calibration(Spec):
     def _arithmetic(self, of: Kernels, memory: float, share: float) -> Kernels:
         """Kernels at the rates that large ones reached. `memory`: times the rate of the type's. What few rows lose is
         in the constants of kernels that were measured, of which `half_rows` says nothing."""
-        faster = {dtype: share * each for dtype, each in self._ratios(of).items()}
+        faster = {dtype: share * ratio for dtype, ratio in self._ratios(of).items()}
         is_measured = of.ring.start_s > 0
         products = {
             dtype: replace(
-                each, flops_per_s=faster[dtype] * each.flops_per_s, bytes_per_s=memory * each.bytes_per_s,
-                half_rows=each.half_rows if is_measured else _known(self.half_rows, each.half_rows),
+                kernel, flops_per_s=faster[dtype] * kernel.flops_per_s, bytes_per_s=memory * kernel.bytes_per_s,
+                half_rows=kernel.half_rows if is_measured else _known(self.half_rows, kernel.half_rows),
             )
-            for dtype, each in of.products.items()
+            for dtype, kernel in of.products.items()
         }  # fmt: skip
         experts = {
             dtype: replace(
-                each, flops_per_s=faster[dtype] * each.flops_per_s, bytes_per_s=memory * each.bytes_per_s,
-                half_rows=each.half_rows if is_measured else _known(self.expert_half_rows, each.half_rows),
-                row_s=each.row_s / memory, hidden_s=each.hidden_s / memory, token_s=each.token_s / memory,
+                kernel, flops_per_s=faster[dtype] * kernel.flops_per_s, bytes_per_s=memory * kernel.bytes_per_s,
+                half_rows=kernel.half_rows if is_measured else _known(self.expert_half_rows, kernel.half_rows),
+                row_s=kernel.row_s / memory, hidden_s=kernel.hidden_s / memory, token_s=kernel.token_s / memory,
             )
-            for dtype, each in of.experts.items()
+            for dtype, kernel in of.experts.items()
         }  # fmt: skip
         pairs = share
         if self.attention_flops_per_s is not None:
@@ -81,8 +81,8 @@ class Calibration(Spec):
         elif self.flops_per_s:
             pairs = faster[of.attention_dtype]
         attention = {
-            widths: replace(each, flops_per_s=pairs * each.flops_per_s)
-            for widths, each in of.attention.items()
+            widths: replace(kernel, flops_per_s=pairs * kernel.flops_per_s)
+            for widths, kernel in of.attention.items()
         }
         return replace(of, products=products, experts=experts, attention=attention)
 
@@ -104,13 +104,13 @@ class Calibration(Spec):
     def _ratios(self, of: Kernels) -> dict[str, float]:
         """Times that large products were as fast as those of the type, by dtype; of others as bfloat16's, or
         float32's."""
-        known: dict[str, float] = {
+        ratios: dict[str, float] = {
             name: rate / of.products[name].reached(_LARGE)
             for name, rate in self.flops_per_s.items()
             if name in of.products
         }
-        usual = known.get("bfloat16", next(iter(known.values()), 1.0))
-        return {name: known.get(name, usual) for name in of.products}
+        usual = ratios.get("bfloat16", next(iter(ratios.values()), 1.0))
+        return {name: ratios.get(name, usual) for name in of.products}
 
 
 _LARGE = 8192
@@ -119,8 +119,8 @@ _HEADS, _LENGTH = 64, 4096
 """Heads and positions of attention as it is measured."""
 
 
-def _known(measured: float | None, otherwise: float) -> float:
-    return otherwise if measured is None else measured
+def _known(measurement: float | None, otherwise: float) -> float:
+    return otherwise if measurement is None else measurement
 
 
 FILE = "calibration-cpu.json"
@@ -132,8 +132,8 @@ CLUSTER_FILE = "calibration-cluster-{}.json"
 def read_calibration(folder: Path, file: str = FILE) -> Calibration | None:
     """The calibration stored in a folder; None where none can be read, or it was measured otherwise."""
     try:
-        found = json.loads((folder / file).read_bytes())
-        return Calibration.model_validate(found) if found["method"] == METHOD else None
+        fields = json.loads((folder / file).read_bytes())
+        return Calibration.model_validate(fields) if fields["method"] == METHOD else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -98,31 +98,31 @@ class Cluster(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        if isinstance(written := given.get("device"), dict | DeviceFacts):
-            facts = _facts_of(written)
-            given = {**given, "device": facts.name, "device_facts": facts}
-        if given.get("memory_bytes") is not None:
-            return given
-        if (of := given.get("device_facts")) is not None:
+    def _fill_in(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        if isinstance(device_fields := fields.get("device"), dict | DeviceFacts):
+            facts = _facts_of(device_fields)
+            fields = {**fields, "device": facts.name, "device_facts": facts}
+        if fields.get("memory_bytes") is not None:
+            return fields
+        if (of := fields.get("device_facts")) is not None:
             facts = _facts_of(of)
-            return {**given, "device": facts.name, "device_facts": facts, "memory_bytes": facts.memory_bytes}
-        device = DEVICES.get(str(given.get("device", "cpu")))
+            return {**fields, "device": facts.name, "device_facts": facts, "memory_bytes": facts.memory_bytes}
+        device = DEVICES.get(str(fields.get("device", "cpu")))
         return {
-            **given,
+            **fields,
             "memory_bytes": device.memory_bytes if device else 1,
         }  # an unknown device is told of below
 
     @model_serializer(mode="wrap")
     def _without_a_price(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A cluster without a price is written as before there were any, and is the same to a digest."""
-        written: dict[str, Any] = handler(self)
+        fields: dict[str, Any] = handler(self)
         for name in ("price_per_hour", "billing_unit", "device_facts"):
             if getattr(self, name) is None:
-                written.pop(name, None)
-        return written
+                fields.pop(name, None)
+        return fields
 
     @model_validator(mode="after")
     def _coherent(self) -> "Cluster":
@@ -213,8 +213,8 @@ class Cluster(Spec):
     @property
     def exchange(self) -> Exchange | None:
         """The fused exchange over this cluster's links; None where the device type's was not measured."""
-        measured = self.traits.kernels.exchange
-        if measured is None:
+        kernel = self.traits.kernels.exchange
+        if kernel is None:
             return None
         plain, levels = self.device_type, self.levels
         within = across = 1.0
@@ -223,9 +223,9 @@ class Cluster(Spec):
         if self.num_nodes > 1:
             across = levels[-1].ring.bytes_per_s / plain.across_nodes_bytes_per_s
         return replace(
-            measured, link_bytes_per_s=within * measured.link_bytes_per_s,
-            forward_bytes_per_s=within * measured.forward_bytes_per_s,
-            line_bytes_per_s=across * measured.line_bytes_per_s,
+            kernel, link_bytes_per_s=within * kernel.link_bytes_per_s,
+            forward_bytes_per_s=within * kernel.forward_bytes_per_s,
+            line_bytes_per_s=across * kernel.line_bytes_per_s,
         )  # fmt: skip
 
     @property
@@ -255,27 +255,27 @@ class Cluster(Spec):
 
     def of(self, num_devices: int) -> "Cluster":
         """The same kind of cluster, as large as this many devices need."""
-        each = min(self.devices_per_node, num_devices)
-        nodes = -(-num_devices // each)
+        per_node = min(self.devices_per_node, num_devices)
+        nodes = -(-num_devices // per_node)
         update = {
             "num_nodes": nodes,
-            "devices_per_node": each,
+            "devices_per_node": per_node,
             "billing_unit": self.billing_unit
-            or (self.devices_per_node if each < self.devices_per_node else None),
-            "links": self._links_of(nodes * each),
+            or (self.devices_per_node if per_node < self.devices_per_node else None),
+            "links": self._links_of(nodes * per_node),
             "torus": None,
         }
         return Cluster.model_validate({**self.model_dump(), **update})
 
     def exactly(self, num_devices: int) -> "Cluster":
         """As `of`, with no device more: as many on each node as divide their number."""
-        most = min(self.devices_per_node, num_devices)
-        each = next(number for number in range(most, 0, -1) if num_devices % number == 0)
+        limit = min(self.devices_per_node, num_devices)
+        per_node = next(number for number in range(limit, 0, -1) if num_devices % number == 0)
         update = {
-            "num_nodes": num_devices // each,
-            "devices_per_node": each,
+            "num_nodes": num_devices // per_node,
+            "devices_per_node": per_node,
             "billing_unit": self.billing_unit
-            or (self.devices_per_node if each < self.devices_per_node else None),
+            or (self.devices_per_node if per_node < self.devices_per_node else None),
             "links": self._links_of(num_devices),
             "torus": None,
         }
@@ -287,17 +287,20 @@ class Cluster(Spec):
             return None
         outermost = next((link for link in self.links if link.devices >= num_devices), self.links[-1])
         within = tuple(link for link in self.links if link.devices < num_devices and link is not outermost)
-        each = within[-1].devices if within else 1
-        return (*within, outermost.model_copy(update={"devices": -(-num_devices // each) * each}))
+        inner_devices = within[-1].devices if within else 1
+        return (
+            *within,
+            outermost.model_copy(update={"devices": -(-num_devices // inner_devices) * inner_devices}),
+        )
 
 
-def _facts_of(written: Any) -> DeviceFacts:
+def _facts_of(fields: Any) -> DeviceFacts:
     """Facts of a device type as a cluster writes them. Raises SpecError with every problem."""
     try:
-        return DeviceFacts.model_validate(written)
+        return DeviceFacts.model_validate(fields)
     except ValidationError as error:
         raise SpecError(
-            replace(each, path=f"device.{each.path}".rstrip(".")) for each in problems_of(error)
+            replace(problem, path=f"device.{problem.path}".rstrip(".")) for problem in problems_of(error)
         ) from None
 
 
@@ -324,4 +327,4 @@ def of_several_kinds() -> Problem:
 
 def of_cluster(problems: Iterable[Problem]) -> list[Problem]:
     """The same problems, of what stands under `cluster`."""
-    return [replace(each, path=".".join(filter(None, ("cluster", each.path)))) for each in problems]
+    return [replace(problem, path=".".join(filter(None, ("cluster", problem.path)))) for problem in problems]

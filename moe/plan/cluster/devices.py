@@ -58,13 +58,18 @@ def plain_kernels(
     width = {"float32": 4.0, "float64": 8.0}
     products, experts = {}, {}
     for dtype, rate in flops_per_s.items():
-        each = width.get(dtype, 2.0)
+        item_bytes = width.get(dtype, 2.0)
         products[dtype] = MatrixProducts(
-            rate, memory_bytes_per_s, item_bytes=each, output_bytes=each, half_rows=half_rows
+            rate, memory_bytes_per_s, item_bytes=item_bytes, output_bytes=item_bytes, half_rows=half_rows
         )
-        moved = each / memory_bytes_per_s
+        item_s = item_bytes / memory_bytes_per_s
         experts[dtype] = GroupedExperts(
-            rate, item_bytes=each, row_s=4 * moved, hidden_s=2 * moved, half_rows=expert_half_rows, tile=1
+            rate,
+            item_bytes=item_bytes,
+            row_s=4 * item_s,
+            hidden_s=2 * item_s,
+            half_rows=expert_half_rows,
+            tile=1,
         )
     attention = FusedAttention(attention_flops_per_s, block=0, backward=2.5)
     return Kernels(
@@ -113,15 +118,19 @@ def _nvidia(
 def _with_memory(of: Kernels, share: float) -> Kernels:
     """Kernels of a device with memory of another rate."""
     products = {
-        dtype: replace(each, bytes_per_s=share * each.bytes_per_s) for dtype, each in of.products.items()
+        dtype: replace(kernel, bytes_per_s=share * kernel.bytes_per_s)
+        for dtype, kernel in of.products.items()
     }
     experts = {
         dtype: replace(
-            each, bytes_per_s=share * each.bytes_per_s, row_s=each.row_s / share, hidden_s=each.hidden_s / share,
-            token_s=each.token_s / share,
+            kernel,
+            bytes_per_s=share * kernel.bytes_per_s,
+            row_s=kernel.row_s / share,
+            hidden_s=kernel.hidden_s / share,
+            token_s=kernel.token_s / share,
         )
-        for dtype, each in of.experts.items()
-    }  # fmt: skip
+        for dtype, kernel in of.experts.items()
+    }
     return replace(of, products=products, experts=experts)
 
 
@@ -153,11 +162,11 @@ def unmeasured(
     }
     attention = {
         widths: replace(
-            each, flops_per_s=ratios["bfloat16"] * each.flops_per_s, chain_s=each.chain_s / min(1.0, memory),
-            query_s=each.query_s / memory, key_s=each.key_s / memory,
-            window_query_s=each.window_query_s / memory, window_key_s=each.window_key_s / memory,
+            kernel, flops_per_s=ratios["bfloat16"] * kernel.flops_per_s, chain_s=kernel.chain_s / min(1.0, memory),
+            query_s=kernel.query_s / memory, key_s=kernel.key_s / memory,
+            window_query_s=kernel.window_query_s / memory, window_key_s=kernel.window_key_s / memory,
         )
-        for widths, each in h100.attention.items()
+        for widths, kernel in h100.attention.items()
     }  # fmt: skip
     link = link_bytes_per_s / _H100_LINK
     ring, all_to_all = (

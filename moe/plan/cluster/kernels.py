@@ -47,8 +47,8 @@ class MatrixProducts:
         if not rows:
             return 0.0
         arithmetic = 2 * (rows + self.half_rows) * outputs * (inputs + self.fill) / self.flops_per_s
-        moved = self.output_bytes * rows * outputs + self.item_bytes * inputs * (rows + outputs)
-        memory = moved / self.bytes_per_s
+        moved_bytes = self.output_bytes * rows * outputs + self.item_bytes * inputs * (rows + outputs)
+        memory = moved_bytes / self.bytes_per_s
         walk = self.depth_s * (inputs / 1000) ** self.depth_power if self.depth_s else 0.0
         slowest = sqrt(arithmetic * arithmetic + memory * memory + walk * walk)
         return self.start_s + (self.quantise_s * rows * inputs if quantised else 0.0) + slowest
@@ -197,8 +197,8 @@ class Collective:
         """Seconds over ranks that are joined by links of one kind."""
         if ranks == 1:
             return 0.0
-        moved = size * (ranks - 1) / ranks / self.bytes_per_s + size / ranks / self.own_bytes_per_s
-        return self.begin_s(size) + self.latency_s(ranks) + moved
+        transfer_s = size * (ranks - 1) / ranks / self.bytes_per_s + size / ranks / self.own_bytes_per_s
+        return self.begin_s(size) + self.latency_s(ranks) + transfer_s
 
 
 @dataclass(frozen=True)
@@ -260,12 +260,12 @@ class Kernels:
 
     def attention_of(self, widths: float, dtype: str | None = None) -> FusedAttention:
         """Constants of the nearest width; in another dtype than was measured at the ratio of both in products."""
-        found = self.attention[min(self.attention, key=lambda each: (abs(log2(each / widths)), each))]
+        nearest = self.attention[min(self.attention, key=lambda width: (abs(log2(width / widths)), width))]
         if dtype in (None, self.attention_dtype):
-            return found
-        here, there = self.products[dtype], self.products[self.attention_dtype]
-        wider = here.item_bytes / there.item_bytes
+            return nearest
+        products, base_products = self.products[dtype], self.products[self.attention_dtype]
+        wider = products.item_bytes / base_products.item_bytes
         return replace(
-            found, flops_per_s=found.flops_per_s * here.flops_per_s / there.flops_per_s,
-            query_s=wider * found.query_s, key_s=wider * found.key_s,
+            nearest, flops_per_s=nearest.flops_per_s * products.flops_per_s / base_products.flops_per_s,
+            query_s=wider * nearest.query_s, key_s=wider * nearest.key_s,
         )  # fmt: skip

@@ -29,14 +29,14 @@ class Pool(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _flat(cls, given: Any) -> Any:
+    def _flat(cls, fields: Any) -> Any:
         """`{name, num_nodes, ...}`, as files have it."""
-        if not isinstance(given, dict) or isinstance(given.get("cluster"), Cluster):
-            return given
-        facts = {key: value for key, value in given.items() if key != "name"}
-        named = {"name": given["name"]} if "name" in given else {}
+        if not isinstance(fields, dict) or isinstance(fields.get("cluster"), Cluster):
+            return fields
+        facts = {key: value for key, value in fields.items() if key != "name"}
+        name_field = {"name": fields["name"]} if "name" in fields else {}
         try:
-            return {**named, "cluster": Cluster.model_validate(facts)}
+            return {**name_field, "cluster": Cluster.model_validate(facts)}
         except ValidationError as error:
             raise SpecError(problems_of(error)) from None
 
@@ -64,10 +64,10 @@ class Pools(Spec):
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Pools that nothing joins are read by those that know of no joined ones."""
-        written: dict[str, Any] = handler(self)
+        fields: dict[str, Any] = handler(self)
         if self.between is None:
-            written.pop("between", None)
-        return written
+            fields.pop("between", None)
+        return fields
 
     @model_validator(mode="after")
     def _named_apart(self) -> "Pools":

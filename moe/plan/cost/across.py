@@ -30,16 +30,16 @@ class AcrossMemory:
         """Whether units can be dealt so that each stage fits its devices."""
         return self._fits(placed_of(candidate), Run.of(candidate))
 
-    def _can_be_dealt(self, placed: Placed, run: Run) -> bool:
-        if not self._has_room(placed, run):
+    def _can_be_dealt(self, layout: Placed, run: Run) -> bool:
+        if not self._has_room(layout, run):
             return False
-        return self._dealer.can_be_dealt(partial(self._stage_fits, placed, run))
+        return self._dealer.can_be_dealt(partial(self._stage_fits, layout, run))
 
-    def _has_room(self, placed: Placed, run: Run) -> bool:
+    def _has_room(self, layout: Placed, run: Run) -> bool:
         """Whether all stages together have room for all units, as the last stage has them: no stage has fewer
         micro-batches in flight, and parts take no less than the whole."""
         whole, model = self._dealer.whole, self._models[self._dealer.pools[-1]]
-        return model.stage_state(whole, placed) + model.stage_beside(whole, run) <= self._usable_bytes
+        return model.stage_state(whole, layout) + model.stage_beside(whole, run) <= self._usable_bytes
 
     def stage_fits(self, candidate: Candidate) -> "partial[bool]":
         """The question whether a stage fits the devices of its pool."""
@@ -55,10 +55,10 @@ class AcrossMemory:
         """Bytes by kind on the fullest rank of a stage."""
         return self._models[self._dealer.pools[stage.index]].of_stage(stage, candidate)
 
-    def _stage_fits(self, placed: Placed, run: Run, stage: Stage) -> bool:
+    def _stage_fits(self, layout: Placed, run: Run, stage: Stage) -> bool:
         pool = self._dealer.pools[stage.index]
         model = self._models[pool]
-        return self._beside[pool](stage, run) + model.stage_state(stage, placed) <= model.usable_bytes
+        return self._beside[pool](stage, run) + model.stage_state(stage, layout) <= model.usable_bytes
 
 
 class Dealt(NamedTuple):
@@ -103,22 +103,22 @@ class AcrossTime:
 
     def step_s(self, candidate: Candidate) -> float:
         """Seconds of a step."""
-        dealt = self.dealt(candidate)
-        of, one_s = dealt.slowest, dealt.micro_batch_s[dealt.slowest]
-        return self._model(of).step_on(candidate, one_s, self._hops(candidate), self._end(candidate, dealt))
+        deal = self.dealt(candidate)
+        of, one_s = deal.slowest, deal.micro_batch_s[deal.slowest]
+        return self._model(of).step_on(candidate, one_s, self._hops(candidate), self._end(candidate, deal))
 
     def of(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
-        dealt = self.dealt(candidate)
-        of, one_s = dealt.slowest, dealt.micro_batch_s[dealt.slowest]
-        hops, end = self._hops(candidate), self._end(candidate, dealt)
-        return self._model(of).of_step_on(candidate, dealt.stages[of], one_s, hops, end)
+        deal = self.dealt(candidate)
+        of, one_s = deal.slowest, deal.micro_batch_s[deal.slowest]
+        hops, end = self._hops(candidate), self._end(candidate, deal)
+        return self._model(of).of_step_on(candidate, deal.stages[of], one_s, hops, end)
 
-    def _end(self, candidate: Candidate, dealt: Dealt) -> End:
+    def _end(self, candidate: Candidate, deal: Dealt) -> End:
         """The longest end of any stage's step."""
         ends = (
             self._model(stage.index).end_of(candidate, stage, one_s)
-            for stage, one_s in zip(dealt.stages, dealt.micro_batch_s, strict=True)
+            for stage, one_s in zip(deal.stages, deal.micro_batch_s, strict=True)
         )
         return max(ends, key=lambda end: end.total_s)
 
@@ -132,14 +132,16 @@ class AcrossTime:
     ) -> tuple[float, ...]:
         """Seconds of a micro-batch that each kind of unit takes at least, of each pool in turn."""
         return tuple(
-            each
+            seconds
             for pool in self._used
-            for each in self._models[pool].least_of_units(candidate, ranks_per_node, overlaps=overlaps)
+            for seconds in self._models[pool].least_of_units(candidate, ranks_per_node, overlaps=overlaps)
         )
 
     def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
         """Seconds that gathers of parameters add to a micro-batch of each kind at least, of each pool in turn."""
-        return tuple(each for pool in self._used for each in self._models[pool].least_gathers(candidate))
+        return tuple(
+            seconds for pool in self._used for seconds in self._models[pool].least_gathers(candidate)
+        )
 
     def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
         """Seconds of the slowest stage at least, were units divisible."""
@@ -157,16 +159,16 @@ class AcrossTime:
         return self._dealer.slowest_s(self._by_pool(of_units))
 
     def _by_pool(self, of_units: Sequence[float]) -> OfUnits:
-        each, found = len(self._dealer.kinds), iter(of_units)
-        taken = {pool: [next(found) for _ in range(each)] for pool in self._used}
-        return [taken.get(pool, []) for pool in range(len(self._models))]
+        num_kinds, values = len(self._dealer.kinds), iter(of_units)
+        of_pool = {pool: [next(values) for _ in range(num_kinds)] for pool in self._used}
+        return [of_pool.get(pool, []) for pool in range(len(self._models))]
 
     def _model(self, stage: int) -> TimeModel:
         return self._models[self._dealer.pools[stage]]
 
     def _hops(self, candidate: Candidate) -> Hops:
-        every = list(self._hops_s(candidate))
-        return Hops(max(every), sum(every))
+        hops_s = list(self._hops_s(candidate))
+        return Hops(max(hops_s), sum(hops_s))
 
     def _hops_s(self, candidate: Candidate) -> Iterator[float]:
         pools, (first, *_) = self._dealer.pools, self._used
@@ -174,5 +176,5 @@ class AcrossTime:
             self._between.latency_s + self._models[first].hop_bytes(candidate) / self._between.bytes_per_s
         )
         within_s = {pool: self._models[pool].hop_s(candidate) for pool in self._used}
-        for one, other in pairwise(pools):
-            yield within_s[one] if one == other else across_s
+        for sender, receiver in pairwise(pools):
+            yield within_s[sender] if sender == receiver else across_s

@@ -34,37 +34,48 @@ def _elements(
         if selective and profile.recomputes_latents and dims.latent
         else dims.queries + dims.kept_keys_and_values + dims.rotated + dims.values
     )
-    gathered = m if profile.keeps_gathered_tokens else m // tensor
-    return positions * (m // tensor + gathered + split // tensor + dims.latent)
+    gathered_width = m if profile.keeps_gathered_tokens else m // tensor
+    return positions * (m // tensor + gathered_width + split // tensor + dims.latent)
 
 
 def _by_ours(
-    dims: AttentionDims, kept: KeptWidths, m: int, positions: int, tensor: int, width: int, *, on_cpu: bool
+    dims: AttentionDims,
+    kept_widths: KeptWidths,
+    m: int,
+    positions: int,
+    tensor: int,
+    width: int,
+    *,
+    on_cpu: bool,
 ) -> int:
     tokens, wide = positions // tensor, max(4, width)
     gathers_hidden = dims.gathered is None
-    normed = tokens * m if dims.takes_own and (tensor > 1 or not gathers_hidden) else 0
-    normed += positions * m if gathers_hidden else 0
-    narrow = tokens * (m + kept.of_tokens) + normed + positions * (kept.gathered + kept.beside // tensor)
-    in_float32 = tokens * kept.of_tokens_wide + positions * kept.wide // tensor
+    normed_elements = tokens * m if dims.takes_own and (tensor > 1 or not gathers_hidden) else 0
+    normed_elements += positions * m if gathers_hidden else 0
+    narrow = (
+        tokens * (m + kept_widths.of_tokens)
+        + normed_elements
+        + positions * (kept_widths.gathered + kept_widths.beside // tensor)
+    )
+    in_float32 = tokens * kept_widths.of_tokens_wide + positions * kept_widths.wide // tensor
     if not on_cpu:
-        narrow += positions * kept.fused // tensor
+        narrow += positions * kept_widths.fused // tensor
     elif width == wide:
-        narrow += positions * kept.fused_on_cpu // tensor
+        narrow += positions * kept_widths.fused_on_cpu // tensor
     else:
-        in_float32 += positions * kept.fused_on_cpu // tensor
-        narrow += positions * kept.narrowed // tensor
+        in_float32 += positions * kept_widths.fused_on_cpu // tensor
+        narrow += positions * kept_widths.narrowed // tensor
     if tensor == 1:
-        narrow += positions * kept.normed_together
+        narrow += positions * kept_widths.normed_together
     else:
-        in_float32 += 2 * positions * kept.normed_together // tensor
+        in_float32 += 2 * positions * kept_widths.normed_together // tensor
     return width * narrow + wide * in_float32
 
 
 def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tokens: int, width: int) -> int:
     """Masks of packed documents on a CPU, which layers with the same window share for a pass: whether a position sees
     another, and what that adds to its score. On GPUs they are told in blocks."""
-    windows = {each.window for each in attentions if each.kept is not None and not each.linear}
+    windows = {dims.window for dims in attentions if dims.kept is not None and not dims.linear}
     return len(windows) * positions * sequence_tokens * (1 + max(4, width))
 
 

@@ -65,18 +65,18 @@ class Network:
             return _Ring()
         if self._sides is not None:  # four links a device, in both directions of two rings
             link, hops = self._levels[0].ring, _root(ranks.count)
-            moved = num_bytes * (ranks.count - 1) / ranks.count
-            return _Ring(steps_s=link.step_s * hops, bytes_s=moved / (4 * link.bytes_per_s))
+            moved_bytes = num_bytes * (ranks.count - 1) / ranks.count
+            return _Ring(steps_s=link.step_s * hops, bytes_s=moved_bytes / (4 * link.bytes_per_s))
         slowest, latency, inside, innermost = 0.0, 0.0, 1, None
-        for level, joined in zip(self._levels, self._reached(ranks), strict=True):
-            link, groups = level.ring, -(-joined // inside)
+        for level, reach in zip(self._levels, self._reached(ranks), strict=True):
+            link, groups = level.ring, -(-reach // inside)
             if groups > 1:
                 innermost = innermost or link
-                moved = num_bytes * (groups - 1) / groups
-                ways = min(inside, joined - inside * (groups - 1))  # out of the group that has the fewest
-                slowest = max(slowest, moved / (ways * link.bytes_per_s))
-                latency += link.step_s * (-(-ranks.count // inside) - -(-ranks.count // joined))
-            inside = max(inside, joined)
+                moved_bytes = num_bytes * (groups - 1) / groups
+                ways = min(inside, reach - inside * (groups - 1))  # out of the group that has the fewest
+                slowest = max(slowest, moved_bytes / (ways * link.bytes_per_s))
+                latency += link.step_s * (-(-ranks.count // inside) - -(-ranks.count // reach))
+            inside = max(inside, reach)
         assert innermost is not None
         own_s = num_bytes / ranks.count / innermost.own_bytes_per_s
         return _Ring(innermost.begin_s(num_bytes), latency, slowest, own_s)
@@ -87,9 +87,9 @@ class Network:
         if self._sides is not None:
             return math.inf
         latency, inside = 0.0, 1
-        for level, joined in zip(self._levels, self._reached(ranks), strict=True):
-            latency += level.ring.step_s * _log2(-(-joined // inside))
-            inside = max(inside, joined)
+        for level, reach in zip(self._levels, self._reached(ranks), strict=True):
+            latency += level.ring.step_s * _log2(-(-reach // inside))
+            inside = max(inside, reach)
         return latency
 
     def _all_to_all(self, num_bytes: float, ranks: Ranks, copies: float = 1.0) -> float:
@@ -105,22 +105,22 @@ class Network:
         if self._sides is not None:
             link, side = self._levels[0].ring, _root(ranks.count)
             return link.step_s * side + num_bytes * side / 8 / link.bytes_per_s
-        reached = self._reached(ranks)
-        outermost = next(index for index, joined in enumerate(reached) if joined == ranks.count)
+        reaches = self._reached(ranks)
+        outermost = next(index for index, reach in enumerate(reaches) if reach == ranks.count)
         slowest, latency, inside, spread, innermost = 0.0, 0.0, 1, 0.0, None
         for index, level in enumerate(self._levels[: outermost + 1]):
-            link, moved = level.all_to_all, num_bytes * (reached[index] - inside) / ranks.count
+            link, moved_bytes = level.all_to_all, num_bytes * (reaches[index] - inside) / ranks.count
             if index == outermost and outermost > 0:
                 if copies > 1:
-                    spread = num_bytes * (reached[index] - inside) / ranks.count
-                    moved /= copies
+                    spread = num_bytes * (reaches[index] - inside) / ranks.count
+                    moved_bytes /= copies
                 elif self._rails:  # first to the device whose rail it travels on
-                    spread = moved * (inside - 1) / inside
-            if reached[index] > inside:
+                    spread = moved_bytes * (inside - 1) / inside
+            if reaches[index] > inside:
                 innermost = innermost or link
-                slowest = max(slowest, moved / link.bytes_per_s)
-                latency += link.latency_s(reached[index])
-            inside = max(inside, reached[index])
+                slowest = max(slowest, moved_bytes / link.bytes_per_s)
+                latency += link.latency_s(reaches[index])
+            inside = max(inside, reaches[index])
         assert innermost is not None
         if spread:
             within = self._levels[0].all_to_all
@@ -140,10 +140,10 @@ class Network:
         limited to groups, a token goes to as many nodes at most."""
         nodes = self.nodes_of(ranks)
         in_node = -(-ranks.count // nodes)
-        reached = min(nodes, moe.routing.max_expert_groups or nodes)
-        experts = moe.num_experts * reached // nodes
-        to_ranks = copies * distinct(max(1, reached * in_node // copies), experts, moe.experts_per_token)
-        across = distinct(reached, experts, moe.experts_per_token) * (nodes - 1) / nodes
+        target_nodes = min(nodes, moe.routing.max_expert_groups or nodes)
+        experts = moe.num_experts * target_nodes // nodes
+        to_ranks = copies * distinct(max(1, target_nodes * in_node // copies), experts, moe.experts_per_token)
+        across = distinct(target_nodes, experts, moe.experts_per_token) * (nodes - 1) / nodes
         return kernel.seconds(tokens, row_bytes, to_ranks, across, nodes, in_node)
 
     def send(self, num_bytes: float, stride: int) -> float:
@@ -160,9 +160,9 @@ class Network:
 @lru_cache(4096)
 def distinct(bins: int, experts: int, chosen: int) -> float:
     """Bins that so many different experts fall into, drawn evenly of all that are spread over the bins."""
-    each = max(1, experts // bins)
-    experts = max(experts, bins * each, chosen)
-    return bins * (1 - math.comb(experts - each, chosen) / math.comb(experts, chosen))
+    per_bin = max(1, experts // bins)
+    experts = max(experts, bins * per_bin, chosen)
+    return bins * (1 - math.comb(experts - per_bin, chosen) / math.comb(experts, chosen))
 
 
 def _log2(count: int) -> int:

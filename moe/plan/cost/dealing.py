@@ -34,20 +34,20 @@ class Dealer:
         so_far = [Counter[Unit]()]
         for unit in self.units:
             so_far.append(so_far[-1] + Counter([unit]))
-        self._so_far = [tuple(each[kind] for kind in self.kinds) for each in so_far]
+        self._so_far = [tuple(counter[kind] for kind in self.kinds) for counter in so_far]
         self.stage = cache(self._stage)
         self._stages: dict[tuple[int, tuple[int, ...]], Stage] = {}
 
     def counts(self, start: int, end: int) -> tuple[int, ...]:
         """Units of each kind in a run."""
-        every = zip(self._so_far[start], self._so_far[end], strict=True)
-        return tuple(after - before for before, after in every)
+        pairs = zip(self._so_far[start], self._so_far[end], strict=True)
+        return tuple(after - before for before, after in pairs)
 
     @cached_property
     def run_counts(self) -> list[tuple[int, ...]]:
         """Units of each kind that a run may have."""
-        every = combinations(range(len(self.units) + 1), 2)
-        return list(dict.fromkeys(self.counts(*run) for run in every))
+        runs = combinations(range(len(self.units) + 1), 2)
+        return list(dict.fromkeys(self.counts(*run) for run in runs))
 
     @cached_property
     def runs(self) -> list[list[int]]:
@@ -75,10 +75,10 @@ class Dealer:
     def _stage(self, index: int, start: int, end: int) -> Stage:
         """The same object for the same units, which what is known of a stage is kept by."""
         counts = self.counts(start, end)
-        if (found := self._stages.get((index, counts))) is None:
+        if (stage := self._stages.get((index, counts))) is None:
             units = tuple((unit, count) for unit, count in zip(self.kinds, counts, strict=True) if count)
-            found = self._stages[index, counts] = Stage(index, units)
-        return found
+            stage = self._stages[index, counts] = Stage(index, units)
+        return stage
 
     def seconds(self, stage: Stage, of_units: OfUnits) -> float:
         """Seconds of a stage's units."""
@@ -139,7 +139,7 @@ class _Deal:
     @cached_property
     def fastest_s(self) -> float:
         """Seconds of the slowest stage: as few as can be; infinitely many where no runs fit."""
-        limits = sorted({each for of_pool in self._seconds.values() for each in of_pool})
+        limits = sorted({seconds for of_pool in self._seconds.values() for seconds in of_pool})
         # The least of them is seldom far beyond the bound: it is looked for in longer and longer strides from there.
         below, stride = bisect_left(limits, self._least_s * (1 - 1e-9)), 1
         place = below
@@ -151,8 +151,8 @@ class _Deal:
     @cached_property
     def _fit_alone(self) -> list[list[bool]]:
         """Whether one unit of each kind fits, by stage."""
-        firsts, every = self._dealer.firsts, range(len(self._dealer.pools))
-        return [[self._may_be(index, first, first + 1, inf) for first in firsts] for index in every]
+        firsts, indices = self._dealer.firsts, range(len(self._dealer.pools))
+        return [[self._may_be(index, first, first + 1, inf) for first in firsts] for index in indices]
 
     def _is_enough(self, limit_s: float) -> bool:
         return self.latest(limit_s) is not None
@@ -180,14 +180,14 @@ class _Deal:
         for index in range(len(pools) - 1):
             rest, of_pool = self._runs[start][-1], self._seconds[pools[index]]
             each_s = 1 / sum(1 / self._seconds[pool][rest] for pool in pools[index:])
-            most = self._longest(index, start, self._number, limit_s)
-            every = [
+            last_end = self._longest(index, start, self._number, limit_s)
+            possible_ends = [
                 end
-                for end in range(max(start + 1, earliest[index + 1]), most + 1)
+                for end in range(max(start + 1, earliest[index + 1]), last_end + 1)
                 if can_follow[index + 1][end]
             ]
-            short = (end for end in reversed(every) if of_pool[self._runs[start][end]] <= each_s)
-            ends.append(start := next(short, every[0]))
+            short = (end for end in reversed(possible_ends) if of_pool[self._runs[start][end]] <= each_s)
+            ends.append(start := next(short, possible_ends[0]))
         return (*ends, self._number)
 
     def _may_be(self, index: int, start: int, end: int, limit_s: float) -> bool:
@@ -220,13 +220,13 @@ class _Deal:
             return dealer.any_can_follow
         can_follow = [[True] * (self._number + 1)]
         for index in reversed(range(len(dealer.pools))):
-            after, here, end = can_follow[-1], [False] * (self._number + 1), None
+            after, current, end = can_follow[-1], [False] * (self._number + 1), None
             for start in reversed(range(self._number)):
                 if after[start + 1]:
-                    end, here[start] = start + 1, alone[index][dealer.kind_numbers[start]]
+                    end, current[start] = start + 1, alone[index][dealer.kind_numbers[start]]
                 elif end is not None:
-                    here[start] = self._may_be(index, start, end, limit_s)
-            can_follow.append(here)
+                    current[start] = self._may_be(index, start, end, limit_s)
+            can_follow.append(current)
         return can_follow[::-1]
 
     def _earliest(self, can_follow: Sequence[Sequence[bool]], limit_s: float) -> list[int]:

@@ -26,16 +26,16 @@ def model_flops_per_step(spec: JobSpec) -> float:
         pairs_times = (of_reference + 1 + unit.has_backward * BACKWARD) / _PASSES
         router_times = (of_reference + 1 + unit.has_backward * (1 + unit.trains_router)) / _PASSES
         per_position = 0.0
-        for each in unit.attentions:
-            pairs = pairs_times * pairs_flops(each, looked_at(each, spec.data.padded_tokens))
-            per_position += times("others") * 2 * each.projections + pairs
+        for attention in unit.attentions:
+            pairs = pairs_times * pairs_flops(attention, looked_at(attention, spec.data.padded_tokens))
+            per_position += times("others") * 2 * attention.projections + pairs
         if unit.feed_forward is not None:
             products = 2 * unit.feed_forward.num_matrices * width * unit.feed_forward.hidden
             per_position += times("feed_forward") * products
         if (moe := unit.moe) is not None:
             of_experts = times("experts") * moe.num_matrices * moe.experts_per_token * moe.hidden_dim
-            shared = times("feed_forward") * moe.num_matrices * (moe.shared_hidden_dim or 0)
-            per_position += 2 * width * (of_experts + shared + router_times * moe.num_experts)
+            of_shared = times("feed_forward") * moe.num_matrices * (moe.shared_hidden_dim or 0)
+            per_position += 2 * width * (of_experts + of_shared + router_times * moe.num_experts)
         if unit.vocabulary is not None:
             per_position += times("others") * 2 * width * unit.vocabulary
         flops += positions * per_position

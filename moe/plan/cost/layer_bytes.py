@@ -30,8 +30,8 @@ with a gate, also the activated gate and the gradients of both products."""
 @cache
 def loss_tokens(device_type: str, vocabulary: int) -> int:
     """Number of tokens whose logits the loss holds at a time."""
-    least, most = (logits // vocabulary for logits in (_LOGITS_ON_CPU if device_type == "cpu" else _LOGITS))
-    return max(1, min(max(least, _TOKENS), most))
+    lower, upper = (logits // vocabulary for logits in (_LOGITS_ON_CPU if device_type == "cpu" else _LOGITS))
+    return max(1, min(max(lower, _TOKENS), upper))
 
 
 class LayerBytes(NamedTuple):
@@ -64,7 +64,7 @@ class LayerMemory:
         """Bytes of a stage's masks of packed documents, which only CPUs keep."""
         if self._kind != "cpu" or not self._packs_documents:
             return 0
-        attentions = (each for unit, _ in stage.units for each in unit.attentions)
+        attentions = (attention for unit, _ in stage.units for attention in unit.attentions)
         return mask_bytes(attentions, positions, self._row_tokens, self._width)
 
     def of_logits(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
@@ -77,13 +77,13 @@ class LayerMemory:
         if not self._profile.logits_in_parts:
             loss_bytes = self._profile.loss_bytes
             bytes_per_logit = self._width if loss_bytes is None else loss_bytes[tensor > 1]
-            normed = positions * (tensor if self._profile.keeps_gathered_tokens else 1)
-            return self._m * self._width * (positions + normed), bytes_per_logit * positions * vocabulary
+            at_norm = positions * (tensor if self._profile.keeps_gathered_tokens else 1)
+            return self._m * self._width * (positions + at_norm), bytes_per_logit * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         at_once = min(loss_tokens(self._kind, vocabulary), positions)
-        of_table = vocabulary if any(each.trained for each in (*unit.weights, *unit.tied)) else 0
-        kept = self._m * (wide * of_table + 5 * self._width * positions)
-        return kept, 3 * wide * at_once * vocabulary
+        of_table = vocabulary if any(weight.trained for weight in (*unit.weights, *unit.tied)) else 0
+        saved_bytes = self._m * (wide * of_table + 5 * self._width * positions)
+        return saved_bytes, 3 * wide * at_once * vocabulary
 
     def _layer_bytes(self, unit: Unit, positions: int, split: Split, selective: bool) -> LayerBytes:
         """Bytes of one layer for one micro-batch; `positions` are those of a tensor group."""
@@ -91,57 +91,72 @@ class LayerMemory:
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
         elements += unit.adapted_widths * positions
-        decoded = unit.decoded_bytes(
+        decoded_bytes = unit.decoded_bytes(
             Shards(tensor, 1, expert, expert_tensor), width
         )  # for the product at work
-        on_cpu, attended, worked = self._kind == "cpu", 0, 0
-        for each in unit.attentions:
-            attended += kept_bytes(each, m, positions, tensor, width, profile=self._profile, on_cpu=on_cpu,
+        on_cpu, attention_bytes, workspace_bytes = self._kind == "cpu", 0, 0
+        for attention in unit.attentions:
+            attention_bytes += kept_bytes(attention, m, positions, tensor, width, profile=self._profile, on_cpu=on_cpu,
                                    selective=selective)  # fmt: skip
-            worked = max(worked, worked_bytes(each, positions, self._row_tokens, tensor, self._profile))
+            workspace_bytes = max(
+                workspace_bytes, worked_bytes(attention, positions, self._row_tokens, tensor, self._profile)
+            )
         kept_hidden = self._profile.kept_hidden
         if (dims := unit.feed_forward) is not None:
-            hidden = dims.hidden * positions // tensor
-            kept = 0 if selective else kept_hidden[dims.num_matrices] * hidden
-            elements += tokens * m + (positions if self._profile.keeps_gathered_tokens else tokens) * m + kept
-            recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden
+            hidden_elements = dims.hidden * positions // tensor
+            saved_elements = 0 if selective else kept_hidden[dims.num_matrices] * hidden_elements
+            elements += (
+                tokens * m
+                + (positions if self._profile.keeps_gathered_tokens else tokens) * m
+                + saved_elements
+            )
+            recomputed_hidden = selective * kept_hidden[dims.num_matrices] * hidden_elements
             work = (
-                self._profile.worked_hidden[dims.num_matrices] * hidden
+                self._profile.worked_hidden[dims.num_matrices] * hidden_elements
                 + recomputed_hidden
                 + 2 * positions * m
             )
-            worked -= width * elements  # what this layer kept is free when attention's turn comes
+            workspace_bytes -= width * elements  # what this layer kept is free when attention's turn comes
             # CPUs without narrow products widen what they multiply, and have the product wide too: hidden states, those
             # outside, and the matrix between them; a plan does not know which CPUs those are.
             widens = on_cpu and width < 4 and self._profile.name == "ours"
-            widened = 4 * widens * (hidden + positions * m + m * dims.hidden // tensor)
-            return LayerBytes(attended + width * elements, 0, max(worked, width * work + widened) + decoded)
+            widened_bytes = 4 * widens * (hidden_elements + positions * m + m * dims.hidden // tensor)
+            return LayerBytes(
+                attention_bytes + width * elements,
+                0,
+                max(workspace_bytes, width * work + widened_bytes) + decoded_bytes,
+            )
         moe = unit.moe
         assert moe is not None
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
-        hidden = rows * moe.hidden_dim // expert_tensor
+        hidden_elements = rows * moe.hidden_dim // expert_tensor
         # Tokens before their norm, and after it where the router learns from them, which has them in float32, or shared
         # experts do; rows as experts take them, and what their first matrices gave; scores and choices.
         routes = unit.trains("router")
         elements += (1 + (routes or moe.shared_hidden_dim is not None)) * tokens * m
         router = 4 * tokens * m if width < 4 and routes else 0
         routing = positions * (8 * moe.num_experts + 16 + 40 * moe.experts_per_token)
-        first_products = (moe.num_matrices - 1) * hidden
-        kept = rows * m + (0 if selective else first_products)
-        shared = tokens * (moe.shared_hidden_dim or 0)
-        kept_shared = 0 if selective else self._profile.kept_shared[moe.num_matrices] * shared
+        first_products = (moe.num_matrices - 1) * hidden_elements
+        saved_elements = rows * m + (0 if selective else first_products)
+        shared_elements = tokens * (moe.shared_hidden_dim or 0)
+        kept_shared = 0 if selective else self._profile.kept_shared[moe.num_matrices] * shared_elements
         # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
         # part of an expert; first products made again; where gradients are passed on, that of one matrix, which lies
         # elsewhere where the last step's did. What shared experts kept is free by then.
         travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
-        moved = (2 * rows + travelling + 2 * tokens) * m
-        work = _WORKED_HIDDEN[moe.num_matrices] * hidden + moved + selective * first_products - kept_shared
+        moved_elements = (2 * rows + travelling + 2 * tokens) * m
+        work = (
+            _WORKED_HIDDEN[moe.num_matrices] * hidden_elements
+            + moved_elements
+            + selective * first_products
+            - kept_shared
+        )
         matrix = moe.num_experts // expert * m * moe.hidden_dim // expert_tensor
         matrix *= self._profile.passes_gradients
-        in_experts = width * (kept + kept_shared) + router + routing
-        worked -= width * elements + in_experts
+        in_experts = width * (saved_elements + kept_shared) + router + routing
+        workspace_bytes -= width * elements + in_experts
         return LayerBytes(
-            attended + width * elements,
+            attention_bytes + width * elements,
             in_experts,
-            max(worked, width * (max(0, work) + matrix)) + decoded,
+            max(workspace_bytes, width * (max(0, work) + matrix)) + decoded_bytes,
         )

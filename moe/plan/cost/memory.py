@@ -88,8 +88,11 @@ class MemoryModel:
 
     def of(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
-        every = stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
-        return max((self.of_stage(each, candidate) for each in every), key=lambda found: found.total)
+        distinct_stages = stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
+        return max(
+            (self.of_stage(stage, candidate) for stage in distinct_stages),
+            key=lambda estimate: estimate.total,
+        )
 
     def of_stage(self, stage: Stage, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of one stage."""
@@ -109,8 +112,8 @@ class MemoryModel:
         """Bytes of one stage that no micro-batch changes, whichever stage it is."""
         return self._state_of_units(stage.units, placed)
 
-    def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], placed: Placed) -> int:
-        return sum(self._state(Stage(0, of_units), placed))
+    def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: Placed) -> int:
+        return sum(self._state(Stage(0, of_units), layout))
 
     def stage_beside(self, stage: Stage, run: Run) -> int:
         """Bytes of one stage beside its state."""
@@ -129,17 +132,17 @@ class MemoryModel:
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate is bound to take more, however many virtual stages there are: by the share of one
         kind of unit alone."""
-        placed, usable = placed_of(candidate), limit - self.allowance
-        every = zip(shares(self._units, placed.degrees.pipeline), self.beside_shares(candidate), strict=True)
-        return any(sum(self._state(share, placed)) + beside > usable for share, beside in every)
+        layout, usable = placed_of(candidate), limit - self.allowance
+        pairs = zip(shares(self._units, layout.degrees.pipeline), self.beside_shares(candidate), strict=True)
+        return any(sum(self._state(share, layout)) + beside > usable for share, beside in pairs)
 
     def exceeds_unplaced(self, candidate: Candidate, usable_bytes: float) -> bool:
         """Whether the candidate is bound to take more than `usable_bytes`, however parameters are sharded too. The
         larger micro-batches are, the sooner."""
         run, degrees = self._alone(candidate), candidate.degrees
-        placed = Placed(degrees, "parameters", candidate.options.recompute == "full")
+        layout = Placed(degrees, "parameters", candidate.options.recompute == "full")
         return any(
-            self._even_part(share, placed) + self._share_beside(share, run) > usable_bytes
+            self._even_part(share, layout) + self._share_beside(share, run) > usable_bytes
             for share in reversed(shares(self._units, degrees.pipeline))
         )
 
@@ -162,35 +165,41 @@ class MemoryModel:
     def _least_beside(self, share: Stage, run: Run) -> int:
         """Least bytes beside the state of a share, whichever stage it is on. Stage buffers for all micro-batches are
         left out: the first and last stages have fewer."""
-        *others, passed = self._beside(share, run)
-        return sum(others) + (0 if self.profile.keeps_messages else passed)
+        *buffers, messages = self._beside(share, run)
+        return sum(buffers) + (0 if self.profile.keeps_messages else messages)
 
-    def _even_part(self, share: Stage, placed: Placed) -> int:
+    def _even_part(self, share: Stage, layout: Placed) -> int:
         """Bytes of state that a share takes at least, of which each rank that shares it has an even part. Weights that
         are not sharded are narrower than those that are, where their float32 masters lie on the host."""
         ((unit, count),) = share.units
         shardings: tuple[Sharding, ...] = ("parameters", "gradients") if self._offloads else ("parameters",)
-        return count * min(self._even_part_of(unit, placed._replace(sharding=each)) for each in shardings)
+        return count * min(
+            self._even_part_of(unit, layout._replace(sharding=sharding)) for sharding in shardings
+        )
 
-    def _even_part_of(self, unit: Unit, placed: Placed) -> int:
-        dense, experts = self._least_of_unit(unit, placed)
-        return dense // placed.degrees.replica_ranks + experts // placed.degrees.data
+    def _even_part_of(self, unit: Unit, layout: Placed) -> int:
+        dense, experts = self._least_of_unit(unit, layout)
+        return dense // layout.degrees.replica_ranks + experts // layout.degrees.data
 
     def _in_flight(self, share: Stage, run: Run) -> int:
         """Bytes of a share's micro-batches that wait for their backward pass: those in flight, or all there are,
         however many groups are in one."""
         ((unit, count),) = share.units
         full, context = run.recompute == "full", run.split.context
-        one, all_at_once = (
+        group_positions, all_at_once = (
             groups * self._group_tokens // unit.sides // context for groups in (1, run.groups)
         )
         groups = min(run.num_micro_batches, (run.pipeline - share.index) * run.groups)
         if not full:
-            return count * groups * self._layers.of(unit, one, run.split, run.recompute == "selective").kept
+            return (
+                count
+                * groups
+                * self._layers.of(unit, group_positions, run.split, run.recompute == "selective").kept
+            )
         again = self._layers.of(unit, all_at_once, run.split, False)
-        kept = self._width * one * self._m // run.split.tensor
+        saved_bytes = self._width * group_positions * self._m // run.split.tensor
         return (
-            count * groups * kept
+            count * groups * saved_bytes
             + again.kept
             + again.workspace
             - self._width * all_at_once * self._m // run.split.tensor
@@ -198,16 +207,19 @@ class MemoryModel:
 
     def state_of_shares(self, placed: Placed) -> tuple[int, ...]:
         """Bytes of state that each share takes at least."""
-        every = [share.units[0] for share in shares(self._units, placed.degrees.pipeline)]
-        of_unit = {unit: sum(self._least_of_unit(unit, placed)) for unit in dict(every)}
-        return tuple(count * of_unit[unit] for unit, count in every)
+        unit_counts = [share.units[0] for share in shares(self._units, placed.degrees.pipeline)]
+        of_unit = {unit: sum(self._least_of_unit(unit, placed)) for unit in dict(unit_counts)}
+        return tuple(count * of_unit[unit] for unit, count in unit_counts)
 
     def bound_of_state(self, shape: Degrees) -> int:
         """Bytes of state that a rank has at least in a shape, however parameters are sharded, on stages that are as
         even as can be."""
-        placed = Placed(shape, "parameters", recomputed=True)
-        every = stages(self._units, 1, 1)[0].units
-        return sum(self._even_part(Stage(0, (each,)), placed) for each in every) // shape.pipeline
+        layout = Placed(shape, "parameters", recomputed=True)
+        unit_counts = stages(self._units, 1, 1)[0].units
+        return (
+            sum(self._even_part(Stage(0, (unit_count,)), layout) for unit_count in unit_counts)
+            // shape.pipeline
+        )
 
     def fewest_workers(self, pipeline: int, split: Split, recompute: Recompute, *, overlaps: bool) -> float:
         """Workers that it takes at least, by even shares in micro-batches of one group, however parameters are sharded;
@@ -224,14 +236,14 @@ class MemoryModel:
                 continue
             ((unit, count),) = share.units
             of = self._counter.of_unit(unit, Shards(split.tensor, 1, split.expert, split.expert_tensor))
-            gathered = min(2, count) * (width if wide else self._width)
-            stays = of.used.both * min(gathered, count * (narrow or width))
+            gathered_width = min(2, count) * (width if wide else self._width)
+            stays = of.used.both * min(gathered_width, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
                 stays = max(stays, of.used.both * count * narrow)
             room = self.usable_bytes - self._least_beside(share, run) - stays
             dense, experts = (
-                count * (width * trained + self._moment_width * optimizer)
-                for trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
+                count * (width * num_trained + self._moment_width * optimizer)
+                for num_trained, optimizer in zip(of.trained_stored, of.optimizer, strict=True)
             )
             parts = dense * split.tensor + experts * split.expert * split.expert_tensor
             if room < 0 or (parts and not room):
@@ -239,74 +251,78 @@ class MemoryModel:
             fewest = max(fewest, pipeline * parts / max(1, room))
         return fewest
 
-    def _least_of_unit(self, unit: Unit, placed: Placed) -> tuple[int, int]:
+    def _least_of_unit(self, unit: Unit, layout: Placed) -> tuple[int, int]:
         """Bytes of state that a unit takes at least: outside experts, and in them."""
-        of, sharding, recomputed = placed
-        dense = self._least_of_part(unit, False, Shards(of.tensor, of.fsdp), sharding, recomputed)
+        of, sharding, recomputes = layout
+        dense = self._least_of_part(unit, False, Shards(of.tensor, of.fsdp), sharding, recomputes)
         if unit.moe is None:
             return dense, 0
         shards = Shards(1, 1, of.expert, of.expert_tensor, of.expert_fsdp)
-        return dense, self._least_of_part(unit, True, shards, sharding, recomputed)
+        return dense, self._least_of_part(unit, True, shards, sharding, recomputes)
 
     def _bytes_of_part(
-        self, unit: Unit, of_experts: bool, shards: Shards, sharding: Sharding, recomputed: bool
+        self, unit: Unit, of_experts: bool, shards: Shards, sharding: Sharding, recomputes: bool
     ) -> int:
         """Bytes of state of a unit's experts, or of the rest of the unit, without what FSDP has gathered for a time."""
-        stored, used, trained_stored, trained_used, optimizer, coded_stored, coded_used = (
+        stored_elements, used_elements, trained_stored, trained_used, optimizer, coded_stored, coded_used = (
             self._counter.of_part(unit, of_experts, shards)
         )
         width = self._state_width
         narrow = self._width if self._width < width else 0
         gradients = trained_used if sharding == "optimizer" else trained_stored
         if sharding != "parameters":
-            weights = (narrow * used + self._master_width * stored if narrow else width * used) + coded_used
+            weights = (
+                narrow * used_elements + self._master_width * stored_elements
+                if narrow
+                else width * used_elements
+            ) + coded_used
         else:
-            copied = unit.is_layer and self.profile.narrows_at_use and not recomputed
-            weights = width * stored + copied * narrow * used + coded_stored
+            has_narrow_copy = unit.is_layer and self.profile.narrows_at_use and not recomputes
+            weights = width * stored_elements + has_narrow_copy * narrow * used_elements + coded_stored
         return weights + width * gradients + self._moment_width * optimizer
 
-    def _of_state(self, placed: Placed, virtual_stages: int) -> tuple[int, ...]:
+    def _of_state(self, layout: Placed, virtual_stages: int) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
-        every = stages(self._units, placed.degrees.pipeline, virtual_stages)
-        return tuple(self.stage_state(stage, placed) for stage in every)
+        distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
+        return tuple(self.stage_state(stage, layout) for stage in distinct_stages)
 
     def _sum_beside_state(self, run: Run) -> tuple[int, ...]:
-        every = stages(self._units, run.pipeline, run.virtual_stages)
-        return tuple(self.stage_beside(stage, run) for stage in every)
+        distinct_stages = stages(self._units, run.pipeline, run.virtual_stages)
+        return tuple(self.stage_beside(stage, run) for stage in distinct_stages)
 
-    def _state(self, stage: Stage, placed: Placed) -> tuple[int, int, int, int, int]:
+    def _state(self, stage: Stage, layout: Placed) -> tuple[int, int, int, int, int]:
         """Bytes of parameters, gradients and what is beside them, as `_StateBytes`."""
-        degrees, sharding, recomputed = placed
+        degrees, sharding, recomputes = layout
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
         optimizer = self._moment_width * of.optimizer
-        saved = of.trained_stored if self._keeps_frozen else of.stored
+        checkpoint_elements = of.trained_stored if self._keeps_frozen else of.stored
         gradients = of.trained_used if sharding == "optimizer" else of.trained_stored
         if sharding == "parameters":
-            parameters = width * of.stored.both + narrow * self._narrowed(of, degrees, recomputed)
+            parameters = width * of.stored.both + narrow * self._narrowed(of, degrees, recomputes)
         elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
             parameters = narrow * of.used.both
             optimizer += self._master_width * of.stored.both
         else:
             parameters = width * of.used.both
-        coded = of.coded_stored if sharding == "parameters" else of.coded_used
+        codes = of.coded_stored if sharding == "parameters" else of.coded_used
         saved_codes = 0 if self._keeps_frozen else of.coded_stored.both
         return (
-            parameters + coded.both,
+            parameters + codes.both,
             width * gradients.both + self._passing(of, stage, degrees),
             optimizer,
             self._communication(degrees, sharding, of),
-            width * saved.both + self._moment_width * of.optimizer + saved_codes
+            width * checkpoint_elements.both + self._moment_width * of.optimizer + saved_codes
             if self._kind == "cpu"
             else 0,
         )
 
-    def _narrowed(self, of: State, degrees: Degrees, recomputed: bool) -> int:
+    def _narrowed(self, of: State, degrees: Degrees, recomputes: bool) -> int:
         """Numbers that are there as narrow as the arithmetic too. Where layers narrow weights
         when they use them, until the backward pass: of what is gathered for it, all; of what is computed again, a layer
         at a time. Else what is not gathered is narrowed once a step, and the rest is gathered narrow."""
         if self.profile.narrows_at_use:
-            return of.largest_layer if recomputed else of.in_layers
+            return of.largest_layer if recomputes else of.in_layers
         dense = of.used.dense if degrees.fsdp == 1 else 0
         return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
 
@@ -364,35 +380,40 @@ class MemoryModel:
         of micro-batches in flight are counted with the layers."""
         if run.pipeline == 1:
             return 0
-        hidden = self._width * tokens * self._m
+        hidden_bytes = self._width * tokens * self._m
         if not self.profile.keeps_messages:
-            return 4 * hidden
+            return 4 * hidden_bytes
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         kinds = 3 * run.virtual_stages - (stage.index == 0) - (vocabulary > 0)
-        return run.num_micro_batches * (kinds * hidden + self._width * tokens * vocabulary)
+        return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:
         """Bytes that FSDP has gathered at a time, of a layer's gradients as they are scattered, wide, and of gradients
         laid end to end for their all-reduce."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
-        coded = dense * of.coded_gathered.dense + experts * of.coded_gathered.in_experts
-        scattered = dense * of.largest.dense + experts * of.largest.in_experts
+        code_bytes = dense * of.coded_gathered.dense + experts * of.coded_gathered.in_experts
+        scattered_elements = dense * of.largest.dense + experts * of.largest.in_experts
         gathers = sharding == "parameters"
-        coded *= gathers
+        code_bytes *= gathers
         if self.profile.reduces_beside_backward:  # all of `optimizer`'s gradients lie end to end
-            gathered = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
+            gathered_elements = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
             gathered_width = self._state_width if self.profile.gathers_wide else self._width
-            scattered *= sharding != "optimizer"
+            scattered_elements *= sharding != "optimizer"
             flat = self._flat(degrees, of) if self.profile.gathers_flat else 0
-            return gathered_width * (gathered + flat) + self._state_width * scattered + coded
-        elements = (sharding == "gradients") * scattered  # weights that are gathered leave them their room
+            return (
+                gathered_width * (gathered_elements + flat)
+                + self._state_width * scattered_elements
+                + code_bytes
+            )
+        # Weights that are gathered leave scattered gradients their room.
+        elements = (sharding == "gradients") * scattered_elements
         if degrees.stage_workers > 1:
             elements += of.gathered.dense if gathers and dense else of.trained_stored.dense
         if gathers and experts:
             elements += of.gathered.in_experts
         elif degrees.data > 1:
             elements = max(elements, of.trained_stored.in_experts)  # one after the other
-        return self._state_width * elements + coded
+        return self._state_width * elements + code_bytes
 
     def _flat(self, degrees: Degrees, of: State) -> int:
         """Elements of FSDP's flat gather buffers: the larger of the weights outside layers and two layers' weights."""

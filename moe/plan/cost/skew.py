@@ -9,7 +9,7 @@ def rank_skew(load_skew: float, moe: MoESpec, expert: int) -> float:
     The experts of a rank even one another out: what the busiest one has too much shrinks with the root of how many
     there are, as for independent loads. A capacity bounds it.
     """
-    each = max(1, moe.num_experts // expert)
-    skew = 1 + (load_skew - 1) / each**0.5 if expert > 1 else 1.0
+    local_experts = max(1, moe.num_experts // expert)
+    skew = 1 + (load_skew - 1) / local_experts**0.5 if expert > 1 else 1.0
     limit = moe.routing.max_load(moe.num_experts)
     return skew if limit is None else max(1.0, min(skew, limit))

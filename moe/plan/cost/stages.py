@@ -27,16 +27,16 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
     if pipeline > 1:
         units = tuple(unit.apart for unit in units)
     runs = pipeline * virtual_stages
-    each, longer = divmod(len(units), runs)
-    ends = [(run + 1) * each + min(run + 1, longer) for run in range(runs)]
+    units_per_run, longer = divmod(len(units), runs)
+    ends = [(run + 1) * units_per_run + min(run + 1, longer) for run in range(runs)]
     starts = [0, *ends[:-1]]
-    found: dict[tuple[tuple[Unit, int], ...], Stage] = {}
+    stage_of_units: dict[tuple[tuple[Unit, int], ...], Stage] = {}
     for index in range(pipeline):
         units_here: Counter[Unit] = Counter()
         for run in range(index, runs, pipeline):
             units_here.update(units[starts[run] : ends[run]])
-        found.setdefault(tuple(units_here.items()), Stage(index, tuple(units_here.items())))
-    return tuple(found.values())
+        stage_of_units.setdefault(tuple(units_here.items()), Stage(index, tuple(units_here.items())))
+    return tuple(stage_of_units.values())
 
 
 @lru_cache(512)
@@ -48,16 +48,16 @@ def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
     more: so of the first j, one has as many less a j-th of all other units, and it is the j-th or one before."""
     if pipeline == 1:
         return tuple(Stage(0, ((unit, count),)) for unit, count in Counter(units).items())
-    counted = Counter(unit.apart for unit in units)
-    found = []
-    for unit, count in counted.items():
-        found.append(Stage(pipeline - 1, ((unit, -(-count // pipeline)),)))
-        others, least = len(units) - count, 0
+    counts = Counter(unit.apart for unit in units)
+    lower_bounds = []
+    for unit, count in counts.items():
+        lower_bounds.append(Stage(pipeline - 1, ((unit, -(-count // pipeline)),)))
+        num_other_units, least = len(units) - count, 0
         for index in range(pipeline - 1) if unit.is_layer else ():
-            if (number := len(units) // pipeline - others // (index + 1)) > least:
-                found.append(Stage(index, ((unit, number),)))
+            if (number := len(units) // pipeline - num_other_units // (index + 1)) > least:
+                lower_bounds.append(Stage(index, ((unit, number),)))
                 least = number
-    return tuple(found)
+    return tuple(lower_bounds)
 
 
 def in_flight(stage: int, pipeline: int, virtual_stages: int, num_micro_batches: int) -> float:

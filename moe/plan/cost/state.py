@@ -96,28 +96,31 @@ class StateCounter:
             )
         return UnitState(*map(Elements, dense, experts))
 
-    def _of_units(self, counted: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
+    def _of_units(self, unit_counts: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
         sums = [0] * 2 * len(UnitState._fields)
         outside = largest_layer = 0
         dense, experts = [0, 0], [0, 0]  # of two layers, at least
-        coded = [_NOTHING, _NOTHING]
-        for unit, count in counted:
-            here = self.of_unit(unit, shards)
-            sums = [total + count * each for total, each in zip(sums, chain.from_iterable(here), strict=True)]
+        codes = [_NOTHING, _NOTHING]
+        for unit, count in unit_counts:
+            unit_state = self.of_unit(unit, shards)
+            sums = [
+                total + count * number
+                for total, number in zip(sums, chain.from_iterable(unit_state), strict=True)
+            ]
             if not unit.is_layer:
-                outside += here.used.dense * count
+                outside += unit_state.used.dense * count
                 continue
             alike = min(2, count)
-            dense += [here.used.dense] * alike
-            experts += [here.used.in_experts] * alike
-            coded += [here.coded_used] * alike
-            largest_layer = max(largest_layer, here.used.both)
+            dense += [unit_state.used.dense] * alike
+            experts += [unit_state.used.in_experts] * alike
+            codes += [unit_state.coded_used] * alike
+            largest_layer = max(largest_layer, unit_state.used.both)
         dense.sort()
         experts.sort()
         total = UnitState(*map(Elements, sums[::2], sums[1::2]))
         return State(
             total.stored, total.used, total.trained_stored, total.trained_used, total.coded_stored, total.coded_used,
-            coded_gathered=Elements(_two_most(of.dense for of in coded), _two_most(of.in_experts for of in coded)),
+            coded_gathered=Elements(_two_most(of.dense for of in codes), _two_most(of.in_experts for of in codes)),
             gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]), outside=outside,
             two_layers=Elements(dense[-1] + dense[-2], experts[-1] + experts[-2]),
             in_layers=total.used.both - outside, largest_layer=largest_layer,
@@ -126,19 +129,21 @@ class StateCounter:
 
     def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, ...]:
         """Numbers of what of a unit is of experts, or is not, in the order of `UnitState`."""
-        every = [weight for weight in unit.weights if weight.of_experts == of_experts]
-        weights = [weight for weight in every if weight.item_bytes is None]
-        coded = [(weight, weight.item_bytes) for weight in every if weight.item_bytes is not None]
-        trained = [weight for weight in weights if weight.trained]
-        local = [weight.local_shape(shards) for weight in trained]
+        part_weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
+        weights = [weight for weight in part_weights if weight.item_bytes is None]
+        coded_weights = [
+            (weight, weight.item_bytes) for weight in part_weights if weight.item_bytes is not None
+        ]
+        trained_weights = [weight for weight in weights if weight.trained]
+        local = [weight.local_shape(shards) for weight in trained_weights]
         return (
             sum(prod(weight.local_shape(shards)) for weight in weights),
             sum(prod(weight.used(shards)) for weight in weights),
             sum(map(prod, local)),
-            sum(prod(weight.used(shards)) for weight in trained),
+            sum(prod(weight.used(shards)) for weight in trained_weights),
             sum(self._optimizer.state_elements(shape, of_experts) for shape in local),
-            sum(width * prod(weight.local_shape(shards)) for weight, width in coded),
-            sum(width * prod(weight.used(shards)) for weight, width in coded),
+            sum(width * prod(weight.local_shape(shards)) for weight, width in coded_weights),
+            sum(width * prod(weight.used(shards)) for weight, width in coded_weights),
         )
 
 

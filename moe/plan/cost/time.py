@@ -107,7 +107,7 @@ class TimeModel:
         """The least that a micro-batch could take on the slowest stage, without gathers and however rows travel: on
         stages that are as even as can be, with exchanges hidden as well as can be."""
         of_units = self.least_of_units(candidate, ranks_per_node)
-        total = sum(count * each for (_, count), each in zip(self._whole, of_units, strict=True))
+        total = sum(count * seconds for (_, count), seconds in zip(self._whole, of_units, strict=True))
         return total / candidate.degrees.pipeline
 
     def least_of_units(
@@ -122,19 +122,20 @@ class TimeModel:
         if not candidate.gathers:
             return (0.0,) * len(self._whole)
         of = candidate.degrees
-        exposed = 1 - self._software.overlap if of.pipeline == 1 else 1.0
+        exposed_share = 1 - self._software.overlap if of.pipeline == 1 else 1.0
         return tuple(
-            exposed * self._unit_gathers_s(unit, of.split, of.fsdp, of.expert_fsdp) for unit, _ in self._whole
+            exposed_share * self._unit_gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
+            for unit, _ in self._whole
         )
 
     def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
         """Seconds of the slowest stage at least, by those of each kind of unit: it has no less than the mean, and some
         stage has the even share of each kind, rounded up."""
-        total = most = 0.0
-        for (_, count), each in zip(self._whole, of_units, strict=True):
-            total += count * each
-            most = max(most, -(-count // pipeline) * each)
-        return max(total / pipeline, most)
+        total = largest = 0.0
+        for (_, count), seconds in zip(self._whole, of_units, strict=True):
+            total += count * seconds
+            largest = max(largest, -(-count // pipeline) * seconds)
+        return max(total / pipeline, largest)
 
     def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float:
         """Seconds of the slowest stage, by those of each kind of unit."""
@@ -161,28 +162,28 @@ class TimeModel:
     ) -> tuple[float, ...]:
         nodes, chunks = (None, ranks_per_node) if ranks_per_node else (None,), (1,) if overlaps else CHUNKS
         ways = [
-            plain._replace(num_chunks=num_chunks, ranks_per_node=each, overlap=overlaps)
-            for num_chunks, each in product(chunks, nodes)
+            plain._replace(num_chunks=num_chunks, ranks_per_node=per_node, overlap=overlaps)
+            for num_chunks, per_node in product(chunks, nodes)
         ]
         return tuple(
-            min(self._unit(unit, each).total_s for each in (ways if unit.moe else ways[:1]))
+            min(self._unit(unit, way).total_s for way in (ways if unit.moe else ways[:1]))
             for unit, _ in self._whole
         )
 
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
         """(the slowest stage, its seconds of one micro-batch, forward and backward)."""
         of_unit: dict[Unit, float] = {}
-        slowest, most, micro_batch = None, -1.0, MicroBatch.of(candidate)
+        slowest, slowest_s, micro_batch = None, -1.0, MicroBatch.of(candidate)
         for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages):
-            one = 0.0
+            stage_s = 0.0
             for unit, count in stage.units:
                 if (seconds := of_unit.get(unit)) is None:
                     seconds = of_unit[unit] = self._unit(unit, micro_batch).total_s
-                one += count * seconds
-            if one > most:
-                slowest, most = stage, one
+                stage_s += count * seconds
+            if stage_s > slowest_s:
+                slowest, slowest_s = stage, stage_s
         assert slowest is not None
-        return slowest, most
+        return slowest, slowest_s
 
     def end_of(self, candidate: Candidate, stage: Stage, one: float) -> End:
         """The end of the step of a stage that takes `one` second of a micro-batch."""
@@ -192,25 +193,27 @@ class TimeModel:
             times if candidate.options.sharding == "gradients" else 1
         )  # sharded, they cannot wait for the last
         behind = scatters if degrees.pipeline == 1 else 1  # backward passes that hide it: a pipeline's last
-        covered = 0.0
+        hidden_s = 0.0
         if self._profile.reduces_beside_backward:
             # What comes once a step has none but the last to hide behind.
             backward, share = one * BACKWARD / (1 + BACKWARD), self._software.overlap
             of_the_last = min(share * (scatter + once), backward)
-            covered = (behind - 1) * min(share * scatter, backward) + of_the_last
-        return End(scatters * scatter + once - covered, optimizer, covered)
+            hidden_s = (behind - 1) * min(share * scatter, backward) + of_the_last
+        return End(scatters * scatter + once - hidden_s, optimizer, hidden_s)
 
-    def _sum(self, candidate: Candidate, one: float, hops: Hops, end: End) -> tuple[float, dict[str, float]]:
+    def _sum(
+        self, candidate: Candidate, micro_batch_s: float, hops: Hops, end: End
+    ) -> tuple[float, dict[str, float]]:
         """(seconds of a step, what comes to those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
-        found = {
-            "bubble_s": one * (degrees.pipeline - 1) / candidate.options.virtual_stages,
-            "send_s": self.sends_s(candidate, one * times, hops),
+        terms = {
+            "bubble_s": micro_batch_s * (degrees.pipeline - 1) / candidate.options.virtual_stages,
+            "send_s": self.sends_s(candidate, micro_batch_s * times, hops),
             "all_reduce_s": end.all_reduce_s,
             "optimizer_s": end.optimizer_s,
         }
-        found["data_s"] = max(0.0, self._batch_s(degrees) - one * times - sum(found.values()))
-        return one * times + sum(found.values()), {**found, "hidden_s": end.hidden_s}
+        terms["data_s"] = max(0.0, self._batch_s(degrees) - micro_batch_s * times - sum(terms.values()))
+        return micro_batch_s * times + sum(terms.values()), {**terms, "hidden_s": end.hidden_s}
 
     def _batch_s(self, degrees: Degrees) -> float:
         """Until a batch is ready."""
@@ -239,58 +242,66 @@ class TimeModel:
         if candidate.degrees.pipeline == 1:
             return 0.0
         runs = candidate.options.num_micro_batches * candidate.options.virtual_stages
-        sent = 2 * hops.longest_s * runs
-        exposed = sent - min(self._software.overlap * sent, busy_s) + 2 * hops.all_s
-        return exposed + runs * self._software.host.run_s
+        send_s = 2 * hops.longest_s * runs
+        exposed_s = send_s - min(self._software.overlap * send_s, busy_s) + 2 * hops.all_s
+        return exposed_s + runs * self._software.host.run_s
 
     def _reduce_and_update(
-        self, counted: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
+        self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
     ) -> tuple[float, float, float]:
         """(gradients scattered, what comes once a step to add them up over replicas, the optimizer's update)."""
-        of = self._counter.of_units(counted, degrees.shards)
+        of = self._counter.of_units(unit_counts, degrees.shards)
         dense, experts = (
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
             Ranks(degrees.data, degrees.expert * degrees.expert_tensor),
         )
-        used, stored = of.trained_used, of.trained_stored
-        scatter, once = self._reduction(used.dense, stored.dense, dense, degrees.fsdp, sharding)
+        used_elements, stored_elements = of.trained_used, of.trained_stored
+        scatter, once = self._reduction(
+            used_elements.dense, stored_elements.dense, dense, degrees.fsdp, sharding
+        )
         of_experts = self._reduction(
-            used.in_experts, stored.in_experts, experts, degrees.expert_fsdp, sharding
+            used_elements.in_experts, stored_elements.in_experts, experts, degrees.expert_fsdp, sharding
         )
         # Reads weight and gradient, reads and writes what is remembered, writes the weight.
-        moved = float(3 * self._state_width * stored.both + 2 * self._moment_width * of.optimizer)
+        moved_bytes = float(
+            3 * self._state_width * stored_elements.both + 2 * self._moment_width * of.optimizer
+        )
         if self._software.passes_over_weights and not self._is_on_host:
-            moved += self._over_weights(of)
-        update = moved / self._device.memory_bytes_per_s
+            moved_bytes += self._over_weights(of)
+        update = moved_bytes / self._device.memory_bytes_per_s
         if self._is_on_host:  # gradients there, updated weights back
-            update = moved / self._device.host_bytes_per_s
-            update += (self._state_width + self._width) * stored.both / self._device.host_link_bytes_per_s
+            update = moved_bytes / self._device.host_bytes_per_s
+            update += (
+                (self._state_width + self._width) * stored_elements.both / self._device.host_link_bytes_per_s
+            )
         update /= self._software.host.sustained
         return scatter + of_experts[0], once + of_experts[1], update
 
     def _over_weights(self, of: State) -> float:
         """Bytes that are moved once a step to narrow what was updated, and to clip gradients: their norm is taken, then
         they are scaled."""
-        clipped = (
+        clip_bytes = (
             3 * self._state_width * of.trained_stored.both if self._spec.train.clip_norm is not None else 0
         )
-        narrowed = (self._state_width + self._width) * of.trained_stored.both
-        return clipped + (narrowed if self._width < self._state_width else 0)
+        narrow_bytes = (self._state_width + self._width) * of.trained_stored.both
+        return clip_bytes + (narrow_bytes if self._width < self._state_width else 0)
 
     def _reduction(
-        self, used: int, stored: int, ranks: Ranks, fsdp: int, sharding: Sharding
+        self, num_used: int, num_stored: int, ranks: Ranks, fsdp: int, sharding: Sharding
     ) -> tuple[float, float]:
         """(seconds to scatter gradients over `ranks`, of which runs of `fsdp` have parts of parameters; seconds of what
         follows once a step: updated weights gathered, or an all-reduce where nothing is scattered)."""
         width = self._state_width
-        if not used or ranks.count == 1:
+        if not num_used or ranks.count == 1:
             return 0.0, 0.0
         if fsdp > 1 and sharding == "parameters":  # what is left after the scatter: over the replicas
             left = Ranks(max(1, ranks.count // fsdp), ranks.stride * fsdp)
-            return 0.0, self._network.all_reduce(width * stored, left)
+            return 0.0, self._network.all_reduce(width * num_stored, left)
         if fsdp > 1:
-            return self._network.gather(width * used, ranks), self._network.gather(self._width * used, ranks)
-        return 0.0, self._network.all_reduce(width * used, ranks)
+            return self._network.gather(width * num_used, ranks), self._network.gather(
+                self._width * num_used, ranks
+            )
+        return 0.0, self._network.all_reduce(width * num_used, ranks)
 
 
 def _rounded(seconds: float) -> float:

@@ -108,9 +108,9 @@ class UnitTime:
         if not of.overlap:
             return seconds
         idle_s = seconds.busy_s - seconds.hidden_s  # nothing hides twice
-        covered = self._software.exchange_overlap * min(seconds.all_to_all_s, idle_s)
-        left = seconds.all_to_all_s - covered
-        return seconds._replace(all_to_all_s=left, hidden_s=seconds.hidden_s + covered)
+        hidden_s = self._software.exchange_overlap * min(seconds.all_to_all_s, idle_s)
+        left = seconds.all_to_all_s - hidden_s
+        return seconds._replace(all_to_all_s=left, hidden_s=seconds.hidden_s + hidden_s)
 
     def _positions(self, unit: Unit, groups: int, context: int) -> float:
         return groups * self._spec.group_tokens / unit.sides / context
@@ -125,13 +125,13 @@ class UnitTime:
         for matrix, count in unit.matrices(tensor, part):
             rows = positions if matrix.is_split else positions / tensor
             forward = products.seconds(rows, matrix.inputs, matrix.outputs, quantised=matrix.is_first)
-            one = passes.forward * forward
+            matrix_s = passes.forward * forward
             if not matrix.is_adapter:
-                one += passes.of_reference * forward
+                matrix_s += passes.of_reference * forward
             if passes.backward:
-                one += passes.backward * self._backward_s(products, matrix, rows, forward)
-                one += passes.backward * matrix.gives_hidden * hidden_again * forward
-            seconds += count * one
+                matrix_s += passes.backward * self._backward_s(products, matrix, rows, forward)
+                matrix_s += passes.backward * matrix.gives_hidden * hidden_again * forward
+            seconds += count * matrix_s
         return seconds / self._software.host.sustained
 
     @staticmethod
@@ -153,30 +153,30 @@ class UnitTime:
         again = self._reference_passes if unit.vocabulary is not None else full_recompute
         passes = self._passes(unit, again)
         products = self._rows_s(unit, "others", positions, tensor, passes, 0.0)
-        attention = gather = moved = 0.0
-        for each in unit.attentions:
-            attention += self._pairs_s(each, positions, tensor, context, passes)
-            heads = (each.queries + each.kept_keys_and_values + each.values) / tensor
-            kept = (
-                own.passes * (3 * m / tensor + m) + (own.normed_passes if each.normed else own.passes) * heads
+        attention = gather = moved_bytes = 0.0
+        for dims in unit.attentions:
+            attention += self._pairs_s(dims, positions, tensor, context, passes)
+            heads = (dims.queries + dims.kept_keys_and_values + dims.values) / tensor
+            elements = (
+                own.passes * (3 * m / tensor + m) + (own.normed_passes if dims.normed else own.passes) * heads
             )
-            moved += passes.over_activations * 2 * width * positions * kept
-            gather += self._into_and_out(positions, tensor, passes.over_activations, each.gathered)
+            moved_bytes += passes.over_activations * 2 * width * positions * elements
+            gather += self._into_and_out(positions, tensor, passes.over_activations, dims.gathered)
             if context > 1:  # keys and values go round, their gradients back
-                keys = width * positions * each.kept_keys_and_values / tensor * context
+                keys = width * positions * dims.kept_keys_and_values / tensor * context
                 times = passes.over_activations + passes.backward
                 gather += times * self._network.gather(keys, Ranks(context, tensor))
         attention /= software.host.sustained * software.attention_share
-        covered = min(software.tensor_overlap * gather, products + attention)
+        hidden_s = min(software.tensor_overlap * gather, products + attention)
         if unit.vocabulary is not None:
             split = tensor if self._profile.splits_vocabulary else 1
-            moved += passes.over_activations * 4 * positions / tensor * unit.vocabulary
+            moved_bytes += passes.over_activations * 4 * positions / tensor * unit.vocabulary
             if split > 1:  # gathered for each pass, gradients scattered
                 gather += passes.over_activations * self._network.gather(width * positions * m, Ranks(tensor))
         launches = software.host.layer_s / 2 * passes.over_activations / 3 if unit.attentions else 0.0
         return UnitSeconds(
-            products_s=products, attention_s=attention, elementwise_s=self._moved_s(moved), launches_s=launches,
-            gather_s=gather - covered, hidden_s=covered,
+            products_s=products, attention_s=attention, elementwise_s=self._moved_s(moved_bytes), launches_s=launches,
+            gather_s=gather - hidden_s, hidden_s=hidden_s,
         )  # fmt: skip
 
     def _pairs_s(
@@ -209,21 +209,21 @@ class UnitTime:
             return 0.0
         tensor, _, expert, expert_tensor = of.split
         state = self._counter.of_unit(unit, Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
-        written = self._width + (2 if of.adds_gradients else 1) * _WIDE
-        moved = float(written * state.trained_used.both * unit.has_backward)
+        element_bytes = self._width + (2 if of.adds_gradients else 1) * _WIDE
+        moved_bytes = float(element_bytes * state.trained_used.both * unit.has_backward)
         if of.recompute == "full":
-            moved += self._narrowed_again(unit, of) * state.used.both
-        return self._moved_s(moved)
+            moved_bytes += self._narrowed_again(unit, of) * state.used.both
+        return self._moved_s(moved_bytes)
 
     def _narrowed_again(self, unit: Unit, of: MicroBatch) -> float:
         """Bytes that are moved of a weight which each pass narrows."""
         passes = self._passes(unit, of.full_recompute)
         return (passes.forwards + passes.backward) * (_WIDE + self._width)
 
-    def _passes(self, unit: Unit, recomputed: float) -> Passes:
+    def _passes(self, unit: Unit, recompute_passes: float) -> Passes:
         """Passes over a unit where a backward one makes so much of a forward one again."""
         backward = int(unit.has_backward)
-        return Passes(self._reference_passes, 1 + recomputed * backward, backward)
+        return Passes(self._reference_passes, 1 + recompute_passes * backward, backward)
 
     def _decoded_s(self, unit: Unit, of: MicroBatch) -> float:
         """Seconds of decoding a frozen base's matrices wherever they are multiplied, experts' for each chunk. Of a
@@ -231,29 +231,29 @@ class UnitTime:
         tensor, _, expert, expert_tensor = of.split
         shards, device = Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
         seconds = 0.0
-        for each in unit.coded:
-            if each.item_bytes == self._width:
+        for weight in unit.coded:
+            if weight.item_bytes == self._width:
                 continue
-            is_last = each.of_experts and "w_out" in each.name
-            of_hidden = each.name.startswith("feed_forward.") and not is_last
+            is_last = weight.of_experts and "w_out" in weight.name
+            of_hidden = weight.name.startswith("feed_forward.") and not is_last
             passes = self._passes(unit, of.hidden_recompute if of_hidden else of.full_recompute)
-            is_chunked = each.of_experts and expert * expert_tensor > 1
+            is_chunked = weight.of_experts and expert * expert_tensor > 1
             times = (passes.forwards + passes.backward) * (of.num_chunks if is_chunked else 1)
-            one = 2 * self._width / device.memory_bytes_per_s
-            if each.item_bytes == 1:
-                one = max(one, 1 / device.decoded_per_s)
-            seconds += times * one * each.decoded(shards)
+            element_s = 2 * self._width / device.memory_bytes_per_s
+            if weight.item_bytes == 1:
+                element_s = max(element_s, 1 / device.decoded_per_s)
+            seconds += times * element_s * weight.decoded(shards)
         return seconds
 
     def _into_and_out(
-        self, positions: float, tensor: int, passes: float, gathered: int | None = None
+        self, positions: float, tensor: int, passes: float, input_channels: int | None = None
     ) -> float:
         """Seconds of the all-gather into a layer that tensor ranks split, and of the reduce-scatter out of it, in every
-        pass. `gathered`: channels that go in, where they are not those of hidden states."""
+        pass. `input_channels`: channels that go in, where they are not those of hidden states."""
         if tensor == 1:
             return 0.0
         width, ranks = self._width * positions, Ranks(tensor)
-        inwards = self._m if gathered is None else gathered
+        inwards = self._m if input_channels is None else input_channels
         return (
             (1 - self._software.tensor_overlap)
             * passes
@@ -267,18 +267,18 @@ class UnitTime:
         dims = unit.feed_forward
         assert dims is not None
         positions, m = self._positions(unit, groups, context), self._m
-        full, hidden = recomputed_passes(recompute)
+        full, hidden_passes = recomputed_passes(recompute)
         passes = self._passes(unit, full)
-        products = self._rows_s(unit, "feed_forward", positions, tensor, passes, hidden - full)
+        products = self._rows_s(unit, "feed_forward", positions, tensor, passes, hidden_passes - full)
         of_hidden = passes.over_activations - full * passes.backward
         own = self._software.elementwise
         numbers = passes.over_activations * 3 * m * own.passes + of_hidden * dims.num_matrices * dims.hidden
         gather = self._into_and_out(positions, tensor, passes.over_activations)
-        covered = min(self._software.tensor_overlap * gather, products)
+        hidden_s = min(self._software.tensor_overlap * gather, products)
         return UnitSeconds(
             products_s=products, elementwise_s=self._moved_s(2 * self._width * positions * numbers / tensor),
             launches_s=self._software.host.layer_s / 2 * passes.over_activations / 3,
-            gather_s=gather - covered, hidden_s=covered,
+            gather_s=gather - hidden_s, hidden_s=hidden_s,
         )  # fmt: skip
 
     def _of_experts(self, unit: Unit, moe: MoESpec, of: MicroBatch) -> UnitSeconds:
@@ -289,35 +289,42 @@ class UnitTime:
         through = passes.over_activations
         tokens, skew = positions / tensor, rank_skew(self._load_skew, moe, expert)
         rows = tokens * moe.experts_per_token * expert_tensor * skew
-        each = moe.num_experts // expert
-        made = unit.products("experts", Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
-        times = passes.of(made)
-        times += passes.backward * made.forward * again * (moe.num_matrices - 1) / moe.num_matrices
+        local_experts = moe.num_experts // expert
+        expert_products = unit.products(
+            "experts", Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor)
+        )
+        times = passes.of(expert_products)
+        times += passes.backward * expert_products.forward * again * (moe.num_matrices - 1) / moe.num_matrices
         chunk = (rows / num_chunks, tokens / num_chunks)
-        one = self._experts.seconds(*chunk, each, m, moe.hidden_dim / expert_tensor, moe.num_matrices)
-        permuted = self._experts.permuted_s(*chunk, m)
-        products = times * num_chunks * (one - permuted) / software.host.sustained
-        permutation = times * num_chunks * permuted / software.host.sustained
+        chunk_s = self._experts.seconds(
+            *chunk, local_experts, m, moe.hidden_dim / expert_tensor, moe.num_matrices
+        )
+        permutation_s = self._experts.permuted_s(*chunk, m)
+        products = times * num_chunks * (chunk_s - permutation_s) / software.host.sustained
+        permutation = times * num_chunks * permutation_s / software.host.sustained
         # Shared experts are whole on every rank.
         products += self._rows_s(unit, "feed_forward", tokens, 1, passes, again)
         # Scores in float32 for all tokens of a tensor group, some ten passes over them.
         scores = self._moved_s(10 * 4 * positions * moe.num_experts)
         router = through * self._wide_products.seconds(tokens, m, moe.num_experts) / software.host.sustained
-        moved = through * 2 * self._width * tokens * 4 * m * software.elementwise.passes
+        moved_bytes = through * 2 * self._width * tokens * 4 * m * software.elementwise.passes
         if moe.expert_bias:
-            moved += (
+            moved_bytes += (
                 software.bias_passes * through / 3 * 2 * self._width * rows * moe.hidden_dim / expert_tensor
             )
         exchange = self._exchange_s(moe, of, tokens, skew, passes)
-        covered = 0.0
+        hidden_s = 0.0
         if num_chunks > 1:
-            covered = software.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
+            hidden_s = software.exchange_overlap * (1 - 1 / num_chunks) * min(exchange, products)
         launches = software.host.layer_s / 2 * through / 3
-        launches = launches * (1 + num_chunks) / 2 + software.host.expert_s * each * num_chunks * through / 3
+        launches = (
+            launches * (1 + num_chunks) / 2
+            + software.host.expert_s * local_experts * num_chunks * through / 3
+        )
         return UnitSeconds(
             products_s=products, routing_s=router + scores + permutation,
-            elementwise_s=self._moved_s(moved), launches_s=launches,
-            all_to_all_s=exchange - covered, hidden_s=covered,
+            elementwise_s=self._moved_s(moved_bytes), launches_s=launches,
+            all_to_all_s=exchange - hidden_s, hidden_s=hidden_s,
         )  # fmt: skip
 
     def _exchange_s(self, moe: MoESpec, of: MicroBatch, tokens: float, skew: float, passes: Passes) -> float:
@@ -338,8 +345,8 @@ class UnitTime:
             row_bytes = width * self._m
             if kernel is not None:
                 return self._network.fused(kernel, chunk * skew, row_bytes, moe, expert_tensor, ranks)
-            sent = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew
-            return self._network.all_to_all(sent, ranks, copies)
+            send_bytes = row_bytes * chunk * moe.experts_per_token * expert_tensor * skew
+            return self._network.all_to_all(send_bytes, ranks, copies)
 
         exchange = of.num_chunks * (out * one_s(narrow) + back * one_s(wide))
         if kernel is None and not self._device.fixed_shapes:  # each pass begins with counts
@@ -348,13 +355,13 @@ class UnitTime:
 
     def _copies(self, moe: MoESpec, nodes: int) -> float:
         """Experts that a token has in each node that it has any in, where its K are spread evenly."""
-        chosen = moe.experts_per_token
+        experts_per_token = moe.experts_per_token
         if (groups := moe.routing.max_expert_groups) is not None:
             nodes = min(nodes, groups)
-        missed = 1.0
-        for _ in range(chosen):
-            missed *= 1 - 1 / nodes
-        return max(1.0, chosen / (nodes * (1 - missed)))
+        miss_probability = 1.0
+        for _ in range(experts_per_token):
+            miss_probability *= 1 - 1 / nodes
+        return max(1.0, experts_per_token / (nodes * (1 - miss_probability)))
 
     def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
         """Seconds of a unit whose parameters are gathered."""
@@ -362,9 +369,9 @@ class UnitTime:
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
         )  # not behind what others hide behind
-        covered = min(self._software.overlap * cost, busy)
+        hidden_s = min(self._software.overlap * cost, busy)
         return seconds._replace(
-            gather_s=seconds.gather_s + cost - covered, hidden_s=seconds.hidden_s + covered,
+            gather_s=seconds.gather_s + cost - hidden_s, hidden_s=seconds.hidden_s + hidden_s,
             elementwise_s=seconds.elementwise_s + self._over_gathered_s(unit, of),
         )  # fmt: skip
 
@@ -373,9 +380,9 @@ class UnitTime:
         if not self._software.passes_over_weights or self._width >= _WIDE or of.recompute == "full":
             return 0.0
         tensor, _, expert, expert_tensor = of.split
-        used = self._counter.of_unit(unit, Shards(tensor, 1, expert, expert_tensor)).used
-        gathered = (of.fsdp > 1) * used.dense + (of.expert_fsdp > 1) * used.in_experts
-        return self._moved_s(self._narrowed_again(unit, of) * gathered)
+        weights = self._counter.of_unit(unit, Shards(tensor, 1, expert, expert_tensor)).used
+        num_gathered = (of.fsdp > 1) * weights.dense + (of.expert_fsdp > 1) * weights.in_experts
+        return self._moved_s(self._narrowed_again(unit, of) * num_gathered)
 
     def gathers_s(self, unit: Unit, split: Split, fsdp: int, expert_fsdp: int) -> float:
         """Seconds of gathering parameters for each forward pass and the backward one, and of scattering gradients."""
@@ -390,13 +397,13 @@ class UnitTime:
         """Seconds of gathering a unit's experts, or the rest of the unit."""
         if ranks.count == 1:
             return 0.0
-        _, elements, _, trained, _, _, coded_bytes = self._counter.of_part(unit, of_experts, shards)
+        _, elements, _, trained_elements, _, _, coded_bytes = self._counter.of_part(unit, of_experts, shards)
         if not elements + coded_bytes:
             return 0.0
         passes = self._passes(unit, 0.0)
-        gathered = self._network.gather(self._gathered_width * elements + coded_bytes, ranks)
-        cost = (passes.of_reference + 1 + 2 * passes.backward) * gathered
-        if trained < elements + coded_bytes:
-            scatter = self._network.gather(self._gathered_width * trained, ranks)
-            cost += passes.backward * (scatter - gathered)
+        gather_s = self._network.gather(self._gathered_width * elements + coded_bytes, ranks)
+        cost = (passes.of_reference + 1 + 2 * passes.backward) * gather_s
+        if trained_elements < elements + coded_bytes:
+            scatter = self._network.gather(self._gathered_width * trained_elements, ranks)
+            cost += passes.backward * (scatter - gather_s)
         return cost

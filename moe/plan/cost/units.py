@@ -81,71 +81,71 @@ class Unit:
     @cached_property
     def adapted_widths(self) -> int:
         """Numbers that adapters outside experts keep of each position: what their first halves gave."""
-        narrow = (each for each in self.weights if each.name.endswith(A) and not each.of_experts)
-        return sum(each.shape[0] for each in narrow)
+        narrow = (weight for weight in self.weights if weight.name.endswith(A) and not weight.of_experts)
+        return sum(weight.shape[0] for weight in narrow)
 
     @cached_property
     def coded(self) -> tuple[Weight, ...]:
         """Weights that are codes of a matrix, which is decoded where it is multiplied."""
-        return tuple(each for each in self.weights if each.num_coded)
+        return tuple(weight for weight in self.weights if weight.num_coded)
 
     def matrices(self, tensor: int, part: Part) -> tuple[tuple[Matrix, int], ...]:
         """Matrices of one part of the unit on each of `tensor` ranks, and how many there are alike; but for the
         router's."""
-        shards, found, met = Shards(tensor=tensor), Counter[Matrix](), set()
-        for each in (*self.weights, *self.tied):
-            if _part_of(each) != part or len(each.shape) < 2 or each.name.endswith(_ROUTER):
+        shards, counts, seen_inputs = Shards(tensor=tensor), Counter[Matrix](), set()
+        for weight in (*self.weights, *self.tied):
+            if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
                 continue
-            *_, inner = each.used(shards)
-            if not (numbers := each.multiplied(shards)):
+            *_, inner = weight.used(shards)
+            if not (numbers := weight.multiplied(shards)):
                 continue
-            is_adapter = each.name.endswith((A, B))
-            found[
+            is_adapter = weight.name.endswith((A, B))
+            counts[
                 Matrix(
-                    inputs=inner, outputs=numbers // inner, is_trained=each.trained, is_adapter=is_adapter,
-                    is_split=is_adapter or tensor == 1 or any(axis == "tensor" for axis, _ in each.divided),
-                    gives_hidden=part == "feed_forward" and "w_out" not in each.name,
-                    again=each.name.endswith(A) and "w_out" in each.name,
-                    is_first=(is_adapter, inner) not in met,
+                    inputs=inner, outputs=numbers // inner, is_trained=weight.trained, is_adapter=is_adapter,
+                    is_split=is_adapter or tensor == 1 or any(axis == "tensor" for axis, _ in weight.divided),
+                    gives_hidden=part == "feed_forward" and "w_out" not in weight.name,
+                    again=weight.name.endswith(A) and "w_out" in weight.name,
+                    is_first=(is_adapter, inner) not in seen_inputs,
                 )
             ] += 1  # fmt: skip
-            met.add((is_adapter, inner))
-        return tuple(found.items())
+            seen_inputs.add((is_adapter, inner))
+        return tuple(counts.items())
 
     @lru_cache(1024)  # noqa: B019
     def products(self, part: Part, shards: Shards = Shards()) -> Products:
         """Products of a rank with the matrices of one part, but for the router's. A frozen matrix has none for a
         gradient of its own; an adapter has all of its own, and ranks that split the matrix split only a half of it."""
-        own = adapters = trained = again = 0
-        for each in (*self.weights, *self.tied):
-            if _part_of(each) != part or len(each.shape) < 2 or each.name.endswith(_ROUTER):
+        own = adapters = trainable = again = 0
+        for weight in (*self.weights, *self.tied):
+            if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
                 continue
-            here = each.multiplied(shards)
-            if each.name.endswith((A, B)):
-                adapters += here
-                if each.name.endswith(A):
-                    again += here  # what goes through it is not kept
+            elements = weight.multiplied(shards)
+            if weight.name.endswith((A, B)):
+                adapters += elements
+                if weight.name.endswith(A):
+                    again += elements  # what goes through it is not kept
             else:
-                own += here
-            trained += here if each.trained else 0
+                own += elements
+            trainable += elements if weight.trained else 0
         if not own:
             return Products(1.0, BACKWARD, 0.0)
         forward = 1 + adapters / own
-        return Products(forward, forward + trained / own, again / own)
+        return Products(forward, forward + trainable / own, again / own)
 
     def decoded_bytes(self, shards: Shards, width: int) -> int:
         """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
         that is kept as wide as that is multiplied as it is."""
-        decoded = (each.decoded(shards) for each in self.coded if each.item_bytes != width)
-        return width * max(decoded, default=0)
+        sizes = (weight.decoded(shards) for weight in self.coded if weight.item_bytes != width)
+        return width * max(sizes, default=0)
 
     @property
     def trains_router(self) -> bool:
-        return any(each.trained and each.name.endswith(_ROUTER) for each in self.weights)
+        return any(weight.trained and weight.name.endswith(_ROUTER) for weight in self.weights)
 
     def trains(self, part: str) -> bool:
         """Whether anything that is called so has a gradient."""
-        return any(each.trained and part in each.name for each in self.weights)
+        return any(weight.trained and part in weight.name for weight in self.weights)
 
 
 @lru_cache(64)
@@ -153,14 +153,17 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
     """All units of a model, in the order in which it uses them: embeddings, layers, head. Parameters whose names match
     a pattern of `freeze` are not trained; layers that differ in these, or in whether any before them is, are not
     alike."""
-    made: dict[tuple[Block, frozenset[str], frozenset[str], bool], Unit] = {}
-    found, has_backward = [], False
+    unique_units: dict[tuple[Block, frozenset[str], frozenset[str], bool], Unit] = {}
+    all_units, has_backward = [], False
     for path, block in model.blocks():
-        frozen, tied = _frozen(path, block.parameters, freeze), _frozen("", block.tied, freeze)
-        weights = weights_of(block.parameters, profile.axes, frozen)
-        has_backward = has_backward or any(each.trained for each in weights)
-        if (key := (block, frozen, tied, has_backward)) not in made:
-            made[key] = Unit(
+        frozen_names, frozen_tied_names = (
+            _frozen(path, block.parameters, freeze),
+            _frozen("", block.tied, freeze),
+        )
+        weights = weights_of(block.parameters, profile.axes, frozen_names)
+        has_backward = has_backward or any(weight.trained for weight in weights)
+        if (key := (block, frozen_names, frozen_tied_names, has_backward)) not in unique_units:
+            unique_units[key] = Unit(
                 block.kind,
                 weights,
                 model.sides,
@@ -168,11 +171,11 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
                 block.feed_forward,
                 block.moe,
                 block.vocabulary,
-                weights_of(block.tied, profile.axes, tied),
+                weights_of(block.tied, profile.axes, frozen_tied_names),
                 has_backward,
             )
-        found.append(made[key])
-    return tuple(found)
+        all_units.append(unique_units[key])
+    return tuple(all_units)
 
 
 def _part_of(weight: Weight) -> Part:
@@ -187,5 +190,7 @@ def _frozen(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...
         return frozenset()
     whole = zip(parameters, within(path, parameters), strict=True)
     return frozenset(
-        one.name for one, each in whole if any(matches(pattern, each.name) for pattern in freeze)
+        parameter.name
+        for parameter, with_path in whole
+        if any(matches(pattern, with_path.name) for pattern in freeze)
     )

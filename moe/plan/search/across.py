@@ -81,9 +81,9 @@ class _Ways(Ways):
         return self._with_room(run.options.recompute)
 
     def _placements_of(self, recompute: Recompute) -> range:
-        every = range(len(self.placed))
+        numbers = range(len(self.placed))
         smallest = self.run(recompute, len(self.sizes) - 1)
-        return every if any(True for _ in self.that_fit(smallest, every)) else every[:0]
+        return numbers if any(True for _ in self.that_fit(smallest, numbers)) else numbers[:0]
 
     def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
         """Numbers of these placements in which units can be dealt so that all stages fit."""
@@ -117,19 +117,23 @@ class OnSplit:
         self.dealer = Dealer(units(spec.model, first.profile, spec.train.freeze), split.of_stages)
         self.memory = AcrossMemory([search.memory for search in searches], self.dealer)
         self.time = self._priced_by([search.time for search in searches])
-        wanted = {"virtual_stages": 1, "pipeline": split.pipeline}
-        asked = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=wanted)})
+        update = {"virtual_stages": 1, "pipeline": split.pipeline}
+        pipeline_spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=update)})
         self.cluster = narrowest([pools[pool].cluster for pool in split.pools])
-        choices = Choices(asked, self.cluster)
+        choices = Choices(pipeline_spec, self.cluster)
         self.shapes = [
-            each
-            for each in choices.shapes(split.num_workers)
-            if choices.fits_nodes(each)
-            and any(True for _ in choices.placed(each))
-            and self.memory.may_hold(each)
+            shape
+            for shape in choices.shapes(split.num_workers)
+            if choices.fits_nodes(shape)
+            and any(True for _ in choices.placed(shape))
+            and self.memory.may_hold(shape)
         ]
         self.ranker = Ranker(
-            asked, first.profile.name, choices, self.time, lambda shape: _Ways(choices, self.memory, shape)
+            pipeline_spec,
+            first.profile.name,
+            choices,
+            self.time,
+            lambda shape: _Ways(choices, self.memory, shape),
         )
 
     def _priced_by(self, models: Sequence[TimeModel]) -> AcrossTime:
@@ -142,11 +146,16 @@ class OnSplit:
 
     def times_at_ends(self) -> list[AcrossTime]:
         """The times of steps at both ends of the software's spread."""
-        used = {pool: self._searches[pool].times_at_ends() for pool in self.split.pools}
+        times_of_pool = {pool: self._searches[pool].times_at_ends() for pool in self.split.pools}
         usual = [search.time for search in self._searches]
         return [
-            self._priced_by([used[pool][end] if pool in used else time for pool, time in enumerate(usual)])
-            for end in range(min(map(len, used.values())))
+            self._priced_by(
+                [
+                    times_of_pool[pool][end] if pool in times_of_pool else time
+                    for pool, time in enumerate(usual)
+                ]
+            )
+            for end in range(min(map(len, times_of_pool.values())))
         ]
 
 
@@ -172,21 +181,21 @@ class Across:
             (self.effort(split, self._bound_s(split), goal), split)
             for split in self.splits(num_workers, goal)
         ]
-        for bound, split in sorted(bounds):
-            if bound >= less_than:
+        for least_effort, split in sorted(bounds):
+            if least_effort >= less_than:
                 break
             on = self.on(split)
-            found = on.ranker.fastest(on.shapes, less_than / self.effort(split, 1.0, goal))
-            if found is not None and (of := self.effort(split, found.step_s, goal)) < less_than:
-                best, less_than = Found(split, found.candidate, found.step_s), of
+            winner = on.ranker.fastest(on.shapes, less_than / self.effort(split, 1.0, goal))
+            if winner is not None and (of := self.effort(split, winner.step_s, goal)) < less_than:
+                best, less_than = Found(split, winner.candidate, winner.step_s), of
         return best
 
     def _bound_s(self, split: Split) -> float:
         """Seconds that a step takes at least, which is the same in any order of the pools."""
         key = (split.stage_workers, frozenset(zip(split.pools, split.stages, strict=True)))
-        if (found := self._bounds.get(key)) is None:
-            found = self._bounds[key] = self.on(split).bound_s
-        return found
+        if (bound_s := self._bounds.get(key)) is None:
+            bound_s = self._bounds[key] = self.on(split).bound_s
+        return bound_s
 
     def effort(self, split: Split, step_s: float, goal: Goal | None) -> float:
         """Amount that the goal wants little of, as `effort` of one pool."""
@@ -195,12 +204,12 @@ class Across:
     def splits(self, num_workers: int | None, goal: Goal | None = None) -> Iterator[Split]:
         """Splits over so many workers, or the most of the job's range that there are stages for; with a goal, over
         fewer too. None where the job asks for virtual stages, or for what only they have."""
-        resources, wanted = self._spec.resources, self._spec.parallel
-        if (wanted.virtual_stages or 1) > 1 or wanted.overlap:
+        resources, parallel = self._spec.resources, self._spec.parallel
+        if (parallel.virtual_stages or 1) > 1 or parallel.overlap:
             return
-        least, most = resources.min_num_workers, resources.max_num_workers
+        min_workers, max_workers = resources.min_num_workers, resources.max_num_workers
         if num_workers is not None:
-            least = most = num_workers
+            min_workers = max_workers = num_workers
         by_kind: dict[str, list[int]] = {}
         for pool in sorted(range(len(self._pools)), key=self._flops_per_s, reverse=True):
             by_kind.setdefault(self._pools[pool].cluster.traits.kind, []).append(pool)
@@ -208,8 +217,8 @@ class Across:
             largest = sorted(of_kind[:MOST_POOLS], key=self._memory_bytes)
             for number in range(2, len(largest) + 1):
                 for pools in combinations(largest, number):
-                    yield from self._splits_of(pools, least, most, goal)
-                    yield from self._splits_of(pools[::-1], least, most, goal)
+                    yield from self._splits_of(pools, min_workers, max_workers, goal)
+                    yield from self._splits_of(pools[::-1], min_workers, max_workers, goal)
 
     def _memory_bytes(self, pool: int) -> int:
         return self._pools[pool].cluster.memory_bytes
@@ -218,48 +227,50 @@ class Across:
         cluster = self._pools[pool].cluster
         return cluster.num_devices * cluster.traits.kernels.products[self._spec.train.dtype].flops_per_s
 
-    def _splits_of(self, pools: tuple[int, ...], least: int, most: int, goal: Goal | None) -> Iterator[Split]:
+    def _splits_of(
+        self, pools: tuple[int, ...], min_workers: int, max_workers: int, goal: Goal | None
+    ) -> Iterator[Split]:
         clusters = [self._pools[pool].cluster for pool in pools]
-        for stage_workers in self._sizes(clusters, least, most):
+        for stage_workers in self._sizes(clusters, min_workers, max_workers):
             rooms = [cluster.num_devices // stage_workers for cluster in clusters]
-            limit = min(sum(rooms), self._num_units, most // stage_workers)
-            if (asked := self._spec.parallel.pipeline) is not None:
-                numbers = [asked] if asked <= limit else []
+            limit = min(sum(rooms), self._num_units, max_workers // stage_workers)
+            if (pipeline := self._spec.parallel.pipeline) is not None:
+                numbers = [pipeline] if pipeline <= limit else []
             else:
                 numbers = [limit] if goal is None else steps(limit)
             for number in numbers:
-                if number * stage_workers >= least and number >= len(pools):
+                if number * stage_workers >= min_workers and number >= len(pools):
                     for stages in sorted(set(_filled(rooms, number))):
                         yield Split(pools, stages, stage_workers)
 
-    def _sizes(self, clusters: Sequence[Cluster], least: int, most: int) -> list[int]:
+    def _sizes(self, clusters: Sequence[Cluster], min_workers: int, max_workers: int) -> list[int]:
         """Workers that a stage may have: a divisor of each pool's nodes, or whole nodes of each."""
         nodes = [cluster.devices_per_node for cluster in clusters]
         limit, whole = min(cluster.num_devices for cluster in clusters), lcm(*nodes)
-        every = set(divisors(gcd(*nodes), limit))
-        every |= {whole << power for power in range((limit // whole).bit_length())}
-        if least == most:  # stages of any number of whole nodes that come out even
-            every |= {each for each in divisors(most, limit) if each % whole == 0}
-            every = {each for each in every if most % each == 0}
-        return sorted(every)
+        sizes = set(divisors(gcd(*nodes), limit))
+        sizes |= {whole << power for power in range((limit // whole).bit_length())}
+        if min_workers == max_workers:  # stages of any number of whole nodes that come out even
+            sizes |= {size for size in divisors(max_workers, limit) if size % whole == 0}
+            sizes = {size for size in sizes if max_workers % size == 0}
+        return sorted(sizes)
 
     def plan(self, found: Found, top: int) -> Plan:
         """The plan of what was found, with the next best layouts on the same split, and its reasons."""
         on = self.on(found.split)
         ranking = on.ranker.rank(on.shapes, top)
-        chosen, ends = on.ranker.under_both(ranking, on.shapes, on.times_at_ends())
-        plan = self._plan_of(on, chosen.candidate)
-        ends_s = sorted(end.step_s(chosen.candidate) for end in ends)
-        others = [each.candidate for each in ranking.fitting if each.candidate != chosen.candidate]
+        choice, ends = on.ranker.under_both(ranking, on.shapes, on.times_at_ends())
+        plan = self._plan_of(on, choice.candidate)
+        ends_s = sorted(end.step_s(choice.candidate) for end in ends)
+        rest = [entry.candidate for entry in ranking.fitting if entry.candidate != choice.candidate]
         return plan.model_copy(
             update={
-                "ends_s": tuple(float(f"{each:.6g}") for each in ends_s) or None,
+                "ends_s": tuple(float(f"{seconds:.6g}") for seconds in ends_s) or None,
                 "reasons": (
                     f"{number_of(plan.num_workers, 'worker')}: {number_of(len(plan.stages), 'stage')} of "
                     f"{found.split.stage_workers}",
                     *self._of_stages(plan),
                     *reasons_for(self._spec, on.cluster, plan, ranking.num_shapes),
-                    *chosen.reasons,
+                    *choice.reasons,
                     *priced_by(self._searches[found.split.pools[0]].software, ends_s),
                     *(
                         line
@@ -270,7 +281,7 @@ class Across:
                     ),
                 ),
                 "runners_up": tuple(
-                    runner_up(self._plan_of(on, each), plan) for each in others[: max(0, top - 1)]
+                    runner_up(self._plan_of(on, candidate), plan) for candidate in rest[: max(0, top - 1)]
                 ),
             }
         )
@@ -279,9 +290,9 @@ class Across:
         return OnSplit(self._spec, self._pools, self._searches, self._between, split)
 
     def _plan_of(self, on: OnSplit, candidate: Candidate) -> Plan:
-        dealt, split = on.time.dealt(candidate), on.split
+        deal, split = on.time.dealt(candidate), on.split
         clusters = [self._pools[pool].cluster for pool in split.pools]
-        memory = [on.memory.of_stage(stage, candidate) for stage in dealt.stages]
+        memory = [on.memory.of_stage(stage, candidate) for stage in deal.stages]
         places = [
             StagePlace(
                 pool=self._pools[pool].name, device_type=self._pools[pool].cluster.device,
@@ -289,25 +300,25 @@ class Across:
                 memory_bytes=of.total, limit_bytes=of.limit,
             )
             for pool, stage, micro_batch_s, of in zip(
-                split.of_stages, dealt.stages, dealt.micro_batch_s, memory, strict=True
+                split.of_stages, deal.stages, deal.micro_batch_s, memory, strict=True
             )
         ]  # fmt: skip
-        predicted, first = on.time.of(candidate), self._searches[split.pools[0]]
-        billed = self._billed_devices(split)
+        estimate, first = on.time.of(candidate), self._searches[split.pools[0]]
+        num_billed = self._billed_devices(split)
         alone = first.plan_of(candidate)
         return alone.model_copy(
             update={
-                "predicted": predicted,
-                "num_billed_devices": None if billed == split.num_workers else billed,
+                "predicted": estimate,
+                "num_billed_devices": None if num_billed == split.num_workers else num_billed,
                 "peak_flops_per_s": self._peak_flops_per_s(split),
-                "memory": max(memory, key=lambda each: each.total / each.limit),
+                "memory": max(memory, key=lambda stage_memory: stage_memory.total / stage_memory.limit),
                 "device_type": " and ".join(dict.fromkeys(cluster.device for cluster in clusters)),
                 "stages": tuple(places),
-                "blocks": blocks_of(self._spec, candidate, first.profile, dealt.stages),
+                "blocks": blocks_of(self._spec, candidate, first.profile, deal.stages),
                 "not_yet": (*alone.not_yet, "stages on several pools"),
                 "made_for": made_across(self._spec, clusters, self._between),
                 "money": money_of(
-                    self.price(split), billed_devices=billed, step_s=predicted.step_s,
+                    self.price(split), billed_devices=num_billed, step_s=estimate.step_s,
                     tokens_per_step=alone.tokens_per_step, num_steps=alone.num_steps,
                 ),
             }
@@ -316,10 +327,10 @@ class Across:
     def price(self, split: Split) -> float | None:
         """Price of one device an hour, on the mean of all that are paid; None where a pool's is not known."""
         total = 0.0
-        for pool, billed in self._billed(split):
+        for pool, num_billed in self._billed(split):
             if (price := self._pools[pool].cluster.price_per_hour) is None:
                 return None
-            total += billed * price
+            total += num_billed * price
         return total / self._billed_devices(split)
 
     def _billed(self, split: Split) -> list[tuple[int, int]]:
@@ -330,27 +341,27 @@ class Across:
         ]
 
     def _billed_devices(self, split: Split) -> int:
-        return sum(billed for _, billed in self._billed(split))
+        return sum(num_billed for _, num_billed in self._billed(split))
 
     def _peak_flops_per_s(self, split: Split) -> float | None:
         """Dense rate of a device by its data sheet, on the mean of all stages; None where one is not known."""
         dtype = self._spec.train.dtype
         peaks = [self._pools[pool].cluster.traits.peak_flops_per_s.get(dtype) for pool in split.of_stages]
-        known = [peak for peak in peaks if peak is not None]
-        return sum(known) / len(known) if len(known) == len(peaks) else None
+        known_peaks = [peak for peak in peaks if peak is not None]
+        return sum(known_peaks) / len(known_peaks) if len(known_peaks) == len(peaks) else None
 
     def _of_stages(self, plan: Plan) -> Iterator[str]:
         """Lines on the stages of each pool."""
-        numbered: dict[str, list[tuple[int, StagePlace]]] = {}
+        stages_of_pool: dict[str, list[tuple[int, StagePlace]]] = {}
         for number, stage in enumerate(plan.stages, start=1):
-            numbered.setdefault(stage.pool, []).append((number, stage))
-        for name, stages in numbered.items():
+            stages_of_pool.setdefault(stage.pool, []).append((number, stage))
+        for name, stages in stages_of_pool.items():
             (first, _), (last, _) = stages[0], stages[-1]
-            which = f"stage {first}" if first == last else f"stages {first} to {last}"
-            each = " or ".join(map(str, sorted({stage.units for _, stage in stages})))
+            stage_range = f"stage {first}" if first == last else f"stages {first} to {last}"
+            num_units = " or ".join(map(str, sorted({stage.units for _, stage in stages})))
             slowest_s = max(stage.micro_batch_s for _, stage in stages)
             yield (
-                f"{which} on pool {name}, {number_of(plan.degrees.stage_workers, 'worker')} each: {each} of "
+                f"{stage_range} on pool {name}, {number_of(plan.degrees.stage_workers, 'worker')} each: {num_units} of "
                 f"{number_of(self._num_units, 'unit')} (layers, embeddings, head), {seconds_of(slowest_s)} of a "
                 "micro-batch on the slowest"
             )
@@ -366,9 +377,9 @@ def narrowest(clusters: Sequence[Cluster]) -> Cluster:
 def _filled(rooms: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:
     """Stages on each pool, of `number`: one pool after the other is filled, in any order, and each has one."""
     for order in permutations(range(len(rooms))):
-        left, taken = number, dict.fromkeys(order, 0)
+        left, counts = number, dict.fromkeys(order, 0)
         for place, pool in enumerate(order):
-            taken[pool] = min(rooms[pool], left - (len(order) - 1 - place))
-            left -= taken[pool]
-        if not left and all(each > 0 for each in taken.values()):
-            yield tuple(taken[pool] for pool in range(len(rooms)))
+            counts[pool] = min(rooms[pool], left - (len(order) - 1 - place))
+            left -= counts[pool]
+        if not left and all(count > 0 for count in counts.values()):
+            yield tuple(counts[pool] for pool in range(len(rooms)))

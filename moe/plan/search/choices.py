@@ -24,16 +24,16 @@ class Choices:
 
     def check(self) -> None:
         """Raises SpecError for a pipeline of more runs of layers than there are."""
-        pipeline, each = self._wanted.pipeline or 1, self._min_virtual
-        if pipeline > 1 and pipeline * each > self._num_units:
-            runs = f"{pipeline * each} runs of layers" + f", {each} a stage" * (each > 1)
+        pipeline, per_stage = self._wanted.pipeline or 1, self._min_virtual
+        if pipeline > 1 and pipeline * per_stage > self._num_units:
+            runs = f"{pipeline * per_stage} runs of layers" + f", {per_stage} a stage" * (per_stage > 1)
             raise SpecError(
                 Problem(
                     "out_of_range",
                     "parallel.pipeline",
                     pipeline,
                     f"needs {runs}, where layers, embeddings and head are {self._num_units}",
-                    f"use at most {self._num_units // each} stages",
+                    f"use at most {self._num_units // per_stage} stages",
                 )
             )
 
@@ -42,22 +42,26 @@ class Choices:
 
         Tensor and expert-tensor ranks share a node unless the user asks for more of them.
         """
-        wanted, moe = self._wanted, self._spec.model.moe
+        parallel, moe = self._wanted, self._spec.model.moe
         by_axis: dict[str, list[int]] = {}
         for _, number, axis, _ in divided(self._spec.model):
             by_axis.setdefault(axis, []).append(number)
 
         def possible(axis: str, of: int, limit: int) -> list[int]:
-            asked: int | None = getattr(wanted, axis)
-            choices = divisors(of, limit) if asked is None else [asked] if of % asked == 0 else []
-            return [each for each in choices if all(number % each == 0 for number in by_axis.get(axis, ()))]
+            user_degree: int | None = getattr(parallel, axis)
+            choices = (
+                divisors(of, limit) if user_degree is None else [user_degree] if of % user_degree == 0 else []
+            )
+            return [
+                degree for degree in choices if all(number % degree == 0 for number in by_axis.get(axis, ()))
+            ]
 
         for pipeline in possible("pipeline", workers, self._num_units // self._min_virtual):
             ranks = workers // pipeline
             for expert_tensor in possible("expert_tensor", ranks, self._per_node if moe else 1):
                 for expert in possible("expert", ranks // expert_tensor, moe.num_experts if moe else 1):
                     data = ranks // expert_tensor // expert
-                    if wanted.data not in (None, data):
+                    if parallel.data not in (None, data):
                         continue
                     for tensor in possible("tensor", ranks, self._per_node):
                         for context in possible("context", ranks // tensor, self._max_context()):
@@ -68,10 +72,10 @@ class Choices:
     @property
     def multiple(self) -> int:
         """Number that the workers must be a multiple of, by the degrees that are asked for."""
-        asked = {axis: getattr(self._wanted, axis) or 1 for axis in vars(Degrees())}
-        experts = asked["expert"] * asked["expert_tensor"]
-        dense = lcm(asked["tensor"] * asked["context"], asked["tensor"] * asked["fsdp"])
-        return asked["pipeline"] * lcm(experts * asked["data"], experts * asked["expert_fsdp"], dense)
+        degrees = {axis: getattr(self._wanted, axis) or 1 for axis in vars(Degrees())}
+        experts = degrees["expert"] * degrees["expert_tensor"]
+        dense = lcm(degrees["tensor"] * degrees["context"], degrees["tensor"] * degrees["fsdp"])
+        return degrees["pipeline"] * lcm(experts * degrees["data"], experts * degrees["expert_fsdp"], dense)
 
     def _is_possible(self, shape: Degrees) -> bool:
         """Whether there is a pipeline for virtual stages, and what overlaps, where they are asked for."""
@@ -89,19 +93,19 @@ class Choices:
     def with_fsdp(self, shape: Degrees) -> Iterator[Degrees]:
         """The shape with what is outside experts, and with experts, on all ranks that share it, sharded over all of
         these, or over those of a node."""
-        wanted, moe = self._wanted, self._spec.model.moe
-        dense = self._fsdp_degrees(shape.replica_ranks, shape.tensor, wanted.fsdp)
+        parallel, moe = self._wanted, self._spec.model.moe
+        dense = self._fsdp_degrees(shape.replica_ranks, shape.tensor, parallel.fsdp)
         experts = [1]
-        if moe is not None or wanted.expert_fsdp is not None:
-            experts = self._fsdp_degrees(shape.data, shape.expert * shape.expert_tensor, wanted.expert_fsdp)
+        if moe is not None or parallel.expert_fsdp is not None:
+            experts = self._fsdp_degrees(shape.data, shape.expert * shape.expert_tensor, parallel.expert_fsdp)
         for fsdp, expert_fsdp in product(dense, experts):
             yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
 
-    def _fsdp_degrees(self, ranks: int, stride: int, asked: int | None) -> list[int]:
+    def _fsdp_degrees(self, ranks: int, stride: int, user_degree: int | None) -> list[int]:
         """Of ranks that are `stride` apart; those of the degree that is asked for, where it divides them."""
         in_node = self._per_node // stride
-        every = {1, in_node, ranks} if asked is None else {asked}
-        return sorted(each for each in every if each > 0 and ranks % each == 0)
+        candidates = {1, in_node, ranks} if user_degree is None else {user_degree}
+        return sorted(degree for degree in candidates if degree > 0 and ranks % degree == 0)
 
     def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
         """Shardings to try. What is not gathered where it is used is sharded over all replicas: over a node's is no
@@ -123,7 +127,7 @@ class Choices:
             return [1]
         if self._wanted.virtual_stages is not None:
             return [self._wanted.virtual_stages]
-        return [each for each in steps(self._num_units // pipeline) if each >= self._min_virtual]
+        return [number for number in steps(self._num_units // pipeline) if number >= self._min_virtual]
 
     @property
     def _min_virtual(self) -> int:
@@ -139,12 +143,14 @@ class Choices:
     def micro_batches(self, degrees: Degrees) -> list[tuple[int, int]]:
         """(groups at a time, how often), the most groups first; of sizes that come as often, the smallest."""
         groups = -(-self._spec.num_groups // degrees.data_ranks)
-        asked = self._wanted.micro_batch_groups
+        user_groups = self._wanted.micro_batch_groups
         sizes = (
-            [min(asked, groups)] if asked else sorted({-(-groups // times) for times in steps(groups)})[::-1]
+            [min(user_groups, groups)]
+            if user_groups
+            else sorted({-(-groups // times) for times in steps(groups)})[::-1]
         )
-        every = [(size, -(-groups // size)) for size in sizes]
-        return [(size, times) for size, times in every if times > 1] if self._wanted.overlap else every
+        counts = [(size, -(-groups // size)) for size in sizes]
+        return [(size, times) for size, times in counts if times > 1] if self._wanted.overlap else counts
 
     def plain(self, shape: Degrees) -> Candidate:
         """The smallest micro-batch, dispatched as plainly as the user allows."""
@@ -165,20 +171,20 @@ class Choices:
 
     def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
         """The same with other kinds of dispatch, where rows travel."""
-        wanted, degrees = self._wanted, candidate.degrees
+        parallel, degrees = self._wanted, candidate.degrees
         if degrees.expert * degrees.expert_tensor == 1:
             return
-        chunks = (wanted.num_chunks,) if wanted.num_chunks else CHUNKS
-        ways = [(num_chunks, False) for num_chunks in chunks if not wanted.overlap]
-        if wanted.overlap is not False and self.can_overlap(candidate) and 1 in chunks:
+        chunks = (parallel.num_chunks,) if parallel.num_chunks else CHUNKS
+        ways = [(num_chunks, False) for num_chunks in chunks if not parallel.overlap]
+        if parallel.overlap is not False and self.can_overlap(candidate) and 1 in chunks:
             ways.append((1, True))
         kinds = [candidate.options.ranks_per_node]
-        if wanted.dispatch is None and (each := self.ranks_per_node(degrees)) is not None:
-            kinds = [None, each]
+        if parallel.dispatch is None and (per_node := self.ranks_per_node(degrees)) is not None:
+            kinds = [None, per_node]
         for (num_chunks, overlap), ranks_per_node in product(ways, kinds):
-            other = candidate.having(num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
-            if other != candidate:
-                yield other
+            variant = candidate.having(num_chunks=num_chunks, ranks_per_node=ranks_per_node, overlap=overlap)
+            if variant != candidate:
+                yield variant
 
     def can_overlap(self, candidate: Candidate) -> bool:
         """Blocks of two micro-batches take turns where each is interrupted for its exchanges: so it is not computed
@@ -188,9 +194,9 @@ class Choices:
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
         """For hierarchical dispatch, where an expert group spans whole nodes and nodes have whole experts."""
-        each, group = self._per_node, degrees.expert * degrees.expert_tensor
-        fits = group > each > 1 and group % each == 0 and each % degrees.expert_tensor == 0
-        return each if fits else None
+        per_node, group = self._per_node, degrees.expert * degrees.expert_tensor
+        fits = group > per_node > 1 and group % per_node == 0 and per_node % degrees.expert_tensor == 0
+        return per_node if fits else None
 
     def fits_nodes(self, degrees: Degrees) -> bool:
         """Whether nodes divide expert groups and hold whole experts, where dispatch was asked to use that."""
@@ -202,8 +208,8 @@ class Choices:
 
 def divisors(number: int, limit: int) -> list[int]:
     """In order, up to `limit`."""
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({each for divisor in small for each in (divisor, number // divisor) if each <= limit})
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({factor for divisor in small for factor in (divisor, number // divisor) if factor <= limit})
 
 
 def steps(limit: int) -> list[int]:
@@ -211,4 +217,4 @@ def steps(limit: int) -> list[int]:
     numbers = [
         quarters << doublings for doublings in range(max(1, limit.bit_length())) for quarters in (4, 5, 6, 7)
     ]
-    return sorted({*range(1, min(limit, 3) + 1), *(each for each in numbers if each <= limit), limit})
+    return sorted({*range(1, min(limit, 3) + 1), *(number for number in numbers if number <= limit), limit})

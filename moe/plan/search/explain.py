@@ -36,15 +36,15 @@ _AXES = {
 
 def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -> list[str]:
     """Each choice of a plan, and what speaks for it."""
-    wanted, moe, reasons = spec.parallel, spec.model.moe, []
+    parallel, moe, reasons = spec.parallel, spec.model.moe, []
     degrees, options = plan.degrees, plan.options
-    asked = {name for name in type(wanted).model_fields if getattr(wanted, name) is not None}
+    user_fields = {name for name in type(parallel).model_fields if getattr(parallel, name) is not None}
     if moe is None:
         reasons.append("no experts: every worker holds the whole model and takes its share of the groups")
     else:
-        each = moe.num_experts // degrees.expert
+        local_experts = moe.num_experts // degrees.expert
         reasons.append(
-            f"expert degree {degrees.expert}: {each} of {moe.num_experts} experts of a layer "
+            f"expert degree {degrees.expert}: {local_experts} of {moe.num_experts} experts of a layer "
             f"a worker, {number_of(degrees.data, 'replica')} of each; chosen of "
             f"{number_of(num_degrees, 'choice')} of degrees"
         )
@@ -53,16 +53,16 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
                 f"an expert group of {together} spans nodes of {cluster.devices_per_node}: "
                 "its all-to-all crosses the network"
             )
-    for axis, what in _AXES.items():
+    for axis, purpose in _AXES.items():
         if (degree := getattr(degrees, axis)) > 1:
             if axis in ("fsdp", "expert_fsdp") and options.sharding != "parameters":
-                kept = {
+                split_state = {
                     "optimizer": "the optimizer's state",
                     "gradients": "gradients and the optimizer's state",
                 }
-                what = f"{kept[options.sharding]} cut up over as many replicas"
-            reasons.append(f"{axis} degree {degree}{', as asked for' * (axis in asked)}: {what}")
-    reasons += _of_options(spec, plan, asked)
+                purpose = f"{split_state[options.sharding]} cut up over as many replicas"
+            reasons.append(f"{axis} degree {degree}{', as asked for' * (axis in user_fields)}: {purpose}")
+    reasons += _of_options(spec, plan, user_fields)
     reasons += _of_freezing(spec)
     if keys := getattr(spec.model, "ignored_keys", ()):
         reasons.append(f"{IGNORED}: {'; '.join(keys)}")
@@ -92,14 +92,22 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
 def _of_freezing(spec: JobSpec) -> Iterator[str]:
     """Line about what is trained, where not all is."""
     freeze, table = spec.train.freeze, spec.model.parameters()
-    trained = sum(
-        each.numel for each in table if not each.frozen and not any(matches(one, each.name) for one in freeze)
+    num_trained = sum(
+        parameter.numel
+        for parameter in table
+        if not parameter.frozen and not any(matches(pattern, parameter.name) for pattern in freeze)
     )
-    if trained < (every := spec.model.num_parameters()):
-        share = f"{trained / every:.0%}" if trained > 0.095 * every else f"{100 * trained / every:.2g}%"
-        yield f"trained {share} of {count_of(every)}: frozen parameters have no gradients and no moments"
+    if num_trained < (total := spec.model.num_parameters()):
+        share = (
+            f"{num_trained / total:.0%}"
+            if num_trained > 0.095 * total
+            else f"{100 * num_trained / total:.2g}%"
+        )
+        yield f"trained {share} of {count_of(total)}: frozen parameters have no gradients and no moments"
     if (adapter := getattr(spec.model, "adapter", None)) is not None:
-        beside = Counter(starred(each.name.removesuffix(B)) for each in table if each.name.endswith(B))
+        beside = Counter(
+            starred(parameter.name.removesuffix(B)) for parameter in table if parameter.name.endswith(B)
+        )
         lie = ", ".join(f"{name} ({number})" for name, number in beside.items())
         yield f"adapters of rank {adapter.rank}, times {adapter.scale:.3g}, beside {lie}"
         yield base_in_words(table, max(4, BYTES_PER_ELEMENT[spec.train.dtype]))
@@ -115,8 +123,8 @@ def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
     """Line about the software that a plan counts with; none where it was measured with the device."""
     spread = ""
     if at_ends_s:
-        least, most = sorted(at_ends_s)
-        spread = f": at the ends of its spread a step takes {seconds_of(least)} and {seconds_of(most)}"
+        low_s, high_s = sorted(at_ends_s)
+        spread = f": at the ends of its spread a step takes {seconds_of(low_s)} and {seconds_of(high_s)}"
     if software.error is not None:
         yield (
             f"priced by {software.name}, which predicts published runs that were left out of its fit "
@@ -178,26 +186,29 @@ def on_fewer(plan: Plan, fewer: Plan | None) -> Iterator[str]:
     )
 
 
-def _of_options(spec: JobSpec, plan: Plan, asked: set[str]) -> Iterator[str]:
+def _of_options(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterator[str]:
     degrees, options = plan.degrees, plan.options
     if options.virtual_stages > 1:
         yield (
-            f"{options.virtual_stages} runs of layers a stage{', as asked for' * ('virtual_stages' in asked)}: "
+            f"{options.virtual_stages} runs of layers a stage{', as asked for' * ('virtual_stages' in user_fields)}: "
             "less of each stage waits for others"
         )
     if options.recompute != "none":
         kinds = {"selective": "hidden states of feed-forward layers and experts", "full": "whole blocks"}
-        as_asked, what = ", as asked for" * ("recompute" in asked), kinds[options.recompute]
-        yield f"recompute {options.recompute}{as_asked}: {what} are computed again in the backward pass"
+        as_asked, subject = ", as asked for" * ("recompute" in user_fields), kinds[options.recompute]
+        yield f"recompute {options.recompute}{as_asked}: {subject} are computed again in the backward pass"
     gathers = plan.candidate.is_sharded
     if not plan.not_yet and spec.train.dtype == "bfloat16" and (gathers or options.recompute == "full"):
-        which = "weights that are gathered" if options.recompute != "full" else "weights"
-        yield f"{which} are narrowed to bfloat16 at each use, so that no copies take memory between steps"
+        weights = "weights that are gathered" if options.recompute != "full" else "weights"
+        yield f"{weights} are narrowed to bfloat16 at each use, so that no copies take memory between steps"
     if options.num_chunks > 1:
         travels = degrees.expert * degrees.expert_tensor > 1
-        nothing = "which is for nothing: no row leaves its rank"
-        what_for = "so that exchange and arithmetic overlap" if travels else nothing
-        yield f"rows travel in {options.num_chunks} chunks{', as asked for' * ('num_chunks' in asked)}, {what_for}"
+        no_purpose = "which is for nothing: no row leaves its rank"
+        what_for = "so that exchange and arithmetic overlap" if travels else no_purpose
+        yield (
+            f"rows travel in {options.num_chunks} chunks{', as asked for' * ('num_chunks' in user_fields)}, "
+            f"{what_for}"
+        )
     if options.ranks_per_node is not None:
         yield (
             f"hierarchical dispatch over nodes of {options.ranks_per_node}: a token crosses to each node once, "
@@ -221,14 +232,14 @@ def layout_of(plan: Plan) -> dict[str, bool | int | str]:
     if plan.module is not None:
         return dict(plan.module.mesh)
     always = ("expert", "data")
-    told = {axis: degree for axis, degree in vars(plan.degrees).items() if degree > 1 or axis in always}
+    layout = {axis: degree for axis, degree in vars(plan.degrees).items() if degree > 1 or axis in always}
     plain, options = vars(Options()), {name: getattr(plan.options, name) for name in _NAMED}
     if plan.candidate.is_sharded:
         del plain["sharding"]
-    told |= {name: value for name, value in options.items() if value != plain.get(name)}
+    layout |= {name: value for name, value in options.items() if value != plain.get(name)}
     if plan.options.ranks_per_node is not None:
-        told["dispatch"] = "hierarchical"
-    return told | {"micro_batch_groups": plan.options.micro_batch_groups}
+        layout["dispatch"] = "hierarchical"
+    return layout | {"micro_batch_groups": plan.options.micro_batch_groups}
 
 
 _NAMED = [name for name in vars(Options()) if name in ParallelSpec.model_fields]
@@ -246,16 +257,16 @@ def runner_up(plan: Plan, best: Plan) -> RunnerUp:
 
 def _why_not(plan: Plan, best: Plan) -> str:
     """Difference to the best plan, and the kind of time with most of it; or what keeps this one from being run."""
-    mine, theirs = plan.predicted, best.predicted
-    speed = speed_in_words(mine.step_s, theirs.step_s)
+    time, best_time = plan.predicted, best.predicted
+    speed = speed_in_words(time.step_s, best_time.step_s)
     if plan.not_yet and not best.not_yet:
         return f"predicted {speed}, but cannot be run yet: {', '.join(plan.not_yet)}"
-    if mine.step_s == theirs.step_s:
+    if time.step_s == best_time.step_s:
         return "predicted as fast; it splits more"
-    kinds = mine.by_kind()
-    most = max(kinds, key=lambda kind: kinds[kind] - theirs.by_kind()[kind])
-    added = kinds[most] - theirs.by_kind()[most]
-    return f"predicted {speed}: {seconds_of(added)} more of {kind_of_time(most)}"
+    kinds = time.by_kind()
+    largest = max(kinds, key=lambda kind: kinds[kind] - best_time.by_kind()[kind])
+    extra_s = kinds[largest] - best_time.by_kind()[largest]
+    return f"predicted {speed}: {seconds_of(extra_s)} more of {kind_of_time(largest)}"
 
 
 def kind_of_time(name: str) -> str:
@@ -273,8 +284,8 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
         lines.append(
             f"{number_of(number, 'choice')} of degrees: slower than these even with nothing in the way of arithmetic"
         )
-    told = len({each.shape for each in ranking.fitting})
-    if (number := ranking.num_shapes - ranking.num_too_slow - told) > 0:
+    num_listed = len({entry.shape for entry in ranking.fitting})
+    if (number := ranking.num_shapes - ranking.num_too_slow - num_listed) > 0:
         limit = size_of(cluster.memory_bytes)
         lines.append(f"{number_of(number, 'choice')} of degrees: slower than these, or larger than {limit}")
     return tuple(lines)
@@ -288,9 +299,9 @@ def blocks_of(
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     width = width if candidate.is_sharded and candidate.options.sharding != "parameters" else max(4, width)
-    counted = Counter(units(spec.model, profile, spec.train.freeze))
+    unit_counts = Counter(units(spec.model, profile, spec.train.freeze))
     rows: list[BlockShare] = []
-    sharded = candidate.gathers
+    is_sharded = candidate.gathers
 
     def here_at_most(unit: Unit, count: int) -> int:
         """Units of a kind on the stage that has the most of it."""
@@ -298,21 +309,21 @@ def blocks_of(
             return max(dict(stage.units).get(unit.apart, 0) for stage in stages)
         return -(-count // (degrees.pipeline if unit.is_layer else 1))
 
-    for unit, count in counted.items():
+    for unit, count in unit_counts.items():
         of_unit = counter.of_unit(unit, degrees.shards)
-        here = of_unit.stored if sharded else of_unit.used
-        codes = of_unit.coded_stored if sharded else of_unit.coded_used
+        elements = of_unit.stored if is_sharded else of_unit.used
+        codes = of_unit.coded_stored if is_sharded else of_unit.coded_used
         whole = {experts: _numel(unit, experts) for experts in (False, True)}
         name = unit.kind
         for experts, number in whole.items():
             if not number:
                 continue
-            each, coded = (of.in_experts if experts else of.dense for of in (here, codes))
+            num_elements, code_bytes = (of.in_experts if experts else of.dense for of in (elements, codes))
             rows.append(
                 BlockShare(
                     block=f"{name}: experts" if experts else name, count=count, parameters=number * count,
-                    placement=_placement(unit, degrees, experts, sharded),
-                    bytes_per_device=(width * each + coded) * here_at_most(unit, count),
+                    placement=_placement(unit, degrees, experts, is_sharded),
+                    bytes_per_device=(width * num_elements + code_bytes) * here_at_most(unit, count),
                 )
             )  # fmt: skip
     return tuple(rows)
@@ -322,15 +333,15 @@ def _numel(unit: Unit, of_experts: bool) -> int:
     return sum(weight.num_weights for weight in unit.weights if weight.of_experts == of_experts)
 
 
-def _placement(unit: Unit, degrees: Degrees, experts: bool, sharded: bool) -> str:
+def _placement(unit: Unit, degrees: Degrees, experts: bool, is_sharded: bool) -> str:
     if experts:
-        axes = ["expert", "expert_tensor", *(["expert_fsdp"] if sharded else [])]
+        axes = ["expert", "expert_tensor", *(["expert_fsdp"] if is_sharded else [])]
     else:
         split = any(weight.divided for weight in unit.weights if not weight.of_experts)
-        axes = [*(["tensor"] if split else []), *(["fsdp"] if sharded else [])]
+        axes = [*(["tensor"] if split else []), *(["fsdp"] if is_sharded else [])]
     axes = [*(["pipeline"] if unit.is_layer else []), *axes]
-    told = [f"{axis} {degree}" for axis in axes if (degree := getattr(degrees, axis)) > 1]
-    return "split: " + ", ".join(told) if told else "replicated"
+    splits = [f"{axis} {degree}" for axis in axes if (degree := getattr(degrees, axis)) > 1]
+    return "split: " + ", ".join(splits) if splits else "replicated"
 
 
 def split_shape(placement: Placement, degrees: Degrees) -> str:
@@ -344,30 +355,42 @@ def split_shape(placement: Placement, degrees: Degrees) -> str:
 
 def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
     """Error where no degrees are left, with the nearest that work."""
-    asked = {axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None}
-    if misfits := fit_problems(spec.model, asked):
+    user_degrees = {
+        axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None
+    }
+    if misfits := fit_problems(spec.model, user_degrees):
         return misfits
-    shown = " x ".join(f"{axis} {degree}" for axis, degree in asked.items())
-    beside = ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & asked.keys() else ""
-    nearest = sorted(possible, key=lambda degrees: (_distance(degrees, asked), str(degrees)))[:3]
-    nearest = [each for each in nearest if _distance(each, asked) == _distance(nearest[0], asked)]
+    degrees_in_words = " x ".join(f"{axis} {degree}" for axis, degree in user_degrees.items())
+    beside = (
+        ", and tensor and fsdp divide it" if {"tensor", "fsdp", "expert_fsdp"} & user_degrees.keys() else ""
+    )
+    nearest = sorted(possible, key=lambda degrees: (_distance(degrees, user_degrees), str(degrees)))[:3]
+    nearest = [
+        degrees
+        for degrees in nearest
+        if _distance(degrees, user_degrees) == _distance(nearest[0], user_degrees)
+    ]
     return [
         Problem(
             "mismatch",
             "parallel",
-            shown,
+            degrees_in_words,
             f"must multiply to the number of workers (={workers}){beside}",
             f"use {', or '.join(str(degrees) for degrees in nearest)}",
         )
     ]
 
 
-def _distance(degrees: Degrees, asked: dict[str, int]) -> int:
+def _distance(degrees: Degrees, user_degrees: dict[str, int]) -> int:
     """Distance of degrees from those asked for, in doublings, and then how much they split beside."""
-    found: dict[str, int] = vars(degrees)
-    doublings = sum(abs(found[axis].bit_length() - degree.bit_length()) for axis, degree in asked.items())
-    different = sum(found[axis] != degree for axis, degree in asked.items())
-    beside = sum(degree > 1 for axis, degree in found.items() if axis not in (*asked, "expert", "data"))
+    by_axis: dict[str, int] = vars(degrees)
+    doublings = sum(
+        abs(by_axis[axis].bit_length() - degree.bit_length()) for axis, degree in user_degrees.items()
+    )
+    different = sum(by_axis[axis] != degree for axis, degree in user_degrees.items())
+    beside = sum(
+        degree > 1 for axis, degree in by_axis.items() if axis not in (*user_degrees, "expert", "data")
+    )
     return 10 * (doublings + different) + beside
 
 

@@ -80,8 +80,8 @@ def plan_anywhere(
 def _saying_no_choice(best: Best, goal: Goal | None) -> Best:
     if not best.why_no_choice:
         return best
-    told = f"goal {goal} had nothing to choose: {best.why_no_choice}"
-    return replace(best, why_workers=(*best.why_workers, told))
+    reason = f"goal {goal} had nothing to choose: {best.why_no_choice}"
+    return replace(best, why_workers=(*best.why_workers, reason))
 
 
 def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) -> Plan:
@@ -94,8 +94,8 @@ def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) 
     def best(pool: Pool) -> _Offer:
         _check_room(spec, pool.cluster, num_workers)
         search = search_of(pool.name)
-        found = best_on(search, num_workers, how.goal, how.top, to_run=how.to_run)
-        return _on_pool(pool, search, _saying_no_choice(found, how.goal) if is_only else found, how)
+        choice = best_on(search, num_workers, how.goal, how.top, to_run=how.to_run)
+        return _on_pool(pool, search, _saying_no_choice(choice, how.goal) if is_only else choice, how)
 
     goal = how.goal or "time"
     _check_prices(pools, goal)
@@ -126,10 +126,10 @@ def _across(
     across = Across(spec, usable, searches, pools.between)
 
     def best(less_than: float) -> _Offer | None:
-        if (found := across.fastest(num_workers, how.goal, less_than)) is None:
+        if (fastest := across.fastest(num_workers, how.goal, less_than)) is None:
             return None
-        plan = across.plan(found, how.top)
-        return _Offer(f"pools {' and '.join(plan.pools)}", plan, across.price(found.split), lambda: plan)
+        plan = across.plan(fastest, how.top)
+        return _Offer(f"pools {' and '.join(plan.pools)}", plan, across.price(fastest.split), lambda: plan)
 
     return best if any(True for _ in across.splits(num_workers, how.goal)) else None
 
@@ -186,24 +186,26 @@ def _best_of(
             offers.append(best(pool))
         except SpecError as error:
             refusals[pool.name] = error
-    several = None
+    across_offer = None
     if across is not None:
-        several = across(min((offer.order(goal)[1] for offer in offers), default=inf))
-    if several is None and not offers:
+        across_offer = across(min((offer.order(goal)[1] for offer in offers), default=inf))
+    if across_offer is None and not offers:
         raise SpecError(
-            replace(each, path=f"pool {name}: {each.path}")
+            replace(problem, path=f"pool {name}: {problem.path}")
             for name, error in refusals.items()
-            for each in error.problems
+            for problem in error.problems
         )
-    every = offers if several is None else [*offers, several]
-    first = min(every, key=rank)
-    told = [_chosen(first, kind, len(every), len(pools.pools), how, together=several is not None)]
-    told += [_other(each, first, goal) for each in every if each is not first]
-    if across is not None and several is None:
-        told.append(f"stages on several pools: none {_THAN[goal]}")
-    told += [f"pool {name} cannot hold it: {error.problems[0]}" for name, error in refusals.items()]
+    all_offers = offers if across_offer is None else [*offers, across_offer]
+    first = min(all_offers, key=rank)
+    reasons = [
+        _chosen(first, kind, len(all_offers), len(pools.pools), how, together=across_offer is not None)
+    ]
+    reasons += [_other(offer, first, goal) for offer in all_offers if offer is not first]
+    if across is not None and across_offer is None:
+        reasons.append(f"stages on several pools: none {_THAN[goal]}")
+    reasons += [f"pool {name} cannot hold it: {error.problems[0]}" for name, error in refusals.items()]
     plan = first.whole()
-    return plan.model_copy(update={"reasons": (*told, *plan.reasons)})
+    return plan.model_copy(update={"reasons": (*reasons, *plan.reasons)})
 
 
 def _whole(search: Search, best: Best, how: How) -> Plan:
@@ -212,25 +214,25 @@ def _whole(search: Search, best: Best, how: How) -> Plan:
     return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
 
 
-def _chosen(offer: _Offer, kind: str, fitting: int, every: int, how: How, *, together: bool) -> str:
+def _chosen(offer: _Offer, kind: str, fitting: int, num_pools: int, how: How, *, together: bool) -> str:
     if fitting == 1:
-        alone = "the only pool" if every == 1 else f"the only one of {every} pools that holds it"
+        alone = "the only pool" if num_pools == 1 else f"the only one of {num_pools} pools that holds it"
         if offer.plan.stages:
             alone = "no pool holds it alone"
         return f"{offer.where}: {alone}"
-    which = f"{fitting} choices" if together else f"{fitting} pools that hold it"
-    words = f"of {which}, {taken(offer.plan, how.goal or 'time')}"
+    choices = f"{fitting} choices" if together else f"{fitting} pools that hold it"
+    words = f"of {choices}, {taken(offer.plan, how.goal or 'time')}"
     return f"{offer.where}: {kind} {words}"
 
 
 def _other(offer: _Offer, first: _Offer, goal: Goal) -> str:
     """Line on what the job would take elsewhere."""
     plan, than = offer.plan, first.plan
-    compared = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)
-    blocked = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
+    comparison = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)
+    caveat = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
     return (
         f"{offer.where}: {number_of(plan.num_workers, 'worker')} would take {taken(plan, goal)}, "
-        f"{compared}{blocked}"
+        f"{comparison}{caveat}"
     )
 
 

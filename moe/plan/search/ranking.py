@@ -39,7 +39,7 @@ class Ranking:
 
     @property
     def runnable(self) -> list[Ranked]:
-        return [each for each in self.fitting if not each.not_yet]
+        return [entry for entry in self.fitting if not entry.not_yet]
 
 
 class Ranker:
@@ -69,9 +69,9 @@ class Ranker:
 
     def priced_by(self, time: StepTimes) -> "Ranker":
         """A ranker of the same job by another time."""
-        other = copy(self)
-        other._models = replace(self._models, time=time)
-        return other
+        ranker = copy(self)
+        ranker._models = replace(self._models, time=time)
+        return ranker
 
     def rank(self, shapes: Sequence[Degrees], top: int) -> Ranking:
         """The fastest of `top` shapes, `LEAST` at least, and of as many that can be run, or as many of fewer shapes."""
@@ -79,16 +79,18 @@ class Ranker:
         of_any, to_run = Fastest(number), Fastest(number)
         self._search(shapes, of_any)
         self._search(shapes, to_run, to_run=True)
-        leading, more = [*of_any.found, *to_run.found], []
-        for found, only_to_run in ((of_any.found, False), (to_run.found, True)):
-            if len(found) < number:
-                more += [
-                    each for first in found for each in self._fastest(first.shape, number, to_run=only_to_run)
+        leading, extra = [*of_any.found, *to_run.found], []
+        for leaders, only_to_run in ((of_any.found, False), (to_run.found, True)):
+            if len(leaders) < number:
+                extra += [
+                    entry
+                    for first in leaders
+                    for entry in self._fastest(first.shape, number, to_run=only_to_run)
                 ]
         fitting = {
-            each.candidate: each
-            for part in (leading, more)
-            for each in sorted(part, key=lambda each: each.order)
+            entry.candidate: entry
+            for part in (leading, extra)
+            for entry in sorted(part, key=lambda entry: entry.order)
         }
         too_slow = sum(self._shown_bound_s(shape) > of_any.limit_s for shape in shapes)
         return Ranking(list(fitting.values()), len(shapes), too_slow)
@@ -98,58 +100,60 @@ class Ranker:
     ) -> Ranked | None:
         """The fastest of those that take `at_most_s`, where they are wanted `to_run`, of those that can be run; None
         where there is none."""
-        found = Fastest(1, at_most_s=at_most_s * TIES)
-        self._search(shapes, found, to_run=to_run)
-        return next(iter(found.found), None)
+        best = Fastest(1, at_most_s=at_most_s * TIES)
+        self._search(shapes, best, to_run=to_run)
+        return next(iter(best.found), None)
 
     def under_both(
         self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[StepTimes]
     ) -> tuple[Chosen, list[End]]:
         """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
         software's spread, whose `times` these are."""
-        every = ranking.runnable or ranking.fitting
-        first, step_s, to_run = every[0].candidate, self._models.time.step_s, bool(ranking.runnable)
+        entries = ranking.runnable or ranking.fitting
+        first, step_s, to_run = entries[0].candidate, self._models.time.step_s, bool(ranking.runnable)
 
         def fastest(time: StepTimes) -> Candidate | None:
             """The fastest where it is faster than the first of all by more than a little."""
-            found = self.priced_by(time).fastest(shapes, time.step_s(first) / NEAR, to_run=to_run)
-            return None if found is None else found.candidate
+            entry = self.priced_by(time).fastest(shapes, time.step_s(first) / NEAR, to_run=to_run)
+            return None if entry is None else entry.candidate
 
         ends = [
             End(name, cache(time.step_s), fastest(time) or first)
             for name, time in zip(_ENDS, times, strict=False)
         ]
         simpler = self._simpler(first, shapes, to_run=to_run)
-        others = dict.fromkeys(
-            [*simpler, *(each.candidate for each in every[:LEAST]), *(end.fastest for end in ends)]
+        candidates = dict.fromkeys(
+            [*simpler, *(entry.candidate for entry in entries[:LEAST]), *(end.fastest for end in ends)]
         )
-        ranked = sorted(others, key=lambda each: (each != first, step_s(each)))
-        return choose([first, *(each for each in ranked if each != first)], step_s, ends), ends
+        by_speed = sorted(candidates, key=lambda candidate: (candidate != first, step_s(candidate)))
+        return choose(
+            [first, *(candidate for candidate in by_speed if candidate != first)], step_s, ends
+        ), ends
 
     def _simpler(self, first: Candidate, shapes: Sequence[Degrees], *, to_run: bool) -> Iterator[Candidate]:
         """The fastest that split along each smaller number of axes, as far as they are within the error."""
         limit_s = self._models.time.step_s(first) * WITHIN_ERROR
         for number in range(first.degrees.num_further_axes):
             alike = [shape for shape in shapes if shape.num_further_axes == number]
-            if alike and (found := self.fastest(alike, limit_s, to_run=to_run)) is not None:
-                yield found.candidate
+            if alike and (entry := self.fastest(alike, limit_s, to_run=to_run)) is not None:
+                yield entry.candidate
 
     def _fastest(self, shape: Degrees, number: int, *, to_run: bool = False) -> list[Ranked]:
         """The `number` fastest of one shape, the fastest first."""
-        found = Fastest(number, one_of_each=False)
-        self._search([shape], found, to_run=to_run)
-        return found.found
+        best = Fastest(number, one_of_each=False)
+        self._search([shape], best, to_run=to_run)
+        return best.found
 
-    def _search(self, shapes: Iterable[Degrees], found: Fastest, *, to_run: bool = False) -> None:
+    def _search(self, shapes: Iterable[Degrees], fastest: Fastest, *, to_run: bool = False) -> None:
         """Adds the fastest that fit of all shapes; where they are wanted `to_run`, of those that can be run."""
         waiting = []
         for number, shape in enumerate(shapes):
             if not (to_run and self._models.not_yet(Candidate(shape))):
                 bound_s = self.bound_s(shape)
-                steps = ShapeSearch(self._models, shape, bound_s, found, to_run=to_run).steps()
+                steps = ShapeSearch(self._models, shape, bound_s, fastest, to_run=to_run).steps()
                 waiting.append((bound_s, number, steps))
         heapify(waiting)
-        while waiting and waiting[0][0] <= found.limit_s:
+        while waiting and waiting[0][0] <= fastest.limit_s:
             _, number, steps = waiting[0]
             if (next_s := next(steps, None)) is None:
                 heappop(waiting)

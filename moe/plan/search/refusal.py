@@ -29,13 +29,11 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
         lacking.memory.limit - lacking.memory.allowance,
     )
     total = sum(kinds.values())
-    blocked = (
-        f" (in a layout that cannot be run yet: {', '.join(lacking.not_yet)})" if lacking.not_yet else ""
-    )
+    caveat = f" (in a layout that cannot be run yet: {', '.join(lacking.not_yet)})" if lacking.not_yet else ""
     num_workers = lacking.candidate.degrees.num_workers
     workers, hold = number_of(num_workers, "worker"), "holds" if num_workers == 1 else "hold"
     rule = (
-        f"must hold the model, but a device would need {size_of(total)} of {size_of(usable)} usable{blocked}, "
+        f"must hold the model, but a device would need {size_of(total)} of {size_of(usable)} usable{caveat}, "
         f"{size_of(total - usable)} too much; {size_of(kinds[largest])} of it is {largest}"
     )
     if lacking.unwritten:
@@ -54,10 +52,13 @@ def would_hold(fewest: FewestWorkers) -> str:
         return (
             "no number of workers would do: use devices with more memory, smaller groups or a smaller model"
         )
-    others = "devices with more memory, or a smaller model"
+    alternatives = "devices with more memory, or a smaller model"
     if fewest.to_run is None:
-        return f"use {fewest.in_any_layout:,} workers of this kind, only in a layout that cannot be run yet, {others}"
+        return (
+            f"use {fewest.in_any_layout:,} workers of this kind, only in a layout that cannot be run yet, "
+            f"{alternatives}"
+        )
     remedy = f"use {fewest.to_run:,} workers of this kind"
     if fewest.in_any_layout != fewest.to_run:
         remedy += f" ({fewest.in_any_layout:,} would hold it in a layout that cannot be run yet)"
-    return f"{remedy}, {others}"
+    return f"{remedy}, {alternatives}"

@@ -33,10 +33,10 @@ def narrowed(spec: JobSpec) -> Remedy | None:
     """The job with bfloat16 for each key whose float32 is a default; None if there is no such key."""
     if not (keys := unwritten_float32(spec)):
         return None
-    changed = _in_bfloat16(spec) if "train.dtype" in keys else spec
+    new_spec = _in_bfloat16(spec) if "train.dtype" in keys else spec
     if "adapter.base" in keys:
-        changed = _with_adapter(changed, _adapter(spec), "bfloat16")
-    return Remedy(changed, f"write {' and '.join(f'{key}: bfloat16' for key in keys)}")
+        new_spec = _with_adapter(new_spec, _adapter(spec), "bfloat16")
+    return Remedy(new_spec, f"write {' and '.join(f'{key}: bfloat16' for key in keys)}")
 
 
 def adapted(spec: JobSpec, holds: Callable[[JobSpec], bool], *, has_bfloat16: bool) -> Remedy | None:
@@ -55,12 +55,12 @@ def _adapted(spec: JobSpec, *, has_bfloat16: bool) -> Iterator[Remedy]:
     for base in _BASES:
         if adapter is not None and (adapter.base == base or adapter.base in ("int8", "nf4")):
             continue
-        for changed, beside in dtypes:
+        for new_spec, beside in dtypes:
             if adapter is None:
                 change = f"train adapters in place of all weights, adapter: {{rank: {_RANK}, base: {base}}}{beside}"
             else:
                 change = f"write adapter.base: {base}{beside}"
-            yield Remedy(_with_adapter(changed, adapter, base), change)
+            yield Remedy(_with_adapter(new_spec, adapter, base), change)
 
 
 def _adapter(spec: JobSpec) -> AdapterSpec | None:
@@ -72,6 +72,6 @@ def _in_bfloat16(spec: JobSpec) -> JobSpec:
 
 
 def _with_adapter(spec: JobSpec, adapter: AdapterSpec | None, base: str) -> JobSpec:
-    proposed = AdapterSpec(rank=_RANK) if adapter is None else adapter
-    changed = proposed.model_copy(update={"base": base})
-    return spec.model_copy(update={"model": spec.model.model_copy(update={"adapter": changed})})
+    template = AdapterSpec(rank=_RANK) if adapter is None else adapter
+    new_adapter = template.model_copy(update={"base": base})
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"adapter": new_adapter})})

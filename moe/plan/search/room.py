@@ -69,12 +69,12 @@ class Room(Ways):
     def largest(self) -> list[tuple[Recompute, int]]:
         """The largest size of each recomputation that is not bound to take too much, however it is placed: the smaller
         a micro-batch, the less."""
-        every, found = range(len(self.sizes)), []
+        indices, largest_sizes = range(len(self.sizes)), []
         for recompute in self._choices.recomputes():
-            first = bisect_left(every, True, key=partial(self._may_fit, recompute))
-            if first < len(every):
-                found.append((recompute, first))
-        return found
+            first = bisect_left(indices, True, key=partial(self._may_fit, recompute))
+            if first < len(indices):
+                largest_sizes.append((recompute, first))
+        return largest_sizes
 
     def _may_fit(self, recompute: Recompute, number: int) -> bool:
         return not self._memory.exceeds_unplaced(self.run(recompute, number), self._usable_bytes)
@@ -94,8 +94,8 @@ class Room(Ways):
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:
             degrees, sharding = self.placed[number]
-            placed = Placed.of(degrees, sharding, options.recompute)
-            state = self._memory.of_state(placed, options.virtual_stages)
+            layout = Placed.of(degrees, sharding, options.recompute)
+            state = self._memory.of_state(layout, options.virtual_stages)
             if max(map(add, state, beside)) <= self._usable_bytes:
                 yield number
 
@@ -103,8 +103,8 @@ class Room(Ways):
         """Whether it fits, however rows travel."""
         return self._memory.total(candidate) <= self._limit_bytes
 
-    def _states_of_shares(self, recomputed: bool) -> list[tuple[int, ...]]:
+    def _states_of_shares(self, recomputes: bool) -> list[tuple[int, ...]]:
         return [
-            self._memory.state_of_shares(Placed(degrees, sharding, recomputed))
+            self._memory.state_of_shares(Placed(degrees, sharding, recomputes))
             for degrees, sharding in self.placed
         ]

@@ -81,11 +81,11 @@ class Search:
         software: SoftwareName | Software | None = None,
     ) -> None:
         self.spec, self.cluster, self.profile = spec, cluster, profile_of(profile)
-        measured = cluster.traits.layer_s
+        layer_s = cluster.traits.layer_s
         self.software = (
             software
             if isinstance(software, Software)
-            else software_of(software, self.profile.name, measured, cluster.device)
+            else software_of(software, self.profile.name, layer_s, cluster.device)
         )
         _check_dtype(spec, cluster)
         self._load_skew = load_skew
@@ -107,25 +107,25 @@ class Search:
         """Plan as of `plan_job`. `why_workers`: why so many, where whoever asks for them knows."""
         workers, why = self.workers(num_workers)
         ranking = self.ranking(workers, top, to_run=to_run)
-        chosen, ends = self._under_both_ends(workers, ranking)
-        others = [each for each in ranking.fitting if each.candidate != chosen.candidate][: max(0, top - 1)]
-        plan = self.plan_of(chosen.candidate)
-        ends_s = sorted(end.step_s(chosen.candidate) for end in ends)
+        choice, ends = self._under_both_ends(workers, ranking)
+        rest = [entry for entry in ranking.fitting if entry.candidate != choice.candidate][: max(0, top - 1)]
+        plan = self.plan_of(choice.candidate)
+        ends_s = sorted(end.step_s(choice.candidate) for end in ends)
         return plan.model_copy(
             update={
-                "ends_s": tuple(float(f"{each:.6g}") for each in ends_s) or None,
+                "ends_s": tuple(float(f"{seconds:.6g}") for seconds in ends_s) or None,
                 "fewest": self.fewest() if plan.not_yet and self.profile.name == "ours" else None,
                 "reasons": (
                     *(why_workers or why),
                     *reasons_for(self.spec, self.cluster, plan, ranking.num_shapes),
-                    *chosen.reasons,
+                    *choice.reasons,
                     *priced_by(self.software, ends_s),
                     *of_other_devices(self.software, self.cluster),
                     *of_device(self.cluster),
                     *of_fused(self.software, self.cluster, plan.degrees),
                     *on_fewer(plan, self._on_fewer(plan)),
                 ),
-                "runners_up": tuple(runner_up(self.plan_of(each.candidate), plan) for each in others),
+                "runners_up": tuple(runner_up(self.plan_of(entry.candidate), plan) for entry in rest),
                 "ruled_out": ruled_out(ranking, self.cluster),
             }
         )
@@ -152,7 +152,10 @@ class Search:
             Candidate(shape, Options(micro_batch_groups=-(-self.spec.num_groups // shape.data_ranks)))
             for shape in self._placeable(workers)
         )
-        return min(self.time.bound_s(each, self._choices.ranks_per_node(each.degrees)) for each in whole)
+        return min(
+            self.time.bound_s(candidate, self._choices.ranks_per_node(candidate.degrees))
+            for candidate in whole
+        )
 
     def _on_fewer(self, plan: Plan) -> Plan | None:
         """The fastest on half as many workers, a quarter and so on, where it is faster than the plan; looked for where
@@ -166,15 +169,15 @@ class Search:
             if not self._smallest.fits(self._choices, shapes, self.cluster.memory_bytes):
                 break
             best = self._ranker.fastest(shapes, limit_s, to_run=True)
-            if best is not None and (found := self.plan_of(best.candidate)).predicted.step_s < limit_s:
-                fastest, limit_s = found, found.predicted.step_s
+            if best is not None and (faster := self.plan_of(best.candidate)).predicted.step_s < limit_s:
+                fastest, limit_s = faster, faster.predicted.step_s
             workers //= 2
         return fastest
 
     def best_to_run(self, num_workers: int | None = None, number: int = LEAST) -> list[Plan]:
         """The fastest that can be run, without reasons. Raises SpecError where there are none."""
         ranking = self.ranking(self.workers(num_workers)[0], number, to_run=True)
-        return [self.plan_of(each.candidate) for each in ranking.runnable[:number]]
+        return [self.plan_of(entry.candidate) for entry in ranking.runnable[:number]]
 
     def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
         """The fastest that fit, of at least `top` shapes where there are as many. Raises SpecError as `plan_job`."""
@@ -205,12 +208,14 @@ class Search:
 
     def _shapes(self, workers: int) -> list[Degrees]:
         shapes = [
-            each for each in self._choices.shapes(workers) if any(True for _ in self._choices.with_fsdp(each))
+            shape
+            for shape in self._choices.shapes(workers)
+            if any(True for _ in self._choices.with_fsdp(shape))
         ]
         if not shapes:
             raise SpecError(no_degrees(self.spec, workers, self._free(workers)))
-        if placed := [each for each in shapes if any(True for _ in self._choices.placed(each))]:
-            return placed
+        if placeable := [shape for shape in shapes if any(True for _ in self._choices.placed(shape))]:
+            return placeable
         raise SpecError(
             Problem("requires", "parallel.sharding", self.spec.parallel.sharding,
                     "needs an fsdp or expert_fsdp degree beyond 1 that it cuts up over", "leave it out, or those")
@@ -219,20 +224,20 @@ class Search:
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan that runs a candidate, without reasons."""
         degrees, options, spec, cluster = candidate.degrees, candidate.options, self.spec, self.cluster
-        predicted, tokens = self.time.of(candidate), spec.train.batch_tokens
-        billed = cluster.billed(degrees.num_workers)
+        estimate, tokens = self.time.of(candidate), spec.train.batch_tokens
+        num_billed = cluster.billed(degrees.num_workers)
         return Plan(
             num_workers=degrees.num_workers, degrees=degrees,
             options=replace(options, max_rows=_max_rows(spec, degrees, options.micro_batch_groups)),
             profile=self.profile.name, software=self.software.name,
             placements=placements_of(spec.model, degrees.shards, self.profile.axes),
             device=cluster.traits.kind,  # type: ignore[arg-type]
-            device_type=cluster.device, memory=self.memory.of(candidate), predicted=predicted,
+            device_type=cluster.device, memory=self.memory.of(candidate), predicted=estimate,
             tokens_per_step=tokens, flops_per_step=model_flops_per_step(spec),
             peak_flops_per_s=cluster.traits.peak_flops_per_s.get(spec.train.dtype),
             num_steps=spec.train.num_steps,
-            num_billed_devices=None if billed == degrees.num_workers else billed,
-            money=money_of(cluster.price_per_hour, billed_devices=billed, step_s=predicted.step_s,
+            num_billed_devices=None if num_billed == degrees.num_workers else num_billed,
+            money=money_of(cluster.price_per_hour, billed_devices=num_billed, step_s=estimate.step_s,
                            tokens_per_step=tokens, num_steps=spec.train.num_steps),
             reasons=(), not_yet=not_yet(spec, candidate, self.profile.name),
             blocks=blocks_of(spec, candidate, self.profile), made_for=made_for(spec, cluster),
@@ -257,10 +262,18 @@ class Search:
         """The ranking without the user's `parallel`, for the axes that it names."""
         free = self.spec.model_copy(update={"parallel": type(self.spec.parallel)()})
         axes = vars(Degrees())
-        asked = {"expert", "data", *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None)}
+        user_axes = {
+            "expert",
+            "data",
+            *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None),
+        }
         choices = Choices(free, self.cluster)
-        every = (each for shape in choices.shapes(workers) for each in choices.with_fsdp(shape))
-        return [each for each in every if all(d == 1 for axis, d in vars(each).items() if axis not in asked)]
+        candidates = (degrees for shape in choices.shapes(workers) for degrees in choices.with_fsdp(shape))
+        return [
+            degrees
+            for degrees in candidates
+            if all(d == 1 for axis, d in vars(degrees).items() if axis not in user_axes)
+        ]
 
     def _check_fits(self, shapes: Sequence[Degrees], to_run: bool) -> None:
         """Raises SpecError where nothing fits: which memory alone decides, and no time has to be predicted for."""
@@ -280,7 +293,7 @@ class Search:
     def fewest(self) -> FewestWorkers:
         """The fewest workers of this kind of cluster that hold the job, and that can run it."""
         of = (self.smallest(to_run=to_run) for to_run in (False, True))
-        in_any_layout, to_run = (None if each is None else each.num_devices for each in of)
+        in_any_layout, to_run = (None if cluster is None else cluster.num_devices for cluster in of)
         return FewestWorkers(in_any_layout=in_any_layout, to_run=to_run)
 
     @property

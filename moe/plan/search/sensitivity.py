@@ -28,16 +28,16 @@ class Otherwise:
 
 def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Otherwise]:
     """The plan under each change. `request` and `cluster` are what it was made for."""
-    found = []
-    for what, changed, software in _changes(request, cluster):
-        search = Search(request.spec, changed, profile=request.profile, software=software)
-        fits = search.memory.total(plan.candidate) <= changed.memory_bytes
+    outcomes = []
+    for change, changed_cluster, software in _changes(request, cluster):
+        search = Search(request.spec, changed_cluster, profile=request.profile, software=software)
+        fits = search.memory.total(plan.candidate) <= changed_cluster.memory_bytes
         step_s = search.time.step_s(plan.candidate) if fits else None
         try:
-            found.append(Otherwise(what, step_s, search.plan(plan.num_workers, 1)))
+            outcomes.append(Otherwise(change, step_s, search.plan(plan.num_workers, 1)))
         except SpecError as error:
-            found.append(Otherwise(what, step_s, None, str(error.problems[0])))
-    return found
+            outcomes.append(Otherwise(change, step_s, None, str(error.problems[0])))
+    return outcomes
 
 
 def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
@@ -55,5 +55,5 @@ def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Clus
     yield f"kernels {1 - _KERNELS:.0%} slower", cluster, replace(software, host=host)
     less = cluster.model_copy(update={"memory_bytes": int(cluster.memory_bytes * _MEMORY)})
     yield f"memory {1 - _MEMORY:.0%} less", less, software
-    for name, each in zip(("least", "most"), software.extremes, strict=False):
-        yield f"the {name} time of the host", cluster, each
+    for name, extreme in zip(("least", "most"), software.extremes, strict=False):
+        yield f"the {name} time of the host", cluster, extreme

@@ -53,15 +53,15 @@ class Fastest:
 
     def limit_of(self, shape: Degrees) -> float:
         """Longest step of one shape that may be among them."""
-        same = self._of(shape)
-        return self.limit_s if same is None else min(self.limit_s, same.step_s * TIES)
+        incumbent = self._of(shape)
+        return self.limit_s if incumbent is None else min(self.limit_s, incumbent.step_s * TIES)
 
     def add(self, ranked: Ranked) -> None:
-        if (same := self._of(ranked.shape)) is not None:
-            if same.order <= ranked.order:
+        if (incumbent := self._of(ranked.shape)) is not None:
+            if incumbent.order <= ranked.order:
                 return
-            self.found.remove(same)
-        insort(self.found, ranked, key=lambda each: each.order)
+            self.found.remove(incumbent)
+        insort(self.found, ranked, key=lambda entry: entry.order)
         del self.found[self.number :]
         if len(self.found) == self.number:
             self.limit_s = min(self.at_most_s, self.found[-1].step_s * TIES)
@@ -69,7 +69,7 @@ class Fastest:
     def _of(self, shape: Degrees) -> Ranked | None:
         if not self.one_of_each:
             return None
-        return next((each for each in self.found if each.shape == shape), None)
+        return next((entry for entry in self.found if entry.shape == shape), None)
 
 
 class StepTimes(Protocol):
@@ -130,10 +130,10 @@ class ShapeSearch:
     `bound_s`: the least that a step of the shape could take."""
 
     def __init__(
-        self, models: Models, shape: Degrees, bound_s: float, found: Fastest, *, to_run: bool
+        self, models: Models, shape: Degrees, bound_s: float, fastest: Fastest, *, to_run: bool
     ) -> None:
         self._models, self._shape, self._bound_s = models, shape, bound_s
-        self._found, self._to_run = found, to_run
+        self._found, self._to_run = fastest, to_run
         self._virtual_stages = models.choices.virtual_stages(shape.pipeline)
         self._ranks_per_node = models.choices.ranks_per_node(shape)
         self._numbers = count()
@@ -145,48 +145,51 @@ class ShapeSearch:
         waiting = [_Open(self._bound_s, next(self._numbers), *largest) for largest in self._room.largest]
         while waiting and waiting[0].bound_s <= self._found.limit_of(self._shape):
             yield waiting[0].bound_s
-            opened = heappop(waiting)
-            if opened.virtual_stages is not None:
-                self._look_into(opened)
+            branch = heappop(waiting)
+            if branch.virtual_stages is not None:
+                self._look_into(branch)
                 continue
-            for each in self._within(opened):
-                heappush(waiting, each)
+            for child in self._within(branch):
+                heappush(waiting, child)
 
     @cached_property
     def _gathers(self) -> dict[int, tuple[float, ...]]:
         """Seconds that gathers of parameters add to a micro-batch of each kind of unit at least, by the number of the
         placement; of those that can be run, where it is wanted `to_run`."""
-        found = {}
+        gathers = {}
         for number, (degrees, sharding) in enumerate(self._room.placed):
             candidate = Candidate(degrees, Options(sharding=sharding))
             if not (self._to_run and self._models.not_yet(candidate)):
-                found[number] = self._models.time.least_gathers(candidate)
-        return found
+                gathers[number] = self._models.time.least_gathers(candidate)
+        return gathers
 
     def _of_units(self, run: Candidate, *, overlaps: bool) -> tuple[float, ...]:
         return self._models.time.least_of_units(run, self._ranks_per_node, overlaps=overlaps)
 
-    def _within(self, opened: _Open) -> Iterator[_Open]:
+    def _within(self, branch: _Open) -> Iterator[_Open]:
         """The size with each number of virtual stages, and the smaller ones together."""
-        run, time = self._room.run(opened.recompute, opened.size), self._models.time
+        run, time = self._room.run(branch.recompute, branch.size), self._models.time
         pipeline, limit_s = self._shape.pipeline, self._found.limit_of(self._shape)
-        overlaps = opened.recompute != "full"
+        overlaps = branch.recompute != "full"
         alone_s = time.on_even_stages_s(self._of_units(run, overlaps=overlaps), pipeline)
-        turns = {each: self._turns(run, each) for each in self._virtual_stages}
+        turns = {virtual_stages: self._turns(run, virtual_stages) for virtual_stages in self._virtual_stages}
         if alone_s * min(turns.values()) <= limit_s:
             one_s = cache(partial(self._least_s, run))
-            can_overlap = {each: self._can_overlap(run.having(virtual_stages=each)) for each in (1, 2)}
+            can_overlap = {
+                virtual_stages: self._can_overlap(run.having(virtual_stages=virtual_stages))
+                for virtual_stages in (1, 2)
+            }
             for virtual_stages, times in turns.items():
                 bound_s = one_s(can_overlap[min(2, virtual_stages)]) * times
                 if bound_s <= limit_s and bound_s < inf:
-                    yield opened._replace(
+                    yield branch._replace(
                         bound_s=bound_s, number=next(self._numbers), virtual_stages=virtual_stages
                     )
         sizes = self._room.sizes
-        if opened.size + 1 < len(sizes):  # a group takes no less in a smaller micro-batch
+        if branch.size + 1 < len(sizes):  # a group takes no less in a smaller micro-batch
             least_groups = self._models.least_groups(self._shape, sizes[-1][0])
             bound_s = alone_s / run.options.micro_batch_groups * least_groups
-            yield opened._replace(bound_s=bound_s, number=next(self._numbers), size=opened.size + 1)
+            yield branch._replace(bound_s=bound_s, number=next(self._numbers), size=branch.size + 1)
 
     def _turns(self, run: Candidate, virtual_stages: int) -> float:
         """Micro-batches, and those that the bubble is as long as."""
@@ -198,13 +201,15 @@ class ShapeSearch:
     def _least_s(self, run: Candidate, overlaps: bool) -> float:
         """Seconds of a micro-batch at least, in any placement that may fit."""
         of_units, time = self._of_units(run, overlaps=overlaps), self._models.time
-        gathers = {self._gathers[each] for each in self._room.that_may_fit(run) if each in self._gathers}
-        every = (tuple(map(add, of_units, each)) for each in gathers)
-        return min((time.on_even_stages_s(each, self._shape.pipeline) for each in every), default=inf)
+        gathers = {
+            self._gathers[number] for number in self._room.that_may_fit(run) if number in self._gathers
+        }
+        totals = (tuple(map(add, of_units, seconds)) for seconds in gathers)
+        return min((time.on_even_stages_s(total, self._shape.pipeline) for total in totals), default=inf)
 
-    def _look_into(self, opened: _Open) -> None:
+    def _look_into(self, branch: _Open) -> None:
         """Adds what fits of one way, however it is placed and rows travel."""
-        run = self._room.run(opened.recompute, opened.size, opened.virtual_stages or 1)
+        run = self._room.run(branch.recompute, branch.size, branch.virtual_stages or 1)
         models, options, limit_s = self._models, run.options, self._found.limit_of(self._shape)
         of_units = self._of_units(run, overlaps=self._can_overlap(run))
         bound_s = cache(partial(self._bound_of_placed_s, run, of_units))
@@ -214,18 +219,18 @@ class ShapeSearch:
             plain = Candidate(degrees, replace(options, sharding=sharding))
             if bound_s(self._gathers[number]) + models.time.least_beside_s(plain) > limit_s:
                 continue
-            for each in (plain, *models.choices.dispatches(plain)):
-                step_s, blocked = models.time.step_s(each), models.not_yet(each)
-                if step_s > limit_s or (self._to_run and blocked):
+            for candidate in (plain, *models.choices.dispatches(plain)):
+                step_s, not_yet = models.time.step_s(candidate), models.not_yet(candidate)
+                if step_s > limit_s or (self._to_run and not_yet):
                     continue
-                if each.options.overlap == options.overlap or self._room.fits(each):
-                    self._found.add(Ranked(each, self._shape, step_s, blocked))
+                if candidate.options.overlap == options.overlap or self._room.fits(candidate):
+                    self._found.add(Ranked(candidate, self._shape, step_s, not_yet))
                     limit_s = self._found.limit_of(self._shape)
 
     def _bound_of_placed_s(
         self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]
     ) -> float:
         """Seconds of all micro-batches and the bubble at least, by what gathers take."""
-        virtual_stages, both = run.options.virtual_stages, tuple(map(add, of_units, gathers))
-        one_s = self._models.time.on_stages_s(both, self._shape.pipeline, virtual_stages)
+        virtual_stages, totals = run.options.virtual_stages, tuple(map(add, of_units, gathers))
+        one_s = self._models.time.on_stages_s(totals, self._shape.pipeline, virtual_stages)
         return one_s * self._turns(run, virtual_stages)

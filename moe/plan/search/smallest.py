@@ -50,16 +50,16 @@ class Smallest:
     ) -> Candidate | None:
         """The candidate of the least memory, where it is wanted `to_run` of those that can be run; None where there is
         none."""
-        found: Candidate | None = None
+        best: Candidate | None = None
         least: float = inf
-        every = (each for shape in shapes for each in self._of_shape(choices, shape, to_run=to_run))
-        for one in sorted(each._replace(number=number) for number, each in enumerate(every)):
-            if one.bound_bytes > least:
+        entries = (entry for shape in shapes for entry in self._of_shape(choices, shape, to_run=to_run))
+        for entry in sorted(entry._replace(number=number) for number, entry in enumerate(entries)):
+            if entry.bound_bytes > least:
                 break
-            for each, total in self._within(choices, one, least):
-                if found is None or (total, each.key) < (least, found.key):
-                    found, least = each, total
-        return found
+            for candidate, total in self._within(choices, entry, least):
+                if best is None or (total, candidate.key) < (least, best.key):
+                    best, least = candidate, total
+        return best
 
     def fits(
         self, choices: Choices, shapes: Iterable[Degrees], limit_bytes: int, *, to_run: bool = False
@@ -71,11 +71,13 @@ class Smallest:
             for shape in shapes
             if not (to_run and self._not_yet(Candidate(shape)))
         )
-        for _, _, shape in sorted(each for each in bounds if each[0] <= usable_bytes):
-            for one in sorted(self._of_shape(choices, shape, to_run=to_run)):
-                if one.bound_bytes > limit_bytes:
+        for _, _, shape in sorted(
+            bounded_shape for bounded_shape in bounds if bounded_shape[0] <= usable_bytes
+        ):
+            for entry in sorted(self._of_shape(choices, shape, to_run=to_run)):
+                if entry.bound_bytes > limit_bytes:
                     break
-                if any(True for _ in self._within(choices, one, limit_bytes)):
+                if any(True for _ in self._within(choices, entry, limit_bytes)):
                     return True
         return False
 
@@ -84,7 +86,7 @@ class Smallest:
         if to_run and self._not_yet(Candidate(shape)):
             return
         memory, plain, numbers = self._memory, choices.plain(shape), count()
-        placed = [
+        placements = [
             (degrees, sharding) for degrees, sharding in choices.placed(shape)
             if not (to_run and self._not_yet(Candidate(degrees, replace(plain.options, sharding=sharding))))
         ]  # fmt: skip
@@ -92,7 +94,7 @@ class Smallest:
         for recompute in choices.recomputes():
             run = plain.having(recompute=recompute)
             beside = memory.beside_shares(run)
-            for degrees, sharding in placed:
+            for degrees, sharding in placements:
                 state = state_of_shares(Placed(degrees, sharding, recompute == "full"))
                 options = replace(run.options, sharding=sharding)
                 yield _Least(max(map(add, state, beside)) + memory.allowance, next(numbers), degrees, options)
@@ -100,33 +102,33 @@ class Smallest:
     def _not_yet(self, candidate: Candidate) -> tuple[str, ...]:
         return not_yet(self._spec, candidate, self._memory.profile.name)
 
-    def _within(self, choices: Choices, one: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
+    def _within(self, choices: Choices, entry: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
         """The virtual stages in which the candidate takes at most `limit_bytes`, and what it takes."""
-        if self._memory.exceeds(one.candidate, limit_bytes):
+        if self._memory.exceeds(entry.candidate, limit_bytes):
             return
-        for virtual_stages in choices.virtual_stages(one.degrees.pipeline):
-            each = one.candidate.having(virtual_stages=virtual_stages)
-            if (total := self._memory.total(each)) <= limit_bytes:
-                yield each, total
+        for virtual_stages in choices.virtual_stages(entry.degrees.pipeline):
+            candidate = entry.candidate.having(virtual_stages=virtual_stages)
+            if (total := self._memory.total(candidate)) <= limit_bytes:
+                yield candidate, total
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
         """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, as many as the
         first doubling that holds it at most. None where no doubling up to `MAX_NODES` does, and no number to 16."""
-        per_node, asked = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
+        per_node, multiple = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
-        for workers in range(asked, per_node, asked):
+        for workers in range(multiple, per_node, multiple):
             if workers >= fewest and self.holds(workers, to_run=to_run):
                 return self._cluster.of(workers)
-        unit, limit = lcm(per_node, asked), MAX_NODES * per_node
+        unit, limit = lcm(per_node, multiple), MAX_NODES * per_node
         doublings = (unit << power for power in range((limit // unit).bit_length()))
         enough = next(
-            (each for each in doublings if each >= fewest and self.holds(each, to_run=to_run)), None
+            (number for number in doublings if number >= fewest and self.holds(number, to_run=to_run)), None
         )
         first, end = -(-fewest // unit) * unit, unit * (_EACH + 1) if enough is None else enough
-        fewer = range(max(unit, first), end, unit)
-        found = next((each for each in fewer if self.holds(each, to_run=to_run)), enough)
-        return None if found is None else self._cluster.of(found)
+        sizes = range(max(unit, first), end, unit)
+        num_devices = next((number for number in sizes if self.holds(number, to_run=to_run)), enough)
+        return None if num_devices is None else self._cluster.of(num_devices)
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout over so many workers fits."""

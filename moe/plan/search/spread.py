@@ -45,26 +45,26 @@ def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[End]) -> C
     """
     first = ranked[0]
     limit_s = step_s(first) * WITHIN_ERROR
-    within = [each for each in ranked if step_s(each) <= limit_s]
-    simple = [each for each in within if _is_behind_by(each, first, ends) <= WITHIN_ERROR]
-    fewest = min(each.degrees.num_further_axes for each in (first, *simple))
-    chosen = next(each for each in (first, *simple) if each.degrees.num_further_axes == fewest)
+    within = [candidate for candidate in ranked if step_s(candidate) <= limit_s]
+    simple = [candidate for candidate in within if _is_behind_by(candidate, first, ends) <= WITHIN_ERROR]
+    fewest = min(candidate.degrees.num_further_axes for candidate in (first, *simple))
+    choice = next(candidate for candidate in (first, *simple) if candidate.degrees.num_further_axes == fewest)
     reasons = []
-    if chosen != first:
+    if choice != first:
         reasons.append(
             f"it splits along fewer axes than {first}, which is predicted "
-            f"{speed_in_words(step_s(first), step_s(chosen))}: within the error of predictions"
+            f"{speed_in_words(step_s(first), step_s(choice))}: within the error of predictions"
         )
-    for other in within:
-        as_simple = other.degrees.num_further_axes <= chosen.degrees.num_further_axes
-        if as_simple and ends and all(NEAR * end.step_s(other) < end.step_s(chosen) for end in ends):
+    for alternative in within:
+        as_simple = alternative.degrees.num_further_axes <= choice.degrees.num_further_axes
+        if as_simple and ends and all(NEAR * end.step_s(alternative) < end.step_s(choice) for end in ends):
             reasons.append(
-                f"better at both ends of the software's spread than {chosen}, which is predicted "
-                f"{speed_in_words(step_s(chosen), step_s(other))} between them"
+                f"better at both ends of the software's spread than {choice}, which is predicted "
+                f"{speed_in_words(step_s(choice), step_s(alternative))} between them"
             )
-            chosen = other
+            choice = alternative
             break
-    return Chosen(chosen, (*reasons, *_disagreement(chosen, ends)))
+    return Chosen(choice, (*reasons, *_disagreement(choice, ends)))
 
 
 def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[End]) -> float:
@@ -72,12 +72,12 @@ def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[End]) -
     return max((end.step_s(candidate) / end.step_s(first) for end in ends), default=1.0)
 
 
-def _disagreement(chosen: Candidate, ends: Sequence[End]) -> Iterator[str]:
+def _disagreement(choice: Candidate, ends: Sequence[End]) -> Iterator[str]:
     """Line on the layouts that are faster by more than 2% at an end; none where there are none."""
     behind = [
-        f"with {end.name} {end.fastest} would be {speed_in_words(end.step_s(end.fastest), end.step_s(chosen))}"
+        f"with {end.name} {end.fastest} would be {speed_in_words(end.step_s(end.fastest), end.step_s(choice))}"
         for end in ends
-        if end.regret(chosen) > NEAR
+        if end.regret(choice) > NEAR
     ]
     if behind:
         yield f"the ends of the software's spread disagree: {'; '.join(behind)}"

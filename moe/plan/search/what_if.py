@@ -41,7 +41,7 @@ class Cell:
 
 def parse_axes(text: str) -> dict[str, list[str]]:
     """`experts=128,256,nodes=64` as `{"experts": ["128", "256"], "nodes": ["64"]}`. Raises SpecError."""
-    found: dict[str, list[str]] = {}
+    values_by_axis: dict[str, list[str]] = {}
     axis = None
     for part in text.split(","):
         name, equals, value = part.strip().rpartition("=")
@@ -67,9 +67,9 @@ def parse_axes(text: str) -> dict[str, list[str]]:
                     f"write it as {axis}=8",
                 )
             )
-        found.setdefault(axis, []).append(value)
+        values_by_axis.setdefault(axis, []).append(value)
     cells = 1
-    for values in found.values():
+    for values in values_by_axis.values():
         cells *= len(values)
     if cells > MAX_CELLS:
         raise SpecError(
@@ -81,7 +81,7 @@ def parse_axes(text: str) -> dict[str, list[str]]:
                 "leave some out",
             )
         )
-    return found
+    return values_by_axis
 
 
 def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
@@ -111,11 +111,11 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
 def _changed(
     spec: JobSpec, cluster: Cluster | Pools, values: Mapping[str, str]
 ) -> tuple[JobSpec, Cluster | Pools]:
-    given = spec.model_dump(mode="json", exclude_unset=True)
+    fields = spec.model_dump(mode="json", exclude_unset=True)
     facts = cluster.model_dump(mode="json")
     for axis, text in values.items():
         if axis in _MODEL:
-            _set(given, _MODEL[axis], _value(text))
+            _set(fields, _MODEL[axis], _value(text))
         else:
             facts[_CLUSTER[axis]] = _value(text)
             facts["torus"] = None
@@ -123,21 +123,21 @@ def _changed(
                 facts |= {"links": None, "calibration": None, "memory_bytes": None, "price_per_hour": None}
     if values.keys() & {"nodes", "devices"}:
         workers = facts["num_nodes"] * facts["devices_per_node"]
-        given["resources"] = ResourcesSpec(num_workers=workers).model_dump(mode="json", exclude_unset=True)
-    return JobSpec.parse(given), cluster_of(facts)
+        fields["resources"] = ResourcesSpec(num_workers=workers).model_dump(mode="json", exclude_unset=True)
+    return JobSpec.parse(fields), cluster_of(facts)
 
 
-def _set(given: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _set(fields: dict[str, Any], path: Sequence[str], value: Any) -> None:
     *parts, last = path
     for part in parts:
-        given = given.setdefault(part, {})
-        if given is None:
+        fields = fields.setdefault(part, {})
+        if fields is None:
             raise SpecError(
                 Problem(
                     "unknown_key", ".".join(path), value, "is nothing that this model has", "leave it out"
                 )
             )
-    given[last] = value
+    fields[last] = value
 
 
 def _value(text: str) -> int | float | str:

@@ -37,8 +37,8 @@ def best_on(
     if goal is not None and num_workers is None and (numbers := _numbers(search)):
         return _chosen(search, numbers, goal, top, to_run)
     workers, why = search.workers(num_workers)
-    if num_workers is None and (fewer := _that_divide(search, workers)) != workers:
-        workers, why = fewer, [f"{number_of(fewer, 'worker')}: the most that there are degrees for"]
+    if num_workers is None and (largest := _that_divide(search, workers)) != workers:
+        workers, why = largest, [f"{number_of(largest, 'worker')}: the most that there are degrees for"]
     plan = search.best_of(workers, search.ranking(workers, top, to_run=to_run))
     return Best(plan, tuple(why), "" if goal is None else _why_one(search, num_workers))
 
@@ -48,13 +48,13 @@ def numbers_of_workers(least: int, most: int, per_node: int, multiple: int = 1) 
     has more devices than that, four to a doubling; and the most. All are multiples of what degrees that were asked for
     need."""
     whole = lcm(per_node, multiple)
-    every = {
+    numbers = {
         *range(1, _EACH + 1),
-        *(multiple * each for each in steps(per_node // multiple)),
-        *(whole * each for each in steps(most // whole)),
+        *(multiple * step for step in steps(per_node // multiple)),
+        *(whole * step for step in steps(most // whole)),
         most - most % multiple,
     }
-    return sorted(each for each in every if least <= each <= most and each % multiple == 0)
+    return sorted(number for number in numbers if least <= number <= most and number % multiple == 0)
 
 
 def _range(search: Search) -> tuple[int, int]:
@@ -66,19 +66,23 @@ def _range(search: Search) -> tuple[int, int]:
 
 def _numbers(search: Search) -> list[int]:
     """Numbers to look at; none where the job or the cluster leaves only one."""
-    (least, most), multiple = _range(search), Choices(search.spec, search.cluster).multiple
-    return [] if least == most else numbers_of_workers(least, most, search.cluster.devices_per_node, multiple)
+    (min_workers, max_workers), multiple = _range(search), Choices(search.spec, search.cluster).multiple
+    return (
+        []
+        if min_workers == max_workers
+        else numbers_of_workers(min_workers, max_workers, search.cluster.devices_per_node, multiple)
+    )
 
 
 def _that_divide(search: Search, workers: int) -> int:
     """The most, up to `workers`, that the degrees asked for divide; all where the job may not have so few."""
-    fewer = workers - workers % Choices(search.spec, search.cluster).multiple
-    return fewer if fewer >= search.spec.resources.min_num_workers else workers
+    largest = workers - workers % Choices(search.spec, search.cluster).multiple
+    return largest if largest >= search.spec.resources.min_num_workers else workers
 
 
-def _why_one(search: Search, asked: int | None) -> str:
+def _why_one(search: Search, num_workers: int | None) -> str:
     resources = search.spec.resources
-    if asked is not None:
+    if num_workers is not None:
         return "it was asked for"
     if resources.min_num_workers == resources.max_num_workers:
         return "the job says it; resources.min_workers and max_workers give a range"
@@ -97,22 +101,22 @@ class _Found:
 def _chosen(search: Search, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
     """The best of these numbers. Each is looked into only as far as it may be the best or the next best: the least that
     a step takes, the fastest layout, then the one that is chosen under both ends of the software's spread."""
-    refused: dict[int, SpecError] = {}
-    queue = list(_bounded(search, numbers, goal, refused))
+    refusals: dict[int, SpecError] = {}
+    queue = list(_bounded(search, numbers, goal, refusals))
     heapify(queue)
     best: list[Plan] = []
     while queue and len(best) < 2:
-        *_, found = heappop(queue)
-        if found.plan is not None:
-            best.append(found.plan)
+        *_, progress = heappop(queue)
+        if progress.plan is not None:
+            best.append(progress.plan)
             continue
         try:
-            heappush(queue, _looked_into(search, found, goal, top, to_run))
+            heappush(queue, _looked_into(search, progress, goal, top, to_run))
         except SpecError as error:
-            refused[found.workers] = error
+            refusals[progress.workers] = error
     if not best:
-        raise refused[max(refused)]
-    return Best(best[0], tuple(_reasons(search, best, goal, numbers, refused)))
+        raise refusals[max(refusals)]
+    return Best(best[0], tuple(_reasons(search, best, goal, numbers, refusals)))
 
 
 _Entry = tuple[bool, float, int, int, _Found]
@@ -120,7 +124,7 @@ _Entry = tuple[bool, float, int, int, _Found]
 
 
 def _bounded(
-    search: Search, numbers: Iterable[int], goal: Goal, refused: dict[int, SpecError]
+    search: Search, numbers: Iterable[int], goal: Goal, refusals: dict[int, SpecError]
 ) -> Iterator[_Entry]:
     for workers in numbers:
         try:
@@ -132,40 +136,43 @@ def _bounded(
                 _Found(workers),
             )
         except SpecError as error:
-            refused[workers] = error
+            refusals[workers] = error
 
 
-def _looked_into(search: Search, found: _Found, goal: Goal, top: int, to_run: bool) -> _Entry:
+def _looked_into(search: Search, progress: _Found, goal: Goal, top: int, to_run: bool) -> _Entry:
     """One step further. Raises SpecError where there is no layout, or no room for one."""
-    workers = found.workers
-    if found.ranking is None:
+    workers = progress.workers
+    if progress.ranking is None:
         ranking = search.ranking(workers, top, to_run=to_run)
         fastest = (ranking.runnable or ranking.fitting)[0]
         of = effort(goal, search.cluster.billed(workers), fastest.step_s)
         return not ranking.runnable, of, workers, 1, _Found(workers, ranking)
-    plan = search.best_of(workers, found.ranking)
-    return *order(goal, plan), 2, _Found(workers, found.ranking, plan)
+    plan = search.best_of(workers, progress.ranking)
+    return *order(goal, plan), 2, _Found(workers, progress.ranking, plan)
 
 
 def _reasons(
-    search: Search, best: list[Plan], goal: Goal, numbers: list[int], refused: dict[int, SpecError]
+    search: Search, best: list[Plan], goal: Goal, numbers: list[int], refusals: dict[int, SpecError]
 ) -> Iterator[str]:
-    chosen, others = best[0], best[1:]
-    least, most = _range(search)
-    what = {"time": "the fastest step", "cost": "the cheapest step"}[goal]
+    first, runners_up = best[0], best[1:]
+    min_workers, max_workers = _range(search)
+    criterion = {"time": "the fastest step", "cost": "the cheapest step"}[goal]
     yield (
-        f"{number_of(chosen.num_workers, 'worker')}: of {least:,} to {most:,} {what}, {taken(chosen, goal)}, as goal "
-        f"{goal} asks; looked at {_runs(numbers)}"
+        f"{number_of(first.num_workers, 'worker')}: of {min_workers:,} to {max_workers:,} {criterion}, "
+        f"{taken(first, goal)}, as goal {goal} asks; looked at {_runs(numbers)}"
     )
-    for other in others:
-        behind = effort_in_words(effort_of(other, goal), effort_of(chosen, goal), goal)
-        if other.not_yet and not chosen.not_yet:
+    for runner_up in runners_up:
+        behind = effort_in_words(effort_of(runner_up, goal), effort_of(first, goal), goal)
+        if runner_up.not_yet and not first.not_yet:
             behind = "but cannot be run yet"
-        yield f"the next best, {number_of(other.num_workers, 'worker')}, would take {taken(other, goal)}, {behind}"
-    if not others:
-        yield f"no other number of workers from {least:,} to {most:,} has a layout that fits"
-    elif refused:
-        yield f"no layout fits {_runs(sorted(refused))} {'worker' if list(refused) == [1] else 'workers'}"
+        yield (
+            f"the next best, {number_of(runner_up.num_workers, 'worker')}, would take {taken(runner_up, goal)}, "
+            f"{behind}"
+        )
+    if not runners_up:
+        yield f"no other number of workers from {min_workers:,} to {max_workers:,} has a layout that fits"
+    elif refusals:
+        yield f"no layout fits {_runs(sorted(refusals))} {'worker' if list(refusals) == [1] else 'workers'}"
 
 
 def effort_of(plan: Plan, goal: Goal) -> float:
@@ -177,8 +184,8 @@ def effort_in_words(effort: float, than: float, goal: Goal) -> str:
     """Comparison of efforts in words: as speeds where the goal is time, else as `12.3% dearer`."""
     if goal == "time":
         return speed_in_words(effort, than)
-    more = effort / than - 1
-    return f"{abs(more):.1%} {'dearer' if more > 0 else 'cheaper'}" if more else "as dear"
+    excess = effort / than - 1
+    return f"{abs(excess):.1%} {'dearer' if excess > 0 else 'cheaper'}" if excess else "as dear"
 
 
 def taken(plan: Plan, goal: Goal) -> str:
@@ -188,8 +195,8 @@ def taken(plan: Plan, goal: Goal) -> str:
     if goal == "time":
         return step + money
     of = effort_of(plan, goal)
-    shown = f"{of:,.0f}" if of >= 100 else f"{of:.3g}"
-    return f"{shown} device-seconds ({step} on {plan.billed_devices:,}{money})"
+    effort_text = f"{of:,.0f}" if of >= 100 else f"{of:.3g}"
+    return f"{effort_text} device-seconds ({step} on {plan.billed_devices:,}{money})"
 
 
 def _runs(numbers: list[int]) -> str:
@@ -200,8 +207,8 @@ def _runs(numbers: list[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    told = (
-        f"{run[0]:,} to {run[-1]:,}" if len(run) > 2 else ", ".join(f"{each:,}" for each in run)
+    texts = (
+        f"{run[0]:,} to {run[-1]:,}" if len(run) > 2 else ", ".join(f"{number:,}" for number in run)
         for run in runs
     )
-    return ", ".join(told)
+    return ", ".join(texts)
