@@ -71,10 +71,10 @@ class AdapterSpec(Spec):
 
     def chooses(self, name: str) -> bool:
         """Whether the matrix of this name gets an adapter. Other parameters get none, whatever a pattern says."""
-        if (found := _MATRIX.search(name)) is None:
+        if (match := _MATRIX.search(name)) is None:
             return False
         if self.targets is None:
-            return found["kind"] is not None
+            return match["kind"] is not None
         return any(matches(pattern, name) for pattern in self.targets)
 
     def beside(self, parameter: Parameter) -> tuple[Parameter, ...]:
@@ -95,24 +95,34 @@ class AdapterSpec(Spec):
 
     def chosen(self, path: str, parameters: Iterable[Parameter]) -> frozenset[str]:
         """Names of the matrices, among the parameters of the block at `path`, that get an adapter."""
-        return frozenset(each.name for each in parameters if self.chooses(f"{path}.{each.name}"))
+        return frozenset(
+            parameter.name for parameter in parameters if self.chooses(f"{path}.{parameter.name}")
+        )
 
     def adapted(self, parameters: Iterable[Parameter], chosen: frozenset[str]) -> tuple[Parameter, ...]:
         """The table of a block: its own parameters, which stay as they are, and the adapters of those chosen."""
         form: Form = "full" if self.base == "float32" else self.base
-        given = [
-            replace(each, frozen=True, form=form if is_base_matrix(each.name) else "full")
-            for each in parameters
+        base_parameters = [
+            replace(parameter, frozen=True, form=form if is_base_matrix(parameter.name) else "full")
+            for parameter in parameters
         ]
-        return (*given, *(one for each in given if each.name in chosen for one in self.beside(each)))
+        return (
+            *base_parameters,
+            *(
+                adapter
+                for parameter in base_parameters
+                if parameter.name in chosen
+                for adapter in self.beside(parameter)
+            ),
+        )
 
     def problems(self, names: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
         """Problems of a model of these parameters, by name with their shapes."""
-        chosen = {name: shape for name, shape in names.items() if self.chooses(name)}
+        target_shapes = {name: shape for name, shape in names.items() if self.chooses(name)}
         if self.targets == ():
             yield Problem("empty", "targets", [], "must choose some matrix", "name one, or leave it out")
         for index, pattern in enumerate(self.targets or ()):
-            if not any(matches(pattern, name) for name in chosen):
+            if not any(matches(pattern, name) for name in target_shapes):
                 kinds = dict.fromkeys(starred(name) for name in names if _MATRIX.search(name))
                 yield Problem(
                     "not_found",
@@ -121,24 +131,24 @@ class AdapterSpec(Spec):
                     "is the name of no matrix that an adapter can lie beside",
                     f"use one of {', '.join(kinds)}",
                 )
-        for name in chosen:
-            other = _other_first(name)
-            if other in names and other not in chosen:
+        for name in target_shapes:
+            partner = _other_first(name)
+            if partner in names and partner not in target_shapes:
                 yield Problem(
                     "conflict",
                     "targets",
                     list(self.targets or ()),
-                    f"have {name} and not {other}, and both share A",
+                    f"have {name} and not {partner}, and both share A",
                     "name both, as *.experts.* does, or neither",
                 )
                 break
-        smallest = min(chosen, key=lambda name: min(chosen[name][-2:]), default=None)
-        if smallest is not None and self.rank > (most := min(chosen[smallest][-2:])):
+        smallest = min(target_shapes, key=lambda name: min(target_shapes[name][-2:]), default=None)
+        if smallest is not None and self.rank > (limit := min(target_shapes[smallest][-2:])):
             yield Problem(
                 "out_of_range",
                 "rank",
                 self.rank,
-                f"must be at most the smaller side (={most}) of {smallest}, {list(chosen[smallest])}",
+                f"must be at most the smaller side (={limit}) of {smallest}, {list(target_shapes[smallest])}",
                 "lower it, or leave that out of targets",
             )
 
@@ -161,21 +171,21 @@ def narrowed_by(name: str) -> str:
 
 def is_base_matrix(name: str) -> bool:
     """Whether the parameter of this name is a matrix that `AdapterSpec.base` is about."""
-    found = _MATRIX.search(name)
-    return found is not None and found["kind"] is not None
+    match = _MATRIX.search(name)
+    return match is not None and match["kind"] is not None
 
 
 def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
     """The form that the frozen parameters of a model are kept in, and its bytes, where wide weights take `width`."""
-    frozen = [each for each in parameters if each.frozen]
-    matrices = [each for each in frozen if each.form != "full"]
-    others = [each for each in frozen if each.form == "full"]
-    full = f"float{8 * width}, {sum(kept_bytes(each, width) for each in others):,} bytes"
+    frozen_parameters = [parameter for parameter in parameters if parameter.frozen]
+    matrices = [parameter for parameter in frozen_parameters if parameter.form != "full"]
+    rest = [parameter for parameter in frozen_parameters if parameter.form == "full"]
+    full = f"float{8 * width}, {sum(kept_bytes(parameter, width) for parameter in rest):,} bytes"
     if not matrices:
         return f"the base is kept in {full}"
     num_bytes, number = (
-        sum(kept_bytes(each, width) for each in matrices),
-        sum(each.numel for each in matrices),
+        sum(kept_bytes(parameter, width) for parameter in matrices),
+        sum(parameter.numel for parameter in matrices),
     )
     return (
         f"the base's matrices are kept in {matrices[0].form}, {number:,} weights in {num_bytes:,} bytes, "

@@ -29,17 +29,17 @@ RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_fi
 Argument = Annotated[Text, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
-def _own_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    for name in given:
+def _own_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    for name in arguments:
         if name in RESERVED:
             raise RuleError("not_allowed", f"must leave {name!r} to the conversations", "leave it out")
-    if any("\ud800" <= character <= "\udfff" for character in json.dumps(given, ensure_ascii=False)):
+    if any("\ud800" <= character <= "\udfff" for character in json.dumps(arguments, ensure_ascii=False)):
         raise RuleError(
             "invalid_encoding", "must be text that UTF-8 can hold", "remove the lone surrogates in it"
         )
-    if len(json.dumps(given)) > _MAX_ARGUMENTS_CHARS:
+    if len(json.dumps(arguments)) > _MAX_ARGUMENTS_CHARS:
         raise RuleError("too_large", f"must have at most {_MAX_ARGUMENTS_CHARS:,} characters", "shorten them")
-    return given
+    return arguments
 
 
 class _ConversationsSpec(BadRecordsFields, SequencesFields):

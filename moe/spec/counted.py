@@ -49,7 +49,9 @@ class Counted(Spec, ABC):
 
     def parameters(self) -> tuple[Parameter, ...]:
         """All of them by their paths in the model, block by block."""
-        return tuple(each for path, block in self.blocks() for each in within(path, block.parameters))
+        return tuple(
+            parameter for path, block in self.blocks() for parameter in within(path, block.parameters)
+        )
 
     def num_experts_total(self) -> int:
         return len(self.moe_layers) * self.moe.num_experts if self.moe else 0
@@ -57,7 +59,9 @@ class Counted(Spec, ABC):
     def num_parameters(self) -> int:
         """All weights: embeddings, attention, norms, feed-forward layers, routers, shared and routed experts."""
         blocks = Counter(block for _, block in self.blocks())
-        return sum(each.numel * count for block, count in blocks.items() for each in block.parameters)
+        return sum(
+            parameter.numel * count for block, count in blocks.items() for parameter in block.parameters
+        )
 
     def num_expert_parameters(self) -> int:
         """Weights inside routed experts: two matrices of M x H each, three where they have a gate, and biases."""
@@ -66,7 +70,9 @@ class Counted(Spec, ABC):
     def num_active_parameters(self) -> int:
         """All weights but those of the experts that a token does not choose. Of both stacks, where there are two;
         embedding tables count whole, as in most published figures (GPT-OSS leaves the first out)."""
-        chosen = 0
+        active_expert_parameters = 0
         if self.moe is not None:
-            chosen = len(self.moe_layers) * self.moe.experts_per_token * self.moe.parameters_per_expert
-        return self.num_parameters() - self.num_expert_parameters() + chosen
+            active_expert_parameters = (
+                len(self.moe_layers) * self.moe.experts_per_token * self.moe.parameters_per_expert
+            )
+        return self.num_parameters() - self.num_expert_parameters() + active_expert_parameters

@@ -62,8 +62,8 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f" (={_shortened(repr(self.value))})"
-        return f"{_shortened(self.path) or 'the spec'}{shown} {self.rule}" + (
+        value_text = "" if self.value is None else f" (={_shortened(repr(self.value))})"
+        return f"{_shortened(self.path) or 'the spec'}{value_text} {self.rule}" + (
             f"; {self.remedy}" if self.remedy else ""
         )
 
@@ -88,10 +88,10 @@ MAX_IN_WORDS = 20
 
 def in_words(problems: Sequence[Problem], between: str = "\n") -> str:
     """The first problems, and how many more there are: a text for people, however much is wrong."""
-    told = [str(problem) for problem in problems[:MAX_IN_WORDS]]
+    lines = [str(problem) for problem in problems[:MAX_IN_WORDS]]
     if len(problems) > MAX_IN_WORDS:
-        told.append(f"and {len(problems) - MAX_IN_WORDS:,} more")
-    return between.join(told)
+        lines.append(f"and {len(problems) - MAX_IN_WORDS:,} more")
+    return between.join(lines)
 
 
 class SpecError(ValueError):

@@ -79,22 +79,22 @@ def dimensions(name: Any) -> dict[str, Any]:
 
 def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """A base's fields with what is given in their place, field by field in a layer's parts."""
-    merged = dict(given)
+    fields = dict(given)
     for part in ("moe", "attention", "linear_attention"):
         if isinstance(base.get(part), dict) and isinstance(given.get(part), dict):
-            kept = for_router(given[part].get("router"), base[part]) if part == "moe" else base[part]
-            merged[part] = {**kept, **given[part]}
-    return {**base, **merged}
+            defaults = for_router(given[part].get("router"), base[part]) if part == "moe" else base[part]
+            fields[part] = {**defaults, **given[part]}
+    return {**base, **fields}
 
 
 def expanded(given: Any) -> Any:
     """A model as it is written, with what its preset sets, and the experts as wide as the model."""
     if not isinstance(given, dict):
         return given
-    merged = dict(given)
+    fields = dict(given)
     if (name := given.get("preset")) is not None:
-        merged = over(dimensions(name), given)
-    moe = merged.get("moe")
-    if isinstance(moe, dict) and "model_dim" in merged:
-        merged["moe"] = {"model_dim": merged["model_dim"], **moe}
-    return merged
+        fields = over(dimensions(name), given)
+    moe = fields.get("moe")
+    if isinstance(moe, dict) and "model_dim" in fields:
+        fields["moe"] = {"model_dim": fields["model_dim"], **moe}
+    return fields

@@ -38,16 +38,16 @@ class _StrictLoader(_LOADER):
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         # A tag can call a scalar or a list a mapping; what that is told comes from below.
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
+            if isinstance(key, str) and key in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands twice", key_node.start_mark
                 )
             if isinstance(key, str):
-                seen.add(key)
+                keys.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -123,12 +123,12 @@ def _has_more_values(data: Any, limit: int) -> bool:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose keys stand once, as in YAML."""
-    given: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in given:
+        if key in mapping:
             raise _StandsTwice(key)
-        given[key] = value
-    return given
+        mapping[key] = value
+    return mapping
 
 
 class _StandsTwice(Exception):
@@ -212,12 +212,12 @@ def _checked_text(data: Any, text: str) -> Any:
         elif isinstance(value, list):
             values += [(f"{place}.{index}", inner) for index, inner in enumerate(value)]
         elif isinstance(value, str) and (match := _SURROGATE.search(value)) is not None:
-            shown = place.removeprefix(".").encode(errors="backslashreplace").decode()
+            path = place.removeprefix(".").encode(errors="backslashreplace").decode()
             rule = f"must not have half of a surrogate pair (U+{ord(match[0]):04X})"
             raise SpecError(
                 Problem(
                     "invalid_encoding",
-                    shown or "body",
+                    path or "body",
                     ascii(value)[1:-1],
                     rule,
                     "write the character itself, or no such",

@@ -58,4 +58,4 @@ def _of(parameter: Parameter, ending: str, at: int, length: int) -> Parameter:
 
 def kept_bytes(parameter: Parameter, width: int) -> int:
     """Bytes of a parameter as it is kept, where other weights take `width` bytes each."""
-    return sum(each.numel * (ITEM_BYTES[dtype] if dtype else width) for each, dtype in kept(parameter))
+    return sum(tensor.numel * (ITEM_BYTES[dtype] if dtype else width) for tensor, dtype in kept(parameter))

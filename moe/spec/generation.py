@@ -59,12 +59,12 @@ class GenerationSpec(Spec):
                 )
             )
         of_draws = {"top_k": None, "top_p": 1.0, "seed": 0}
-        changed = [name for name, default in of_draws.items() if getattr(self, name) != default]
-        if changed and not self.temperature:
+        options = [name for name, default in of_draws.items() if getattr(self, name) != default]
+        if options and not self.temperature:
             rule = "says nothing where no token is drawn (temperature is 0)"
             remedy = "give a temperature, 1 for instance, or leave it out"
             problems += [
-                Problem("not_applicable", name, getattr(self, name), rule, remedy) for name in changed
+                Problem("not_applicable", name, getattr(self, name), rule, remedy) for name in options
             ]
         if problems:
             raise SpecError(problems)

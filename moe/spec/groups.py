@@ -20,10 +20,14 @@ def with_group(given: Any) -> Any:
     if not isinstance(model, Mapping) or kind_of(model) != "language":
         return given
     try:
-        said, filled = model.get("moe") or {}, expansion.expanded(dict(model)).get("moe")
+        moe_fields, expanded_moe = model.get("moe") or {}, expansion.expanded(dict(model)).get("moe")
     except SpecError:
         return given  # there is no such preset, which is refused by its own place
-    if not isinstance(said, Mapping) or not isinstance(filled, Mapping) or "group_tokens" in said:
+    if (
+        not isinstance(moe_fields, Mapping)
+        or not isinstance(expanded_moe, Mapping)
+        or "group_tokens" in moe_fields
+    ):
         return given
     corpus = _part(given, "data").get("corpus")
     max_tokens = _number(
@@ -32,18 +36,18 @@ def with_group(given: Any) -> Any:
     batch_tokens = _number(given, "train", "batch_tokens", TrainSpec)
     if max_tokens is None or batch_tokens is None:
         return given  # likewise
-    default = filled.get("group_tokens", MoESpec.model_fields["group_tokens"].default)
+    default = expanded_moe.get("group_tokens", MoESpec.model_fields["group_tokens"].default)
     if model.get("from") is None and not default % max_tokens and not batch_tokens % default:
         return given
-    return {**given, "model": {**model, "moe": {**said, "group_tokens": max_tokens}}}
+    return {**given, "model": {**model, "moe": {**moe_fields, "group_tokens": max_tokens}}}
 
 
-def _part(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = given.get(name)
+def _part(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = job.get(name)
     return part if isinstance(part, Mapping) else {}
 
 
-def _number(given: Mapping[str, Any], part: str, name: str, spec: Any) -> int | None:
+def _number(job: Mapping[str, Any], part: str, name: str, spec: Any) -> int | None:
     """A count that a part of a job says, or its default; None for what is no count."""
-    value = _part(given, part).get(name, spec.model_fields[name].default)
+    value = _part(job, part).get(name, spec.model_fields[name].default)
     return value if type(value) is int and value > 0 else None

@@ -78,11 +78,11 @@ class JobSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_adapter(cls, given: Any) -> Any:
+    def _with_adapter(cls, values: Any) -> Any:
         """`adapter` may be written beside `model`, too, of which it is a part."""
-        if not isinstance(given, dict) or given.get("adapter") is None:
-            return given
-        model = given.get("model")
+        if not isinstance(values, dict) or values.get("adapter") is None:
+            return values
+        model = values.get("model")
         if (kind := kind_of(model)) != "language" and not (isinstance(model, dict) and "from" in model):
             raise SpecError(Problem("not_applicable", "adapter", None, f"is nothing for a {kind} model",
                                     "leave it out, or use a language model"))  # fmt: skip
@@ -93,8 +93,8 @@ class JobSpec(Spec):
                     "duplicate", "adapter", None, "is there twice, beside model and in it", "leave one out"
                 )
             )
-        rest = {name: each for name, each in given.items() if name != "adapter"}
-        return {**rest, "model": {**fields, "adapter": given["adapter"]}}
+        rest = {name: value for name, value in values.items() if name != "adapter"}
+        return {**rest, "model": {**fields, "adapter": values["adapter"]}}
 
     @model_validator(mode="after")
     def _coherent(self, info: ValidationInfo) -> "JobSpec":
@@ -172,10 +172,10 @@ class JobSpec(Spec):
     @property
     def resolved(self) -> "JobSpec":
         """This job with what was left to its parts written out: the same for jobs that ask for the same."""
-        written: dict[str, Any] = {"label_smoothing": self.label_smoothing}
+        train_fields: dict[str, Any] = {"label_smoothing": self.label_smoothing}
         if isinstance(self.data, PreferenceSpec):
-            written["preference_beta"] = self.preference_beta
-        update: dict[str, Any] = {"train": self.train.model_copy(update=written)}
+            train_fields["preference_beta"] = self.preference_beta
+        update: dict[str, Any] = {"train": self.train.model_copy(update=train_fields)}
         if self.model.moe is not None:
             update["model"] = self.model.model_copy(update={"moe": self.model.moe.resolved})
         return self.model_copy(update=update)
@@ -187,10 +187,10 @@ class JobSpec(Spec):
         `accepted`: a stored job, as `model_validate` reads; rules for new jobs are skipped, and `group_tokens` is not
         filled in.
         """
-        filled = given if accepted else with_group(given)
+        fields = given if accepted else with_group(given)
         try:
-            job = cls.model_validate(filled, context=None if accepted else _NEW)
-            if filled is not given and job.model.moe is not None:
+            job = cls.model_validate(fields, context=None if accepted else _NEW)
+            if fields is not given and job.model.moe is not None:
                 # It stays left out: the same job with sequences of another length is filled in by those.
                 job.model.moe.model_fields_set.discard("group_tokens")
             return job
@@ -203,10 +203,10 @@ def _as_written(problems: list[Problem]) -> list[Problem]:
     """Problems of an adapter at the place where it was written: beside the model."""
     inside = "model.adapter"
     return [
-        replace(each, path=each.path.removeprefix("model."))
-        if each.path == inside or each.path.startswith(f"{inside}.")
-        else each
-        for each in problems
+        replace(problem, path=problem.path.removeprefix("model."))
+        if problem.path == inside or problem.path.startswith(f"{inside}.")
+        else problem
+        for problem in problems
     ]
 
 
@@ -270,14 +270,14 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
         yield Problem("not_applicable", "model.kind", job.model.kind, "has no use for a module's batches",
                       "use kind module, or another corpus")  # fmt: skip
         return
-    given, default = job.train, TrainSpec(num_steps=job.train.num_steps)
+    train, default = job.train, TrainSpec(num_steps=job.train.num_steps)
     for name in _NOT_OF_MODULES:
-        if (value := getattr(given, name)) != getattr(default, name):
-            shown = None if isinstance(value, Spec) else value
+        if (value := getattr(train, name)) != getattr(default, name):
+            plain_value = None if isinstance(value, Spec) else value
             yield Problem(
                 "not_applicable",
                 f"train.{name}",
-                shown,
+                plain_value,
                 "is for models of this library to heed, and not for a user's module",
                 "leave it out: the module's own code says it",
             )
@@ -301,7 +301,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
     if not job.train.freeze:
         return
     table = job.model.parameters()
-    names = [each.name for each in table]
+    names = [parameter.name for parameter in table]
     for index, pattern in enumerate(job.train.freeze):
         if not any(matches(pattern, name) for name in names):
             kinds = list(dict.fromkeys(starred(name) for name in names))
@@ -312,8 +312,8 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
                 "is the name of none of the model's parameters",
                 f"use one of {', '.join(kinds)}",
             )
-    trained = (each.name for each in table if not each.frozen)
-    if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in trained):
+    trained_names = (parameter.name for parameter in table if not parameter.frozen)
+    if all(any(matches(pattern, name) for pattern in job.train.freeze) for name in trained_names):
         yield Problem(
             "empty", "train.freeze", list(job.train.freeze), "leaves nothing to train", "freeze less"
         )
@@ -321,16 +321,16 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
     """Fields counted in pairs are none of a language model's, and the reverse."""
-    ours, theirs = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
+    own_field, foreign_field = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
         "max_pairs", "max_sequences")  # fmt: skip
-    for name in (theirs, f"{theirs}_along_the_way"):
+    for name in (foreign_field, f"{foreign_field}_along_the_way"):
         if (value := getattr(job.train.evaluation, name)) != EvaluationSpec.model_fields[name].default:
             yield Problem(
                 "not_applicable",
                 f"train.evaluation.{name}",
                 value,
                 f"is nothing for a {job.model.kind} model",
-                f"use {name.replace(theirs, ours)}",
+                f"use {name.replace(foreign_field, own_field)}",
             )
 
 
@@ -428,17 +428,17 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
     if expert is not None and data is not None:
         min_workers, max_workers = job.resources.min_num_workers, job.resources.max_num_workers
         beside = {"expert_tensor": job.parallel.expert_tensor or 1, "pipeline": job.parallel.pipeline or 1}
-        each = {"expert": expert, "data": data, **{axis: of for axis, of in beside.items() if of > 1}}
-        asked = prod(each.values())
-        if not min_workers <= asked <= max_workers:
+        degrees = {"expert": expert, "data": data, **{axis: of for axis, of in beside.items() if of > 1}}
+        num_ranks = prod(degrees.values())
+        if not min_workers <= num_ranks <= max_workers:
             workers = f"{max_workers}" if min_workers == max_workers else f"{min_workers} to {max_workers}"
             problems.append(
                 Problem(
                     "mismatch",
                     "parallel",
-                    " x ".join(f"{axis} {degree}" for axis, degree in each.items()),
-                    f"must multiply to the number of workers (={workers}), not {asked}",
-                    f"use resources.num_workers {asked}, or leave one degree out",
+                    " x ".join(f"{axis} {degree}" for axis, degree in degrees.items()),
+                    f"must multiply to the number of workers (={workers}), not {num_ranks}",
+                    f"use resources.num_workers {num_ranks}, or leave one degree out",
                 )
             )
     return problems
@@ -447,7 +447,7 @@ def _problems_of_degrees(job: JobSpec) -> list[Problem]:
 def _one_of(numbers: list[int]) -> str:
     if len(numbers) == 1:
         return str(numbers[0])
-    shown = [str(number) for number in numbers]
-    if len(shown) > 8:
-        shown = [*shown[:6], "...", shown[-1]]
-    return ", ".join(shown[:-1]) + " or " + shown[-1]
+    texts = [str(number) for number in numbers]
+    if len(texts) > 8:
+        texts = [*texts[:6], "...", texts[-1]]
+    return ", ".join(texts[:-1]) + " or " + texts[-1]

@@ -22,7 +22,7 @@ def is_code(text: str) -> bool:
     """Whether a text is `module:function`: a dotted module, one colon, one name without dots."""
     module, colon, function = text.partition(":")
     names = [*module.split("."), function]
-    return bool(colon) and all(_is_name(each) for each in names) and len(text) <= MAX_CODE_CHARS
+    return bool(colon) and all(_is_name(name) for name in names) and len(text) <= MAX_CODE_CHARS
 
 
 def _is_name(text: str) -> bool:
@@ -49,7 +49,7 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_values(options: dict[str, Any]) -> dict[str, Any]:
-    if any(not _is_plain(each) for each in _values(options)):
+    if any(not _is_plain(value) for value in _values(options)):
         raise RuleError(
             "wrong_type",
             "must hold what JSON can: text, finite numbers, true, false, null, lists and mappings with text as keys",
@@ -62,12 +62,12 @@ def _plain_values(options: dict[str, Any]) -> dict[str, Any]:
 
 def _values(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
-        for key, each in value.items():
+        for key, element in value.items():
             yield key if isinstance(key, str) else object()
-            yield from _values(each)
+            yield from _values(element)
     elif isinstance(value, list):
-        for each in value:
-            yield from _values(each)
+        for element in value:
+            yield from _values(element)
     else:
         yield value
 

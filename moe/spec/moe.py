@@ -74,12 +74,12 @@ class MoESpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_routing(cls, given: Any) -> Any:
+    def _with_routing(cls, fields: Any) -> Any:
         """The router's fields apart from the layer's."""
-        if not isinstance(given, dict) or not (own := given.keys() & router_fields()):
-            return given
-        layer = {name: value for name, value in given.items() if name not in own}
-        return {**layer, "router": {name: value for name, value in given.items() if name in own}}
+        if not isinstance(fields, dict) or not (own := fields.keys() & router_fields()):
+            return fields
+        layer = {name: value for name, value in fields.items() if name not in own}
+        return {**layer, "router": {name: value for name, value in fields.items() if name in own}}
 
     @model_serializer(mode="wrap")
     def _written_flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -135,9 +135,9 @@ class MoESpec(Spec):
         """The layer's, of the router, the experts and the shared ones."""
         width: Size = ("model", self.model_dim)
         gates = ("w_gate",) if self.num_matrices == 3 else ()
-        found = [matrix("router", width, ("none", self.num_experts), self.model_dim)]
+        table = [matrix("router", width, ("none", self.num_experts), self.model_dim)]
         if self.logit_bias:
-            found.append(Parameter("logit_bias", (self.num_experts,), ("none",), 0.0))
+            table.append(Parameter("logit_bias", (self.num_experts,), ("none",), 0.0))
         inner: Size = ("expert_hidden", self.hidden_dim)
         of_expert = [matrix(name, width, inner, self.model_dim) for name in ("w_in", *gates)]
         of_expert.append(matrix("w_out", inner, width, self.hidden_dim))
@@ -145,16 +145,19 @@ class MoESpec(Spec):
             biases = ["b_in", *(["b_gate"] if gates else [])]
             of_expert += [Parameter(name, (self.hidden_dim,), ("expert_hidden",), 0.0) for name in biases]
             of_expert.append(Parameter("b_out", (self.model_dim,), ("expert_output",), 0.0))
-        found += within("experts", (each.times("expert", self.num_experts) for each in of_expert))
+        table += within("experts", (parameter.times("expert", self.num_experts) for parameter in of_expert))
         if self.shared_hidden_dim is not None:
-            shared: Size = ("none", self.shared_hidden_dim)
-            of_shared = [matrix(name, width, shared, self.model_dim) for name in ("w_in", *gates)]
-            of_shared.append(matrix("w_out", shared, width, self.shared_hidden_dim))
+            shared_hidden: Size = ("none", self.shared_hidden_dim)
+            of_shared = [matrix(name, width, shared_hidden, self.model_dim) for name in ("w_in", *gates)]
+            of_shared.append(matrix("w_out", shared_hidden, width, self.shared_hidden_dim))
             if self.shared_gate:
                 of_shared.append(matrix("gate", width, ("none", 1), self.model_dim))
-            found += within("shared", of_shared)
-        return tuple(found)
+            table += within("shared", of_shared)
+        return tuple(table)
 
     @property
     def parameters_per_expert(self) -> int:
-        return sum(each.numel for each in self.parameters() if each.of_experts) // self.num_experts
+        return (
+            sum(parameter.numel for parameter in self.parameters() if parameter.of_experts)
+            // self.num_experts
+        )

@@ -73,4 +73,7 @@ def norm(name: str, width: int, dim: Dim = "none", *, one_plus: bool = False) ->
 
 def within(path: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """The same in a module that has theirs at `path`; where that is empty, it is theirs."""
-    return tuple(replace(each, name=f"{path}.{each.name}" if path else each.name) for each in parameters)
+    return tuple(
+        replace(parameter, name=f"{path}.{parameter.name}" if path else parameter.name)
+        for parameter in parameters
+    )

@@ -24,8 +24,8 @@ def matches(pattern: str, name: str) -> bool:
         return False
     start = len(first)
     for piece in middle:
-        found = name.find(piece, start, end)
-        if found < 0:
+        position = name.find(piece, start, end)
+        if position < 0:
             return False
-        start = found + len(piece)
+        start = position + len(piece)
     return True

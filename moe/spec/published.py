@@ -11,9 +11,9 @@ from typing import Any
 _GROUP_TOKENS = 4096
 
 
-def _grouped_query(num_heads: int, num_kv_heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
+def _grouped_query(num_heads: int, num_kv_heads: int, head_dim: int, **fields: Any) -> dict[str, Any]:
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    return {"kind": "grouped_query", **heads, **more}
+    return {"kind": "grouped_query", **heads, **fields}
 
 
 def _latent(num_heads: int, base: float, **yarn: Any) -> dict[str, Any]:
@@ -42,9 +42,9 @@ def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
     return _language(2880, num_layers, 201_088, attention, moe, norm_eps=1e-5)
 
 
-def _experts(num_experts: int, top_k: int, hidden_dim: int, **more: Any) -> dict[str, Any]:
+def _experts(num_experts: int, top_k: int, hidden_dim: int, **fields: Any) -> dict[str, Any]:
     return {"router": "softmax_topk", "num_experts": num_experts, "top_k": top_k, "hidden_dim": hidden_dim,
-            "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **more}  # fmt: skip
+            "activation": "swiglu", "group_tokens": _GROUP_TOKENS, **fields}  # fmt: skip
 
 
 def _language(
@@ -53,15 +53,15 @@ def _language(
     vocab_size: int,
     attention: dict[str, Any],
     moe: dict[str, Any],
-    **more: Any,
+    **fields: Any,
 ) -> dict[str, Any]:
     return {"kind": "language", "model_dim": model_dim, "num_layers": num_layers, "vocab_size": vocab_size,
-            "attention": attention, "moe": moe, **more}  # fmt: skip
+            "attention": attention, "moe": moe, **fields}  # fmt: skip
 
 
-def _translation(num_layers_each: int, vocab_size: int, **more: Any) -> dict[str, Any]:
+def _translation(num_layers_each: int, vocab_size: int, **fields: Any) -> dict[str, Any]:
     return {"num_encoder_layers": num_layers_each, "num_decoder_layers": num_layers_each,
-            "source_vocab_size": vocab_size, "target_vocab_size": vocab_size, **more}  # fmt: skip
+            "source_vocab_size": vocab_size, "target_vocab_size": vocab_size, **fields}  # fmt: skip
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {

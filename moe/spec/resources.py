@@ -11,11 +11,11 @@ DeviceKind = Literal["cuda", "cpu"]
 """The kinds of devices that workers train on, as torch names them."""
 
 
-def _no_look_alike(given: Any) -> Any:
+def _no_look_alike(value: Any) -> Any:
     """`true` and 1.0 equal 1, and are no number of GPUs."""
-    if isinstance(given, bool | float):
+    if isinstance(value, bool | float):
         raise RuleError("wrong_type", "must be auto, 0 or 1", "write it as a whole number")
-    return given
+    return value
 
 
 class ResourcesSpec(Spec):
@@ -33,14 +33,14 @@ class ResourcesSpec(Spec):
 
     @model_validator(mode="after")
     def _one_way(self) -> "ResourcesSpec":
-        ranged = self.min_workers is not None or self.max_workers is not None
-        if ranged and self.num_workers is not None:
+        has_range = self.min_workers is not None or self.max_workers is not None
+        if has_range and self.num_workers is not None:
             raise RuleError(
                 "conflict",
                 "names num_workers and a range",
                 "leave min_workers and max_workers out, or num_workers",
             )
-        if ranged and (self.min_workers is None or self.max_workers is None):
+        if has_range and (self.min_workers is None or self.max_workers is None):
             raise RuleError("missing", "names half a range", "give both min_workers and max_workers")
         if (
             self.min_workers is not None
@@ -155,8 +155,8 @@ class ParallelSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _auto(cls, given: Any) -> Any:
-        return {} if given == "auto" else given
+    def _auto(cls, value: Any) -> Any:
+        return {} if value == "auto" else value
 
 
 class CheckpointSpec(Spec):

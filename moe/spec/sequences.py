@@ -50,13 +50,11 @@ class SourceSpec(Spec):
     @model_validator(mode="after")
     def _of_one_format(self) -> "SourceSpec":
         if self.format is None:
-            said = {format_of(path) for path in self.paths}
-            if len(said) > 1 or None in said:
+            formats = {format_of(path) for path in self.paths}
+            if len(formats) > 1 or None in formats:
                 rule = "is required where the names of the paths do not say it"
-                if len(said - {None}) > 1:
-                    rule = (
-                        f"is required where the paths say several ({', '.join(sorted(filter(None, said)))})"
-                    )
+                if len(formats - {None}) > 1:
+                    rule = f"is required where the paths say several ({', '.join(sorted(filter(None, formats)))})"
                 raise SpecError(
                     Problem(
                         "missing", "format", None, rule, "write jsonl, text or parquet, one for each source"
@@ -77,9 +75,9 @@ class SourceSpec(Spec):
     @property
     def file_format(self) -> Format:
         """The format that is given, or that the paths say."""
-        found = self.format or format_of(self.paths[0])
-        assert found is not None
-        return found
+        name = self.format or format_of(self.paths[0])
+        assert name is not None
+        return name
 
 
 class SequencesFields(Spec):

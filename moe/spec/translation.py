@@ -47,9 +47,9 @@ class TranslationModelSpec(Counted):
 
     @model_validator(mode="before")
     @classmethod
-    def _expand(cls, given: Any) -> Any:
+    def _expand(cls, fields: Any) -> Any:
         """Merge the preset's dimensions, and hand the model's width to the experts."""
-        return expansion.expanded(given)
+        return expansion.expanded(fields)
 
     @model_validator(mode="after")
     def _coherent(self) -> "TranslationModelSpec":
@@ -107,17 +107,17 @@ class TranslationModelSpec(Counted):
             for side, entries in (("source", self.source_vocab_size), ("target", self.target_vocab_size))
         )
         yield "", Block("embeddings", (source, norm("encoder_norm", self.model_dim)))
-        with_experts, made = set(self.moe_layers), {}
+        with_experts, unique_blocks = set(self.moe_layers), {}
         for layer in range(self.num_layers):
             decodes = layer >= self.num_encoder_layers
             stack, number = ("decoder", layer - self.num_encoder_layers) if decodes else ("encoder", layer)
             ffn_dim = None if layer in with_experts else self.ffn_dim_of(layer)
-            if (stack, ffn_dim) not in made:
-                made[stack, ffn_dim] = self._layer(self._kind(stack, ffn_dim), decodes, ffn_dim)
-            yield f"{stack}.{number}", made[stack, ffn_dim]
-        own, tied = ((), (source,)) if self.share_vocabulary else ((target,), ())
+            if (stack, ffn_dim) not in unique_blocks:
+                unique_blocks[stack, ffn_dim] = self._layer(self._kind(stack, ffn_dim), decodes, ffn_dim)
+            yield f"{stack}.{number}", unique_blocks[stack, ffn_dim]
+        own, tied_parameters = ((), (source,)) if self.share_vocabulary else ((target,), ())
         parameters = (norm("decoder_norm", self.model_dim), *own)
-        yield "", Block("head", parameters, tied, vocabulary=self.target_vocab_size)
+        yield "", Block("head", parameters, tied_parameters, vocabulary=self.target_vocab_size)
 
     def _kind(self, stack: str, ffn_dim: int | None) -> str:
         kind = f"{stack} layer"
@@ -149,10 +149,10 @@ class TranslationModelSpec(Counted):
         """Parameters of a layer, which has experts where it has no `ffn_dim`."""
         width: Size = ("model", self.model_dim)
         heads: Size = ("heads", self.num_heads * self.head_dim)
-        found: list[Parameter] = []
+        parameters: list[Parameter] = []
         for prefix in ("", "cross_")[: 1 + decodes]:
-            found.append(norm(f"{prefix}norm", self.model_dim))
-            found += within(
+            parameters.append(norm(f"{prefix}norm", self.model_dim))
+            parameters += within(
                 f"{prefix}attention",
                 (
                     linear("query", heads, width),
@@ -160,13 +160,13 @@ class TranslationModelSpec(Counted):
                     linear("output", width, heads),
                 ),
             )
-        found.append(norm("feed_forward.norm", self.model_dim))
+        parameters.append(norm("feed_forward.norm", self.model_dim))
         if ffn_dim is None:
             assert self.moe is not None
-            return (*found, *within("feed_forward.moe", self.moe.parameters()))
-        hidden: Size = ("hidden", ffn_dim)
-        dense = linear("w_in", hidden, width), linear("w_out", width, hidden)
-        return (*found, *within("feed_forward.dense", dense))
+            return (*parameters, *within("feed_forward.moe", self.moe.parameters()))
+        hidden_size: Size = ("hidden", ffn_dim)
+        dense = linear("w_in", hidden_size, width), linear("w_out", width, hidden_size)
+        return (*parameters, *within("feed_forward.dense", dense))
 
     def ffn_dim_of(self, layer: int) -> int:
         """The hidden width of a layer's feed-forward layer without experts: a dense twin's is wider where its model has

@@ -88,10 +88,10 @@ class UpcycleSpec(Spec):
     def layer_of(self, ffn_dim: int) -> dict[str, Any]:
         """Fields of the layer of experts that a dense layer of this hidden width becomes, whatever its router."""
         width = ffn_dim // self.granularity
-        shared = {"shared_hidden_dim": self.shared_slices * width} if self.shared_slices else {}
+        shared_fields = {"shared_hidden_dim": self.shared_slices * width} if self.shared_slices else {}
         return {
             "num_experts": self.num_experts * self.routed_slices, "top_k": self.experts_per_token * self.routed_slices,
-            "hidden_dim": width, "activation": "swiglu", **shared,
+            "hidden_dim": width, "activation": "swiglu", **shared_fields,
         }  # fmt: skip
 
     def problems_of_mixture(
@@ -99,18 +99,18 @@ class UpcycleSpec(Spec):
     ) -> Iterator[Problem]:
         """Fields of a mixture, by their paths in the model, that keep it from computing what the dense model does:
         `moe` in these of all its layers, beside dense ones of `ffn_dim`."""
-        expected = self.layer_of(moe.hidden_dim * self.granularity)
-        expected |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
-        expected.setdefault("shared_hidden_dim", None)
+        expected_fields = self.layer_of(moe.hidden_dim * self.granularity)
+        expected_fields |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
+        expected_fields.setdefault("shared_hidden_dim", None)
         if not isinstance(moe.routing, GatedTopKSpec):
             rule = (
                 "must be softmax_topk or sigmoid_topk, whose weights of a token's experts add up to the same"
             )
             yield Problem("unsupported", "moe.router", moe.routing.router, f"{rule} for all tokens", _ANEW)
             return
-        for name, value in expected.items():
-            if (given := getattr(moe, name)) != value:
-                yield Problem("mismatch", f"moe.{name}", given, f"must be {value}, as upcycle has it", _ANEW)
+        for name, value in expected_fields.items():
+            if (actual := getattr(moe, name)) != value:
+                yield Problem("mismatch", f"moe.{name}", actual, f"must be {value}, as upcycle has it", _ANEW)
         if not (moe.routing.renormalizes or getattr(moe.routing, "softmax", None) == "after_topk"):
             rule = "leaves the sum of a token's weights to its scores, and the dense model's layers weigh 1"
             yield Problem("unsupported", "moe.renormalize_gates", False, rule, _ANEW)

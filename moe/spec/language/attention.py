@@ -98,29 +98,29 @@ class GroupedQueryAttentionSpec(Spec):
         queries: Size = ("heads", self.num_heads * self.head_dim)
         keys: Size = ("heads", self.num_kv_heads * self.head_dim)
         with_gate: Size = ("heads", queries[1] * (2 if self.output_gate else 1))
-        found = [linear("query", with_gate, width), linear("key", keys, width), linear("value", keys, width),
+        table = [linear("query", with_gate, width), linear("key", keys, width), linear("value", keys, width),
                  linear("output", width, queries)]  # fmt: skip
         if self.bias:
-            found += [
+            table += [
                 bias(name, size) for name, size in (("query", with_gate), ("key", keys), ("value", keys))
             ]
         if self.output_bias:
-            found.append(bias("output", width))
+            table.append(bias("output", width))
         if self.query_key_norm == "head":
-            found += [norm(f"{name}_norm", self.head_dim, one_plus=one_plus) for name in ("query", "key")]
+            table += [norm(f"{name}_norm", self.head_dim, one_plus=one_plus) for name in ("query", "key")]
         elif self.query_key_norm == "width":
-            found += [norm("query_norm", queries[1], "heads", one_plus=one_plus),
+            table += [norm("query_norm", queries[1], "heads", one_plus=one_plus),
                       norm("key_norm", keys[1], "heads", one_plus=one_plus)]  # fmt: skip
         if self.sinks:
-            found.append(Parameter("sinks", (self.num_heads,), ("heads",), 0.0))
-        return tuple(found)
+            table.append(Parameter("sinks", (self.num_heads,), ("heads",), 0.0))
+        return tuple(table)
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
         """Those of a layer with so many weights of projections, which looks back `window` positions at most."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        kept = 2 * keys + (queries if self.output_gate else 0)
+        kept_elements = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
-            queries, queries, queries, kept, projections, window=window, rotated=queries + keys,
+            queries, queries, queries, kept_elements, projections, window=window, rotated=queries + keys,
             kept=self._kept(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
             normed=self.query_key_norm is not None,
         )  # fmt: skip
@@ -137,8 +137,8 @@ class GroupedQueryAttentionSpec(Spec):
             beside += queries + 2 * keys
         together = queries + keys if self.query_key_norm == "width" else 0
         rows = self.num_heads + self.num_kv_heads if self.query_key_norm == "head" else 0
-        fused = 2 * queries + 2 * keys
-        return KeptWidths(fused, fused, queries, beside, self.num_heads + rows, together)
+        fused_elements = 2 * queries + 2 * keys
+        return KeptWidths(fused_elements, fused_elements, queries, beside, self.num_heads + rows, together)
 
 
 class LatentAttentionSpec(Spec):
@@ -187,23 +187,23 @@ class LatentAttentionSpec(Spec):
         down: Size = ("none", self.key_value_rank + self.rope_dim)
         up: Size = ("heads", self.num_heads * (self.head_dim + self.value_dim))
         if self.query_rank is None:
-            found = [linear("query", queries, width)]
+            table = [linear("query", queries, width)]
         else:
             rank: Size = ("none", self.query_rank)
-            found = [
+            table = [
                 linear("query_down", rank, width),
                 norm("query_norm", rank[1], one_plus=one_plus),
                 linear("query_up", queries, rank),
             ]
-            found += [bias("query_down", rank)] if self.bias else []
-        found += [
+            table += [bias("query_down", rank)] if self.bias else []
+        table += [
             linear("key_value_down", down, width),
             norm("key_value_norm", latent[1], one_plus=one_plus),
             linear("key_value_up", up, latent),
             linear("output", width, values),
         ]
-        found += [bias("key_value_down", down), bias("output", width)] if self.bias else []
-        return tuple(found)
+        table += [bias("key_value_down", down), bias("output", width)] if self.bias else []
+        return tuple(table)
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
         """Those of a layer with so many weights of projections; it looks back at all positions."""
@@ -220,11 +220,11 @@ class LatentAttentionSpec(Spec):
     def _kept(self, queries: int, values: int, ranks: int) -> KeptWidths:
         """Keys and values of all heads are made at once, so that values keep both; what heads give is put in order."""
         up = self.num_heads * (self.head_dim + self.value_dim)
-        fused = 2 * queries + up + values
+        fused_elements = 2 * queries + up + values
         wider = max(queries, values)
         on_cpu = 4 * queries if queries > values else 2 * wider + up + values
         return KeptWidths(
-            fused, on_cpu, beside=values, wide=self.num_heads, of_tokens=ranks + self.rope_dim,
+            fused_elements, on_cpu, beside=values, wide=self.num_heads, of_tokens=ranks + self.rope_dim,
             of_tokens_wide=3 if self.query_rank is None else 4, gathered=ranks,
         )  # fmt: skip
 

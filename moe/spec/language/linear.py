@@ -59,10 +59,10 @@ class LinearAttentionSpec(Spec):
         """Those of a layer with so many weights of projections, the convolution's among them; it has no window."""
         keys, heads = self.num_key_heads * self.key_dim, self.num_value_heads
         values = heads * self.value_dim
-        kept = 2 * (keys + values)  # before the convolution and after it, with the gate
+        kept_elements = 2 * (keys + values)  # before the convolution and after it, with the gate
         projections -= (2 * keys + values) * self.conv_tokens
         return AttentionDims(
-            2 * keys, heads * self.key_dim, values, kept, projections, linear=self.value_dim, chunk=CHUNK,
+            2 * keys, heads * self.key_dim, values, kept_elements, projections, linear=self.value_dim, chunk=CHUNK,
             kept=self._kept(keys, values), heads=heads, key_heads=self.num_key_heads,
         )  # fmt: skip
 
@@ -75,6 +75,6 @@ class LinearAttentionSpec(Spec):
         heads = self.num_value_heads
         states = heads * self.key_dim * self.value_dim // POSITIONS_AT_ONCE
         wide = 4 * keys + values + 7 * heads + 2 * self.num_key_heads + states
-        worked = heads * (4 * CHUNK + 5 * (self.key_dim + self.value_dim)) + 2 * keys + values
-        return KeptWidths(0, 0, beside=2 * (2 * keys + values) + 6 * values, wide=wide, worked=worked,
+        workspace = heads * (4 * CHUNK + 5 * (self.key_dim + self.value_dim)) + 2 * keys + values
+        return KeptWidths(0, 0, beside=2 * (2 * keys + values) + 6 * values, wide=wide, worked=workspace,
                           worked_positions=POSITIONS_AT_ONCE)  # fmt: skip

@@ -84,9 +84,9 @@ class LanguageModelSpec(Counted):
 
     @model_validator(mode="before")
     @classmethod
-    def _expand(cls, given: Any) -> Any:
+    def _expand(cls, fields: Any) -> Any:
         """Merge the preset's dimensions, and hand the model's width to the experts."""
-        return expansion.expanded(given)
+        return expansion.expanded(fields)
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -123,11 +123,11 @@ class LanguageModelSpec(Counted):
                     "say how many layers there are to each with full attention; Qwen3-Next has 4",
                 )
             )
-        named = [("dense_layers", self.dense_layers)]
-        windowed = getattr(self.attention, "windowed_layers", ())
-        if isinstance(windowed, tuple):
-            named.append(("attention.windowed_layers", windowed))
-        for path, layers in named:
+        layer_lists = [("dense_layers", self.dense_layers)]
+        layers_with_window = getattr(self.attention, "windowed_layers", ())
+        if isinstance(layers_with_window, tuple):
+            layer_lists.append(("attention.windowed_layers", layers_with_window))
+        for path, layers in layer_lists:
             if beyond := [layer for layer in layers if layer >= self.num_layers]:
                 problems.append(
                     Problem(
@@ -180,9 +180,9 @@ class LanguageModelSpec(Counted):
     def _problems_of_adapter(self) -> Iterator[Problem]:
         if self.adapter is None:
             return
-        names = {each.name: each.shape for each in self.parameters() if each.frozen}
-        for each in self.adapter.problems(names):
-            yield replace(each, path=f"adapter.{each.path}")
+        names = {parameter.name: parameter.shape for parameter in self.parameters() if parameter.frozen}
+        for problem in self.adapter.problems(names):
+            yield replace(problem, path=f"adapter.{problem.path}")
         routers = [name for name in names if name.endswith(".router") and self.adapter.chooses(name)]
         if routers and self.moe is not None and self.moe.routing.bias_rate:
             rule = f"have {routers[0]}, whose selection bias follows the loads, and no adapter holds that"
@@ -200,12 +200,12 @@ class LanguageModelSpec(Counted):
 
     @property
     def heads(self) -> dict[str, int]:
-        found = {"attention.num_heads": self.attention.num_heads}
+        heads = {"attention.num_heads": self.attention.num_heads}
         if isinstance(self.attention, GroupedQueryAttentionSpec):
-            found["attention.num_kv_heads"] = self.attention.num_kv_heads
+            heads["attention.num_kv_heads"] = self.attention.num_kv_heads
         if self.linear_attention is not None:
-            found["linear_attention.num_key_heads"] = self.linear_attention.num_key_heads
-        return found
+            heads["linear_attention.num_key_heads"] = self.linear_attention.num_key_heads
+        return heads
 
     def ffn_dims(self) -> set[int]:
         return set() if self.ffn_dim is None else {self.ffn_dim}
@@ -215,8 +215,8 @@ class LanguageModelSpec(Counted):
         """The layers with experts, counted from 0."""
         if self.moe is None:
             return ()
-        every = range(self.first_dense_layers + self.moe_every - 1, self.num_layers, self.moe_every)
-        return tuple(layer for layer in every if layer not in self.dense_layers)
+        candidates = range(self.first_dense_layers + self.moe_every - 1, self.num_layers, self.moe_every)
+        return tuple(layer for layer in candidates if layer not in self.dense_layers)
 
     def has_full_attention(self, layer: int) -> bool:
         return (
@@ -237,28 +237,30 @@ class LanguageModelSpec(Counted):
             linear(name, ("vocab", self.vocab_size), width) for name in ("embedding", "output")
         )
         if self.adapter is not None:
-            last, embedding, output = (replace(each, frozen=True) for each in (last, embedding, output))
+            last, embedding, output = (
+                replace(parameter, frozen=True) for parameter in (last, embedding, output)
+            )
         yield "", Block("embeddings", (embedding,))
-        with_experts, tables, made = set(self.moe_layers), {}, {}
+        with_experts, tables, unique_blocks = set(self.moe_layers), {}, {}
         for layer in range(self.num_layers):
-            path, chosen = f"layers.{layer}", frozenset[str]()
+            path, targets = f"layers.{layer}", frozenset[str]()
             of = layer in with_experts, self.has_full_attention(layer), self.window_of(layer) is not None
             if of not in tables:
                 tables[of] = self._of_layer(*of[:2])
             if self.adapter is not None:
-                chosen = self.adapter.chosen(path, tables[of])
-            if (alike := (of, chosen)) not in made:
+                targets = self.adapter.chosen(path, tables[of])
+            if (alike := (of, targets)) not in unique_blocks:
                 table = tables[of]
                 if self.adapter is not None:
-                    table = self.adapter.adapted(table, chosen)
-                made[alike] = self._layer(*of[:2], table, self.window_of(layer), self._kind(*of))
-            yield path, made[alike]
-        own, tied = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
-        yield "", Block("head", (last, *own), tied, vocabulary=self.vocab_size)
+                    table = self.adapter.adapted(table, targets)
+                unique_blocks[alike] = self._layer(*of[:2], table, self.window_of(layer), self._kind(*of))
+            yield path, unique_blocks[alike]
+        own, tied_parameters = ((), (embedding,)) if self.tie_embeddings else ((output,), ())
+        yield "", Block("head", (last, *own), tied_parameters, vocabulary=self.vocab_size)
 
-    def _kind(self, experts: bool, full: bool, windowed: bool) -> str:
+    def _kind(self, experts: bool, full: bool, has_window: bool) -> str:
         kinds = [] if full else ["linear attention"]
-        kinds += ["sliding window"] if windowed else []
+        kinds += ["sliding window"] if has_window else []
         kinds += ["with experts" if experts else "without experts"] if self.moe else []
         return " ".join(["layer", ", ".join(kinds)]).rstrip()
 
@@ -266,13 +268,15 @@ class LanguageModelSpec(Counted):
         self, experts: bool, full: bool, parameters: tuple[Parameter, ...], window: int | None, kind: str
     ) -> Block:
         matrices = (
-            each
-            for each in parameters
-            if each.name.startswith("attention.") and not each.name.endswith((A, B)) and len(each.shape) == 2
+            parameter
+            for parameter in parameters
+            if parameter.name.startswith("attention.")
+            and not parameter.name.endswith((A, B))
+            and len(parameter.shape) == 2
         )
         attention = self.attention if full else self.linear_attention
         assert attention is not None
-        dims = attention.dims(sum(each.numel for each in matrices), window)
+        dims = attention.dims(sum(matrix.numel for matrix in matrices), window)
         if experts:
             return Block(kind, parameters, attentions=(dims,), moe=self.moe)
         assert self.ffn_dim is not None
@@ -285,19 +289,19 @@ class LanguageModelSpec(Counted):
         else:
             assert self.linear_attention is not None
             attention = self.linear_attention.parameters(self.model_dim)
-        found = (
+        parameters = (
             norm("norm", self.model_dim, one_plus=self.norm_one_plus),
             *within("attention", attention),
             norm("feed_forward.norm", self.model_dim, one_plus=self.norm_one_plus),
         )
         if experts:
             assert self.moe is not None
-            return (*found, *within("feed_forward.moe", self.moe.parameters()))
+            return (*parameters, *within("feed_forward.moe", self.moe.parameters()))
         assert self.ffn_dim is not None
         width: Size = ("model", self.model_dim)
-        hidden: Size = ("hidden", self.ffn_dim)
-        into = (linear(name, hidden, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
-        return (*found, *within("feed_forward.dense", (*into, linear("w_out", width, hidden))))
+        hidden_size: Size = ("hidden", self.ffn_dim)
+        into = (linear(name, hidden_size, width) for name in ("w_in", "w_gate")[: self.num_ffn_matrices - 1])
+        return (*parameters, *within("feed_forward.dense", (*into, linear("w_out", width, hidden_size))))
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer looks back at most, where there is a bound."""

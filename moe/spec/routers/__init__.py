@@ -26,8 +26,8 @@ from moe.spec.routers.switch import SwitchTop1Spec
 DEFAULT = GShardTop2Spec()
 
 ROUTERS: dict[str, type[RouterSpec]] = {
-    each.model_fields["router"].default: each
-    for each in (
+    router.model_fields["router"].default: router
+    for router in (
         GShardTop2Spec,
         SwitchTop1Spec,
         SoftmaxTopKSpec,
@@ -41,7 +41,7 @@ ROUTERS: dict[str, type[RouterSpec]] = {
 
 def router_fields() -> set[str]:
     """The fields that stand for a router's part in a layer's spec: its name, and those of any router."""
-    return {field for each in ROUTERS.values() for field in each.model_fields}
+    return {field for router in ROUTERS.values() for field in router.model_fields}
 
 
 def router_spec(given: Any) -> Any:
@@ -66,7 +66,7 @@ def router_spec(given: Any) -> Any:
 
 
 def _owners(field: str) -> list[str]:
-    return [name for name, each in ROUTERS.items() if field in each.model_fields]
+    return [name for name, router in ROUTERS.items() if field in router.model_fields]
 
 
 def for_router(router: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,27 +82,29 @@ def written_flat(schema: dict[str, Any]) -> None:
     if "properties" not in schema:  # of what is written rather than read
         return
     by_field: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, each in ROUTERS.items():
-        for field, own in each.model_json_schema()["properties"].items():
+    for name, router in ROUTERS.items():
+        for field, own in router.model_json_schema()["properties"].items():
             by_field.setdefault(field, {})[name] = own
     del by_field["router"]
-    described = " ".join(
-        f"`{name}`: {(each.__doc__ or '').splitlines()[0]}" for name, each in ROUTERS.items()
+    description = " ".join(
+        f"`{name}`: {(router.__doc__ or '').splitlines()[0]}" for name, router in ROUTERS.items()
     )
     schema["properties"]["router"] = {
-        "default": DEFAULT.router, "description": described, "enum": [*ROUTERS], "title": "Router", "type": "string",
+        "default": DEFAULT.router, "description": description, "enum": [*ROUTERS], "title": "Router", "type": "string",
     }  # fmt: skip
-    schema["properties"].update({field: _of_any(owned) for field, owned in by_field.items()})
+    schema["properties"].update({field: _of_any(schemas) for field, schemas in by_field.items()})
 
 
-def _of_any(owned: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _of_any(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The schema of a field that several routers have, which says their defaults where they are not one."""
-    first, *others = owned.values()
-    if all(each == first for each in others):
+    first, *rest = schemas.values()
+    if all(schema == first for schema in rest):
         return first
-    defaults = ", ".join(f"{json.dumps(each.get('default'))} for `{name}`" for name, each in owned.items())
-    one = {key: value for key, value in first.items() if key != "default"}
-    return {**one, "description": f"{first.get('description', '')} By default {defaults}."}
+    defaults = ", ".join(
+        f"{json.dumps(schema.get('default'))} for `{name}`" for name, schema in schemas.items()
+    )
+    common = {key: value for key, value in first.items() if key != "default"}
+    return {**common, "description": f"{first.get('description', '')} By default {defaults}."}
 
 
 __all__ = [

@@ -184,8 +184,10 @@ class GatedTopKSpec(BalancedSpec):
     @property
     def resolved(self) -> Self:
         # None but for what only the field says: so it is in the specs that plans were kept for before there was one.
-        frozen = True if self.has_selection_bias and self.bias_rate == 0 else None
-        return self.model_copy(update={"renormalize_gates": self.renormalizes, "selection_bias": frozen})
+        selection_bias = True if self.has_selection_bias and self.bias_rate == 0 else None
+        return self.model_copy(
+            update={"renormalize_gates": self.renormalizes, "selection_bias": selection_bias}
+        )
 
     def problems(self, num_experts: int) -> Iterator[Problem]:
         yield from too_many_choices(self.top_k, num_experts)
