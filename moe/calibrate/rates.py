@@ -60,12 +60,12 @@ _ROUNDS, _MOMENT_S = 3, 0.08
 
 def calibrated(cache: Path, *, refresh: bool = False) -> Calibration:
     """The stored calibration of this machine's CPU with these versions; measured now and stored where there is none."""
-    found = read_calibration(cache)
-    if found is not None and found.machine == machine() and not refresh:
-        return found
-    found = measure_cpu()
-    write_calibration(cache, found)
-    return found
+    calibration = read_calibration(cache)
+    if calibration is not None and calibration.machine == machine() and not refresh:
+        return calibration
+    calibration = measure_cpu()
+    write_calibration(cache, calibration)
+    return calibration
 
 
 def machine(device: str = "cpu") -> str:
@@ -85,8 +85,8 @@ def measure_cpu() -> Calibration:
         ProcessPoolExecutor(2, spawn) as workers,
     ):
         ranks = [workers.submit(_of_this_machine, rank, f"{folder}/rendezvous") for rank in range(2)]
-        found, *_ = [rank.result() for rank in ranks]
-    return found
+        calibration, *_ = [rank.result() for rank in ranks]
+    return calibration
 
 
 def _of_this_machine(rank: int, rendezvous: str) -> Calibration:
@@ -107,7 +107,7 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
     the same place in the first two nodes. Latencies of GPUs stay the device type's, since what two ranks take for a
     small exchange is mostly the call.
     """
-    found = _arithmetic(device)
+    calibration = _arithmetic(device)
     by_node = [[rank for rank, at in enumerate(nodes) if at == node] for node in dict.fromkeys(nodes)]
     within = [ranks[:2] for ranks in by_node if len(ranks) > 1]
     across = [list(pair) for pair in zip(*by_node[:2], strict=False)] if len(by_node) > 1 else []
@@ -121,26 +121,26 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
             for group in [dist.new_group(pair, backend=accelerator(device).collectives)]
             for rank in pair
         }
-        if (mine := groups.get(dist.get_rank() if groups else -1)) is not None:
-            latency_s, bytes_per_s = _links(device, mine)
-            known = (
+        if (process_group := groups.get(dist.get_rank() if groups else -1)) is not None:
+            latency_s, bytes_per_s = _links(device, process_group)
+            link_rates = (
                 {rate: bytes_per_s}
                 if accelerator(device).runs_ahead
                 else {rate: bytes_per_s, latency: latency_s}
             )
-            found = found.model_copy(update=known)
+            calibration = calibration.model_copy(update=link_rates)
         if groups:
             dist.barrier()
-    return found
+    return calibration
 
 
 def _arithmetic(device: str) -> Calibration:
     kind, usual = accelerator(device).kind, accelerator(device).matrix_dtype
     sizes, on = _SIZES[kind], torch.device(device)
-    other = torch.float32 if usual == torch.bfloat16 else torch.bfloat16
+    other_dtype = torch.float32 if usual == torch.bfloat16 else torch.bfloat16
     x = torch.randn(sizes.rows, sizes.wide, device=on, dtype=usual)
     w = torch.randn(sizes.wide, sizes.wide, device=on, dtype=usual)
-    other_x, other_w = (each.to(other) for each in (x, w))
+    other_x, other_w = (tensor.to(other_dtype) for tensor in (x, w))
     experts = (
         torch.randn(_EXPERTS, sizes.expert_rows, sizes.wide // 4, device=on, dtype=usual),
         torch.randn(_EXPERTS, sizes.wide // 4, sizes.wide, device=on, dtype=usual),
@@ -162,7 +162,7 @@ def _arithmetic(device: str) -> Calibration:
     rate, other_rate = (sizes.product_flops / seconds[name] for name in ("product", "other_dtype"))
     batch, num_heads, positions, width = sizes.heads
     each_expert = 2 * sizes.expert_rows * sizes.wide**2 // 4
-    by_dtype = {usual: rate, other: other_rate}
+    by_dtype = {usual: rate, other_dtype: other_rate}
     return Calibration(
         machine=machine(device),
         device=kind,
@@ -184,21 +184,21 @@ def _in_quiet_moments(device: str, works: dict[str, Callable[[], object]]) -> di
     """Seconds of each, the least of the medians of some moments, in turns: what others take of the machine for a while
     is left out."""
     rounds = [{name: _seconds(device, work) for name, work in works.items()} for _ in range(_ROUNDS)]
-    return {name: min(each[name] for each in rounds) for name in works}
+    return {name: min(seconds[name] for seconds in rounds) for name in works}
 
 
 def _seconds(device: str, work: Callable[[], object]) -> float:
     """The median of what `work` takes, within a moment."""
     work()
-    taken: list[float] = []
+    times_s: list[float] = []
     accelerator(device).synchronize()
     began = time.perf_counter()
-    while time.perf_counter() - began < _MOMENT_S or len(taken) < 3:
+    while time.perf_counter() - began < _MOMENT_S or len(times_s) < 3:
         at = time.perf_counter()
         work()
         accelerator(device).synchronize()
-        taken.append(time.perf_counter() - at)
-    return sorted(taken)[len(taken) // 2]
+        times_s.append(time.perf_counter() - at)
+    return sorted(times_s)[len(times_s) // 2]
 
 
 def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:

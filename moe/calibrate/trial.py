@@ -44,24 +44,24 @@ def step_seconds(
     batches = BatchesAhead(task.batches(data, plan, layout))
     try:
         began = time.perf_counter()
-        for done in range(num_warm_up + num_steps):
-            if done == num_warm_up:
+        for step in range(num_warm_up + num_steps):
+            if step == num_warm_up:
                 began = time.perf_counter()
-            take_step(state, batches.take(done), Signals())
-        mine = (time.perf_counter() - began) / num_steps
+            take_step(state, batches.take(step), Signals())
+        local_step_s = (time.perf_counter() - began) / num_steps
     finally:
         batches.close()
-    slowest = max(together.all_gathered(mine))
+    slowest = max(together.all_gathered(local_step_s))
     layout.close()
     return slowest
 
 
 def fastest(plans: Sequence[Plan], seconds: Sequence[float]) -> Plan:
     """The plan whose step took the least, the first of those that took the same; it tells of all that were tried."""
-    tried = tuple(
-        Trial(layout=layout_of(plan), predicted_step_s=plan.predicted.step_s, measured_step_s=measured)
-        for plan, measured in zip(plans, seconds, strict=True)
+    trials = tuple(
+        Trial(layout=layout_of(plan), predicted_step_s=plan.predicted.step_s, measured_step_s=step_s)
+        for plan, step_s in zip(plans, seconds, strict=True)
     )
     best = min(range(len(plans)), key=lambda index: seconds[index])
-    told = f"the fastest of {len(plans)} that were run for {STEPS} steps each: {1e3 * seconds[best]:.3g} ms a step"
-    return plans[best].model_copy(update={"tried": tried, "reasons": (told, *plans[best].reasons)})
+    reason = f"the fastest of {len(plans)} that were run for {STEPS} steps each: {1e3 * seconds[best]:.3g} ms a step"
+    return plans[best].model_copy(update={"tried": trials, "reasons": (reason, *plans[best].reasons)})
