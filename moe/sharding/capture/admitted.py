@@ -39,19 +39,19 @@ def admit(module: nn.Module, sample: Any) -> None:
 
 
 def _of_modules(module: nn.Module) -> Iterator[Problem]:
-    for path, each in module.named_modules():
-        if each in APPLIED:
+    for path, submodule in module.named_modules():
+        if submodule in APPLIED:
             rule, remedy = "is applied already", "give the module that it was made of"
-        elif isinstance(each, DataParallel | DistributedDataParallel):
+        elif isinstance(submodule, DataParallel | DistributedDataParallel):
             rule, remedy = "shares its batch out by itself", "give the module within it, its `.module`"
-        elif isinstance(each, torch.jit.ScriptModule):
+        elif isinstance(submodule, torch.jit.ScriptModule):
             rule, remedy = "is scripted, which hides its operators", "give the module that it was made of"
-        elif torch_private.is_compiled(each):
+        elif torch_private.is_compiled(submodule):
             rule = "is compiled already"
             remedy = "give the module that it was made of, and compile what sharding.apply gives"
         else:
             continue
-        yield Problem("unsupported", path or "model", type(each).__name__, rule, remedy)
+        yield Problem("unsupported", path or "model", type(submodule).__name__, rule, remedy)
         return
 
 
@@ -87,15 +87,15 @@ def _of_tensors(module: nn.Module) -> Iterator[Problem]:
 
 
 def _of_sample(sample: Any) -> Iterator[Problem]:
-    for number, each in enumerate(pytree.tree_leaves(list(sample))):
-        if not isinstance(each, Tensor):
+    for number, leaf in enumerate(pytree.tree_leaves(list(sample))):
+        if not isinstance(leaf, Tensor):
             continue
         name = f"inputs.{number}"
-        if each.layout is not torch.strided or each.is_nested:
+        if leaf.layout is not torch.strided or leaf.is_nested:
             yield Problem(
-                "unsupported", name, str(each.layout), "must be a dense tensor", "pad it, or make it dense"
+                "unsupported", name, str(leaf.layout), "must be a dense tensor", "pad it, or make it dense"
             )
-        elif each.requires_grad:
+        elif leaf.requires_grad:
             yield Problem(
                 "unsupported",
                 name,
@@ -103,5 +103,5 @@ def _of_sample(sample: Any) -> Iterator[Problem]:
                 "asks for its gradient, which programs give of parameters alone",
                 "detach it, or make it a parameter",
             )
-        elif not each.numel():
-            yield Problem("empty", name, list(each.shape), "has no elements", "give a sample with some")
+        elif not leaf.numel():
+            yield Problem("empty", name, list(leaf.shape), "has no elements", "give a sample with some")

@@ -86,7 +86,7 @@ def _block(tensors: list[Tensor], number: int, instance: int) -> list[Tensor]:
 
 @_block.register_fake
 def _(tensors: list[Tensor], number: int, instance: int) -> list[Tensor]:
-    return [torch.empty_like(each) for each in _BLOCKS.get()[number].made]
+    return [torch.empty_like(output) for output in _BLOCKS.get()[number].made]
 
 
 @torch.library.custom_op("shardyard::block_backward", mutates_args=())
@@ -110,12 +110,13 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[list[Tensor | None], None, None]:
     tensors = list(ctx.saved_tensors)
     block = _BLOCKS.get()[ctx.number]
-    asked = list(block.tangents.values())
-    given = [
-        torch.zeros_like(block.made[at]) if (gradient := gradients[at]) is None else gradient for at in asked
+    output_numbers = list(block.tangents.values())
+    tangents = [
+        torch.zeros_like(block.made[at]) if (gradient := gradients[at]) is None else gradient
+        for at in output_numbers
     ]
-    found = torch.ops.shardyard.block_backward(tensors, given, ctx.number, ctx.instance)
-    by_number = dict(zip(block.gradients, found, strict=True))
+    block_gradients = torch.ops.shardyard.block_backward(tensors, tangents, ctx.number, ctx.instance)
+    by_number = dict(zip(block.gradients, block_gradients, strict=True))
     return [by_number.get(at) for at in range(len(tensors))], None, None
 
 
@@ -126,7 +127,7 @@ FORWARD, BACKWARD = torch.ops.shardyard.block.default, torch.ops.shardyard.block
 @contextmanager
 def _standing_in(kinds: list[list[nn.Module]], run: Callable[[nn.Module, Any, int], Any]) -> Iterator[None]:
     """Modules whose forward is something else, given (module, (arguments, keyword arguments), number of its kind)."""
-    changed: list[nn.Module] = []
+    patched_modules: list[nn.Module] = []
 
     def standing(module: nn.Module, kind: int) -> Callable[..., Any]:
         return lambda *args, **kwargs: run(module, (args, kwargs), kind)
@@ -134,20 +135,20 @@ def _standing_in(kinds: list[list[nn.Module]], run: Callable[[nn.Module, Any, in
     try:
         for kind, alike in enumerate(kinds):
             for module in alike:
-                changed.append(module)
+                patched_modules.append(module)
                 module.forward = standing(module, kind)
         yield
     finally:
-        for module in changed:
+        for module in patched_modules:
             vars(module).pop("forward", None)
 
 
 def _key(kind: int, leaves: list[Any], tree: pytree.TreeSpec) -> Hashable | None:
     about: list[Hashable] = []
-    for each in leaves:
-        if isinstance(each, Tensor):
-            about.append((tuple(each.shape), each.dtype, each.requires_grad, each.stride()))
-        elif (sign := sign_of_value(each)) is None:
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            about.append((tuple(leaf.shape), leaf.dtype, leaf.requires_grad, leaf.stride()))
+        elif (sign := sign_of_value(leaf)) is None:
             return None
         else:
             about.append(sign)
@@ -158,8 +159,8 @@ def _like(value: Any) -> Any:
     """A tensor of the same shape, strides and dtype, and alike to be trained."""
     if not isinstance(value, Tensor):
         return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return made.requires_grad_(value.requires_grad)
+    tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return tensor.requires_grad_(value.requires_grad)
 
 
 def _versions(leaves: list[Any]) -> list[int]:
@@ -179,19 +180,19 @@ def _fresh(value: Any) -> Any:
 def observed(calls: Calls) -> Iterator[None]:
     """Runs within find how repeated blocks are called: each way is run once, then what it gave is given again."""
 
-    def run(module: nn.Module, given: Any, kind: int) -> Any:
-        leaves, tree = pytree.tree_flatten(given)
+    def run(module: nn.Module, inputs: Any, kind: int) -> Any:
+        leaves, tree = pytree.tree_flatten(inputs)
         key = _key(kind, leaves, tree)
         if key is None or key in calls.mutating:
-            return type(module).forward(module, *given[0], **given[1])
+            return type(module).forward(module, *inputs[0], **inputs[1])
         if key not in calls.by_key:
             arguments, versions = [_like(leaf) for leaf in leaves], _versions(leaves)
-            returned = type(module).forward(module, *given[0], **given[1])
+            output = type(module).forward(module, *inputs[0], **inputs[1])
             if _versions(leaves) != versions:
                 calls.mutating.add(key)
-                return returned
-            register_data_classes(returned)
-            calls.by_key[key] = Call(module, tree, arguments, returned)
+                return output
+            register_data_classes(output)
+            calls.by_key[key] = Call(module, tree, arguments, output)
             calls.number(key)
         return pytree.tree_map(_fresh, calls.by_key[key].returned)
 
@@ -203,23 +204,23 @@ def observed(calls: Calls) -> Iterator[None]:
 def as_operators(calls: Calls) -> Iterator[None]:
     """Within, repeated blocks are operators."""
 
-    def run(module: nn.Module, given: Any, kind: int) -> Any:
-        leaves, tree = pytree.tree_flatten(given)
+    def run(module: nn.Module, inputs: Any, kind: int) -> Any:
+        leaves, tree = pytree.tree_flatten(inputs)
         key = _key(kind, leaves, tree)
         call = calls.by_key.get(key) if key is not None else None
         if call is None or call.block is None:
-            return type(module).forward(module, *given[0], **given[1])
+            return type(module).forward(module, *inputs[0], **inputs[1])
         calls.called.append(module)
         buffers = list(module.buffers())
         tensors = [
-            *(each for each in leaves if isinstance(each, Tensor)),
+            *(leaf for leaf in leaves if isinstance(leaf, Tensor)),
             *module.parameters(),
-            *(each.clone() for each in buffers),
+            *(buffer.clone() for buffer in buffers),
         ]
-        made = torch.ops.shardyard.block(tensors, calls.number(key), len(calls.called))
-        returned, form = pytree.tree_flatten(call.returned)
-        iterator = iter(made)
-        outputs = [next(iterator) if isinstance(each, Tensor) else each for each in returned]
+        block_outputs = torch.ops.shardyard.block(tensors, calls.number(key), len(calls.called))
+        output_leaves, form = pytree.tree_flatten(call.returned)
+        iterator = iter(block_outputs)
+        outputs = [next(iterator) if isinstance(leaf, Tensor) else leaf for leaf in output_leaves]
         for at, new in zip(call.block.written, iterator, strict=True):
             buffers[at].copy_(new.detach())
         return pytree.tree_unflatten(outputs, form)
@@ -243,58 +244,62 @@ class BlockModule(nn.Module):
 
     @beginning
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(each, Tensor) else each for each in self.call.arguments]
+        iterator = iter(tensors)
+        leaves = [
+            next(iterator) if isinstance(argument, Tensor) else argument for argument in self.call.arguments
+        ]
         args, kwargs = pytree.tree_unflatten(leaves, self.call.tree)
-        held = (*leaves, *self.parameters(), *self.buffers())
+        inputs = (*leaves, *self.parameters(), *self.buffers())
         with self.within():
-            returned = type(self.block).forward(self.block, *args, **kwargs)
-            flat = apart(pytree.tree_leaves(returned), held)  # before buffers that were set anew are written
+            output = type(self.block).forward(self.block, *args, **kwargs)
+            flat = apart(pytree.tree_leaves(output), inputs)  # before buffers that were set anew are written
         return tuple(flat)
 
 
 def apart(flat: Sequence[Any], given: Sequence[Any]) -> tuple[Tensor, ...]:
     """The tensors among results, each for itself: of views of one tensor, and of what was given, torch would make the
     results anew from that, and leave out their gradients."""
-    those = {id(each) for each in given}
-    tensors = (each for each in flat if isinstance(each, Tensor))
-    return tuple(each.clone() if each._is_view() or id(each) in those else each for each in tensors)
+    input_ids = {id(value) for value in given}
+    tensors = (value for value in flat if isinstance(value, Tensor))
+    return tuple(
+        tensor.clone() if tensor._is_view() or id(tensor) in input_ids else tensor for tensor in tensors
+    )
 
 
 def block_of(
     call: Call, module: fx.GraphModule, after: Callable[[fx.Graph, set[fx.Node]], frozenset[fx.Node]]
 ) -> Block:
     """The block of a joint graph of its `BlockModule`; `after` gives the nodes that depend on others."""
-    traced = module.graph
+    graph = module.graph
     names = [f"block.{name}" for name, _ in call.module.named_parameters()]
     buffers = [f"block.{name}" for name, _ in call.module.named_buffers()]
-    num_arguments = sum(isinstance(each, Tensor) for each in call.arguments)
+    num_arguments = sum(isinstance(argument, Tensor) for argument in call.arguments)
     at_of = {name: num_arguments + at for at, name in enumerate([*names, *buffers])}
 
-    def number(what: Any) -> int:
-        match what:
+    def number(descriptor: Any) -> int:
+        match descriptor:
             case torch_private.PlainAOTInput(idx=idx):
                 return idx
             case torch_private.ParamAOTInput(target=name) | torch_private.BufferAOTInput(target=name):
                 return at_of[name]
-        raise AssertionError(f"a block begins with {what}")
+        raise AssertionError(f"a block begins with {descriptor}")
 
     tensors: dict[fx.Node, int] = {}
     tangents: dict[fx.Node, int] = {}
-    for node in traced.nodes:
+    for node in graph.nodes:
         if node.op != "placeholder":
             continue
         match node.meta["desc"]:
             case torch_private.TangentAOTInput(output=torch_private.PlainAOTOutput(idx=idx)):
                 tangents[node] = idx
-            case what:
-                tensors[node] = number(what)
+            case descriptor:
+                tensors[node] = number(descriptor)
     outputs: list[fx.Node] = []
     updates: dict[int, fx.Node] = {}
     gradients: dict[int, fx.Node] = {}
-    (results,) = traced.output_node().args
-    for node, what in zip(results, traced.output_node().meta["desc"], strict=True):  # type: ignore[arg-type]
-        match what:
+    (results,) = graph.output_node().args
+    for node, descriptor in zip(results, graph.output_node().meta["desc"], strict=True):  # type: ignore[arg-type]
+        match descriptor:
             case torch_private.PlainAOTOutput():
                 outputs.append(node)
             case torch_private.InputMutationAOTOutput(
@@ -305,17 +310,17 @@ def block_of(
                 gradients[number(of)] = node
             case torch_private.InputMutationAOTOutput():
                 raise ValueError("a block changes one of its arguments in place")
-    made = [node.meta["val"] for node in (*outputs, *updates.values())]
-    constants = {node: getattr(module, str(node.target)) for node in traced.nodes if node.op == "get_attr"}
-    every = [*outputs, *updates.values()]
+    fake_outputs = [node.meta["val"] for node in (*outputs, *updates.values())]
+    constants = {node: getattr(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"}
+    all_outputs = [*outputs, *updates.values()]
     return Block(
-        traced,
+        graph,
         tensors,
         tangents,
-        every,
+        all_outputs,
         gradients,
-        after(traced, set(tangents)),
-        made,
+        after(graph, set(tangents)),
+        fake_outputs,
         list(updates),
         constants,
     )
@@ -337,31 +342,33 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
         block = call.block
         assert block is not None
         if node.target is FORWARD:
-            here = inside[node.args[-1]] = {each: tensors[at] for each, at in block.tensors.items()}
-            for each, value in block.constants.items():
-                if each not in constants:
-                    constants[each] = _constant(module, f"block_{number}_{each.target}", value)
-                here[each] = constants[each]
+            node_map = inside[node.args[-1]] = {
+                placeholder: tensors[at] for placeholder, at in block.tensors.items()
+            }
+            for constant, value in block.constants.items():
+                if constant not in constants:
+                    constants[constant] = _constant(module, f"block_{number}_{constant.target}", value)
+                node_map[constant] = constants[constant]
             results = [*block.outputs]
         else:
             tangents: Any = node.args[1]
-            here = inside[node.args[-1]]
-            here.update(zip(block.tangents, tangents, strict=True))
+            node_map = inside[node.args[-1]]
+            node_map.update(zip(block.tangents, tangents, strict=True))
             results = [*block.gradients.values()]
         instance: Any = node.args[-1]
-        called = calls.called[instance - 1]
-        path, layers = calls.paths.get(id(called), ""), renumbered(call.module, called)
-        for copied in _copies(node, block, here):
-            if (within := copied.meta.get("block")) is not None:
-                copied.meta["block"] = ".".join(filter(None, (path, within)))
-            if (region := copied.meta.get(REGION)) is not None:
-                copied.meta[REGION] = f"{instance}.{region}"
-            copied.meta[REGION] = node.meta.get(REGION) or copied.meta.get(REGION)
-            _renumber(copied, layers)
+        block_module = calls.called[instance - 1]
+        path, layers = calls.paths.get(id(block_module), ""), renumbered(call.module, block_module)
+        for copy in _copies(node, block, node_map):
+            if (within := copy.meta.get("block")) is not None:
+                copy.meta["block"] = ".".join(filter(None, (path, within)))
+            if (region := copy.meta.get(REGION)) is not None:
+                copy.meta[REGION] = f"{instance}.{region}"
+            copy.meta[REGION] = node.meta.get(REGION) or copy.meta.get(REGION)
+            _renumber(copy, layers)
         for user in list(node.users):
             assert user.target is getitem
             at: Any = user.args[1]
-            user.replace_all_uses_with(here[results[at]])
+            user.replace_all_uses_with(node_map[results[at]])
             graph.erase_node(user)
     for node in reversed(operators):
         graph.erase_node(node)
@@ -375,21 +382,21 @@ def _constant(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
     return node
 
 
-def _copies(before: fx.Node, block: Block, here: dict[fx.Node, Any]) -> Iterator[fx.Node]:
+def _copies(before: fx.Node, block: Block, node_map: dict[fx.Node, Any]) -> Iterator[fx.Node]:
     """The nodes of a block's forward pass or backward pass, put before the operator that it is."""
     with before.graph.inserting_before(before):
         for node in block.graph.nodes:
             is_backward = node in block.backward
             if node.op == "call_function" and is_backward == (before.target is BACKWARD):
-                here[node] = copied = before.graph.node_copy(node, lambda each: here[each])
-                copied.meta["where"] = node.meta.get("where") or before.meta.get("where")
-                yield copied
+                node_map[node] = copy = before.graph.node_copy(node, lambda operand: node_map[operand])
+                copy.meta["where"] = node.meta.get("where") or before.meta.get("where")
+                yield copy
 
 
 def _renumber(node: fx.Node, layers: Mapping[int, int]) -> None:
     """Key what one of our own operators draws by another layer."""
     if layers and getattr(node.target, "namespace", "") == "shardyard":
-        names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
         node.args = tuple(
             layers.get(value, value) if name == "layer" and isinstance(value, int) else value
             for name, value in zip(names, node.args, strict=False)

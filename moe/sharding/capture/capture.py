@@ -83,12 +83,12 @@ class Captured:
         nothing that are used there alone."""
         first = {node for node, leaf in self.leaves.items() if leaf.kind == "tangent"}
         first |= {node for node in self.graph.graph.nodes if AGAIN in node.meta}
-        found = set(_after(self.graph.graph, first))
+        nodes = set(_after(self.graph.graph, first))
         for node in reversed(self.graph.graph.nodes):
             is_again = is_operator(node) and (node.target in FREE or not node.all_input_nodes)
-            if is_again and node.users and all(user in found for user in node.users):
-                found.add(node)
-        return frozenset(found)
+            if is_again and node.users and all(user in nodes for user in node.users):
+                nodes.add(node)
+        return frozenset(nodes)
 
 
 def _digest(graph: fx.Graph) -> str:
@@ -104,16 +104,16 @@ def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)}{value.dtype}"
     if isinstance(value, list | tuple):
-        return str([_described(each) for each in value])
+        return str([_described(element) for element in value])
     return str(value)
 
 
 def _after(graph: fx.Graph, first: set[fx.Node]) -> frozenset[fx.Node]:
-    found = set(first)
+    dependents = set(first)
     for node in graph.nodes:
-        if node.op != "output" and any(each in found for each in node.all_input_nodes):
-            found.add(node)
-    return frozenset(found)
+        if node.op != "output" and any(input_node in dependents for input_node in node.all_input_nodes):
+            dependents.add(node)
+    return frozenset(dependents)
 
 
 def device_of(cluster: Cluster) -> torch.device:
@@ -148,8 +148,8 @@ def capture(
             )
         )
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
-    arguments = tuple(fake(each, mode, device) for each in sample)
-    wrapped = _Traced(module, loss)
+    arguments = tuple(fake(value, mode, device) for value in sample)
+    wrapper = _Traced(module, loss)
     parts: dict[str, ManualPart] = {}
     with (
         mode,
@@ -166,64 +166,64 @@ def capture(
         stack.enter_context(torch_private.cond_as(cond))
         stack.enter_context(grouped_experts(module))
         stack.enter_context(faked(module, mode, torch.device(device)))
-        wrapped.mark = mark
+        wrapper.mark = mark
         try:
-            effects, observed = Effects(module), list[blocks.Calls]()
-            wrapped.line_of, wrapped.begin = effects.line_of, effects.clear_caches
+            effects, observations = Effects(module), list[blocks.Calls]()
+            wrapper.line_of, wrapper.begin = effects.line_of, effects.clear_caches
             stack.callback(effects.put_back)
-            effects.check(lambda: observed.append(_observe(wrapped, arguments)))
-            calls = observed[-1]
-            calls.paths = {id(each): path for path, each in module.named_modules()}
+            effects.check(lambda: observations.append(_observe(wrapper, arguments)))
+            calls = observations[-1]
+            calls.paths = {id(submodule): path for path, submodule in module.named_modules()}
             for call in calls.by_key.values():
-                call.block = _block(call, wrapped)
+                call.block = _block(call, wrapper)
             with blocks.as_operators(calls):
-                traced = torch_private.joint_graph(stack, wrapped, arguments, decompositions())
-            _check_changes(wrapped, arguments, traced)
+                graph_module = torch_private.joint_graph(stack, wrapper, arguments, decompositions())
+            _check_changes(wrapper, arguments, graph_module)
         except SpecError:
             raise
         except Exception as error:
-            raise cannot(module, error, lambda: wrapped(*arguments)) from error
+            raise cannot(module, error, lambda: wrapper(*arguments)) from error
     names = names_of_inputs(signature_of(module), sample)
-    return _read(module, traced, wrapped, calls, parts, names)
+    return _read(module, graph_module, wrapper, calls, parts, names)
 
 
-def _check_changes(wrapped: "_Traced", arguments: tuple[Any, ...], traced: fx.GraphModule) -> None:
+def _check_changes(wrapper: "_Traced", arguments: tuple[Any, ...], graph_module: fx.GraphModule) -> None:
     """Raise SpecError where an input or a parameter is changed in place."""
-    for what in traced.graph.output_node().meta["desc"]:
-        match what:
+    for descriptor in graph_module.graph.output_node().meta["desc"]:
+        match descriptor:
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.PlainAOTInput(idx=number)):
                 leaf = pytree.tree_leaves(arguments)[number]
-                raise changed(wrapped.module, lambda: wrapped(*arguments), f"inputs.{number}", leaf, True)
+                raise changed(wrapper.module, lambda: wrapper(*arguments), f"inputs.{number}", leaf, True)
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.ParamAOTInput(target=name)):
-                parameter, name = wrapped.get_parameter(name), name.removeprefix("module.")
-                raise changed(wrapped.module, lambda: wrapped(*arguments), name, parameter, False)
+                parameter, name = wrapper.get_parameter(name), name.removeprefix("module.")
+                raise changed(wrapper.module, lambda: wrapper(*arguments), name, parameter, False)
 
 
-def _observe(wrapped: "_Traced", arguments: tuple[Any, ...]) -> blocks.Calls:
+def _observe(wrapper: "_Traced", arguments: tuple[Any, ...]) -> blocks.Calls:
     """Run the module to see how blocks are called."""
-    calls, token = blocks.Calls(repeated(wrapped.module)), PARTS.set({})
+    calls, token = blocks.Calls(repeated(wrapper.module)), PARTS.set({})
     try:
         with blocks.observed(calls):
-            wrapped(*arguments)
+            wrapper(*arguments)
     finally:
         PARTS.reset(token)
     return calls
 
 
-def _block(call: blocks.Call, wrapped: "_Traced") -> blocks.Block:
-    module = blocks.BlockModule(call, lambda: _marked(wrapped, call.module))
-    tensors = tuple(each for each in call.arguments if isinstance(each, Tensor))
+def _block(call: blocks.Call, wrapper: "_Traced") -> blocks.Block:
+    module = blocks.BlockModule(call, lambda: _marked(wrapper, call.module))
+    tensors = tuple(argument for argument in call.arguments if isinstance(argument, Tensor))
     with ExitStack() as stack:
-        traced = torch_private.joint_graph(stack, module, tensors, decompositions())
-    note_lines(traced.graph)
-    return blocks.block_of(call, traced, _after)
+        graph_module = torch_private.joint_graph(stack, module, tensors, decompositions())
+    note_lines(graph_module.graph)
+    return blocks.block_of(call, graph_module, _after)
 
 
 @contextmanager
-def _marked(wrapped: "_Traced", module: nn.Module) -> Iterator[None]:
+def _marked(wrapper: "_Traced", module: nn.Module) -> Iterator[None]:
     """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
-    wrapped.begin()
-    with Lines(wrapped.mark, module), Substitutes(), written_back(module, wrapped.line_of):
+    wrapper.begin()
+    with Lines(wrapper.mark, module), Substitutes(), written_back(module, wrapper.line_of):
         yield
 
 
@@ -246,47 +246,47 @@ class _Traced(nn.Module):
 
     @beginning
     def forward(self, *arguments: Any) -> Any:
-        given = (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers())
+        inputs = (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers())
         with _marked(self, self.module):
-            returned = call(self.module, arguments)
+            output = call(self.module, arguments)
             if self.loss is not None:
-                returned = self.loss(returned)
-            register_data_classes(returned)
-            flat, self.tree = pytree.tree_flatten(returned)
-            results = blocks.apart(flat, given)  # before buffers that were set anew are written
+                output = self.loss(output)
+            register_data_classes(output)
+            flat, self.tree = pytree.tree_flatten(output)
+            results = blocks.apart(flat, inputs)  # before buffers that were set anew are written
         self.mark(None)
         check_returned(self.module, flat)
-        self.flat = [TENSOR if isinstance(each, Tensor) else each for each in flat]
+        self.flat = [TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat]
         return results
 
 
 def _read(
     module: nn.Module,
-    traced: fx.GraphModule,
-    wrapped: _Traced,
+    graph_module: fx.GraphModule,
+    wrapper: _Traced,
     calls: blocks.Calls,
     parts: dict[str, ManualPart],
     names_of_inputs: dict[str, str],
 ) -> Captured:
     """Results and leaves of a joint graph by the module's own names; writes the graph out and simplifies it."""
-    graph, first = traced.graph, _first_names(module)
+    graph, first = graph_module.graph, _first_names(module)
     note_lines(graph)
     _without_tokens(graph)
-    outputs, updates, gradients = _delivered(graph, wrapped.flat, first)
+    outputs, updates, gradients = _delivered(graph, wrapper.flat, first)
     graph.output_node().args = ((*outputs, *updates.values(), *gradients.values()),)
-    blocks.written_out(traced, calls)
-    leaves = _leaves(traced, first)
+    blocks.written_out(graph_module, calls)
+    leaves = _leaves(graph_module, first)
     simplify(graph, _after(graph, {node for node, leaf in leaves.items() if leaf.kind == "tangent"}))
     note_blocks(module, graph)
-    present, simplified = set(graph.nodes), iter(graph.output_node().args[0])  # type: ignore[arg-type]
-    assert wrapped.tree is not None
+    present, graph_outputs = set(graph.nodes), iter(graph.output_node().args[0])  # type: ignore[arg-type]
+    assert wrapper.tree is not None
     return Captured(
-        traced,
+        graph_module,
         {node: leaf for node, leaf in leaves.items() if node in present},
-        tuple(next(simplified) for _ in outputs),
-        wrapped.tree,
-        {name: next(simplified) for name in updates},
-        {name: next(simplified) for name in gradients},
+        tuple(next(graph_outputs) for _ in outputs),
+        wrapper.tree,
+        {name: next(graph_outputs) for name in updates},
+        {name: next(graph_outputs) for name in gradients},
         first_names=first | names_of_inputs,
         parts=parts,
         digest=_digest(graph),
@@ -298,10 +298,10 @@ def _delivered(
 ) -> tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]]:
     """(what the module returns, with nodes where `flat` has `TENSOR`; new values of buffers; gradients)."""
     outputs, updates, gradients = list(flat), dict[str, fx.Node](), dict[str, fx.Node]()
-    tensors = (at for at, each in enumerate(flat) if each is TENSOR)
+    tensors = (at for at, value in enumerate(flat) if value is TENSOR)
     output = graph.output_node()
-    for node, what in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
-        match what:
+    for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
+        match descriptor:
             case torch_private.InputMutationAOTOutput(
                 mutated_input=torch_private.BufferAOTInput(target=name)
             ):
@@ -315,40 +315,40 @@ def _delivered(
             case torch_private.GradAOTOutput() | None:
                 pass
             case _:
-                raise AssertionError(f"a graph gives {what}")
+                raise AssertionError(f"a graph gives {descriptor}")
     return outputs, updates, gradients
 
 
-def _leaves(traced: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node, Leaf]:
+def _leaves(graph_module: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node, Leaf]:
     """Tensors that a graph begins with, each once; what else it begins with is taken out."""
-    graph, found = traced.graph, dict[fx.Node, Leaf]()
-    known: dict[tuple[str, str], fx.Node] = {}
+    graph, leaves = graph_module.graph, dict[fx.Node, Leaf]()
+    nodes_by_name: dict[tuple[str, str], fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":
-            value = getattr(traced, str(node.target))
+            value = getattr(graph_module, str(node.target))
             if not isinstance(value, Tensor):
                 raise opaque(node, value)
-            found[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
+            leaves[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
         elif node.op == "placeholder":
             kind, name = _leaf(node.meta["desc"])
             value, name = node.meta.get("val"), first.get(name, name)
             if not isinstance(value, Tensor):  # such as None or a number, which the graph has as it is
                 graph.erase_node(node)
                 continue
-            if (kind, name) in known:  # one tensor under several names
-                node.replace_all_uses_with(known[kind, name])
+            if (kind, name) in nodes_by_name:  # one tensor under several names
+                node.replace_all_uses_with(nodes_by_name[kind, name])
                 graph.erase_node(node)
                 continue
-            known[kind, name] = node
-            found[node] = Leaf(kind, name, tuple(value.shape), value.dtype)
-    return found
+            nodes_by_name[kind, name] = node
+            leaves[node] = Leaf(kind, name, tuple(value.shape), value.dtype)
+    return leaves
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
     """The first of a parameter's names, by each of them."""
     names: dict[int, str] = {}
-    every = module.named_parameters(remove_duplicate=False)
-    return {name: names.setdefault(id(parameter), name) for name, parameter in every}
+    named_parameters = module.named_parameters(remove_duplicate=False)
+    return {name: names.setdefault(id(parameter), name) for name, parameter in named_parameters}
 
 
 def _without_tokens(graph: fx.Graph) -> None:
@@ -366,12 +366,17 @@ def _without_tokens(graph: fx.Graph) -> None:
                 graph.erase_node(user)
             graph.erase_node(node)
     output = graph.output_node()
-    kept = [
-        (node, what)
-        for node, what in zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
-        if not isinstance(what, torch_private.ForwardTokenAOTOutput | torch_private.BackwardTokenAOTOutput)
+    outputs = [
+        (node, descriptor)
+        for node, descriptor in zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+        if not isinstance(
+            descriptor, torch_private.ForwardTokenAOTOutput | torch_private.BackwardTokenAOTOutput
+        )
     ]
-    output.args, output.meta["desc"] = (tuple(node for node, _ in kept),), [what for _, what in kept]
+    output.args, output.meta["desc"] = (
+        (tuple(node for node, _ in outputs),),
+        [descriptor for _, descriptor in outputs],
+    )
     for node in graph.find_nodes(op="placeholder"):
         if isinstance(
             node.meta["desc"], torch_private.ForwardTokenAOTInput | torch_private.BackwardTokenAOTInput
@@ -387,16 +392,16 @@ _PROFILED = {
 }
 
 
-def _sum(graph: fx.Graph, one: fx.Node, other: fx.Node) -> fx.Node:
+def _sum(graph: fx.Graph, first: fx.Node, second: fx.Node) -> fx.Node:
     """Of the gradients of one parameter under two names."""
     with graph.inserting_before(graph.output_node()):
-        node = graph.call_function(aten.add.Tensor, (one, other))
-    node.meta["val"], node.meta["where"] = one.meta["val"], other.meta.get("where")
+        node = graph.call_function(aten.add.Tensor, (first, second))
+    node.meta["val"], node.meta["where"] = first.meta["val"], second.meta.get("where")
     return node
 
 
-def _leaf(what: Any) -> tuple[LeafKind, str]:
-    match what:
+def _leaf(descriptor: Any) -> tuple[LeafKind, str]:
+    match descriptor:
         case torch_private.ParamAOTInput(target=name):
             return "parameter", name.removeprefix("module.")
         case torch_private.BufferAOTInput(target=name):
@@ -405,4 +410,4 @@ def _leaf(what: Any) -> tuple[LeafKind, str]:
             return "input", f"inputs.{number}"
         case torch_private.TangentAOTInput(output=torch_private.PlainAOTOutput(idx=number)):
             return "tangent", f"outputs.{number}"
-    raise AssertionError(f"a graph begins with {what}")
+    raise AssertionError(f"a graph begins with {descriptor}")

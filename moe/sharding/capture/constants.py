@@ -35,47 +35,47 @@ class Constants(TorchFunctionMode):
         self.problems: dict[Problem, None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if any(isinstance(each, Tensor) for each in pytree.tree_leaves(made)):
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             leaves = pytree.tree_leaves((args, kwargs))
             where = line_of(sys._getframe(1))
             name = getattr(func, "__name__", "")
-            self.given[where, name].append([_described(each) for each in leaves])
+            self.given[where, name].append([_described(leaf) for leaf in leaves])
             if name in _MISTRACED:
                 self.problems[
                     Problem("not_capturable", where, name, _MISTRACED[name], "write out what it computes")
                 ] = None
-            if torch.is_grad_enabled() and any(_is_unregistered(each) for each in leaves):
+            if torch.is_grad_enabled() and any(_is_unregistered(leaf) for leaf in leaves):
                 self.problems[Problem("not_capturable",
                     where, "requires_grad", "computes with a tensor that asks for its gradient and is not registered",
                     "register it in the module: as an nn.Parameter, in an nn.ParameterList, or in a submodule",
                 )] = None  # fmt: skip
-        return made
+        return result
 
     def is_as(self, other: "Constants") -> bool:
         return self.given == other.given
 
     def changed(self, other: "Constants") -> Iterator[Problem]:
         """Problems with values that another run gives otherwise, where it calls the same as often."""
-        for (where, function), mine in self.given.items():
-            theirs = other.given.get((where, function), [])
-            if len(mine) == len(theirs) and mine != theirs:
+        for (where, function), values in self.given.items():
+            other_values = other.given.get((where, function), [])
+            if len(values) == len(other_values) and values != other_values:
                 name = "from_numpy" if function.startswith("lift_fresh") else function
                 yield Problem("not_capturable",
-                    where or "forward", _difference(mine, theirs),
+                    where or "forward", _difference(values, other_values),
                     f"is given to {name}, and is another in each call, of which a program would have the first",
                     "give it to the module as a tensor, keep it in a buffer, or draw it with torch.rand",
                 )  # fmt: skip
 
 
-def _difference(mine: list[list[Any]], theirs: list[list[Any]]) -> str:
+def _difference(values: list[list[Any]], other_values: list[list[Any]]) -> str:
     """The first value that is another one, in both runs; of an array no more than that it is one."""
-    for one, other in zip(mine, theirs, strict=True):
-        for before, after in itertools.zip_longest(one, other):
+    for call, other_call in zip(values, other_values, strict=True):
+        for before, after in itertools.zip_longest(call, other_call):
             if before != after:
                 is_number = isinstance(before, str) and isinstance(after, str)
                 return f"{before}, then {after}" if is_number else "an array"
-    raise AssertionError(mine)
+    raise AssertionError(values)
 
 
 def _is_real(value: Any) -> bool:

@@ -41,7 +41,7 @@ from moe.sharding.lines import is_importing, is_library, line_of, line_of_forwar
 from moe.spec import Problem, SpecError
 
 _CACHED = functools._lru_cache_wrapper
-_SEEDING = {unwrap(each).__code__ for each in (torch.manual_seed, torch.seed, torch.set_rng_state)}
+_SEEDING = {unwrap(function).__code__ for function in (torch.manual_seed, torch.seed, torch.set_rng_state)}
 
 
 class Effects:
@@ -70,7 +70,7 @@ class Effects:
         back."""
         draws = random.getstate(), np.random.get_state()
         first, second = Constants(), Constants()
-        imported = set(sys.modules)
+        modules_before = set(sys.modules)
         try:
             with self._watched(), first:
                 run()
@@ -92,7 +92,7 @@ class Effects:
                 self._problems |= dict.fromkeys(first.changed(second))
         finally:
             self._find_caches()
-            self._check_imported(set(sys.modules) - imported)
+            self._check_imported(set(sys.modules) - modules_before)
             self.put_back()
             random.setstate(draws[0])
             np.random.set_state(draws[1])
@@ -101,27 +101,28 @@ class Effects:
 
     def clear_caches(self) -> None:
         """Empty what `functools.lru_cache` keeps: of a run on fake tensors it is fake."""
-        for each in self._cached:
-            each.cache_clear()
+        for cache in self._cached:
+            cache.cache_clear()
 
     def _find_caches(self) -> None:
         """Those that keep a tensor, of functions that ran or that the code that ran names. Others are left alone: what
         runs once because of them, as a registration, would run again."""
         names = {name for code in self._codes for name in (*code.co_names, *code.co_freevars)}
         if self._caches is None:  # once: there are some hundred thousand objects
-            self._caches = [each for each in gc.get_objects() if type(each) is _CACHED]
-        for each in self._caches:
-            code = getattr(unwrap(each), "__code__", None)
+            self._caches = [candidate for candidate in gc.get_objects() if type(candidate) is _CACHED]
+        for cache in self._caches:
+            code = getattr(unwrap(cache), "__code__", None)
             is_named = code is not None and code.co_name in names and not is_library(code.co_filename)
-            if (is_named or code in self._codes) and _keeps_tensor(each):
-                self._cached.append(each)
+            if (is_named or code in self._codes) and _keeps_tensor(cache):
+                self._cached.append(cache)
         self.clear_caches()
 
     def line_of(self, name: str) -> str:
         """Where the code that ran sets, or else names, something."""
         names = ("eval", "train") if name == "training" else (name,)
         return next(
-            filter(None, (line_of_name(self._codes, each) for each in names)), line_of_forward(self._module)
+            filter(None, (line_of_name(self._codes, candidate) for candidate in names)),
+            line_of_forward(self._module),
         )
 
     def _every(self) -> list[tuple[Place, State]]:
@@ -183,16 +184,16 @@ class Effects:
 
     def _reached_from(self, frame: FrameType, first: Any) -> Iterator[Place]:
         code, scope = frame.f_code, frame.f_globals
-        stored = stored_by(code)
+        stored_names = stored_by(code)
         for name in code.co_names:
             value = scope.get(name, NOTHING)
-            if name in stored or isinstance(value, (*CONTAINERS, np.ndarray)):
+            if name in stored_names or isinstance(value, (*CONTAINERS, np.ndarray)):
                 yield Place(f"{scope.get('__name__')}.{name}", name, *entry(scope, name))
             elif value is not NOTHING:
                 yield from inside(value, code)
         for name in code.co_freevars:
             value = frame.f_locals.get(name)
-            if name in stored and not any(code in each.co_consts for each in self._codes):
+            if name in stored_names and not any(code in outer_code.co_consts for outer_code in self._codes):
                 for cell in cells(code, name):
                     yield Place(f"{name} of {code.co_qualname}", name, *content(cell))
             elif isinstance(value, (*CONTAINERS, np.ndarray)):
@@ -208,7 +209,7 @@ class Effects:
         """Note what runs changed, of places as they were before, `between` two runs, and now. `is_same_way`: both runs
         gave torch the same values."""
         after = Look()
-        changed: list[tuple[Place, bool]] = []
+        changes: list[tuple[Place, bool]] = []
         new = [(place, None) for place in attributes(self._module) if place.key not in self._attributes]
         for place, before in (*new, *self._every()):
             first = between.get(place.key)
@@ -228,8 +229,8 @@ class Effects:
                 and not _holds_tensor(before)
             )
             if is_again or is_changed or keeps_tensor:
-                changed.append((place, is_again))
-        for place, is_again in changed:
+                changes.append((place, is_again))
+        for place, is_again in changes:
             remedy = "return it, or keep it in a registered buffer"
             if not is_again:
                 remedy = "compute it in __init__, and register it as a buffer if it is a tensor"
@@ -241,7 +242,9 @@ class Effects:
 
     def _compare_draws(self, before: tuple[Any, Any]) -> None:
         now = np.random.get_state()
-        is_numpy = any(not np.array_equal(one, other) for one, other in zip(now, before[1], strict=True))
+        is_numpy = any(
+            not np.array_equal(part, old_part) for part, old_part in zip(now, before[1], strict=True)
+        )
         if (is_numpy or random.getstate() != before[0]) and line_of_name(self._codes, "random"):
             self._problems[Problem("not_capturable", self.line_of("random"), "numpy.random" if is_numpy else "random",
                                    "gives random numbers that a captured program would have once and for all",
@@ -250,19 +253,23 @@ class Effects:
     def _check_imported(self, names: set[str]) -> None:
         """Modules that forward has imported, whose tensors are fake ones, are to be imported anew."""
         for name in sorted(names):
-            made = [each for each, value in vars(sys.modules[name]).items() if torch_private.is_traced(value)]
-            if made:
+            traced_names = [
+                attribute
+                for attribute, value in vars(sys.modules[name]).items()
+                if torch_private.is_traced(value)
+            ]
+            if traced_names:
                 parent, _, last = name.rpartition(".")
                 vars(sys.modules.get(parent, sys)).pop(last, None)
                 del sys.modules[name]
-                lines = (line_of_name(self._codes, each) for each in (*made, last))
+                lines = (line_of_name(self._codes, attribute) for attribute in (*traced_names, last))
                 where = next(filter(None, lines), line_of_forward(self._module))
                 self._problems[
                     Problem(
                         "not_capturable",
                         where,
                         name,
-                        f"is imported in forward, and makes tensors ({made[0]})",
+                        f"is imported in forward, and makes tensors ({traced_names[0]})",
                         "import it at the head of the file",
                     )
                 ] = None
@@ -285,19 +292,19 @@ class Effects:
                 (value.update if isinstance(value, dict | set) else value.extend)(items)
 
 
-def _keeps_tensor(cached: Any) -> bool:
-    found, seen = gc.get_referents(cached), set[int]()
-    while found:
-        each = found.pop()
-        if isinstance(each, Tensor):
+def _keeps_tensor(cache: Any) -> bool:
+    referents, seen_ids = gc.get_referents(cache), set[int]()
+    while referents:
+        referent = referents.pop()
+        if isinstance(referent, Tensor):
             return True
-        is_passed = isinstance(each, dict | list | tuple) or type(each).__name__ == "_lru_list_elem"
-        if is_passed and id(each) not in seen:
-            seen.add(id(each))
-            found += gc.get_referents(each)
+        is_passed = isinstance(referent, dict | list | tuple) or type(referent).__name__ == "_lru_list_elem"
+        if is_passed and id(referent) not in seen_ids:
+            seen_ids.add(id(referent))
+            referents += gc.get_referents(referent)
     return False
 
 
 def _holds_tensor(state: State) -> bool:
     value = state.value if state.items is None else state.items
-    return any(isinstance(each, Tensor) for each in pytree.tree_leaves(value))
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))

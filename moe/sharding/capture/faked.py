@@ -10,11 +10,11 @@ from torch.utils import _pytree as pytree
 
 
 def fake(value: Any, mode: Any, device: torch.device | str) -> Any:
-    def one(each: Any) -> Any:
-        if not isinstance(each, Tensor):
-            return each
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
         with mode:
-            return torch.empty(each.shape, dtype=each.dtype, device=device)
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
 
     return pytree.tree_map(one, value)
 
@@ -22,37 +22,39 @@ def fake(value: Any, mode: Any, device: torch.device | str) -> Any:
 @contextmanager
 def faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
     """The module with fake parameters and buffers, one for each that there is."""
-    made: dict[int, Tensor] = {}
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    fakes: dict[int, Tensor] = {}
+    originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
     again: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = []
 
     def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
+        if id(tensor) not in fakes:
             like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-            made[id(tensor)] = (
+            fakes[id(tensor)] = (
                 nn.Parameter(like, requires_grad=tensor.requires_grad)
                 if isinstance(tensor, nn.Parameter)
                 else like
             )
-        return made[id(tensor)]
+        return fakes[id(tensor)]
 
     try:
-        for each in module.modules():
-            for name in HELD_AGAIN if isinstance(each, nn.RNNBase) else ():
-                again.append((vars(each), name, getattr(each, name), list(getattr(each, name))))
-            for held in (each._parameters, each._buffers):
-                kept.append((held, dict(held)))
-                for name, tensor in held.items():
+        for submodule in module.modules():
+            for name in HELD_AGAIN if isinstance(submodule, nn.RNNBase) else ():
+                again.append(
+                    (vars(submodule), name, getattr(submodule, name), list(getattr(submodule, name)))
+                )
+            for tensors in (submodule._parameters, submodule._buffers):
+                originals.append((tensors, dict(tensors)))
+                for name, tensor in tensors.items():
                     if tensor is not None:
-                        held[name] = fake(tensor)  # type: ignore[assignment]
+                        tensors[name] = fake(tensor)  # type: ignore[assignment]
         yield
     finally:
-        for held, before in kept:
-            held.clear()
-            held.update(before)
-        for attributes, name, those, items in again:
-            those[:] = items
-            attributes[name] = those
+        for tensors, before in originals:
+            tensors.clear()
+            tensors.update(before)
+        for attributes, name, values, items in again:
+            values[:] = items
+            attributes[name] = values
 
 
 HELD_AGAIN = ("_flat_weights", "_flat_weight_refs")

@@ -84,12 +84,16 @@ class Look:
                 return id(value), len(value)
             own = None if isinstance(value, tuple) else id(value)
             if isinstance(value, dict):
-                return own, tuple((self.of(key, 0), self.of(each, depth - 1)) for key, each in value.items())
-            return own, tuple(self.of(each, depth - 1) for each in value)
+                return own, tuple(
+                    (self.of(key, 0), self.of(element, depth - 1)) for key, element in value.items()
+                )
+            return own, tuple(self.of(element, depth - 1) for element in value)
         if depth and _is_users(value):
-            held = (_PLAIN, CONTAINERS) if isinstance(value, type) else (object,)
+            kinds = (_PLAIN, CONTAINERS) if isinstance(value, type) else (object,)
             return id(value), tuple(
-                (name, self.of(each, depth - 1)) for name, each in _held_by(value) if isinstance(each, held)
+                (name, self.of(attribute, depth - 1))
+                for name, attribute in _held_by(value)
+                if isinstance(attribute, kinds)
             )
         return (id(value), described(value)) if isinstance(value, np.ndarray) else id(value)
 
@@ -108,13 +112,13 @@ def _is_users(value: Any) -> bool:
 
 def _held_by(value: Any) -> list[tuple[str, Any]]:
     """Attributes that an object has of its own, in a dict or in slots."""
-    held = list(getattr(value, "__dict__", {}).items())
+    own_attributes = list(getattr(value, "__dict__", {}).items())
     for kind in () if isinstance(value, type) else type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
             if not name.startswith("__"):
-                held.append((name, getattr(value, name, NOTHING)))
-    return held
+                own_attributes.append((name, getattr(value, name, NOTHING)))
+    return own_attributes
 
 
 @dataclass(frozen=True)
@@ -154,10 +158,10 @@ _OWN = {*vars(nn.Module()), "forward", *HELD_AGAIN} - {"training"}
 
 
 def attributes(module: nn.Module) -> Iterator[Place]:
-    for path, each in module.named_modules():
-        for name in list(vars(each)):
+    for path, submodule in module.named_modules():
+        for name in list(vars(submodule)):
             if name not in _OWN:
-                yield Place(f"{path}.{name}" if path else name, name, *entry(vars(each), name))
+                yield Place(f"{path}.{name}" if path else name, name, *entry(vars(submodule), name))
 
 
 def stored_by(code: CodeType) -> set[str]:
@@ -165,15 +169,18 @@ def stored_by(code: CodeType) -> set[str]:
     if not {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]} & set(code.co_code[::2]):
         return set()
     return {
-        each.argval
-        for each in dis.get_instructions(code)
-        if each.opname == "STORE_GLOBAL" or (each.opname == "STORE_DEREF" and each.argval in code.co_freevars)
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname == "STORE_GLOBAL"
+        or (instruction.opname == "STORE_DEREF" and instruction.argval in code.co_freevars)
     }
 
 
 @functools.cache
 def _attributes_stored(code: CodeType) -> set[str]:
-    return {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
+    return {
+        instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "STORE_ATTR"
+    }
 
 
 def inside(value: Any, code: CodeType) -> Iterator[Place]:
@@ -183,8 +190,12 @@ def inside(value: Any, code: CodeType) -> Iterator[Place]:
         return
     is_kind = isinstance(value, type)
     label = value.__qualname__ if is_kind or is_function else type(value).__qualname__
-    held = (*_PLAIN, *CONTAINERS, np.ndarray) if is_kind else (object,)
-    names = [name for name, each in _held_by(value) if isinstance(each, held) and not name.startswith("__")]
+    kinds = (*_PLAIN, *CONTAINERS, np.ndarray) if is_kind else (object,)
+    names = [
+        name
+        for name, attribute in _held_by(value)
+        if isinstance(attribute, kinds) and not name.startswith("__")
+    ]
     for name in dict.fromkeys((*names, *_attributes_stored(code))):
         access = entry(vars(value), name) if hasattr(value, "__dict__") and not is_kind else None
         if access is None or (name not in vars(value) and hasattr(type(value), name)):
@@ -196,16 +207,16 @@ def defaults_of(frame: FrameType) -> Iterator[Place]:
     """Containers among a function's defaults, which stay from call to call."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    given = {name: frame.f_locals.get(name) for name in names}
-    given = {name: each for name, each in given.items() if isinstance(each, CONTAINERS)}
+    arguments = {name: frame.f_locals.get(name) for name in names}
+    arguments = {name: value for name, value in arguments.items() if isinstance(value, CONTAINERS)}
     holder = type(frame.f_locals[names[0]]) if names and names[0] in frame.f_locals else None
-    found = (frame.f_globals.get(code.co_name), getattr(holder, code.co_name, None)) if given else ()
-    for function in map(unwrap, filter(callable, found)):
+    candidates = (frame.f_globals.get(code.co_name), getattr(holder, code.co_name, None)) if arguments else ()
+    for function in map(unwrap, filter(callable, candidates)):
         if isinstance(function, FunctionType) and function.__code__ is code:
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-            for name, each in given.items():
-                if any(each is default for default in defaults):
-                    yield Place(f"{name} of {code.co_qualname}", name, *itself(each), of=id(each))
+            for name, value in arguments.items():
+                if any(value is default for default in defaults):
+                    yield Place(f"{name} of {code.co_qualname}", name, *itself(value), of=id(value))
 
 
 def cells(code: CodeType, name: str) -> Iterator[Any]:
@@ -258,4 +269,4 @@ def content(cell: Any) -> Access:
 
 
 def itself(value: Any) -> Access:
-    return lambda: value, lambda other: None
+    return lambda: value, lambda new_value: None

@@ -34,16 +34,16 @@ def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> S
                 remedy = (
                     "return the log-probabilities, and compute the loss of what the applied module returns"
                 )
-        case _ if any(each in text.lower() for each in _READS):
+        case _ if any(phrase in text.lower() for phrase in _READS):
             rule, remedy = _READ
         case AssertionError() if "Unexpected fake" in text:
             rule = "keeps a tensor from call to call in a place that was not found, and so a fake one of planning"
             remedy = "compute it in __init__, and register it as a buffer"
         case AssertionError() if "entirely functional graph" in text:
-            with _Changes() as found:
+            with _Changes() as changes:
                 run()
             where, rule = (
-                found.where or where,
+                changes.where or where,
                 "changes a tensor in place that is not registered nor made in forward",
             )
             remedy = "register it as a buffer"
@@ -91,28 +91,28 @@ _MOMENTUM = (
 
 def _of_read(error: BaseException) -> tuple[str, str]:
     """(rule, remedy) of an error of a value that is read, by the function of torch that reads it."""
-    trace, found = error.__traceback__, _READ
+    trace, reason = error.__traceback__, _READ
     while trace is not None:
-        code, seen = trace.tb_frame.f_code, trace.tb_frame.f_locals
+        code, local_variables = trace.tb_frame.f_code, trace.tb_frame.f_locals
         if code.co_filename.endswith("torch/nn/modules/batchnorm.py"):
             return _MOMENTUM
         if code.co_name == "__torch_function__":
-            found = _READ_BY.get(getattr(seen.get("func"), "__name__", ""), found)
-            given = seen.get("args", ())[1:2]
-            if found is _TAKEN and any(isinstance(each, slice) for each in pytree.tree_leaves(given)):
-                found = _BOUNDS
+            reason = _READ_BY.get(getattr(local_variables.get("func"), "__name__", ""), reason)
+            index = local_variables.get("args", ())[1:2]
+            if reason is _TAKEN and any(isinstance(leaf, slice) for leaf in pytree.tree_leaves(index)):
+                reason = _BOUNDS
         trace = trace.tb_next
-    return found
+    return reason
 
 
 def _path_of(module: nn.Module, error: BaseException) -> str:
     """Of the innermost module whose method an error came up in, with its kind."""
-    paths = {id(each): path for path, each in module.named_modules()}
-    found, trace = "", error.__traceback__
+    paths = {id(submodule): path for path, submodule in module.named_modules()}
+    path, trace = "", error.__traceback__
     while trace is not None:
-        found = paths.get(id(trace.tb_frame.f_locals.get("self"))) or found
+        path = paths.get(id(trace.tb_frame.f_locals.get("self"))) or path
         trace = trace.tb_next
-    return f"{found} ({type(module.get_submodule(found)).__name__})" if found else type(module).__name__
+    return f"{path} ({type(module.get_submodule(path)).__name__})" if path else type(module).__name__
 
 
 class _Changes(TorchFunctionMode):
@@ -124,14 +124,14 @@ class _Changes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         first = args[0] if args and isinstance(args[0], Tensor) else None
-        watched = first if self._tensor is None else self._tensor
+        tensor = first if self._tensor is None else self._tensor
         is_watched = self._tensor is not None or type(first) is Tensor
-        before = watched._version if is_watched and watched is not None else 0
-        made = func(*args, **(kwargs or {}))
-        is_changed = is_watched and watched is not None and watched._version != before
+        before = tensor._version if is_watched and tensor is not None else 0
+        result = func(*args, **(kwargs or {}))
+        is_changed = is_watched and tensor is not None and tensor._version != before
         if not self.where and (is_changed or self._is_in_place(func, first)):
             self.where = line_of(sys._getframe(1))
-        return made
+        return result
 
     def _is_in_place(self, func: Any, first: Tensor | None) -> bool:
         """Whether it changes the tensor by way of its `data`, or a copy of it that is fake."""
@@ -153,12 +153,12 @@ def changed(
     module: nn.Module, run: Callable[[], Any], name: str, tensor: Tensor, is_input: bool
 ) -> SpecError:
     """Of an input or a parameter that is changed in place; the module is run once more, to find where."""
-    with _Changes(tensor) as found:
+    with _Changes(tensor) as changes:
         run()
-    what = "an input" if is_input else "a parameter"
+    kind = "an input" if is_input else "a parameter"
     remedy = "change a copy" if is_input else "change a copy, and leave the parameter to the optimizer"
-    where = found.where or line_of_forward(module)
-    return SpecError(Problem("side_effect", where, name, f"is {what} that is changed in place", remedy))
+    where = changes.where or line_of_forward(module)
+    return SpecError(Problem("side_effect", where, name, f"is {kind} that is changed in place", remedy))
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, Enum)
@@ -166,9 +166,9 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 def check_returned(module: nn.Module, flat: list[Any]) -> None:
     """Raises SpecError for objects among what a module returns, in which tensors would not be found."""
-    for each in flat:
-        if not isinstance(each, (Tensor, *_PLAIN)):
-            raise SpecError(Problem("not_capturable", line_of_forward(module), type(each).__name__,
+    for value in flat:
+        if not isinstance(value, (Tensor, *_PLAIN)):
+            raise SpecError(Problem("not_capturable", line_of_forward(module), type(value).__name__,
                                     "is returned, and is neither a tensor nor plain: tensors in it would not be found",
                                     "return tensors, or tuples, lists and dicts of them, or have torch look into it: "
                                     "torch.export.register_dataclass"))  # fmt: skip

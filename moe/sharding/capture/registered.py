@@ -16,22 +16,26 @@ def written_back(module: nn.Module, line_of: Callable[[str], str]) -> Iterator[N
     the graph has it. Raises SpecError, with the line that names it, for parameters, and for buffers of another shape or
     dtype."""
     before = [
-        (path, each, dict(each._parameters), dict(each._buffers)) for path, each in module.named_modules()
+        (path, submodule, dict(submodule._parameters), dict(submodule._buffers))
+        for path, submodule in module.named_modules()
     ]
     yield
     problems: list[Problem] = []
-    for path, each, parameters, buffers in before:
+    for path, submodule, parameters, buffers in before:
         prefix = f"{path}." if path else ""
-        for held, known, write in ((each._parameters, parameters, None), (each._buffers, buffers, _write)):
-            for name in list(dict.fromkeys((*held, *known))):
-                now, old = held.get(name), known.get(name)
+        for tensors, old_tensors, write in (
+            (submodule._parameters, parameters, None),
+            (submodule._buffers, buffers, _write),
+        ):
+            for name in list(dict.fromkeys((*tensors, *old_tensors))):
+                now, old = tensors.get(name), old_tensors.get(name)
                 if now is old:
                     continue
                 problems += _problem(line_of(name), prefix + name, old, now, write is not None)
-                if name in known:
-                    held[name] = old
+                if name in old_tensors:
+                    tensors[name] = old
                 else:
-                    del held[name]
+                    del tensors[name]
                 if write is not None and not problems:
                     write(old, now)
     if problems:
@@ -55,7 +59,9 @@ def _problem(
             "compute with another tensor, and leave the parameter as it is",
         )
         return
-    was, is_now = ("nothing" if each is None else f"{list(each.shape)} {each.dtype}" for each in (old, now))
+    was, is_now = (
+        "nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}" for tensor in (old, now)
+    )
     if was != is_now:
         yield Problem(
             "side_effect",

@@ -26,13 +26,13 @@ def number_of(module: nn.Module) -> int | None:
 
 def renumbered(first: nn.Module, other: nn.Module) -> dict[int, int]:
     """Numbers of layers in the second of two siblings that are the same, by the first's."""
-    numbers = (map(number_of, each.modules()) for each in (first, other))
-    return {one: another for one, another in zip(*numbers, strict=True) if one is not None}
+    numbers = (map(number_of, module.modules()) for module in (first, other))
+    return {number: other_number for number, other_number in zip(*numbers, strict=True) if number is not None}
 
 
 def repeated(module: nn.Module) -> list[list[nn.Module]]:
     """Siblings that are the same, two or more of each kind; none lies in another."""
-    found: list[list[nn.Module]] = []
+    sibling_groups: list[list[nn.Module]] = []
     inside: set[int] = set()
     for _, owner in module.named_modules():
         if not isinstance(owner, nn.ModuleList | nn.Sequential) or id(owner) in inside:
@@ -42,29 +42,29 @@ def repeated(module: nn.Module) -> list[list[nn.Module]]:
             if (sign := _sign(child)) is not None:
                 kinds.setdefault(sign, []).append(child)
         for alike in kinds.values():
-            if len(alike) > 1 and len({id(each) for each in alike}) == len(alike):
-                found.append(alike)
-                inside.update(id(part) for each in alike for part in each.modules())
-    return found
+            if len(alike) > 1 and len({id(sibling) for sibling in alike}) == len(alike):
+                sibling_groups.append(alike)
+                inside.update(id(part) for sibling in alike for part in sibling.modules())
+    return sibling_groups
 
 
 def _sign(module: nn.Module) -> Hashable | None:
     """What is equal of modules that are the same but for values of parameters; None where that cannot be told."""
     parts: list[Hashable] = []
     numbers: dict[int, int] = {}
-    for path, each in module.named_modules():
-        own = vars(each)
+    for path, submodule in module.named_modules():
+        own = vars(submodule)
         if any(own.get(name) for name in own if name.endswith("_hooks")) or "forward" in own:
             return None
-        parts.append((path, type(each)))
-        if (number := number_of(each)) is not None:
+        parts.append((path, type(submodule)))
+        if (number := number_of(submodule)) is not None:
             parts.append(numbers.setdefault(number, len(numbers)))
             own = {name: value for name, value in own.items() if name != _NUMBER}
         for name in sorted(own.keys() - _OWN):
             if (sign := sign_of_value(own[name])) is None:
                 return None
             parts.append((name, sign))
-        for name, tensor in (*each._parameters.items(), *each._buffers.items()):
+        for name, tensor in (*submodule._parameters.items(), *submodule._buffers.items()):
             about = (
                 None
                 if tensor is None
@@ -82,13 +82,13 @@ def sign_of_value(value: Any, within: tuple[int, ...] = ()) -> Hashable | None:
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return "function", id(value)
     if isinstance(value, list | tuple | set | frozenset | torch.Size):
-        every = [
-            sign_of_value(each, within)
-            for each in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        element_signs = [
+            sign_of_value(element, within)
+            for element in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
         ]
-        return None if None in every else (type(value), *every)
+        return None if None in element_signs else (type(value), *element_signs)
     if isinstance(value, dict):
-        signs = [sign_of_value(each, within) for each in value.values()]
+        signs = [sign_of_value(element, within) for element in value.values()]
         return None if None in signs else (type(value), *zip(value, signs, strict=True))
     if isinstance(value, Tensor):
         return None

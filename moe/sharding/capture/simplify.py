@@ -51,7 +51,7 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
     What both passes compute stays in both: otherwise it would be kept from one to the other. So views that the backward
     pass uses are made again there.
     """
-    seen: dict[Any, fx.Node] = {}
+    nodes_by_key: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -61,17 +61,17 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
         if node.target in _LIKE:
             _as_creation(node)
         node.target = _COMPUTED.get(node.target, node.target)
-        if (same := _same(node)) is not None:
-            _replace(node, same)
+        if (equivalent := _same(node)) is not None:
+            _replace(node, equivalent)
             continue
         if node.target in _RANDOM or getattr(node.target, "namespace", "") != "aten":
             continue
         phase = None if node.target in FREE else node in backward
         key = (node.target, _frozen(node.args), _frozen(node.kwargs), phase)
-        if key in seen:
-            _replace(node, seen[key])
+        if key in nodes_by_key:
+            _replace(node, nodes_by_key[key])
         else:
-            seen[key] = node
+            nodes_by_key[key] = node
     graph.eliminate_dead_code()
     _view_again(graph, backward)
 
@@ -117,12 +117,12 @@ def _changes_nothing(node: fx.Node) -> bool:
     if node.target not in (aten.slice.Tensor, aten.expand.default):
         return False
     steps = node.args[4:] if node.target is aten.slice.Tensor else ()
-    return _shape(node) == _shape(node.args[0]) and all(each == 1 for each in steps)
+    return _shape(node) == _shape(node.args[0]) and all(step == 1 for step in steps)
 
 
-def _alike(node: fx.Node, other: Any) -> bool:
-    ours, theirs = node.meta["val"], other.meta["val"]
-    return ours.shape == theirs.shape and ours.dtype == theirs.dtype
+def _alike(node: fx.Node, candidate: Any) -> bool:
+    value, candidate_value = node.meta["val"], candidate.meta["val"]
+    return value.shape == candidate_value.shape and value.dtype == candidate_value.dtype
 
 
 def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:
@@ -146,9 +146,9 @@ def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
-        return tuple((key, _frozen(each)) for key, each in value.items())
+        return tuple((key, _frozen(element)) for key, element in value.items())
     if isinstance(value, list | tuple):
-        return tuple(_frozen(each) for each in value)
+        return tuple(_frozen(element) for element in value)
     return type(value), repr(value) if isinstance(value, float | complex) else value  # -0.0 equals 0.0
 
 
@@ -156,10 +156,10 @@ def _is_view(node: fx.Node) -> bool:
     """Whether strides are those of all elements one after the other."""
     arguments: Any = node.args
     source, shape, strides, *first = arguments
-    given, in_order = source.meta["val"], torch.empty(shape, device="meta")
+    source_value, in_order = source.meta["val"], torch.empty(shape, device="meta")
     return bool(
-        given.is_contiguous()
-        and given.numel() == in_order.numel()
+        source_value.is_contiguous()
+        and source_value.numel() == in_order.numel()
         and list(in_order.stride()) == list(strides)
         and not any(first)
     )
@@ -167,9 +167,9 @@ def _is_view(node: fx.Node) -> bool:
 
 def _as_creation(node: fx.Node) -> None:
     value = node.args[1:] if _LIKE[node.target] is aten.full.default else ()
-    made = node.meta["val"]
-    node.target, node.args = _LIKE[node.target], (list(made.shape), *value)
-    node.kwargs = {"dtype": made.dtype, "device": made.device}
+    result = node.meta["val"]
+    node.target, node.args = _LIKE[node.target], (list(result.shape), *value)
+    node.kwargs = {"dtype": result.dtype, "device": result.device}
 
 
 def _as_permutation(node: fx.Node) -> None:
@@ -184,6 +184,6 @@ def _shape(node: Any) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _replace(node: fx.Node, other: Any) -> None:
-    node.replace_all_uses_with(other)
+def _replace(node: fx.Node, replacement: Any) -> None:
+    node.replace_all_uses_with(replacement)
     node.graph.erase_node(node)

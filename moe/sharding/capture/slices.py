@@ -73,7 +73,7 @@ def _reflection_pad_backward(gradient: Tensor, x: Tensor, pads: Sequence[int]) -
 def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Concatenated along a dimension of its own. Torch concatenates along the first dimension and views the result,
     which merges the new dimension with that one: a batch that is split there could not stay so."""
-    return torch.cat([each.unsqueeze(dim) for each in tensors], dim)
+    return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
 
 
 def _new_empty_strided(x: Tensor, shape: Sequence[int], stride: Sequence[int], **options: Any) -> Tensor:

@@ -65,10 +65,10 @@ def _reduced(
     """Reduction of the rows whose count is 1; rows whose count is 0, those of the padding index, are left out."""
     in_bag = total(counts).unsqueeze(-1)
     if mode == "max":
-        most = greatest(rows.masked_fill(counts.unsqueeze(-1) == 0, -torch.inf))
-        return torch.where(in_bag > 0, most, 0.0)
-    summed = total(rows * counts.unsqueeze(-1))
-    return summed / in_bag.clamp_min(1) if mode == "mean" else summed
+        maxima = greatest(rows.masked_fill(counts.unsqueeze(-1) == 0, -torch.inf))
+        return torch.where(in_bag > 0, maxima, 0.0)
+    sums = total(rows * counts.unsqueeze(-1))
+    return sums / in_bag.clamp_min(1) if mode == "mean" else sums
 
 
 def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
@@ -96,8 +96,10 @@ def cond(
     """`torch.cond`: computes both branches and selects one result."""
     if not isinstance(predicate, Tensor):
         return (true_branch if predicate else false_branch)(*operands)
-    chosen, other = true_branch(*operands), false_branch(*operands)
-    return pytree.tree_map(lambda one, another: torch.where(predicate, one, another), chosen, other)
+    true_result, false_result = true_branch(*operands), false_branch(*operands)
+    return pytree.tree_map(
+        lambda true_leaf, false_leaf: torch.where(predicate, true_leaf, false_leaf), true_result, false_result
+    )
 
 
 @contextmanager

@@ -14,8 +14,8 @@ aten = torch.ops.aten
 def _var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    dims = [each % max(1, x.dim()) for each in dim] if dim else list(range(x.dim()))
-    count = math.prod(x.shape[each] for each in dims)
+    dims = [index % max(1, x.dim()) for index in dim] if dim else list(range(x.dim()))
+    count = math.prod(x.shape[index] for index in dims)
     mean = x.mean(dims, True)
     spread = x - mean
     divisor = max(0.0, count - (1 if correction is None else correction))

@@ -29,8 +29,8 @@ def _convolution_weight(
 
 
 @_convolution_weight.register_fake
-def _(gradient: Tensor, x: Tensor, kernel: Sequence[int], *others: Any) -> Tensor:
-    return x.new_empty(gradient.shape[1], x.shape[1] // others[-1], *kernel)
+def _(gradient: Tensor, x: Tensor, kernel: Sequence[int], *options: Any) -> Tensor:
+    return x.new_empty(gradient.shape[1], x.shape[1] // options[-1], *kernel)
 
 
 @torch.library.custom_op("shardyard::max_pool_gradient", mutates_args=())
@@ -48,7 +48,7 @@ def _max_pool_gradient(
 
 
 @_max_pool_gradient.register_fake
-def _(gradient: Tensor, places: Tensor, size: Sequence[int], *others: Any) -> Tensor:
+def _(gradient: Tensor, places: Tensor, size: Sequence[int], *options: Any) -> Tensor:
     return gradient.new_empty(*gradient.shape[: -len(size)], *size)
 
 
@@ -69,7 +69,7 @@ def _avg_pool_gradient(
 
 
 @_avg_pool_gradient.register_fake
-def _(gradient: Tensor, size: Sequence[int], *others: Any) -> Tensor:
+def _(gradient: Tensor, size: Sequence[int], *options: Any) -> Tensor:
     return gradient.new_empty(*gradient.shape[: -len(size)], *size)
 
 
@@ -99,16 +99,16 @@ def _convolution_backward(
 ) -> tuple[Tensor | None, ...]:
     kernel = list(weight.shape[2:])
     num_dims = len(kernel)
-    stride, padding, dilation = (expanded(each, num_dims) for each in (stride, padding, dilation))
+    stride, padding, dilation = (expanded(value, num_dims) for value in (stride, padding, dilation))
     of_x = of_weight = of_bias = None
     # of both, one has a position for each window that looks at the other, and may lack some at the end
-    few, many = (x, gradient) if transposed else (gradient, x)
+    smaller, larger = (x, gradient) if transposed else (gradient, x)
     spare = [
-        many.shape[2 + at] + 2 * padding[at] - dilation[at] * (kernel[at] - 1) - 1
-        - (few.shape[2 + at] - 1) * stride[at]
+        larger.shape[2 + at] + 2 * padding[at] - dilation[at] * (kernel[at] - 1) - 1
+        - (smaller.shape[2 + at] - 1) * stride[at]
         for at in range(num_dims)
     ]  # fmt: skip
-    lacking = [each // length for each, length in zip(spare, stride, strict=True)] if transposed else []
+    lacking = [count // length for count, length in zip(spare, stride, strict=True)] if transposed else []
     if output_mask[0]:
         behind = [0] * num_dims if transposed else spare
         of_x = aten.convolution.default(
@@ -119,8 +119,10 @@ def _convolution_backward(
                 of_x = aten.slice.Tensor(of_x, 2 + at, 0, x.shape[2 + at])
     if output_mask[1]:
         if any(lacking):
-            few = aten.constant_pad_nd.default(few, [each for count in lacking[::-1] for each in (0, count)])
-        of_weight = CONVOLUTION_WEIGHT(few, many, kernel, stride, padding, dilation, groups)
+            smaller = aten.constant_pad_nd.default(
+                smaller, [pad for count in lacking[::-1] for pad in (0, count)]
+            )
+        of_weight = CONVOLUTION_WEIGHT(smaller, larger, kernel, stride, padding, dilation, groups)
     if output_mask[2]:
         of_bias = gradient.sum([0, *range(2, 2 + num_dims)])
     return of_x, of_weight, of_bias
@@ -183,7 +185,7 @@ def _parts_of_averages(x: Tensor, before: int, after: int) -> Tensor:
 def _adaptive_avg_pool(x: Tensor, size: Sequence[int]) -> Tensor:
     lead, before = list(x.shape[: -len(size)]), list(x.shape[-len(size) :])
     if all(whole % part == 0 for whole, part in zip(before, size, strict=True)):
-        pairs = [each for whole, part in zip(before, size, strict=True) for each in (part, whole // part)]
+        pairs = [factor for whole, part in zip(before, size, strict=True) for factor in (part, whole // part)]
         return x.reshape(lead + pairs).mean([len(lead) + 1 + 2 * at for at in range(len(size))])
     for at, (whole, part) in enumerate(zip(before, size, strict=True)):
         shares = _parts_of_averages(x, whole, part)
@@ -196,9 +198,11 @@ def _adaptive_avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
         lead, before = list(x.shape[:-num_dims]), list(x.shape[-num_dims:])
         size = list(gradient.shape[-num_dims:])
         if all(whole % part == 0 for whole, part in zip(before, size, strict=True)):
-            ones = [each for part in size for each in (part, 1)]
-            pairs = [each for whole, part in zip(before, size, strict=True) for each in (part, whole // part)]
-            spread = gradient.reshape(lead + ones).expand(lead + pairs).reshape(lead + before)
+            unit_pairs = [factor for part in size for factor in (part, 1)]
+            pairs = [
+                factor for whole, part in zip(before, size, strict=True) for factor in (part, whole // part)
+            ]
+            spread = gradient.reshape(lead + unit_pairs).expand(lead + pairs).reshape(lead + before)
             return spread / (torch.Size(before).numel() // torch.Size(size).numel())
         for at, (whole, part) in enumerate(zip(before, size, strict=True)):
             shares = _parts_of_averages(gradient, whole, part)

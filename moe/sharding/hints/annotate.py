@@ -67,13 +67,15 @@ def _annotated(x: Tensor, hint: Hint) -> Tensor:
     return torch.ops.shardyard.placed(x, json.dumps(to_plain(hint)))
 
 
-def _hint(make: Callable[..., Hint], *given: Any) -> Hint:
+def _hint(make: Callable[..., Hint], *arguments: Any) -> Hint:
     """A hint that an annotation makes. Raises SpecError with the user's line."""
     try:
-        return make(*given)
+        return make(*arguments)
     except SpecError as error:
         where = line_of(sys._getframe(1))
-        raise SpecError([replace(each, path=f"{where} ({each.path})") for each in error.problems]) from None
+        raise SpecError(
+            [replace(problem, path=f"{where} ({problem.path})") for problem in error.problems]
+        ) from None
 
 
 def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:

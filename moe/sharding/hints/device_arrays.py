@@ -20,9 +20,9 @@ def pin_of_array(
 ) -> tuple[AxisPlacement, ...]:
     """Splits over mesh axes that give every device the slice that an array gives it. `devices` gives the device number
     at each place of the mesh; by default 0, 1, 2 and so on. Raises SpecError where there are none."""
-    wanted = tuple(devices) or tuple(range(math.prod(mesh.values())))
+    device_order = tuple(devices) or tuple(range(math.prod(mesh.values())))
     for dims, order in _orders(ids, num_dims, mesh, said):
-        if order == wanted:
+        if order == device_order:
             return tuple(map(split, dims))
     raise _refusal(
         ids, mesh, said, "gives slices to devices in an order that no split over the axes of the mesh has"
@@ -36,13 +36,13 @@ def common_order(arrays: Iterable[tuple[Any, int, str]], mesh: Mapping[str, int]
     in_order: Order = tuple(range(math.prod(mesh.values())))
     common: list[Order] = []
     first = ""
-    for ids, num_dims, said in arrays:
-        orders = list(dict.fromkeys(order for _, order in _orders(ids, num_dims, mesh, said)))
-        both = [order for order in common if order in orders] if first else orders
-        if not both:
+    for ids, num_dims, path in arrays:
+        orders = list(dict.fromkeys(order for _, order in _orders(ids, num_dims, mesh, path)))
+        common_orders = [order for order in common if order in orders] if first else orders
+        if not common_orders:
             rule = f"gives slices to devices in an order that no split over the axes of the mesh {dict(mesh)} has"
-            raise _refusal(ids, mesh, said, f"{rule} beside {first}" if first else rule)
-        common, first = both, first or said
+            raise _refusal(ids, mesh, path, f"{rule} beside {first}" if first else rule)
+        common, first = common_orders, first or path
     return in_order if in_order in common or not common else common[0]
 
 
@@ -55,7 +55,7 @@ def shape_of_array(ids: Any) -> tuple[int, ...]:
 
 
 def _orders(
-    ids: Any, num_dims: int, mesh: Mapping[str, int], said: str
+    ids: Any, num_dims: int, mesh: Mapping[str, int], path: str
 ) -> Iterator[tuple[tuple[int, ...], Order]]:
     """(dimension that each axis splits, the order of devices on the mesh that the array then has). Raises SpecError for
     what is no array of all devices."""
@@ -65,7 +65,7 @@ def _orders(
     if len(shape) != num_dims or sorted(np.array(ids).reshape(-1).tolist()) != list(range(num_devices)):
         problem = f"must be an array of {num_dims} dimensions with each of {num_devices} devices once"
         raise SpecError(
-            Problem("invalid_value", said, f"shape {shape}", problem, "give one entry for each slice")
+            Problem("invalid_value", path, f"shape {shape}", problem, "give one entry for each slice")
         )
     array, places = np.array(ids), np.arange(num_devices).reshape(degrees)
     for dims in itertools.product(range(num_dims), repeat=len(degrees)):
@@ -79,8 +79,8 @@ def _orders(
             yield dims, tuple(order.tolist())
 
 
-def _refusal(ids: Any, mesh: Mapping[str, int], said: str, rule: str) -> SpecError:
+def _refusal(ids: Any, mesh: Mapping[str, int], path: str, rule: str) -> SpecError:
     remedy = "give a mesh whose axes multiply to the array's shape, and arrays that number devices alike"
     return SpecError(
-        Problem("invalid_value", said, np.array2string(np.array(ids), threshold=16), rule, remedy)
+        Problem("invalid_value", path, np.array2string(np.array(ids), threshold=16), rule, remedy)
     )

@@ -113,14 +113,14 @@ def _check_dim(path: str, dim: Any) -> None:
 
 def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
     """Mesh axes that hints name, in the order in which they do."""
-    found: dict[str, None] = {}
+    axes: dict[str, None] = {}
     for hint in hints:
         match hint:
             case Split(axis=str(axis)):
-                found[axis] = None
+                axes[axis] = None
             case Shard(dims=dims):
-                found.update(dict.fromkeys(dims))
-    return tuple(found)
+                axes.update(dict.fromkeys(dims))
+    return tuple(axes)
 
 
 def to_plain(hint: Hint) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def pin_of(
 ) -> Pin:
     """Placements along the axes of a mesh. `devices` gives the device number at each place of the mesh, last axis
     fastest; by default 0, 1, 2 and so on. Raises SpecError for a dimension or an axis that does not exist."""
-    said, axes = f"{path} ({where})" if where else path, tuple(mesh)
+    hint_path, axes = f"{path} ({where})" if where else path, tuple(mesh)
 
     def checked(dim: int) -> int:
         if not -num_dims <= dim < num_dims:
@@ -174,7 +174,7 @@ def pin_of(
             raise SpecError(
                 Problem(
                     "out_of_range",
-                    said,
+                    hint_path,
                     str(hint),
                     f"must split a dimension of a tensor that has {num_dims}",
                     remedy,
@@ -187,7 +187,7 @@ def pin_of(
             raise SpecError(
                 Problem(
                     "not_a_choice",
-                    said,
+                    hint_path,
                     str(hint),
                     f"must name an axis of the mesh (={', '.join(axes)})",
                     "name one of these, or give plan(mesh={name: size})",
@@ -207,7 +207,7 @@ def pin_of(
             cuts = {known(axis): split(checked(dim)) for axis, dim in dims.items()}
             return tuple(cuts.get(name, WHOLE) for name in axes)
         case Devices(ids=ids):
-            return pin_of_array(ids, num_dims, mesh, said, devices)
+            return pin_of_array(ids, num_dims, mesh, hint_path, devices)
     raise AssertionError(hint)
 
 
@@ -224,35 +224,35 @@ def matched(
     Raises SpecError for a pattern that matches nothing, and for a name that two patterns want differently.
     """
     problems: list[Problem] = []
-    found: dict[str, tuple[str, Hint]] = {}
+    matches: dict[str, tuple[str, Hint]] = {}
 
     def first_of(name: str) -> str:
         return (first or {}).get(name, name)
 
     for pattern, hint in hints.items():
-        those = dict.fromkeys(
+        tensor_names = dict.fromkeys(
             first_of(name) for name in names if name == pattern or fnmatchcase(name, pattern)
         )
-        if not those:
+        if not tensor_names:
             near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3)
             remedy = f"did you mean {' or '.join(near)}?" if near else "name a parameter, or inputs"
             problems.append(
                 Problem("not_found", f"hints[{pattern!r}]", str(hint), "matches no tensor", remedy)
             )
-        for name in those:
-            before = found.get(name)
+        for name in tensor_names:
+            before = matches.get(name)
             is_full = first_of(pattern) == name
             was_full = before is not None and first_of(before[0]) == name
             if before is None or (is_full and not was_full):
-                found[name] = (pattern, hint)
+                matches[name] = (pattern, hint)
             elif before[1] != hint and not (was_full and not is_full):
-                others = [each for each in names if first_of(each) == name != each]
-                shown = " or ".join((name, *others))
-                how = "both name one tensor" if is_full else f"both match {shown}"
+                aliases = [alias for alias in names if first_of(alias) == name != alias]
+                alternatives = " or ".join((name, *aliases))
+                how = "both name one tensor" if is_full else f"both match {alternatives}"
                 remedy = "drop one of the two" + ("" if is_full else f", or name {name} in full")
                 problems.append(Problem("conflict", f"hints[{pattern!r}]", str(hint),
                                         f"contradicts hints[{before[0]!r}] (={before[1]}): {how}", remedy)
                                 )  # fmt: skip
     if problems:
         raise SpecError(problems)
-    return found
+    return matches

@@ -31,42 +31,42 @@ class ManualPart:
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Results for one rank's parts."""
-        given = self.function(*tensors)
-        every = [given] if isinstance(given, Tensor) else list(given)
-        if len(every) != len(self.results):
+        output = self.function(*tensors)
+        results = [output] if isinstance(output, Tensor) else list(output)
+        if len(results) != len(self.results):
             raise SpecError(
                 Problem(
                     "mismatch",
                     self.where,
                     self.name,
-                    f"gives {len(every)} tensors, and out_placements has {len(self.results)}",
+                    f"gives {len(results)} tensors, and out_placements has {len(self.results)}",
                     "give a placement for each",
                 )
             )
-        return every
+        return results
 
     def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
         """Of its arguments, from the arguments and the gradients of its results: the function is run once more."""
         with torch.enable_grad():
             leaves = [
-                each.detach().requires_grad_(each.dtype.is_floating_point or each.dtype.is_complex)
-                for each in tensors
+                tensor.detach().requires_grad_(tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+                for tensor in tensors
             ]
-            every = self(leaves)
-            pairs = [pair for pair in zip(every, of_results, strict=True) if pair[0].requires_grad]
-            trained = [each for each in leaves if each.requires_grad]
-            found = iter(
+            results = self(leaves)
+            pairs = [pair for pair in zip(results, of_results, strict=True) if pair[0].requires_grad]
+            differentiable_leaves = [leaf for leaf in leaves if leaf.requires_grad]
+            gradients = iter(
                 torch.autograd.grad(
-                    [made for made, _ in pairs],
-                    trained,
+                    [result for result, _ in pairs],
+                    differentiable_leaves,
                     [gradient for _, gradient in pairs],
                     allow_unused=True,
                 )
-                if pairs and trained
-                else [None] * len(trained)
+                if pairs and differentiable_leaves
+                else [None] * len(differentiable_leaves)
             )
-        given = [next(found) if each.requires_grad else None for each in leaves]
-        return [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, given, strict=True)]
+        leaf_gradients = [next(gradients) if leaf.requires_grad else None for leaf in leaves]
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, leaf_gradients, strict=True)]
 
 
 PARTS: ContextVar[dict[str, ManualPart]] = ContextVar("parts")
@@ -95,37 +95,40 @@ def manual(
             raise SpecError(Problem("mismatch", where, name, f"is given {len(tensors)} tensors, and in_placements has "
                                     f"{len(in_placements)}", "give a placement for each"))  # fmt: skip
         parts[name] = ManualPart(name, function, tuple(in_placements), tuple(out_placements), where)
-        every = torch.ops.shardyard.manual(list(tensors), name)
-        return every[0] if len(every) == 1 and len(out_placements) == 1 else tuple(every)
+        results = torch.ops.shardyard.manual(list(tensors), name)
+        return results[0] if len(results) == 1 and len(out_placements) == 1 else tuple(results)
 
     return run
 
 
 def _check(name: str, placements: Any, kinds: Any) -> None:
     is_list = isinstance(placements, Sequence) and not isinstance(placements, str)
-    if not is_list or not all(isinstance(each, kinds) for each in placements):
+    if not is_list or not all(isinstance(placement, kinds) for placement in placements):
         where = line_of(sys._getframe(2)) or "sharding.manual"
-        one = "Split, Replicate, Shard or Devices" + (" or, of a result, Partial" if kinds != Hint else "")
+        choices = "Split, Replicate, Shard or Devices" + (
+            " or, of a result, Partial" if kinds != Hint else ""
+        )
         raise SpecError(
             Problem(
                 "wrong_type",
                 where,
                 placements,
                 f"is given as {name}, which must be a list of placements",
-                f"give one for each tensor: {one}",
+                f"give one for each tensor: {choices}",
             )
         )
 
 
 @torch.library.custom_op("shardyard::manual", mutates_args=())
 def _manual(tensors: list[Tensor], part: str) -> list[Tensor]:
-    return [each.clone() for each in PARTS.get()[part](tensors)]
+    return [result.clone() for result in PARTS.get()[part](tensors)]
 
 
 @_manual.register_fake
 def _(tensors: list[Tensor], part: str) -> list[Tensor]:
     return [
-        torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in PARTS.get()[part](tensors)
+        torch.empty(result.shape, dtype=result.dtype, device=result.device)
+        for result in PARTS.get()[part](tensors)
     ]
 
 
@@ -136,23 +139,26 @@ def _manual_backward(tensors: list[Tensor], gradients: list[Tensor], part: str) 
 
 @_manual_backward.register_fake
 def _(tensors: list[Tensor], gradients: list[Tensor], part: str) -> list[Tensor]:
-    return [torch.empty_like(each) for each in tensors]
+    return [torch.empty_like(tensor) for tensor in tensors]
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     tensors, ctx.part = inputs
     ctx.save_for_backward(*tensors)
-    ctx.shapes = [(each.shape, each.dtype, each.device) for each in output]
+    ctx.shapes = [(tensor.shape, tensor.dtype, tensor.device) for tensor in output]
 
 
 def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[list[Tensor | None], None]:
     tensors = list(ctx.saved_tensors)
-    given = [
-        torch.zeros(shape, dtype=dtype, device=device) if each is None else each
-        for each, (shape, dtype, device) in zip(gradients, ctx.shapes, strict=True)
+    result_gradients = [
+        torch.zeros(shape, dtype=dtype, device=device) if gradient is None else gradient
+        for gradient, (shape, dtype, device) in zip(gradients, ctx.shapes, strict=True)
     ]
-    found = torch.ops.shardyard.manual_backward(tensors, given, ctx.part)
-    return [each if x.dtype.is_floating_point else None for each, x in zip(found, tensors, strict=True)], None
+    tensor_gradients = torch.ops.shardyard.manual_backward(tensors, result_gradients, ctx.part)
+    return [
+        gradient if x.dtype.is_floating_point else None
+        for gradient, x in zip(tensor_gradients, tensors, strict=True)
+    ], None
 
 
 _manual.register_autograd(_backward, setup_context=_keep)

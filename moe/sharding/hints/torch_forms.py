@@ -18,7 +18,11 @@ def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
     for partial sums, and for a sequence whose mesh axes are not known."""
     if isinstance(hint, Placement):
         return _split(path, hint) or Replicate()
-    if not isinstance(hint, list | tuple) or not hint or not all(isinstance(one, Placement) for one in hint):
+    if (
+        not isinstance(hint, list | tuple)
+        or not hint
+        or not all(isinstance(placement, Placement) for placement in hint)
+    ):
         return hint
     if axes is None or len(axes) != len(hint):
         axes_there = "no mesh was given" if axes is None else f"the mesh has {len(axes)}"

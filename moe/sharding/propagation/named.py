@@ -66,26 +66,27 @@ class Annotated:
     def pins(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> dict[str, Pin]:
         """Placements that are asked for, by node. Raises SpecError for dimensions and axes that do not exist, and for
         two wishes for one tensor."""
-        found: dict[str, Pin] = {}
-        said: dict[str, Wish] = {}
+        pins: dict[str, Pin] = {}
+        wishes_by_name: dict[str, Wish] = {}
         devices = self.devices(mesh, without)
         for wish in self.wishes:
             if wish.said in without:
                 continue
             num_dims = len(shape_of(wish.node))
             pin = pin_of(wish.hint, num_dims, mesh, wish.said, self._name(wish), devices)
-            before = found.get(wish.node.name)
+            before = pins.get(wish.node.name)
             if before is not None and before != pin:
-                other = said[wish.node.name]
+                old_wish = wishes_by_name[wish.node.name]
                 raise SpecError(Problem("conflict", wish.said, str(wish.hint),
-                                        f"contradicts {other.said} (={other.hint}): both are of the same tensor",
+                                        f"contradicts {old_wish.said} (={old_wish.hint}): both are of the same tensor",
                                         "drop one of the two"))  # fmt: skip
-            found[wish.node.name], said[wish.node.name] = pin, wish
+            pins[wish.node.name], wishes_by_name[wish.node.name] = pin, wish
         return {
             name: tuple(
-                None if degree == 1 else each for each, degree in zip(pin, mesh.values(), strict=True)
+                None if degree == 1 else placement
+                for placement, degree in zip(pin, mesh.values(), strict=True)
             )
-            for name, pin in found.items()
+            for name, pin in pins.items()
         }
 
     def _name(self, wish: Wish) -> str | None:
@@ -96,15 +97,15 @@ class Annotated:
         return None if leaf is None or repr(leaf.name) in wish.said else leaf.name
 
 
-def _path(said: str, where: str | None) -> str:
-    return f"{said} ({where})" if where else said
+def _path(hint_path: str, where: str | None) -> str:
+    return f"{hint_path} ({where})" if where else hint_path
 
 
 def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
     """The hints found in a captured graph, which is changed. Raises SpecError for a hint that matches nothing and for
     two that contradict each other."""
     leaves = {leaf.name: node for node, leaf in captured.leaves.items()}
-    named = {
+    tensor_nodes = {
         name: node
         for name, node in leaves.items()
         if captured.leaves[node].kind in ("parameter", "buffer", "input")
@@ -121,30 +122,30 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
     of_states = {
         pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))
     }
-    others = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
-    first = _first_names(captured, (*named, *states))
-    those = matched(others, _with_others(named, first), first) | matched(
+    tensor_hints = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
+    first = _first_names(captured, (*tensor_nodes, *states))
+    matches = matched(tensor_hints, _with_others(tensor_nodes, first), first) | matched(
         of_states, _with_others(states, first), first
     )
-    found = {
+    hints_by_name = {
         name: (pattern, hint)
-        for name, (pattern, hint) in those.items()
+        for name, (pattern, hint) in matches.items()
         if first.get(pattern, pattern) == name
-        or shape_of((named | states)[name])  # a pattern says nothing of single numbers
+        or shape_of((tensor_nodes | states)[name])  # a pattern says nothing of single numbers
     }
     wishes: list[Wish] = []
-    for name, (pattern, hint) in found.items():
+    for name, (pattern, hint) in hints_by_name.items():
         is_of_inputs = pattern == "inputs.*" or (pattern in of_inputs and pattern not in hints)
-        said = f"hints[{('inputs' if is_of_inputs else pattern)!r}]"
+        path = f"hints[{('inputs' if is_of_inputs else pattern)!r}]"
         if name in states:
-            wishes.append(Wish(said, hint, states[name]))
+            wishes.append(Wish(path, hint, states[name]))
             continue
-        node = named[name]
+        node = tensor_nodes[name]
         is_stored = captured.leaves[node].kind != "input" and not {
             f"gradients.{name}",
             f"optimizer.{name}",
-        } & set(found)
-        wishes.append(Wish(said, hint, node if is_stored else _placed(captured.graph.graph, node, hint)))
+        } & set(hints_by_name)
+        wishes.append(Wish(path, hint, node if is_stored else _placed(captured.graph.graph, node, hint)))
     for node in captured.graph.graph.nodes:
         if is_operator(node) and node.target is PLACED and not any(wish.node is node for wish in wishes):
             where = node.meta.get("where") or node.name
@@ -153,33 +154,33 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
     return Annotated(captured, tuple(wishes))
 
 
-def _first_names(captured: Captured, names: Iterable[str]) -> dict[str, str]:
+def _first_names(capture: Captured, names: Iterable[str]) -> dict[str, str]:
     """The name that a graph has of a tied parameter, of its gradient and its states, by the others."""
-    known = set(names)
+    known_names = set(names)
     return {
-        f"{kind}{other}": f"{kind}{first}"
-        for other, first in captured.first_names.items()
+        f"{kind}{alias}": f"{kind}{first}"
+        for alias, first in capture.first_names.items()
         for kind in ("", "gradients.", "optimizer.")
-        if other != first and f"{kind}{first}" in known
+        if alias != first and f"{kind}{first}" in known_names
     }
 
 
 def _with_others(names: Iterable[str], first: Mapping[str, str]) -> list[str]:
-    known = dict.fromkeys(names)
-    return [*known, *(other for other, name in first.items() if name in known)]
+    known_names = dict.fromkeys(names)
+    return [*known_names, *(alias for alias, name in first.items() if name in known_names)]
 
 
-def _of_inputs(captured: Captured, hints: Mapping[str, Hint]) -> dict[str, Hint]:
+def _of_inputs(capture: Captured, hints: Mapping[str, Hint]) -> dict[str, Hint]:
     """The hint of `inputs`, which names every input that is no single number: as if in full, and so before patterns."""
     hint = hints.get("inputs")
     if hint is None:
         return {}
-    return {leaf.name: hint for leaf in captured.leaves.values() if leaf.kind == "input" and leaf.shape}
+    return {leaf.name: hint for leaf in capture.leaves.values() if leaf.kind == "input" and leaf.shape}
 
 
 def _placed(graph: fx.Graph, node: fx.Node, hint: Hint) -> fx.Node:
     """An annotation behind a parameter, buffer or input."""
-    last = next(each for each in reversed(graph.nodes) if each.op == "placeholder")
+    last = next(candidate for candidate in reversed(graph.nodes) if candidate.op == "placeholder")
     with graph.inserting_after(last):
         new = graph.call_function(PLACED, (node, json.dumps(to_plain(hint))))
     new.meta["val"] = node.meta["val"]

@@ -90,11 +90,11 @@ class Propagation:
 
     def _pass_on(self, round_: int) -> bool:
         """Have all operators follow what is known; whether anything was learned."""
-        learned = False
+        has_changed = False
         for node in self._operators:
             for axis in self._axes():
-                learned |= self._follow(node, axis, round_)
-        return learned
+                has_changed |= self._follow(node, axis, round_)
+        return has_changed
 
     def _axes(self) -> range:
         return range(len(self._degrees))
@@ -109,21 +109,22 @@ class Propagation:
             if option is None:
                 return False
             self._chosen.setdefault(node, [None] * len(self._degrees))[axis] = option
-        chosen = self._chosen[node][axis]
-        assert chosen is not None
-        because = self._because(node, chosen, axis)
-        learned = False
+        axis_option = self._chosen[node][axis]
+        assert axis_option is not None
+        because = self._because(node, axis_option, axis)
+        has_changed = False
         for number, operand in enumerate(operands(node)):
-            learned |= self._tell(node, operand, axis, chosen.operands[number], because)
+            has_changed |= self._tell(node, operand, axis, axis_option.operands[number], because)
         for tensor, number in self._results[node]:
-            learned |= self._tell(node, tensor, axis, chosen.results[number], because)
-        return learned
+            has_changed |= self._tell(node, tensor, axis, axis_option.results[number], because)
+        return has_changed
 
     def _wanted(self, node: fx.Node, rule: Rule, axis: int, round_: int) -> AxisOption | None:
         """The option that agrees with the most of what is known."""
         tensors = [*operands(node), *(tensor for tensor, _ in self._results[node])]
         if not any(
-            (known := self._known.of(each, axis)) is not None and known.dim is not None for each in tensors
+            (known_placement := self._known.of(tensor, axis)) is not None and known_placement.dim is not None
+            for tensor in tensors
         ):
             return None
         best: tuple[tuple[int, int], AxisOption] | None = None
@@ -132,13 +133,13 @@ class Propagation:
                 node, rule, axis, option
             ):
                 continue
-            agreed = elements = 0
+            num_matches = elements = 0
             for tensor, placement in self._placed(node, option):
                 if placement.dim is not None and self._known.of(tensor, axis) == placement:
-                    agreed += 1
+                    num_matches += 1
                     elements += prod(shape_of(tensor))
-            if agreed and (best is None or (agreed, elements) > best[0]):
-                best = (agreed, elements), option
+            if num_matches and (best is None or (num_matches, elements) > best[0]):
+                best = (num_matches, elements), option
         return None if best is None else best[1]
 
     def _is_of_round(self, node: fx.Node, rule: Rule, option: AxisOption, round_: int) -> bool:
@@ -151,8 +152,8 @@ class Propagation:
     def _is_possible(self, node: fx.Node, rule: Rule, axis: int, option: AxisOption) -> bool:
         options = list(self._chosen.get(node, [None] * len(self._degrees)))
         options[axis] = option
-        nothing = rule.axis_options()[0]
-        if not rule.is_possible([each or nothing for each in options], self._degrees):
+        whole = rule.axis_options()[0]
+        if not rule.is_possible([choice or whole for choice in options], self._degrees):
             return False
         for tensor, number in self._results[node]:
             pin = self._pins.get(tensor.name)
@@ -161,11 +162,13 @@ class Propagation:
         return True
 
     def _placed(self, node: fx.Node, option: AxisOption) -> list[tuple[fx.Node, AxisPlacement]]:
-        found = list(zip(operands(node), option.operands, strict=True))
-        return found + [(tensor, option.results[number]) for tensor, number in self._results[node]]
+        operand_placements = list(zip(operands(node), option.operands, strict=True))
+        return operand_placements + [
+            (tensor, option.results[number]) for tensor, number in self._results[node]
+        ]
 
-    def _because(self, node: fx.Node, chosen: AxisOption, axis: int) -> str:
-        for tensor, placement in self._placed(node, chosen):
+    def _because(self, node: fx.Node, option: AxisOption, axis: int) -> str:
+        for tensor, placement in self._placed(node, option):
             if placement.dim is not None and self._known.of(tensor, axis) == placement:
                 return self._known.sources[tensor, axis]
         return node.name
@@ -173,32 +176,34 @@ class Propagation:
     def _tell(
         self, node: fx.Node, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str
     ) -> bool:
-        known = self._known.of(tensor, axis)
-        if known is None and placement.dim is not None and self._fits(tensor, axis, placement.dim):
+        known_placement = self._known.of(tensor, axis)
+        if known_placement is None and placement.dim is not None and self._fits(tensor, axis, placement.dim):
             self._known.learn(tensor, axis, placement, because)
             return True
-        if known is not None and known.dim is not None and known != placement:
-            other = self._known.sources[tensor, axis]
+        if known_placement is not None and known_placement.dim is not None and known_placement != placement:
+            other_source = self._known.sources[tensor, axis]
             where = node.meta.get("where") or node.name
-            if other != because:
-                self._conflicts.setdefault((where, axis), Conflict(where, axis, because, other))
+            if other_source != because:
+                self._conflicts.setdefault((where, axis), Conflict(where, axis, because, other_source))
         return False
 
     def _fits(self, tensor: fx.Node, axis: int, dim: int) -> bool:
         """Whether there is at least one element for each part."""
         parts = self._degrees[axis]
-        for other, placement in enumerate(self._known.placements.get(tensor, ())):
+        for other_axis, placement in enumerate(self._known.placements.get(tensor, ())):
             if placement is not None and placement.dim == dim:
-                parts *= self._degrees[other]
+                parts *= self._degrees[other_axis]
         return shape_of(tensor)[dim] >= parts
 
     def _assignment(self) -> Assignment:
         options = {}
         for node in self._operators:
             rule = self._rule_of(node)
-            nothing = rule.axis_options()[0]
-            chosen = tuple(each or nothing for each in self._chosen.get(node, [None] * len(self._degrees)))
-            options[node.name] = self._as_pinned(node, rule, chosen)
+            whole = rule.axis_options()[0]
+            axis_options = tuple(
+                option or whole for option in self._chosen.get(node, [None] * len(self._degrees))
+            )
+            options[node.name] = self._as_pinned(node, rule, axis_options)
         leaves = {
             node.name: self._leaf(node)
             for node, leaf in self._captured.leaves.items()
@@ -206,27 +211,29 @@ class Propagation:
         }
         return Assignment(self._degrees, leaves, options)
 
-    def _as_pinned(self, node: fx.Node, rule: Rule, chosen: tuple[AxisOption, ...]) -> tuple[AxisOption, ...]:
+    def _as_pinned(
+        self, node: fx.Node, rule: Rule, axis_options: tuple[AxisOption, ...]
+    ) -> tuple[AxisOption, ...]:
         """An option whose results lie as they were asked for, where nothing was chosen."""
-        found = list(chosen)
+        pinned_options = list(axis_options)
         for tensor, number in self._results[node]:
             for axis, placement in enumerate(self._pins.get(tensor.name, ())):
-                if placement is None or found[axis].results[number] == placement:
+                if placement is None or pinned_options[axis].results[number] == placement:
                     continue
                 for option in rule.axis_options():
-                    attempt = [*found[:axis], option, *found[axis + 1 :]]
+                    attempt = [*pinned_options[:axis], option, *pinned_options[axis + 1 :]]
                     if option.results[number] == placement and rule.is_possible(attempt, self._degrees):
-                        found = attempt
+                        pinned_options = attempt
                         break
         if rule.by_axis:
-            by_name = {each.name: each for each in rule.axis_options()}
+            by_name = {option.name: option for option in rule.axis_options()}
             return tuple(by_name[name] for name in rule.by_axis)
-        return tuple(found)
+        return tuple(pinned_options)
 
     def _leaf(self, node: fx.Node) -> Placements:
         return tuple(
-            known if known is not None and known.dim is not None else WHOLE
-            for known in (self._known.of(node, axis) for axis in self._axes())
+            placement if placement is not None and placement.dim is not None else WHOLE
+            for placement in (self._known.of(node, axis) for axis in self._axes())
         )
 
 
@@ -236,7 +243,7 @@ def _is_everywhere(rule: Rule, factor: Factor) -> bool:
 
 def conflicts_in_words(conflicts: Sequence[Conflict], axes: Sequence[str]) -> list[str]:
     return [
-        f"{each.where}: over {axes[each.axis]} it follows {each.followed}; "
-        f"the tensor of {each.brought} is brought to it"
-        for each in conflicts
+        f"{conflict.where}: over {axes[conflict.axis]} it follows {conflict.followed}; "
+        f"the tensor of {conflict.brought} is brought to it"
+        for conflict in conflicts
     ]
