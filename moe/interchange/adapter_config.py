@@ -30,8 +30,8 @@ def adapter_config(
     refuses dropout wherever it wraps a parameter."""
     alpha = alpha_of(adapter)
     places = dict.fromkeys(places)
-    modules = {each.target: each.within for each in places if each.parameter is None}
-    parameters = {each.target: each.target_within for each in places if each.parameter is not None}
+    modules = {place.target: place.within for place in places if place.parameter is None}
+    parameters = {place.target: place.target_within for place in places if place.parameter is not None}
     paths = {path for name in tensors for path in accumulate(name.split("."), "{}.{}".format)}
     return {
         "peft_type": KIND, "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
@@ -48,30 +48,30 @@ def alpha_of(adapter: AdapterSpec) -> float:
     return float(adapter.rank) if adapter.alpha is None else adapter.alpha
 
 
-def _shortened(chosen: Mapping[str, str], every: Collection[str], fewest: int | None = None) -> set[str]:
-    """Ends of names that stand for all of `chosen` and nothing else of `every`, which PEFT takes them for: of those
-    that are `chosen`, by name with what they are called in their layer, the shortest end of that, of at least `fewest`
+def _shortened(targets: Mapping[str, str], all_names: Collection[str], fewest: int | None = None) -> set[str]:
+    """Ends of names that stand for all `targets` and nothing else of `all_names`, which PEFT takes them for: of the
+    `targets`, by name with what they are called in their layer, the shortest end of that, of at least `fewest`
     parts (all of them when left out); the whole name where the same of another layer is not chosen."""
     fits: dict[str, bool] = {}
 
     def stands_for_chosen(end: str) -> bool:
         if end not in fits:
-            meant = (name for name in every if name == end or name.endswith(f".{end}"))
-            fits[end] = all(name in chosen for name in meant)
+            matching_names = (name for name in all_names if name == end or name.endswith(f".{end}"))
+            fits[end] = all(name in targets for name in matching_names)
         return fits[end]
 
-    found = set()
-    for name, within in chosen.items():
+    suffixes = set()
+    for name, within in targets.items():
         parts = within.split(".")
         ends = (".".join(parts[-number:]) for number in range(fewest or len(parts), len(parts) + 1))
-        found.add(next(filter(stands_for_chosen, ends), name))
-    return found
+        suffixes.add(next(filter(stands_for_chosen, ends), name))
+    return suffixes
 
 
 def names_target(config: Mapping[str, Any], place: Place) -> bool:
     """Whether a config names the parameter at this place, or an end of its name."""
     targets = config.get("target_parameters")
-    ends = [each for each in targets if isinstance(each, str)] if isinstance(targets, list) else []
+    ends = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
     return any(place.target == end or place.target.endswith(f".{end}") for end in ends)
 
 
@@ -88,14 +88,14 @@ def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iter
         elif config[key] != value:
             yield Problem("unsupported", f"{where}:{key}", config[key], f"must be {value!r} here", AGAIN)
     for key, value in {**_DEFAULTS, "use_rslora": adapter.rank_stabilized}.items():
-        said = config.get(key)
-        if said is not None and said != value and (said or value):
-            yield Problem("unsupported", f"{where}:{key}", said, f"must be {value!r} here", AGAIN)
-    if (begun := config.get("init_lora_weights")) not in _BEGINNINGS:
+        config_value = config.get(key)
+        if config_value is not None and config_value != value and (config_value or value):
+            yield Problem("unsupported", f"{where}:{key}", config_value, f"must be {value!r} here", AGAIN)
+    if (init := config.get("init_lora_weights")) not in _BEGINNINGS:
         yield Problem(
             "unsupported",
             f"{where}:init_lora_weights",
-            begun,
+            init,
             "changes the weights beneath it, which are not those here",
             "convert it to a plain adapter, as PEFT can when it saves one",
         )

@@ -38,7 +38,8 @@ class AdapterFolder:
             raise SpecError(Problem("not_found", place, self.url, rule, remedy))
         self.location = folder.find(WEIGHTS)
         self.held = {
-            each.name: Held(each.name, each.shape, each) for each in entries(WEIGHTS, self.location, place)
+            entry.name: Held(entry.name, entry.shape, entry)
+            for entry in entries(WEIGHTS, self.location, place)
         }
 
     def filled_in(
@@ -57,7 +58,7 @@ class AdapterFolder:
             raise SpecError(
                 Problem("unsupported", f"{self._says}:peft_type", kind, rule, "name the folder of one")
             )
-        found = {name: self._value(*told) for name, told in _FIELDS.items()}
+        fields = {name: self._value(*key_and_kinds) for name, key_and_kinds in _FIELDS.items()}
         problems = [
             Problem(
                 "mismatch",
@@ -66,50 +67,52 @@ class AdapterFolder:
                 f"must be {value!r}, as {self._says} says",
                 "leave it out",
             )
-            for name, value in found.items()
+            for name, value in fields.items()
             if given.get(name) not in (None, value)
         ]
         if model is not None and not problems:
             spec, family = model
-            matrices, adapted = _matrices(spec), self._adapted(spec, family)
-            found["targets"] = _targets(adapted, matrices)
+            matrices, adapted_matrices = _matrices(spec), self._adapted(spec, family)
+            fields["targets"] = _targets(adapted_matrices, matrices)
             if (targets := given.get("targets")) is not None:
-                found["targets"] = targets
-                problems += _other_targets(f"{place}.targets", targets, adapted, matrices)
-            if not adapted:
+                fields["targets"] = targets
+                problems += _other_targets(f"{place}.targets", targets, adapted_matrices, matrices)
+            if not adapted_matrices:
                 problems += self._of_another_base()
             elif not problems:
-                problems += self._problems_of(found, place, spec, family)
+                problems += self._problems_of(fields, place, spec, family)
         if problems:
             raise SpecError(problems)
-        return {"dropout": self._dropout(), **given, **found, "from_config": self._digest}
+        return {"dropout": self._dropout(), **given, **fields, "from_config": self._digest}
 
     def problems(self, spec: LanguageModelSpec, family: Family) -> Iterator[Problem]:
         """Differences from the adapter that a model has, each with both sides."""
         assert spec.adapter is not None
         yield from misfits(self._config, spec.adapter, self._says)
-        wanted = {each.piece.name: each.piece.theirs.shape for each in halves(spec, family)}
-        for name, shape in wanted.items():
+        shapes = {half.piece.name: half.piece.theirs.shape for half in halves(spec, family)}
+        for name, shape in shapes.items():
             where = f"{self._holds}:{name}"
-            if (held := self.held.get(name)) is None:
+            if (tensor := self.held.get(name)) is None:
                 yield Problem("missing", where, None, f"is missing, of shape {list(shape)}", AGAIN)
-            elif held.shape != shape:
+            elif tensor.shape != shape:
                 yield Problem(
-                    "shape_mismatch", where, list(held.shape), f"must have the shape {list(shape)}", AGAIN
+                    "shape_mismatch", where, list(tensor.shape), f"must have the shape {list(shape)}", AGAIN
                 )
-            elif held.entry.dtype not in PLAIN:
-                yield Problem("dtype_mismatch", where, held.entry.dtype, f"must be one of {', '.join(PLAIN)}",
+            elif tensor.entry.dtype not in PLAIN:
+                yield Problem("dtype_mismatch", where, tensor.entry.dtype, f"must be one of {', '.join(PLAIN)}",
                               "convert it to float32")  # fmt: skip
-        yield from (each for name in self.held if name not in wanted for each in [self._left_over(name)])
+        yield from (
+            problem for name in self.held if name not in shapes for problem in [self._left_over(name)]
+        )
 
     def _problems_of(
-        self, found: Mapping[str, Any], place: str, spec: LanguageModelSpec, family: Family
+        self, fields: Mapping[str, Any], place: str, spec: LanguageModelSpec, family: Family
     ) -> list[Problem]:
         """Of the adapter of such fields."""
         try:
-            return list(self.problems(spec.model_copy(update={"adapter": AdapterSpec(**found)}), family))
+            return list(self.problems(spec.model_copy(update={"adapter": AdapterSpec(**fields)}), family))
         except SpecError as error:
-            return [replace(each, path=f"{place}.{each.path}") for each in error.problems]
+            return [replace(problem, path=f"{place}.{problem.path}") for problem in error.problems]
 
     def not_finite(self, name: str) -> Problem:
         """Problem of a tensor with values that are no numbers."""
@@ -122,7 +125,7 @@ class AdapterFolder:
         """Halves of a model's adapter by our names. Raises SpecError for an adapter of another model, base or kind."""
         if problems := list(self.problems(spec, family)):
             raise SpecError(problems)
-        return {each.ours: each for each in halves(spec, family)}
+        return {half.ours: half for half in halves(spec, family)}
 
     def _value(self, key: str, kinds: tuple[type, ...]) -> Any:
         value = self._config.get(key, False if bool in kinds else None)
@@ -143,7 +146,7 @@ class AdapterFolder:
 
     def _adapted(self, spec: LanguageModelSpec, family: Family) -> set[str]:
         """Matrices of a model, by our names, that the folder has an adapter of."""
-        found = set()
+        names = set()
         for name in _matrices(spec):
             layer, layouts = rows_of(spec, family, name)
             rows = layouts[-1] if layouts else []
@@ -157,8 +160,8 @@ class AdapterFolder:
             ):
                 has = has and names_target(self._config, place)  # the one wrapper may be of either
             if has:
-                found.add(name)
-        return found
+                names.add(name)
+        return names
 
     def _of_another_base(self) -> Iterator[Problem]:
         if not self.held:
@@ -174,22 +177,22 @@ class AdapterFolder:
 
 def _matrices(spec: LanguageModelSpec) -> list[str]:
     """Names of what can have an adapter."""
-    every = AdapterSpec(rank=1, targets=("*",))
-    return [each.name for each in spec.parameters() if every.chooses(each.name)]
+    all_targets = AdapterSpec(rank=1, targets=("*",))
+    return [parameter.name for parameter in spec.parameters() if all_targets.chooses(parameter.name)]
 
 
-def _targets(adapted: set[str], matrices: Sequence[str]) -> tuple[str, ...] | None:
+def _targets(adapted_matrices: set[str], matrices: Sequence[str]) -> tuple[str, ...] | None:
     """Patterns that choose these of the matrices and no others; None where those are what an adapter has when none are
     given. One stands for as many as it can: for one matrix in all layers, then for all of a layer, then for its
     attention or what comes after."""
-    if adapted == {name for name in matrices if AdapterSpec(rank=1).chooses(name)}:
+    if adapted_matrices == {name for name in matrices if AdapterSpec(rank=1).chooses(name)}:
         return None
-    partial = {pattern for name in matrices if name not in adapted for pattern in _wider(name)}
-    found = {
+    partial = {pattern for name in matrices if name not in adapted_matrices for pattern in _wider(name)}
+    patterns = {
         name: next((pattern for pattern in _wider(name) if pattern not in partial), name)
-        for name in matrices if name in adapted
+        for name in matrices if name in adapted_matrices
     }  # fmt: skip
-    return tuple(dict.fromkeys(found.values()))
+    return tuple(dict.fromkeys(patterns.values()))
 
 
 def _wider(name: str) -> tuple[str, ...]:
@@ -198,14 +201,16 @@ def _wider(name: str) -> tuple[str, ...]:
     return starred(name), f"{layers}.{number}.*", f"{layers}.{number}.{part}.*"
 
 
-def _other_targets(place: str, targets: Any, adapted: set[str], matrices: Sequence[str]) -> Iterator[Problem]:
+def _other_targets(
+    place: str, targets: Any, adapted_matrices: set[str], matrices: Sequence[str]
+) -> Iterator[Problem]:
     """Whether targets that a job gives are not those that the folder has; what they cannot be is told when the job is
     parsed."""
-    if not isinstance(targets, list | tuple) or not all(isinstance(each, str) for each in targets):
+    if not isinstance(targets, list | tuple) or not all(isinstance(pattern, str) for pattern in targets):
         return
-    chosen = {name for name in matrices if any(matches(pattern, name) for pattern in targets)}
-    unlike = sorted(chosen ^ adapted)
+    chosen_matrices = {name for name in matrices if any(matches(pattern, name) for pattern in targets)}
+    unlike = sorted(chosen_matrices ^ adapted_matrices)
     if unlike:
-        which = "chosen beside it" if unlike[0] in chosen else "not chosen"
-        rule = f"must choose what the folder has an adapter of, and {unlike[0]} is {which}"
+        difference = "chosen beside it" if unlike[0] in chosen_matrices else "not chosen"
+        rule = f"must choose what the folder has an adapter of, and {unlike[0]} is {difference}"
         yield Problem("mismatch", place, list(targets), rule, "leave it out")

@@ -63,40 +63,47 @@ class Half:
 def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
     """Both halves of each adapter of a model. Raises SpecError for a matrix that PEFT's format has otherwise."""
     assert spec.adapter is not None
-    table = {each.name: each for each in spec.parameters()}
-    chosen = [each for name, each in table.items() if name + B in table]
-    found, problems = [], []
-    for each in chosen:
-        layer, layouts = rows_of(spec, family, each.name)
+    table = {parameter.name: parameter for parameter in spec.parameters()}
+    matrices = [parameter for name, parameter in table.items() if name + B in table]
+    adapter_halves, problems = [], []
+    for matrix in matrices:
+        layer, layouts = rows_of(spec, family, matrix.name)
         rows = layouts[-1] if layouts else []  # the last is that of their memory
         if len(rows) != 1:
-            problems.append(_inexpressible(each.name, family))
+            problems.append(_inexpressible(matrix.name, family))
             continue
         row, sizes = rows[0], {**sizes_of(spec), "rank": spec.adapter.rank}
-        place = Place.of(row, layer, is_module=spec.moe is None or ".attention." in each.name)
-        for half, (shape, ours, theirs) in _patterns(
-            each, row.patterns(len(each.shape), sizes), table
+        place = Place.of(row, layer, is_module=spec.moe is None or ".attention." in matrix.name)
+        for half, (shape, our_pattern, their_pattern) in _patterns(
+            matrix, row.patterns(len(matrix.shape), sizes), table
         ).items():
-            nested = ".base_layer" if place.parameter == FIRST and _wraps_both(each, table) else ""
-            called = f"{PREFIX}{place.module}{nested}.lora_{'A' if half == A else 'B'}.weight"
-            found.append(Half(each.name + half, shape, piece(shape, ours, called, theirs, sizes), place))
-    taken: dict[str, str] = {}
-    for one in found:
-        other = taken.setdefault(one.piece.name, one.ours)
-        if other != one.ours and one.ours.endswith(A):
-            problems.append(_inexpressible(one.ours, family))
+            wrapper_path = ".base_layer" if place.parameter == FIRST and _wraps_both(matrix, table) else ""
+            tensor_name = f"{PREFIX}{place.module}{wrapper_path}.lora_{'A' if half == A else 'B'}.weight"
+            adapter_halves.append(
+                Half(
+                    matrix.name + half,
+                    shape,
+                    piece(shape, our_pattern, tensor_name, their_pattern, sizes),
+                    place,
+                )
+            )
+    owner_by_tensor: dict[str, str] = {}
+    for adapter_half in adapter_halves:
+        owner = owner_by_tensor.setdefault(adapter_half.piece.name, adapter_half.ours)
+        if owner != adapter_half.ours and adapter_half.ours.endswith(A):
+            problems.append(_inexpressible(adapter_half.ours, family))
     if problems:
         raise SpecError(problems)
-    return found
+    return adapter_halves
 
 
 def their_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
     """Names of all tensors of a model, as their memory has them."""
-    found = set()
-    for each in wanted(spec):
-        layer, layouts = rows_of(spec, family, each.name)
-        found |= {row.name_in(layer) for row in (layouts[-1] if layouts else [])}
-    return found
+    names = set()
+    for tensor in wanted(spec):
+        layer, layouts = rows_of(spec, family, tensor.name)
+        names |= {row.name_in(layer) for row in (layouts[-1] if layouts else [])}
+    return names
 
 
 def _inexpressible(name: str, family: Family) -> Problem:
@@ -119,19 +126,19 @@ def _patterns(
     parameter: Parameter, patterns: tuple[str, str], table: Mapping[str, Parameter]
 ) -> dict[str, tuple[tuple[int, ...], str, str]]:
     """(shape, our pattern, theirs) of each half, from those of the matrix."""
-    ours, theirs = (dimensions(pattern) for pattern in patterns)
+    our_dims, their_dims = (dimensions(pattern) for pattern in patterns)
     if parameter.of_experts:
-        experts, inputs, outputs = ours
-        theirs.remove(experts)
+        experts, inputs, outputs = our_dims
+        their_dims.remove(experts)
         halves = {A: (f"{experts} {inputs} rank", f"({experts} rank) {inputs}")}
-        widened = f"{experts} rank {outputs}", f"(rank {experts})"
+        b_patterns = f"{experts} rank {outputs}", f"(rank {experts})"
     else:
-        outputs, inputs = ours if parameter.name.endswith(".weight") else reversed(ours)
+        outputs, inputs = our_dims if parameter.name.endswith(".weight") else reversed(our_dims)
         halves = {A: (f"rank {inputs}", f"rank {inputs}")}
-        widened = f"{outputs} rank", "rank"
-    theirs.remove(inputs)
-    halves[B] = widened[0], f"{theirs[0]} {widened[1]}"
+        b_patterns = f"{outputs} rank", "rank"
+    their_dims.remove(inputs)
+    halves[B] = b_patterns[0], f"{their_dims[0]} {b_patterns[1]}"
     return {
-        half: (table[parameter.name + half].shape, *each)
-        for half, each in halves.items() if parameter.name + half in table
+        half: (table[parameter.name + half].shape, *pair)
+        for half, pair in halves.items() if parameter.name + half in table
     }  # fmt: skip

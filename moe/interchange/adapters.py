@@ -43,23 +43,26 @@ def save_adapter(
     the adapter, and a card with the `facts`. Where the source is collective all ranks call it. Raises SpecError on all
     of them."""
     family = _family(spec, origin)
-    every = halves(spec, family)
-    made: dict[str, list[Half]] = {}
-    for each in every:
-        made.setdefault(each.piece.name, []).append(each)
+    adapter_halves = halves(spec, family)
+    halves_by_tensor: dict[str, list[Half]] = {}
+    for half in adapter_halves:
+        halves_by_tensor.setdefault(half.piece.name, []).append(half)
     tensors = [
         Made(
-            name, NAMES[dtype], parts[0].piece.theirs.shape, tuple((one.ours, one.piece, 0) for one in parts)
+            name,
+            NAMES[dtype],
+            parts[0].piece.theirs.shape,
+            tuple((half.ours, half.piece, 0) for half in parts),
         )
-        for name, parts in sorted(made.items())
+        for name, parts in sorted(halves_by_tensor.items())
     ]
     assert spec.adapter is not None
-    places, base = (each.place for each in every), None if origin is None else origin.url
-    told = adapter_config(spec.adapter, places, their_tensors(spec, family), base)
+    places, base = (half.place for half in adapter_halves), None if origin is None else origin.url
+    config = adapter_config(spec.adapter, places, their_tensors(spec, family), base)
     small = {
         **beside_weights(origin, files or {}),
-        CONFIG: (json.dumps(told, indent=2) + "\n").encode(),
-        CARD: adapter_card(spec, facts or {}, origin, family, told).encode(),
+        CONFIG: (json.dumps(config, indent=2) + "\n").encode(),
+        CARD: adapter_card(spec, facts or {}, origin, family, config).encode(),
     }
     write_folder([(WEIGHTS, tensors)], small, source, target)
 
@@ -78,8 +81,8 @@ class Merged(Source):
     def __init__(self, source: Source, spec: LanguageModelSpec) -> None:
         assert spec.adapter is not None
         self._source, self._rank, self._scale = source, spec.adapter.rank, spec.adapter.scale
-        table = {each.name: each for each in spec.parameters()}
-        self._adapted = {name: each for name, each in table.items() if name + B in table}
+        table = {parameter.name: parameter for parameter in spec.parameters()}
+        self._adapted = {name: parameter for name, parameter in table.items() if name + B in table}
         self.is_collective = source.is_collective
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
@@ -123,26 +126,26 @@ def load_adapter(
     layout = layout or Layout.single()
     problems: tuple[Problem, ...] = ()
     try:
-        found = AdapterFolder(folder, roots, place)
-        parts = found.parts(spec, _family(spec, origin, roots))
+        adapter_folder = AdapterFolder(folder, roots, place)
+        parts = adapter_folder.parts(spec, _family(spec, origin, roots))
     except SpecError as error:
         problems = error.problems
     agree(problems)
-    stored = Stored(found.held, {WEIGHTS: found.location})
+    weights = Stored(adapter_folder.held, {WEIGHTS: adapter_folder.location})
 
     def fill() -> list[Problem]:
-        checked = _Checked(found)
-        for each in local_parameters(model):
-            if each.name in parts:
-                first = tuple(low for low, _ in extent(each.part, layout))
-                fill_ours(each.local.detach(), first, [parts[each.name].piece], stored.read, checked)
-        return list(checked.problems.values())
+        check = _Checked(adapter_folder)
+        for parameter in local_parameters(model):
+            if parameter.name in parts:
+                first = tuple(low for low, _ in extent(parameter.part, layout))
+                fill_ours(parameter.local.detach(), first, [parts[parameter.name].piece], weights.read, check)
+        return list(check.problems.values())
 
     try:
         with torch.no_grad():
             agree(each_told(folder, fill))
     finally:
-        stored.close()
+        weights.close()
 
 
 class _Checked:

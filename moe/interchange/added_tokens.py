@@ -30,13 +30,13 @@ def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str)
     vocabulary = _Vocabulary.of(content)
     if vocabulary is None:
         return tokenizer  # what is wrong with it is found when it is tried
-    declared = _Declared(beside, vocabulary, place)
+    declarations = _Declared(beside, vocabulary, place)
     before = vocabulary.added
-    for token in list(declared.tokens(vocabulary)):
+    for token in list(declarations.tokens(vocabulary)):
         vocabulary.add(token)
-    for file, id, text in declared.ids:
-        if text and (given := vocabulary.ids.get(text)) != id:
-            rule = f"has the id {id} there, and {given} in tokenizer.json"
+    for file, id, text in declarations.ids:
+        if text and (actual_id := vocabulary.ids.get(text)) != id:
+            rule = f"has the id {id} there, and {actual_id} in tokenizer.json"
             remedy = "get both files again from where the model came from"
             raise SpecError(Problem("conflict", f"{place}/{file}", text, rule, remedy))
     if vocabulary.added == before:
@@ -60,18 +60,18 @@ class _Vocabulary:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "_Vocabulary | None":
         """The vocabulary of a `tokenizer.json`; None where it has none that can be read."""
-        model, added = content.get("model"), content.get("added_tokens")
+        model, added_tokens = content.get("model"), content.get("added_tokens")
         entries = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(entries, list):  # Unigram: [token, score]
             entries = {
                 str(entry[0]): id for id, entry in enumerate(entries) if isinstance(entry, list) and entry
             }
-        if not isinstance(entries, dict) or not isinstance(added, list):
+        if not isinstance(entries, dict) or not isinstance(added_tokens, list):
             return None
         if not all(type(id) is int for id in entries.values()):
             return None
         vocabulary = cls(dict(entries), len(entries))
-        for token in added:
+        for token in added_tokens:
             if not isinstance(token, dict) or not isinstance(token.get("content"), str):
                 return None
             vocabulary.add(token)
@@ -125,13 +125,13 @@ class _Declared:
             if token["content"]:
                 texts.add(token["content"])
                 yield _made_special(token) if token["content"] in role_texts else token
-        seen = set[str]()
+        seen_texts = set[str]()
         for value in (*of_roles.values(), *self._extra()):
             text = _text_of(value)
-            if not text or text in texts or (isinstance(value, str) and value in seen):
+            if not text or text in texts or (isinstance(value, str) and value in seen_texts):
                 continue
             if isinstance(value, str):
-                seen.add(value)
+                seen_texts.add(value)
             token = _token(value, special=True) if isinstance(value, str) else _token(value)
             yield _made_special(token) if text in role_texts else token
 
@@ -153,12 +153,12 @@ class _Declared:
         return [value for value in extra if _text_of(value) is not None] if isinstance(extra, list) else []
 
 
-def _entries(given: Any, place: str) -> Iterable[tuple[int, _Token]]:
-    if not isinstance(given, dict):
+def _entries(decoder: Any, place: str) -> Iterable[tuple[int, _Token]]:
+    if not isinstance(decoder, dict):
         raise SpecError(
             Problem("wrong_type", place, None, "has an added_tokens_decoder that is no object", "correct it")
         )
-    for key, value in given.items():
+    for key, value in decoder.items():
         if not key.isdecimal() or not isinstance(value, dict) or not isinstance(value.get("content"), str):
             rule = "must be a token's id, with an object that has its content"
             raise SpecError(Problem("wrong_type", f"{place}:added_tokens_decoder", key, rule, "correct it"))
@@ -167,12 +167,12 @@ def _entries(given: Any, place: str) -> Iterable[tuple[int, _Token]]:
 
 def _token(value: Any, special: bool = False) -> _Token:
     """A token as declared; `normalized` only if declared."""
-    given = {"content": value, "special": special} if isinstance(value, str) else value
-    special = bool(given.get("special", special))
-    flags = {name: bool(given.get(name, False)) for name in ("single_word", "lstrip", "rstrip")}
-    token = {"content": given["content"], **flags, "special": special}
-    if "normalized" in given:
-        token["normalized"] = bool(given["normalized"])
+    fields = {"content": value, "special": special} if isinstance(value, str) else value
+    special = bool(fields.get("special", special))
+    flags = {name: bool(fields.get(name, False)) for name in ("single_word", "lstrip", "rstrip")}
+    token = {"content": fields["content"], **flags, "special": special}
+    if "normalized" in fields:
+        token["normalized"] = bool(fields["normalized"])
     return token
 
 

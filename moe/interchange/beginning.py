@@ -19,7 +19,7 @@ class Beginning:
     def __init__(self, spec: LanguageModelSpec, seed: int) -> None:
         assert spec.upcycle is not None
         self._spec, self._upcycle, self._seed = spec, spec.upcycle, seed
-        self._table = {each.name: each for each in spec.parameters()}
+        self._table = {parameter.name: parameter for parameter in spec.parameters()}
 
     def finish(self, name: str, local: Tensor, origin: Sequence[int]) -> None:
         """Change a rectangle of a parameter or buffer, which begins at `origin`, once it has what the folder gives

@@ -66,5 +66,5 @@ def _list(names: object) -> list[object]:
 
 
 def _text(lines: list[str], facts: Mapping[str, str]) -> str:
-    told = [f"- {key}: {value}" for key, value in facts.items() if key != "name"]
-    return "\n".join([*lines, *told]) + "\n"
+    fact_lines = [f"- {key}: {value}" for key, value in facts.items() if key != "name"]
+    return "\n".join([*lines, *fact_lines]) + "\n"

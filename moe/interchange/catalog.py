@@ -54,8 +54,8 @@ class Catalog:
 
     def problem(self, code: ProblemCode, name: str, rule: str, remedy: str, value: object = None) -> Problem:
         """Of one of its tensors."""
-        held = self.held.get(name)
-        where = self.folder.url if held is None else self.folder.path(held.file)
+        tensor = self.held.get(name)
+        where = self.folder.url if tensor is None else self.folder.path(tensor.file)
         return Problem(code, f"{where}:{name}", value, rule, remedy)
 
 
@@ -63,28 +63,30 @@ def catalog(folder: HubFolder) -> Catalog:
     """Read a folder. Raises SpecError for a config that is not supported and for files that cannot be read: all
     of either."""
     config, _ = folder.config()
-    found = Catalog(folder, config, described(config, folder.path(CONFIG)), folder.weight_files())
-    told: list[Entry] = []
+    folder_catalog = Catalog(folder, config, described(config, folder.path(CONFIG)), folder.weight_files())
+    tensor_entries: list[Entry] = []
     problems: list[Problem] = []
-    for file, location in found.files.items():
+    for file, location in folder_catalog.files.items():
         try:
-            told += entries(file, location, folder.place)
+            tensor_entries += entries(file, location, folder.place)
         except SpecError as error:
             problems += error.problems
     if problems:
         raise SpecError(problems)
     by_name: dict[str, Entry] = {}
-    based = _is_base_model(told)
-    for entry in told:
-        name = f"model.{entry.name}" if based and not entry.name.startswith("lm_head.") else entry.name
+    is_base_model = _is_base_model(tensor_entries)
+    for entry in tensor_entries:
+        name = (
+            f"model.{entry.name}" if is_base_model and not entry.name.startswith("lm_head.") else entry.name
+        )
         if name in by_name:
-            found.problems.append(Problem("duplicate", f"{folder.path(entry.file)}:{entry.name}", None,
+            folder_catalog.problems.append(Problem("duplicate", f"{folder.path(entry.file)}:{entry.name}", None,
                                           f"lies in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
         if not _IGNORED.fullmatch(name):
             by_name[name] = entry
-    for held in _decoded(by_name, found.described.quantization, found):
-        found.held[held.name] = held
-    return found
+    for tensor in _decoded(by_name, folder_catalog.described.quantization, folder_catalog):
+        folder_catalog.held[tensor.name] = tensor
+    return folder_catalog
 
 
 def family_in(folder: HubFolder) -> Family:
@@ -92,14 +94,14 @@ def family_in(folder: HubFolder) -> Family:
     return family_of(folder.config()[0], folder.path(CONFIG))
 
 
-def _is_base_model(told: list[Entry]) -> bool:
+def _is_base_model(tensor_entries: list[Entry]) -> bool:
     """Whether names lack the `model.` that they have in a model with logits."""
-    names = {entry.name for entry in told}
+    names = {entry.name for entry in tensor_entries}
     return "embed_tokens.weight" in names and not any(name.startswith("model.") for name in names)
 
 
 def _decoded(by_name: dict[str, Entry], quantization: Quantization | None, into: Catalog) -> Iterator[Held]:
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for name, entry in by_name.items():
         stem = name.removesuffix("_blocks")
         if quantization is not None and quantization.method == "mxfp4" and stem != name:
@@ -110,12 +112,12 @@ def _decoded(by_name: dict[str, Entry], quantization: Quantization | None, into:
                 or scales.dtype != "U8"
                 or not _mxfp4_fits(entry, scales)
             ):
-                told = None if scales is None else [list(entry.shape), list(scales.shape)]
-                into.problems.append(_misfit(into, entry, told, "bytes [E, rows, blocks, 16] with scales "
+                shapes = None if scales is None else [list(entry.shape), list(scales.shape)]
+                into.problems.append(_misfit(into, entry, shapes, "bytes [E, rows, blocks, 16] with scales "
                                              f"[E, rows, blocks] in {stem}_scales"))  # fmt: skip
                 continue
             experts, rows, blocks, _ = entry.shape
-            taken |= {name, f"{stem}_scales"}
+            used_names |= {name, f"{stem}_scales"}
             # Rows are outputs; the family's tensors are inputs by outputs.
             yield Held(stem, (experts, MXFP4_BLOCK * blocks, rows), entry, scales)
         elif entry.dtype.startswith("F8_"):
@@ -135,10 +137,10 @@ def _decoded(by_name: dict[str, Entry], quantization: Quantization | None, into:
                 into.problems.append(_misfit(into, entry, list(scales.shape), f"of scales {list(grid)}, one for each "
                                              f"{block[0]} by {block[1]} of its {list(entry.shape)}"))  # fmt: skip
                 continue
-            taken |= {name, f"{name}_scale_inv"}
+            used_names |= {name, f"{name}_scale_inv"}
             yield Held(name, entry.shape, entry, scales, block)
     for name, entry in by_name.items():
-        if name not in taken:
+        if name not in used_names:
             yield Held(name, entry.shape, entry)
 
 

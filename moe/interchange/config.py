@@ -71,14 +71,14 @@ def described(config: Mapping[str, Any], place: str) -> Described:
         )
     fields: Fields = {"kind": "language"}
     keys: dict[str, tuple[str, ...]] = {}
-    for each in family.fields:
-        found = each.read(reading)
-        fields |= found
-        written = {*each.keys, *(alias for alias, key in family.aliases.items() if key in each.keys)}
-        keys |= dict.fromkeys(found, tuple(key for key in config if key in written))
+    for field in family.fields:
+        field_values = field.read(reading)
+        fields |= field_values
+        field_keys = {*field.keys, *(alias for alias, key in family.aliases.items() if key in field.keys)}
+        keys |= dict.fromkeys(field_values, tuple(key for key in config if key in field_keys))
     so_anyway = _so_anyway(family)
-    for key, allowed in {**_ONLY, **so_anyway}.items():
-        reading.only(key, allowed)
+    for key, allowed_values in {**_ONLY, **so_anyway}.items():
+        reading.only(key, allowed_values)
     refused_dropout(reading)
     asks_loss = config.get("output_router_logits")
     reading.only("output_router_logits", (True, False))
@@ -126,13 +126,15 @@ def _reasons(family: Family) -> dict[str, str]:
 
 def _read(family: Family) -> set[str]:
     """Keys that say something of a family's models."""
-    return {key for each in family.fields for key in each.keys} | family.aliases.keys()
+    return {key for field in family.fields for key in field.keys} | family.aliases.keys()
 
 
 def _so_anyway(family: Family) -> dict[str, tuple[Any, ...]]:
     """Keys that may have these values alone, as all models of a family do."""
     read = _read(family)
-    return {key: allowed for key, allowed in SO_ANYWAY.items() if key not in read} | dict(family.only)
+    return {key: allowed_values for key, allowed_values in SO_ANYWAY.items() if key not in read} | dict(
+        family.only
+    )
 
 
 def family_of(config: Mapping[str, Any], place: str) -> Family:
@@ -150,42 +152,42 @@ def _notes(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _nested(fields: Fields) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for path, value in fields.items():
         *parts, name = path.split(".")
-        into = found
-        for each in parts:
-            into = into.setdefault(each, {})
+        into = tree
+        for part in parts:
+            into = into.setdefault(part, {})
         if value is not None:
             into[name] = value
-    return found
+    return tree
 
 
 def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     """Computation of a spec's model, flat: equal for two that compute the same."""
-    found = dict(_flat(_resolved(spec).model_dump(mode="json", exclude={"adapter", "upcycle"})))
+    fields = dict(_flat(_resolved(spec).model_dump(mode="json", exclude={"adapter", "upcycle"})))
     for path in TRAINING_ONLY:
-        found.pop(path, None)
+        fields.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
                  "attention.windowed_layers", "attention.window", "attention.scale"):  # fmt: skip
-        found.pop(path, None)
+        fields.pop(path, None)
     layers = range(spec.num_layers)
-    found["layers with experts"] = list(spec.moe_layers)
-    found["layers with full attention"] = [layer for layer in layers if spec.has_full_attention(layer)]
-    found["windows of layers"] = [spec.window_of(layer) for layer in layers]
-    found["attention.scale"] = spec.attention.score_scale
+    fields["layers with experts"] = list(spec.moe_layers)
+    fields["layers with full attention"] = [layer for layer in layers if spec.has_full_attention(layer)]
+    fields["windows of layers"] = [spec.window_of(layer) for layer in layers]
+    fields["attention.scale"] = spec.attention.score_scale
     if len(spec.moe_layers) == spec.num_layers:
-        found.pop("ffn_dim", None)
-        found.pop("ffn_activation", None)
-    if len(found["layers with full attention"]) == spec.num_layers:
-        found = {path: each for path, each in found.items() if not path.startswith("linear_attention")}
+        fields.pop("ffn_dim", None)
+        fields.pop("ffn_activation", None)
+    if len(fields["layers with full attention"]) == spec.num_layers:
+        fields = {path: value for path, value in fields.items() if not path.startswith("linear_attention")}
     if spec.moe is not None:
-        found["moe.selection_bias"] = spec.moe.routing.has_selection_bias
+        fields["moe.selection_bias"] = spec.moe.routing.has_selection_bias
         if spec.moe.routing.max_expert_groups is None:
-            found.pop("moe.expert_groups_per_token", None)
-        if found.get("moe.softmax") == "after_topk" and not found["moe.selection_bias"]:
-            found["moe.softmax"] = "before_topk"  # then the two are one, as weights are divided by their sum
-    return {path: each for path, each in found.items() if each is not None}
+            fields.pop("moe.expert_groups_per_token", None)
+        if fields.get("moe.softmax") == "after_topk" and not fields["moe.selection_bias"]:
+            fields["moe.softmax"] = "before_topk"  # then the two are one, as weights are divided by their sum
+    return {path: value for path, value in fields.items() if value is not None}
 
 
 def _resolved(spec: LanguageModelSpec) -> LanguageModelSpec:
@@ -225,7 +227,7 @@ def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: s
             "unsupported", "model", family.model_types[0], f"cannot say it: {'; '.join(unlike)}"
         )
         reasons.append((not has_layers, len(unlike), problem))
-    nearest = [problem for _, _, problem in sorted(reasons, key=lambda each: each[:2])]
+    nearest = [problem for _, _, problem in sorted(reasons, key=lambda reason: reason[:2])]
     raise SpecError(
         [
             Problem(
@@ -243,7 +245,7 @@ def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: s
 
 def _fields_of(family: Family) -> set[str]:
     reading = _reading(family, {})
-    return {path for each in family.fields for path in each.read(reading)}
+    return {path for field in family.fields for path in field.read(reading)}
 
 
 def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
@@ -258,22 +260,22 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
     """Differences of a config from a spec."""
     try:
-        theirs = meaning(LanguageModelSpec(**described(config, "config.json").given))
+        their_meaning = meaning(LanguageModelSpec(**described(config, "config.json").given))
     except SpecError as error:
         yield in_words(error.problems, "; ")
         return
-    ours = meaning(spec)
-    for path in sorted(ours.keys() | theirs.keys()):
-        if ours.get(path) != theirs.get(path):
-            yield f"{path} (={ours.get(path)!r}) would be {theirs.get(path)!r}"
+    our_meaning = meaning(spec)
+    for path in sorted(our_meaning.keys() | their_meaning.keys()):
+        if our_meaning.get(path) != their_meaning.get(path):
+            yield f"{path} (={our_meaning.get(path)!r}) would be {their_meaning.get(path)!r}"
 
 
 def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
     return Reading(config, "config.json", family.defaults, family.aliases)
 
 
-def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    config = {key: value for key, value in carried.items() if key not in _NOT_CARRIED}
+def _carried(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    config = {key: value for key, value in origin_config.items() if key not in _NOT_CARRIED}
     config["model_type"] = BY_TYPE[config["model_type"]].model_types[
         0
     ]  # which transformers knows without code
@@ -285,12 +287,12 @@ def _carried(spec: LanguageModelSpec, carried: Mapping[str, Any], dtype: str) ->
         new = field.write(_resolved(spec))
         if field.read(_reading(family, config)) == field.read(_reading(family, {**config, **new})):
             continue  # which leaves how it is written
-        changed = {aliases.get(key, key): value for key, value in new.items()}
-        if "rope_parameters" in changed:
-            longest = config.get("max_position_embeddings", changed["max_position_embeddings"])
+        changes = {aliases.get(key, key): value for key, value in new.items()}
+        if "rope_parameters" in changes:
+            longest = config.get("max_position_embeddings", changes["max_position_embeddings"])
             config = {key: value for key, value in config.items() if key not in field.keys}
-            changed["max_position_embeddings"] = longest
-        config |= changed
+            changes["max_position_embeddings"] = longest
+        config |= changes
     if unlike := list(differences(spec, config)):
         rule = f"is no longer one that {config['model_type']} can say: {'; '.join(unlike)}"
         raise SpecError(
@@ -304,8 +306,8 @@ def _for_any_release(
 ) -> dict[str, Any]:
     """A config that transformers 4 and 5 and vLLM read alike: keys under the names that all of them know, positions in
     both forms, and what those that read a key take for something else where it is missing."""
-    found = dict(family.fixed)
-    found |= {family.aliases.get(key, key): value for key, value in config.items()}
+    full_config = dict(family.fixed)
+    full_config |= {family.aliases.get(key, key): value for key, value in config.items()}
     for field in family.fields:
-        found |= field.older(spec, config)
-    return {**found, "dtype": dtype, "torch_dtype": dtype}
+        full_config |= field.older(spec, config)
+    return {**full_config, "dtype": dtype, "torch_dtype": dtype}

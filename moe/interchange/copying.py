@@ -47,9 +47,9 @@ def fill_ours(
             for name, box in piece.by_tensor(part):
                 for block in split(box, piece.theirs, BLOCK_ELEMENTS):
                     bounds = piece.theirs.bounds(block)
-                    theirs = read(name, bounds)
-                    check(name, theirs)
-                    source = view(theirs, [low for low, _ in bounds], piece.theirs, block, piece.axes)
+                    their_tensor = read(name, bounds)
+                    check(name, their_tensor)
+                    source = view(their_tensor, [low for low, _ in bounds], piece.theirs, block, piece.axes)
                     into = view(local, origin, piece.ours, block, piece.axes)
                     copy(into, source)
                     if piece.factor != 1:

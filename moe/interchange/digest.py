@@ -15,11 +15,11 @@ def digest_of(url: str, roots: Sequence[str] | None) -> str:
     """Digest of the names, shapes and dtypes of all tensors, and of 4 KiB at the beginning, middle and end of each:
     weights that were trained, merged or quantised otherwise differ there, where single values that changed need not.
     Raises SpecError for a folder that cannot be read."""
-    found = catalog(HubFolder(url, roots))
-    stored, digest = Stored(found.held, found.files), hashlib.sha256()
+    folder_catalog = catalog(HubFolder(url, roots))
+    weights, digest = Stored(folder_catalog.held, folder_catalog.files), hashlib.sha256()
     try:
-        for name, held in sorted(found.held.items()):
-            for entry in (held.entry, held.scales):
+        for name, tensor in sorted(folder_catalog.held.items()):
+            for entry in (tensor.entry, tensor.scales):
                 if entry is None:
                     continue
                 digest.update(repr((name, entry.dtype, entry.shape)).encode())
@@ -28,7 +28,7 @@ def digest_of(url: str, roots: Sequence[str] | None) -> str:
                     first = last * place // (_PLACES - 1)
                     within = (first, min(first + _BYTES, entry.num_bytes))
                     plain = Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin)
-                    digest.update(stored.raw(plain, (within,)).numpy().tobytes())
+                    digest.update(weights.raw(plain, (within,)).numpy().tobytes())
     finally:
-        stored.close()
+        weights.close()
     return digest.hexdigest()[:32]

@@ -24,10 +24,10 @@ def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, A
     if not isinstance(model := given.get("model"), Mapping):
         return dict(given)
     model, data = expand_model(model, roots, trained=True), given.get("data")
-    expanded = {**given, "model": model, **_expanded_adapter(given, model, roots, "adapter", "model")}
+    job = {**given, "model": model, **_expanded_adapter(given, model, roots, "adapter", "model")}
     if isinstance(data, Mapping) and data.get("corpus") in _DATED and data.get("date") is None:
-        expanded["data"] = {**data, "date": datetime.now(UTC).date().isoformat()}
-    return expanded
+        job["data"] = {**data, "date": datetime.now(UTC).date().isoformat()}
+    return job
 
 
 def names_folder(given: Any) -> bool:
@@ -52,21 +52,21 @@ def expand_model(
     names by `from`, with what is written beside that in their place, part by part in `moe` and `attention`; with
     `upcycle`, those of the mixture that it becomes; and its adapter as the folder has it that this names. Raises
     SpecError."""
-    found = _expanded(given, roots, place, trained)
-    return {**found, **_expanded_adapter(found, found, roots, f"{place}.adapter", place)}
+    model = _expanded(given, roots, place, trained)
+    return {**model, **_expanded_adapter(model, model, roots, f"{place}.adapter", place)}
 
 
 def _expanded_adapter(
-    given: Mapping[str, Any], model: Mapping[str, Any], roots: Sequence[str] | None, place: str, beneath: str
+    fields: Mapping[str, Any], model: Mapping[str, Any], roots: Sequence[str] | None, place: str, beneath: str
 ) -> dict[str, Any]:
-    """`adapter` of `given`, at `place` in errors, filled in for the model `beneath`; nothing where it names no folder.
+    """`adapter` of `fields`, at `place` in errors, filled in for the model `beneath`; nothing where it names no folder.
     What is wrong with the model itself is told when it is parsed."""
-    adapter = given.get("adapter")
+    adapter = fields.get("adapter")
     if not isinstance(adapter, Mapping) or not isinstance(adapter.get("from"), str):
         return {}
     folder = AdapterFolder(adapter["from"], roots, f"{place}.from")
     try:
-        spec = LanguageModelSpec(**{key: each for key, each in model.items() if key != "adapter"})
+        spec = LanguageModelSpec(**{key: value for key, value in model.items() if key != "adapter"})
     except (SpecError, TypeError):
         spec = None
     if spec is None or spec.from_folder is None:
@@ -76,7 +76,7 @@ def _expanded_adapter(
 
 
 def _expanded(
-    given: Mapping[str, Any], roots: Sequence[str] | None, place: str, trained: bool
+    model: Mapping[str, Any], roots: Sequence[str] | None, place: str, is_trained: bool
 ) -> dict[str, Any]:
     """A model with what its folder says filled in.
 
@@ -84,53 +84,53 @@ def _expanded(
     `roots` (as `moe.data.locations` has them; None allows any). Raises SpecError, also for one that was filled in from
     another `config.json`.
     """
-    if not isinstance(given.get("from"), str) or (
-        given.keys() >= _WHOLE and given.get("from_config") is None
+    if not isinstance(model.get("from"), str) or (
+        model.keys() >= _WHOLE and model.get("from_config") is None
     ):
-        return dict(given)
-    if given.get("preset") is not None:
+        return dict(model)
+    if model.get("preset") is not None:
         raise SpecError(
             Problem(
                 "conflict",
                 f"{place}.preset",
-                given["preset"],
+                model["preset"],
                 "stands beside `from`, which says the same",
                 "leave one of them out",
             )
         )
-    given = {**given, "from": folder_of(given["from"])}
-    folder = HubFolder(given["from"], roots, f"{place}.from")
+    model = {**model, "from": folder_of(model["from"])}
+    folder = HubFolder(model["from"], roots, f"{place}.from")
     config, digest = folder.config()
-    if given.keys() >= _WHOLE:
-        if given["from_config"] != digest:
+    if model.keys() >= _WHOLE:
+        if model["from_config"] != digest:
             raise SpecError(Problem("changed",
-                f"{place}.from", given["from"],
+                f"{place}.from", model["from"],
                 f"has another {CONFIG} than the one that the other fields of {place} were filled in from",
                 f"write {place}: {{from: FOLDER}}, with what is to be otherwise and nothing else",
             ))  # fmt: skip
-        return dict(given)
+        return dict(model)
     file = folder.path(CONFIG)
-    found = described(config, file)
+    description = described(config, file)
     # What the job itself says is told when it is parsed.
     try:
-        LanguageModelSpec(**found.given)
+        LanguageModelSpec(**description.given)
     except SpecError as error:
         problems = [
-            replace(each, path=f"{file}:{', '.join(keys)}", remedy="correct config.json")
-            for each in error.problems
-            if (keys := _keys_of(found.keys, each.path)) and not _says(given, each.path)
+            replace(problem, path=f"{file}:{', '.join(keys)}", remedy="correct config.json")
+            for problem in error.problems
+            if (keys := _keys_of(description.keys, problem.path)) and not _says(model, problem.path)
         ]
         if problems:
             raise SpecError(problems) from None
-    if trained and found.asks_router_loss and not _says(given, "moe.aux_coefficient"):
+    if is_trained and description.asks_router_loss and not _says(model, "moe.aux_coefficient"):
         raise SpecError(Problem("unsupported",
             f"{file}:output_router_logits", True, "asks for a loss over all layers together, which is none of ours",
             f"say how the router is balanced, {place}: {{from: FOLDER, moe: {{aux_coefficient: 0.01}}}}, or 0 for not",
         ))  # fmt: skip
-    told = {"ignored_keys": found.ignored, "from_config": digest}
-    if given.get("upcycle") is not None:
-        return {**mixture(found, given, place), **told}
-    return {**expansion.over(found.given, given), **told}
+    provenance = {"ignored_keys": description.ignored, "from_config": digest}
+    if model.get("upcycle") is not None:
+        return {**mixture(description, model, place), **provenance}
+    return {**expansion.over(description.given, model), **provenance}
 
 
 def _keys_of(keys: Mapping[str, tuple[str, ...]], path: str) -> tuple[str, ...]:
@@ -140,11 +140,11 @@ def _keys_of(keys: Mapping[str, tuple[str, ...]], path: str) -> tuple[str, ...]:
     return keys.get(path, ())
 
 
-def _says(given: Mapping[str, Any], path: str) -> bool:
+def _says(model: Mapping[str, Any], path: str) -> bool:
     """Whether a model's own part of a job says this field."""
-    found: Any = given
+    value: Any = model
     for name in path.split("."):
-        if not isinstance(found, Mapping) or name not in found:
+        if not isinstance(value, Mapping) or name not in value:
             return False
-        found = found[name]
+        value = value[name]
     return True

@@ -54,14 +54,16 @@ class Row:
 
     def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> Piece:
         """Pieces of a parameter of that shape in that layer; `sizes` are those that patterns name."""
-        ours, theirs = self.patterns(len(shape), sizes)
-        return piece(shape, ours, self.name_in(layer), theirs, sizes)
+        our_pattern, their_pattern = self.patterns(len(shape), sizes)
+        return piece(shape, our_pattern, self.name_in(layer), their_pattern, sizes)
 
     def patterns(self, num_dims: int, sizes: Mapping[str, int]) -> tuple[str, str]:
         """(ours, theirs) of a parameter of so many dimensions, with the sizes that they name."""
         axes = " ".join(f"a{dim}" for dim in range(num_dims))
-        ours, theirs = (Template(each or axes).substitute(sizes) for each in (self.our_axes, self.their_axes))
-        return ours, theirs
+        our_pattern, their_pattern = (
+            Template(pattern or axes).substitute(sizes) for pattern in (self.our_axes, self.their_axes)
+        )
+        return our_pattern, their_pattern
 
     def name_in(self, layer: int | None) -> str:
         """Theirs in that layer."""
@@ -97,7 +99,7 @@ def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
 
 def in_layers(*rows: Row | Iterable[Row]) -> tuple[Row, ...]:
     """Lines of what lies in every layer."""
-    flat = [each for row in rows for each in ([row] if isinstance(row, Row) else row)]
+    flat = [line for row in rows for line in ([row] if isinstance(row, Row) else row)]
     return tuple(
         Row(LAYER + row.ours, f"model.{LAYER}{row.theirs}", row.our_axes, row.their_axes) for row in flat
     )

@@ -14,10 +14,10 @@ SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention
 
 def value(spec: LanguageModelSpec, path: str) -> Any:
     """A spec's field by its dotted path; None where a part on the way is none."""
-    found: Any = spec
+    part: Any = spec
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        part = getattr(part, name, None)
+    return part
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Key(Field):
         return {self.ours: config.get(self.theirs, self.kind)}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        found = value(spec, self.ours)
-        return {self.theirs: found if found is None else self.kind(found)}
+        field_value = value(spec, self.ours)
+        return {self.theirs: field_value if field_value is None else self.kind(field_value)}
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Optional(Field):
         return (self.theirs,)
 
     def read(self, config: Reading) -> Fields:
-        found = config.get(self.theirs, self.kind, null=None)
-        return {self.ours: None if found == self.none else found}
+        key_value = config.get(self.theirs, self.kind, null=None)
+        return {self.ours: None if key_value == self.none else key_value}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        found = value(spec, self.ours)
-        return {self.theirs: self.none if found is None else self.kind(found)}
+        field_value = value(spec, self.ours)
+        return {self.theirs: self.none if field_value is None else self.kind(field_value)}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Always(Field):
 
 def always(**fields: Any) -> Always:
     """`moe__router="softmax_topk"` is the field `moe.router`."""
-    return Always(tuple((name.replace("__", "."), each) for name, each in fields.items()))
+    return Always(tuple((name.replace("__", "."), constant) for name, constant in fields.items()))
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ class Heads(Field):
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         attention = spec.attention
-        found = {"num_attention_heads": attention.num_heads, "head_dim": attention.head_dim}
+        keys = {"num_attention_heads": attention.num_heads, "head_dim": attention.head_dim}
         if isinstance(attention, GroupedQueryAttentionSpec):
-            found["num_key_value_heads"] = attention.num_kv_heads
-        return found
+            keys["num_key_value_heads"] = attention.num_kv_heads
+        return keys
 
 
 @dataclass(frozen=True)
@@ -170,23 +170,25 @@ class SparseSteps(Field):
         dense = config.raw("mlp_only_layers") or []
         layers = config.get("num_hidden_layers", int)
         if layers and isinstance(dense, list):  # those beyond the last are passed over, as transformers does
-            dense = [each for each in dense if not (isinstance(each, int) and each >= layers)]
-        found: Fields = {"moe_every": step, "dense_layers": dense}
+            dense = [layer for layer in dense if not (isinstance(layer, int) and layer >= layers)]
+        fields: Fields = {"moe_every": step, "dense_layers": dense}
         if layers and step and isinstance(dense, list):
             with_experts = [at for at in range(layers) if at not in dense and (at + 1) % step == 0]
             if not with_experts:
-                key, said = ("decoder_sparse_step", step) if step > layers else ("mlp_only_layers", dense)
-                config.refuse(key, said, f"leaves no layer with experts: {_DENSE}")
+                key, key_value = (
+                    ("decoder_sparse_step", step) if step > layers else ("mlp_only_layers", dense)
+                )
+                config.refuse(key, key_value, f"leaves no layer with experts: {_DENSE}")
             if len(with_experts) < layers:
-                found["ffn_dim"] = config.get("intermediate_size", int)
-        return found
+                fields["ffn_dim"] = config.get("intermediate_size", int)
+        return fields
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         dense = sorted(set(range(spec.num_layers)) - set(spec.moe_layers))
-        found: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+        keys: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": dense}
         if spec.first_dense_layers == 0:
-            found = {"decoder_sparse_step": spec.moe_every, "mlp_only_layers": list(spec.dense_layers)}
-        return {**found, "intermediate_size": spec.ffn_dim or spec.model_dim}
+            keys = {"decoder_sparse_step": spec.moe_every, "mlp_only_layers": list(spec.dense_layers)}
+        return {**keys, "intermediate_size": spec.ffn_dim or spec.model_dim}
 
 
 @dataclass(frozen=True)
@@ -202,8 +204,8 @@ class FirstDense(Field):
             config.refuse(
                 "first_k_dense_replace", first, f"must be below num_hidden_layers (={layers}): {_DENSE}"
             )
-        found: Fields = {"first_dense_layers": first}
-        return {**found, "ffn_dim": config.get("intermediate_size", int)} if first else found
+        fields: Fields = {"first_dense_layers": first}
+        return {**fields, "ffn_dim": config.get("intermediate_size", int)} if first else fields
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         first = spec.moe_layers[0] if spec.moe_layers else spec.num_layers
@@ -223,8 +225,8 @@ class SharedExperts(Field):
         return {"moe.shared_hidden_dim": number * width if number and width else None}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        shared, width = value(spec, "moe.shared_hidden_dim"), value(spec, "moe.hidden_dim")
-        return {"n_shared_experts": (shared or 0) // width if width else 0}
+        shared_dim, width = value(spec, "moe.shared_hidden_dim"), value(spec, "moe.hidden_dim")
+        return {"n_shared_experts": (shared_dim or 0) // width if width else 0}
 
 
 @dataclass(frozen=True)
@@ -240,10 +242,10 @@ class Windows(Field):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        found = ["sliding_window"]
-        found += ["use_sliding_window"] if self.switched else []
-        found += ["max_window_layers"] if self.default in ("below", "from") else []
-        return (*found, *(["layer_types"] if self.by == "types" else []))
+        keys = ["sliding_window"]
+        keys += ["use_sliding_window"] if self.switched else []
+        keys += ["max_window_layers"] if self.default in ("below", "from") else []
+        return (*keys, *(["layer_types"] if self.by == "types" else []))
 
     def read(self, config: Reading) -> Fields:
         on = config.get("use_sliding_window", bool) if self.switched else True
@@ -273,18 +275,18 @@ class Windows(Field):
         first = config.get("max_window_layers", int)
         if first is None:
             return []
-        every = range(0, min(number, first), 2) if self.default == "below" else range(max(0, first), number)
-        return list(every)
+        layers = range(0, min(number, first), 2) if self.default == "below" else range(max(0, first), number)
+        return list(layers)
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
-        window = next((each for each in windows if each is not None), None)
-        found: dict[str, Any] = {"sliding_window": window}
+        window = next((layer_window for layer_window in windows if layer_window is not None), None)
+        keys: dict[str, Any] = {"sliding_window": window}
         if self.switched:
-            found["use_sliding_window"] = window is not None
+            keys["use_sliding_window"] = window is not None
         if self.by == "types":
-            found["layer_types"] = [FULL if each is None else SLIDING for each in windows]
-        return found
+            keys["layer_types"] = [FULL if layer_window is None else SLIDING for layer_window in windows]
+        return keys
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         """Switch off what no layer uses: transformers 4 does not read `layer_types` of Qwen2-MoE, and windows every
@@ -304,23 +306,23 @@ class LinearLayers(Field):
     def read(self, config: Reading) -> Fields:
         number = config.get("num_hidden_layers", int) or 0
         if not config.has("layer_types"):
-            every = config.get("full_attention_interval", int)
-            if every == 1:
-                config.refuse("full_attention_interval", every, "leaves no layer with linear attention")
-            return {"full_attention_every": every}
+            interval = config.get("full_attention_interval", int)
+            if interval == 1:
+                config.refuse("full_attention_interval", interval, "leaves no layer with linear attention")
+            return {"full_attention_every": interval}
         full = set(range(number)) - set(_of_type(config, number, LINEAR))
-        every = min(full) + 1 if full else number + 1
-        if full != set(range(every - 1, number, every)):
+        interval = min(full) + 1 if full else number + 1
+        if full != set(range(interval - 1, number, interval)):
             config.refuse(
                 "layer_types", None, "must have full attention in every n-th layer, and in no other"
             )
-        elif every == 1:
+        elif interval == 1:
             config.refuse("layer_types", None, "leave no layer with linear attention")
-        return {"full_attention_every": every}
+        return {"full_attention_every": interval}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         full = [spec.has_full_attention(layer) for layer in range(spec.num_layers)]
-        return {"layer_types": [FULL if each else LINEAR for each in full]}
+        return {"layer_types": [FULL if is_full else LINEAR for is_full in full]}
 
 
 @dataclass(frozen=True)
@@ -337,7 +339,7 @@ class EveryLayer(Field):
     def read(self, config: Reading) -> Fields:
         entries = config.raw(self.theirs)
         if entries is not None and (
-            not isinstance(entries, list) or any(not same(each, self.entry) for each in entries)
+            not isinstance(entries, list) or any(not same(entry, self.entry) for entry in entries)
         ):
             config.refuse(
                 self.theirs, None, f"must be {self.entry!r} for every layer: nothing else is supported"
@@ -350,11 +352,11 @@ class EveryLayer(Field):
 
 def _of_type(config: Reading, number: int, kind: str) -> list[int]:
     types = config.raw("layer_types")
-    known = {FULL, SLIDING} if kind == SLIDING else {FULL, LINEAR}
-    if not isinstance(types, list) or len(types) != number or not set(map(str, types)) <= known:
-        config.refuse("layer_types", None, f"must be {number} of {' and '.join(sorted(known))}")
+    known_types = {FULL, SLIDING} if kind == SLIDING else {FULL, LINEAR}
+    if not isinstance(types, list) or len(types) != number or not set(map(str, types)) <= known_types:
+        config.refuse("layer_types", None, f"must be {number} of {' and '.join(sorted(known_types))}")
         return []
-    return [layer for layer, each in enumerate(types) if each == kind]
+    return [layer for layer, layer_type in enumerate(types) if layer_type == kind]
 
 
 @dataclass(frozen=True)
@@ -380,11 +382,11 @@ class ExpertGroups(Field):
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         groups = value(spec, "moe.num_expert_groups") or 1
-        found = {"n_group": groups, "topk_group": value(spec, "moe.expert_groups_per_token") or 1}
+        keys = {"n_group": groups, "topk_group": value(spec, "moe.expert_groups_per_token") or 1}
         return (
-            {**found, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
+            {**keys, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
             if self.method
-            else found
+            else keys
         )
 
 

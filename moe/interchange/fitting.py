@@ -47,9 +47,9 @@ class Fit:
 
 def wanted(spec: LanguageModelSpec) -> Iterator[Wanted]:
     """Everything of a model that a folder holds: adapters are none of it."""
-    for each in spec.parameters():
-        if not is_adapter(each.name):
-            yield Wanted(each.name, each.shape)
+    for parameter in spec.parameters():
+        if not is_adapter(parameter.name):
+            yield Wanted(parameter.name, parameter.shape)
     if spec.moe is None:
         return
     if spec.moe.routing.has_selection_bias:
@@ -76,104 +76,110 @@ def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[
     return [tuple(row.piece(each.shape, layer, sizes) for row in rows) for rows in layouts]
 
 
-def _sources(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[tuple[Piece, ...]]:
+def _sources(spec: LanguageModelSpec, family: Family, tensor: Wanted) -> list[tuple[Piece, ...]]:
     """The same in a folder that a model begins with, which may be a dense one that it is made of."""
-    made = piece_of(spec, family, each.name, each.shape)
-    return alternatives(spec, family, each) if made is None else [(made,)]
+    dense_piece = piece_of(spec, family, tensor.name, tensor.shape)
+    return alternatives(spec, family, tensor) if dense_piece is None else [(dense_piece,)]
 
 
 def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
-    family, held = found.described.family, found.held
+    family, tensors = found.described.family, found.held
     _check_size(spec, found)
     result, problems = Fit(), list(found.problems)
-    used: set[str] = set()
-    for each in wanted(spec):
-        if begins_anew(spec, each.name):
+    used_names: set[str] = set()
+    for tensor in wanted(spec):
+        if begins_anew(spec, tensor.name):
             continue
-        choices = _sources(spec, family, each)
+        choices = _sources(spec, family, tensor)
         if not choices:
             problems.append(
                 Problem(
                     "unknown_key",
-                    each.name,
-                    list(each.shape),
+                    tensor.name,
+                    list(tensor.shape),
                     f"is no part of a {family.model_types[0]}",
                     _REMEDY,
                 )
             )
             continue
         names = [[name for piece in pieces for name in piece.names()] for pieces in choices]
-        chosen = next(
-            (at for at, each_names in enumerate(names) if all(name in held for name in each_names)), None
+        choice = next(
+            (at for at, choice_names in enumerate(names) if all(name in tensors for name in choice_names)),
+            None,
         )
-        if chosen is None:
+        if choice is None:
             problems += _missing(
-                found, each, min(names, key=lambda some: sum(name not in held for name in some))
+                found,
+                tensor,
+                min(names, key=lambda choice_names: sum(name not in tensors for name in choice_names)),
             )
-            used.update(name for some in names for name in some)
+            used_names.update(name for choice_names in names for name in choice_names)
             continue
-        used.update(names[chosen])
-        problems += _misshapen(found, each, choices[chosen])
-        result.pieces[each.name] = choices[chosen]
-    if spec.tie_embeddings and LM_HEAD in held:
-        used.add(LM_HEAD)
+        used_names.update(names[choice])
+        problems += _misshapen(found, tensor, choices[choice])
+        result.pieces[tensor.name] = choices[choice]
+    if spec.tie_embeddings and LM_HEAD in tensors:
+        used_names.add(LM_HEAD)
         result.tied_twice = True
-    untrained = _untrained(family, found.config, set(held) - used)
-    result.untrained = tuple(sorted(untrained))
+    untrained_names = _untrained(family, found.config, set(tensors) - used_names)
+    result.untrained = tuple(sorted(untrained_names))
     problems += [
         found.problem(
-            "unknown_key", name, "is no tensor that this model has", _REMEDY, list(held[name].shape)
+            "unknown_key", name, "is no tensor that this model has", _REMEDY, list(tensors[name].shape)
         )
-        for name in sorted(set(held) - used - untrained)
+        for name in sorted(set(tensors) - used_names - untrained_names)
     ]
     problems += [
         found.problem("dtype_mismatch", name, f"must be one of {', '.join(PLAIN)}", "convert the folder to bfloat16",
-                      held[name].entry.dtype)
-        for name in sorted(used & set(held))
-        if not held[name].is_decoded and held[name].entry.dtype not in PLAIN
+                      tensors[name].entry.dtype)
+        for name in sorted(used_names & set(tensors))
+        if not tensors[name].is_decoded and tensors[name].entry.dtype not in PLAIN
     ]  # fmt: skip
     if problems:
         raise SpecError(_once(problems))
     return result
 
 
-def _check_size(spec: LanguageModelSpec, found: Catalog) -> None:
+def _check_size(spec: LanguageModelSpec, catalog: Catalog) -> None:
     """Refuse more experts than a folder can have, before each of their tensors is named. Raises SpecError."""
     num_experts = 0 if spec.moe is None else len(spec.moe_layers) * spec.moe.num_experts
     if num_experts <= _FEW_EXPERTS or spec.upcycle is not None:
         return
-    num_matrices = sum(math.prod(each.shape[:-2]) for each in found.held.values())
+    num_matrices = sum(math.prod(tensor.shape[:-2]) for tensor in catalog.held.values())
     if num_experts > num_matrices:
         rule = f"would have {num_experts:,} experts in all its layers, and the folder has {num_matrices:,} matrices"
-        raise SpecError(Problem("mismatch", found.folder.path(CONFIG), None, rule, _REMEDY))
+        raise SpecError(Problem("mismatch", catalog.folder.path(CONFIG), None, rule, _REMEDY))
 
 
 def _once(problems: list[Problem]) -> Iterator[Problem]:
     """Each once, in order: two parameters of ours may lie in one tensor of theirs."""
-    seen = set()
-    for each in problems:
-        if str(each) not in seen:
-            seen.add(str(each))
-            yield each
+    seen_texts = set()
+    for problem in problems:
+        if str(problem) not in seen_texts:
+            seen_texts.add(str(problem))
+            yield problem
 
 
-def _missing(found: Catalog, each: Wanted, names: list[str]) -> Iterator[Problem]:
-    tied = " (a model that ties it to the embedding says tie_word_embeddings)" if LM_HEAD in names else ""
+def _missing(catalog: Catalog, tensor: Wanted, names: list[str]) -> Iterator[Problem]:
+    tie_hint = " (a model that ties it to the embedding says tie_word_embeddings)" if LM_HEAD in names else ""
     for name in names:
-        if name not in found.held:
-            yield found.problem(
-                "missing", name, f"is missing, of which {each.name} {list(each.shape)} is made{tied}", _REMEDY
+        if name not in catalog.held:
+            yield catalog.problem(
+                "missing",
+                name,
+                f"is missing, of which {tensor.name} {list(tensor.shape)} is made{tie_hint}",
+                _REMEDY,
             )
 
 
-def _misshapen(found: Catalog, each: Wanted, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
+def _misshapen(catalog: Catalog, tensor: Wanted, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
-            if (shape := found.held[name].shape) != piece.theirs.shape:
-                made = f"of which {each.name} {list(each.shape)} is made"
-                rule = f"must have the shape {list(piece.theirs.shape)}, {made}"
-                yield found.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
+            if (shape := catalog.held[name].shape) != piece.theirs.shape:
+                usage = f"of which {tensor.name} {list(tensor.shape)} is made"
+                rule = f"must have the shape {list(piece.theirs.shape)}, {usage}"
+                yield catalog.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
 
 
 _OF_A_HEAD = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")

@@ -54,24 +54,24 @@ def entries(file: str, location: Location, place: str) -> list[Entry]:
                     "safetensors file"
                 )
             header = json.loads(stream.read(length))
-        found = sorted(_entries(header, file, 8 + length), key=lambda each: each.begin)
-        _check(found, 8 + length, size)
+        tensor_entries = sorted(_entries(header, file, 8 + length), key=lambda entry: entry.begin)
+        _check(tensor_entries, 8 + length, size)
     except (ValueError, RecursionError, OSError) as error:
         raise SpecError(
             Problem("corrupt", place, str(location), f"cannot be read as {file}: {error}", _AGAIN)
         ) from None
-    return found
+    return tensor_entries
 
 
 def _entries(header: Any, file: str, start: int) -> Iterator[Entry]:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
-    for name, told in header.items():
+    for name, fields in header.items():
         if name == METADATA:
             continue
         try:
-            dtype, shape, (begin, end) = told["dtype"], told["shape"], told["data_offsets"]
-            whole = all(type(each) is int and each >= 0 for each in (*shape, begin, end))
+            dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
+            whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
             raise ValueError(f"its header does not say where {name!r} lies") from None
         if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
@@ -81,9 +81,9 @@ def _entries(header: Any, file: str, start: int) -> Iterator[Entry]:
         yield Entry(name, dtype, tuple(shape), file, start + begin)
 
 
-def _check(found: list[Entry], start: int, size: int) -> None:
+def _check(tensor_entries: list[Entry], start: int, size: int) -> None:
     at = start
-    for entry in found:
+    for entry in tensor_entries:
         if entry.begin != at and entry.num_bytes:
             raise ValueError(f"{entry.name!r} does not begin where the tensor before it ends")
         at = max(at, entry.begin + entry.num_bytes)
@@ -97,11 +97,11 @@ def _check(found: list[Entry], start: int, size: int) -> None:
 def header_bytes(tensors: list[tuple[str, str, tuple[int, ...]]]) -> bytes:
     """The beginning of a file with these (name, dtype, shape), in order."""
     at, header = 0, {METADATA: {"format": "pt"}}
-    told: dict[str, Any] = dict(header)
+    fields: dict[str, Any] = dict(header)
     for name, dtype, shape in tensors:
         end = at + prod(shape) * ITEM_BYTES[dtype]
-        told[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(told, separators=(",", ":")).encode()
+    text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -95,9 +95,9 @@ class HubFolder:
 
     def _object(self, name: str, content: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(content, parse_constant=_no_number)
-            if not isinstance(found, dict):
-                raise ValueError(f"it holds no object but {type(found).__name__}")
+            value = json.loads(content, parse_constant=_no_number)
+            if not isinstance(value, dict):
+                raise ValueError(f"it holds no object but {type(value).__name__}")
         except (ValueError, RecursionError) as error:
             raise SpecError(
                 Problem(
@@ -108,7 +108,7 @@ class HubFolder:
                     "get the file again from where the model came from",
                 )
             ) from None
-        return found
+        return value
 
     def config(self, name: str = CONFIG) -> tuple[dict[str, Any], str]:
         """(`config.json`, or another, a digest of it). Raises SpecError."""
@@ -123,8 +123,8 @@ class HubFolder:
             names = sorted(set(self._indexed()))
             self._require_few(len(names))
             return {name: self.find(name) for name in names}
-        found = {location.path.rpartition("/")[2]: location for location in self.several("*.safetensors")}
-        if not found:
+        files = {location.path.rpartition("/")[2]: location for location in self.several("*.safetensors")}
+        if not files:
             pickle = next((name for name in _PICKLES if self.has(name)), None)
             rule = "has no weights: no *.safetensors"
             remedy = "name a folder with a model's weights"
@@ -132,8 +132,8 @@ class HubFolder:
                 rule += f", but pickles ({pickle}), which are never loaded: they run whatever code is in them"
                 remedy = "convert them to safetensors where you trust them"
             raise SpecError(Problem("not_found", self.place, self.url, rule, remedy))
-        self._require_few(len(found))
-        return found
+        self._require_few(len(files))
+        return files
 
     def _require_few(self, num_files: int) -> None:
         if num_files > MAX_FILES:

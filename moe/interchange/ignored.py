@@ -113,9 +113,9 @@ def refused_dropout(reading: Reading) -> None:
 
 def _is_off(key: str, value: Any) -> bool:
     """Whether a key has the value that its absence means: off, or one device."""
-    return any(same(value, each) for each in _OFF.get(key, ()))
+    return any(same(value, off_value) for off_value in _OFF.get(key, ()))
 
 
 def _short(value: Any) -> str:
-    told = repr(value)
-    return told if len(told) <= 40 else f"{told[:37]}..."
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -72,51 +72,53 @@ def load_weights(
     layout = layout or Layout.single()
     problems: tuple[Problem, ...] = ()
     try:
-        found = catalog(HubFolder(folder, roots))
-        fitted = fit(spec, found)
+        folder_catalog = catalog(HubFolder(folder, roots))
+        fit_result = fit(spec, folder_catalog)
         parts = list(_parts(model, spec, layout))
     except SpecError as error:
         problems = error.problems
     agree(problems)
-    reader, stored = _Reader(found), Stored(found.held, found.files)
+    reader, weights = _Reader(folder_catalog), Stored(folder_catalog.held, folder_catalog.files)
     beginning = None if spec.upcycle is None else Beginning(spec, seed)
     try:
-        agree(each_told(folder, lambda: faults(found, stored, together.rank(), together.world_size())))
+        agree(
+            each_told(folder, lambda: faults(folder_catalog, weights, together.rank(), together.world_size()))
+        )
 
         def fill() -> list[Problem]:
             for coding, alike in _made_together(parts):
-                part, pieces = alike[0], fitted.pieces.get(alike[0].name, ())
+                part, pieces = alike[0], fit_result.pieces.get(alike[0].name, ())
                 if coding is None:
-                    fill_ours(part.local, part.origin, pieces, stored.read, reader.check)
+                    fill_ours(part.local, part.origin, pieces, weights.read, reader.check)
                 else:
-                    _fill_coded(alike, coding, pieces, stored, reader)
+                    _fill_coded(alike, coding, pieces, weights, reader)
                 if beginning is not None:
                     beginning.finish(part.name, part.local, part.origin)
-                if fitted.tied_twice and part.name == "embedding.weight":
-                    reader.problems += _tied(found, stored, part)
+                if fit_result.tied_twice and part.name == "embedding.weight":
+                    reader.problems += _tied(folder_catalog, weights, part)
             return reader.problems
 
         with torch.no_grad():
             agree(each_told(folder, fill))
     finally:
-        stored.close()
-    return Loaded(len(reader.read), (*found.described.notes, *_notes(fitted, spec)))
+        weights.close()
+    return Loaded(len(reader.read), (*folder_catalog.described.notes, *_notes(fit_result, spec)))
 
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_Part]:
     """Local parts of a model, with their place in the whole."""
-    shapes, codings = {each.name: each.shape for each in wanted(spec)}, codings_of(model)
-    for each in local_parameters(model):
-        of_scales = (name := each.name.removesuffix(SCALES)) in codings and name != each.name
+    shapes, codings = {tensor.name: tensor.shape for tensor in wanted(spec)}, codings_of(model)
+    for parameter in local_parameters(model):
+        of_scales = (name := parameter.name.removesuffix(SCALES)) in codings and name != parameter.name
         coding = codings.get(name)
         if name not in shapes:
             continue
-        within = extent(each.part, layout)
-        is_whole = coding is not None or tuple(each.part.shape) == shapes[name]
-        assert is_whole, f"{each.name} is not as its spec says"
-        assert tuple(end - first for first, end in within) == tuple(each.local.shape), each.name
+        within = extent(parameter.part, layout)
+        is_whole = coding is not None or tuple(parameter.part.shape) == shapes[name]
+        assert is_whole, f"{parameter.name} is not as its spec says"
+        assert tuple(end - first for first, end in within) == tuple(parameter.local.shape), parameter.name
         origin = tuple(first for first, _ in within)
-        yield _Part(name, each.local.detach(), origin, coding, of_scales)
+        yield _Part(name, parameter.local.detach(), origin, coding, of_scales)
     for name, buffer in model.named_buffers():
         if name in shapes:
             yield _Part(name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout)))
@@ -124,25 +126,25 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
 
 def _made_together(parts: Sequence[_Part]) -> Iterator[tuple[Coding | None, list[_Part]]]:
     """Codes and scales that are made of the same rectangle of a tensor; other parts one by one."""
-    found: dict[object, list[_Part]] = {}
+    parts_by_key: dict[object, list[_Part]] = {}
     for at, part in enumerate(parts):
         key = at if part.coding is None else (part.name, part.values)
-        found.setdefault(key, []).append(part)
-    for alike in found.values():
+        parts_by_key.setdefault(key, []).append(part)
+    for alike in parts_by_key.values():
         yield alike[0].coding, alike
 
 
 def _fill_coded(
-    parts: Sequence[_Part], coding: Coding, pieces: Sequence[Piece], stored: Stored, reader: "_Reader"
+    parts: Sequence[_Part], coding: Coding, pieces: Sequence[Piece], weights: Stored, reader: "_Reader"
 ) -> None:
     """Fill codes and scales of one rectangle of a tensor, of which a bounded block at a time is there in float32."""
     for block in blocks(parts[0].values, coding.dim, "cpu", _order_of_reading(pieces[0])):
         first = [low for low, _ in block]
         values = torch.empty([end - low for low, end in block])
-        fill_ours(values, first, pieces, stored.read, reader.check)
-        made = coded(values, coding)
+        fill_ours(values, first, pieces, weights.read, reader.check)
+        codes_and_scales = coded(values, coding)
         for part in parts:
-            tensor = made[part.of_scales]
+            tensor = codes_and_scales[part.of_scales]
             assert tensor is not None
             put(tensor, coding.codes_of(block, of_scales=part.of_scales), part.local, part.origin)
 
@@ -151,16 +153,16 @@ def _order_of_reading(piece: Piece) -> list[int]:
     """Our dimensions as they follow in the files: a block that is short in the first ones lies in few rows there."""
     places = {dim: (len(piece.theirs.shape), 0) for dim in range(len(piece.ours.shape))}
     for axis, (dim, _) in piece.ours.steps.items():
-        there, step = piece.theirs.steps.get(axis, (-1, 0))
-        places[dim] = min(places[dim], (there, -step))
+        their_dim, step = piece.theirs.steps.get(axis, (-1, 0))
+        places[dim] = min(places[dim], (their_dim, -step))
     return sorted(places, key=places.__getitem__)
 
 
 class _Reader:
     """Record of the tensors that were read, and of the faults in them."""
 
-    def __init__(self, found: Catalog) -> None:
-        self._found = found
+    def __init__(self, folder_catalog: Catalog) -> None:
+        self._found = folder_catalog
         self.read: Counter[str] = Counter()
         self.problems: list[Problem] = []
 
@@ -177,14 +179,14 @@ class _Reader:
             self.problems.append(problem)
 
 
-def _tied(found: Catalog, stored: Stored, part: _Part) -> Iterator[Problem]:
+def _tied(folder_catalog: Catalog, weights: Stored, part: _Part) -> Iterator[Problem]:
     """Whether the logits' weights are another tensor than the embedding, where config.json says that they are one."""
     rows, width = part.local.shape
     first, column = part.origin
     for begin in range(first, first + rows, step := max(1, BLOCK_ELEMENTS // max(1, width))):
         within = ((begin, min(begin + step, first + rows)), (column, column + width))
-        if not torch.equal(stored.read(LM_HEAD, within), stored.read(EMBEDDING, within)):
-            yield found.problem("mismatch", LM_HEAD,
+        if not torch.equal(weights.read(LM_HEAD, within), weights.read(EMBEDDING, within)):
+            yield folder_catalog.problem("mismatch", LM_HEAD,
                                 f"must be {EMBEDDING}, as tie_word_embeddings says, and is another",
                                 "write `tie_embeddings: false` beside `from`, which keeps both")  # fmt: skip
             return
@@ -204,20 +206,25 @@ def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
 
 def agree(problems: Sequence[Problem]) -> None:
     """Raise what any rank has found, on every rank."""
-    told = together.all_gathered([each.to_dict() for each in problems])
-    found = {str(problem): problem for each in told for entry in each for problem in [Problem(**entry)]}
-    if found:
-        raise SpecError(found.values())
+    dicts_by_rank = together.all_gathered([problem.to_dict() for problem in problems])
+    problems_by_text = {
+        str(problem): problem
+        for rank_dicts in dicts_by_rank
+        for entry in rank_dicts
+        for problem in [Problem(**entry)]
+    }
+    if problems_by_text:
+        raise SpecError(problems_by_text.values())
 
 
-def _notes(fitted: Fit, spec: LanguageModelSpec) -> Iterator[str]:
+def _notes(fit_result: Fit, spec: LanguageModelSpec) -> Iterator[str]:
     if spec.upcycle is not None and spec.moe is not None:
-        experts, taken = spec.moe.num_experts, spec.moe.experts_per_token
+        experts, experts_per_token = spec.moe.num_experts, spec.moe.experts_per_token
         layers = f"{len(spec.moe_layers)} of its {spec.num_layers} feed-forward layers"
-        yield f"{layers} become {experts} experts each, of which a token takes {taken}"
-    if fitted.untrained:
-        first = fitted.untrained[0]
+        yield f"{layers} become {experts} experts each, of which a token takes {experts_per_token}"
+    if fit_result.untrained:
+        first = fit_result.untrained[0]
         yield (
-            f"{len(fitted.untrained)} tensors of heads that predict further tokens ({first} and others) are not "
+            f"{len(fit_result.untrained)} tensors of heads that predict further tokens ({first} and others) are not "
             "trained: an export has them unchanged"
         )

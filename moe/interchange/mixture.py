@@ -38,9 +38,9 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
     dense = {key: value for key, value in found.given.items() if key != "ffn_dim"}
     ffn_dim = found.given["ffn_dim"]
     if problems := list(upcycle.problems_of_dense(ffn_dim, dense["num_layers"])):
-        raise SpecError([replace(each, path=f"{place}.{each.path}") for each in problems])
-    if changed := list(_of_another_function(found, given, model)):
-        raise SpecError(changed)
+        raise SpecError([replace(problem, path=f"{place}.{problem.path}") for problem in problems])
+    if changes := list(_of_another_function(found, given, model)):
+        raise SpecError(changes)
     if upcycle.every > 1:
         dense |= {"ffn_dim": ffn_dim, "moe_every": upcycle.every}
     reasons = []
@@ -52,8 +52,8 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
             )
             continue
         layer = {**upcycle.layer_of(ffn_dim), **_of_form(form, upcycle)}
-        said = {**upcycle.model_dump(mode="json"), "form": form}
-        fields = {**expansion.over({**dense, "moe": layer}, given), "upcycle": said}
+        upcycle_fields = {**upcycle.model_dump(mode="json"), "form": form}
+        fields = {**expansion.over({**dense, "moe": layer}, given), "upcycle": upcycle_fields}
         try:
             spec = LanguageModelSpec(**fields)
         except SpecError:
@@ -73,13 +73,16 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
     raise SpecError(reasons)
 
 
-def _of_another_function(found: Described, given: Mapping[str, Any], model: str) -> Iterator[Problem]:
+def _of_another_function(
+    description: Described, model_fields: Mapping[str, Any], model: str
+) -> Iterator[Problem]:
     """Fields that are given beside `upcycle` and keep the model, before it becomes a mixture, from computing what the
     folder's does. What is wrong with them otherwise is left to who parses the model."""
-    beside = {key: value for key, value in given.items() if key not in _NOT_OF_DENSE}
+    beside = {key: value for key, value in model_fields.items() if key not in _NOT_OF_DENSE}
     try:
         was, becomes = (
-            LanguageModelSpec(**each) for each in (found.given, expansion.over(found.given, beside))
+            LanguageModelSpec(**spec_fields)
+            for spec_fields in (description.given, expansion.over(description.given, beside))
         )
     except SpecError:
         return
@@ -90,13 +93,14 @@ def _of_another_function(found: Described, given: Mapping[str, Any], model: str)
             yield Problem("mismatch", f"{model}.{path}", value, rule, "leave it out beside upcycle")
 
 
-def _upcycle(given: Any, place: str) -> UpcycleSpec:
+def _upcycle(fields: Any, place: str) -> UpcycleSpec:
     try:
-        return UpcycleSpec.model_validate(given)
+        return UpcycleSpec.model_validate(fields)
     except ValidationError as error:
-        found = problems_of(error)
+        problems = problems_of(error)
     raise SpecError([
-        replace(each, path=place if each.path == "the spec" else f"{place}.{each.path}") for each in found
+        replace(problem, path=place if problem.path == "the spec" else f"{place}.{problem.path}")
+        for problem in problems
     ])  # fmt: skip
 
 
@@ -113,5 +117,5 @@ def config_of(spec: LanguageModelSpec, dense: Mapping[str, Any]) -> dict[str, An
     """Config of the mixture that the model of a `dense` config becomes. Raises SpecError."""
     assert spec.upcycle is not None
     form = spec.upcycle.form
-    found = written(spec, None, "float32") if form is None else anew(spec, BY_TYPE[form], "float32")
-    return {**found, **{key: dense[key] for key in _CARRIED if key in dense}}
+    config = written(spec, None, "float32") if form is None else anew(spec, BY_TYPE[form], "float32")
+    return {**config, **{key: dense[key] for key in _CARRIED if key in dense}}

@@ -49,20 +49,20 @@ class Origin:
     @classmethod
     def of_folder(cls, url: str, spec: LanguageModelSpec, roots: Sequence[str] | None = None) -> "Origin":
         """Origin of a folder's model. Reads headers and small files. Raises SpecError, as `load_weights` does."""
-        found = catalog(HubFolder(url, roots))
-        return cls.of_catalog(found, spec)
+        folder_catalog = catalog(HubFolder(url, roots))
+        return cls.of_catalog(folder_catalog, spec)
 
     @classmethod
     def of_catalog(cls, found: Catalog, spec: LanguageModelSpec) -> "Origin":
         """Origin of the model of a folder that has been looked at."""
-        fitted = fit(spec, found)
+        fit_result = fit(spec, found)
         config = dict(found.config) if spec.upcycle is None else config_of(spec, found.config)
-        dtypes = dict(_dtypes(found, spec, fitted, BY_TYPE[str(config["model_type"])]))
-        trained = Counter(dtype for name, dtype in dtypes.items() if name not in fitted.untrained)
-        most = trained.most_common(1)[0][0]
-        others = {name: dtype for name, dtype in dtypes.items() if dtype != most}
+        dtypes = dict(_dtypes(found, spec, fit_result, BY_TYPE[str(config["model_type"])]))
+        dtype_counts = Counter(dtype for name, dtype in dtypes.items() if name not in fit_result.untrained)
+        main_dtype = dtype_counts.most_common(1)[0][0]
+        other_dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != main_dtype}
         return cls(
-            found.folder.url, config, most, others, fitted.untrained, fitted.tied_twice,
+            found.folder.url, config, main_dtype, other_dtypes, fit_result.untrained, fit_result.tied_twice,
             dict(_small_files(found.folder)),
         )  # fmt: skip
 
@@ -72,49 +72,51 @@ class Origin:
     def to_files(self) -> dict[str, bytes]:
         """The record, by name: what `of_files` reads."""
         names = {path: path.replace("/", ".") for path in sorted(self.files)}
-        told = {
+        record = {
             "version": _VERSION, "url": self.url, "config": self.config, "dtype": self.dtype, "dtypes": self.dtypes,
             "untrained": self.untrained, "keeps_tied": self.keeps_tied, "files": names, "digest": self.digest,
         }  # fmt: skip
         return {
-            RECORD: json.dumps(told, indent=1).encode(),
+            RECORD: json.dumps(record, indent=1).encode(),
             **{names[path]: content for path, content in self.files.items()},
         }
 
     @classmethod
     def of_files(cls, read: Callable[[str], bytes]) -> "Origin":
         """The record of which `read` gives the files. Raises SpecError for another release's."""
-        told = json.loads(read(RECORD))
-        if told.get("version") != _VERSION:
-            raise SpecError(Problem("wrong_version", RECORD, told.get("version"), f"must be of version {_VERSION}",
+        record = json.loads(read(RECORD))
+        if record.get("version") != _VERSION:
+            raise SpecError(Problem("wrong_version", RECORD, record.get("version"), f"must be of version {_VERSION}",
                                     "export with the release that has written it"))  # fmt: skip
         return cls(
-            told["url"], told["config"], told["dtype"], told["dtypes"], tuple(told["untrained"]),
-            told["keeps_tied"], {path: read(name) for path, name in told["files"].items()}, told.get("digest"),
+            record["url"], record["config"], record["dtype"], record["dtypes"], tuple(record["untrained"]),
+            record["keeps_tied"], {path: read(name) for path, name in record["files"].items()}, record.get("digest"),
         )  # fmt: skip
 
 
 def _dtypes(
-    found: Catalog, spec: LanguageModelSpec, fitted: Fit, family: Family
+    folder_catalog: Catalog, spec: LanguageModelSpec, fit_result: Fit, family: Family
 ) -> Iterator[tuple[str, str]]:
     """Each tensor of a family's hub layout with the dtype in the folder of what it is made of, in whatever layout;
     bfloat16 if decoded. Of what the folder has nothing of only buffers, which are wide."""
 
     def of(name: str) -> str:
-        held = found.held[name]
-        return "BF16" if held.is_decoded else held.entry.dtype
+        stored_tensor = folder_catalog.held[name]
+        return "BF16" if stored_tensor.is_decoded else stored_tensor.entry.dtype
 
-    for each in wanted(spec):
-        there = [name for piece in fitted.pieces.get(each.name, ())[:1] for name in piece.names()]
-        for piece in alternatives(spec, family, each)[0]:
+    for tensor in wanted(spec):
+        source_names = [
+            name for piece in fit_result.pieces.get(tensor.name, ())[:1] for name in piece.names()
+        ]
+        for piece in alternatives(spec, family, tensor)[0]:
             for name in piece.names():
-                if name in found.held or there:
-                    yield name, of(name if name in found.held else there[0])
-                elif each.is_buffer:
+                if name in folder_catalog.held or source_names:
+                    yield name, of(name if name in folder_catalog.held else source_names[0])
+                elif tensor.is_buffer:
                     yield name, "F32"
-    if fitted.tied_twice:
+    if fit_result.tied_twice:
         yield LM_HEAD, of(LM_HEAD)
-    for name in fitted.untrained:
+    for name in fit_result.untrained:
         yield name, of(name)
 
 

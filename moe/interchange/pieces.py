@@ -101,12 +101,12 @@ class Side:
             list(self._along(dim, self._axes_of(dim), self.first[dim], *within))
             for dim, within in enumerate(slices)
         ]
-        for chosen in product(*by_dim):
-            yield {axis: part for each in chosen for axis, part in each.items()}
+        for dim_boxes in product(*by_dim):
+            yield {axis: part for dim_box in dim_boxes for axis, part in dim_box.items()}
 
     def _axes_of(self, dim: int) -> list[tuple[str, int]]:
-        found = [(axis, step) for axis, (of, step) in self.steps.items() if of == dim]
-        return sorted(found, key=lambda each: -each[1])
+        axis_steps = [(axis, step) for axis, (of, step) in self.steps.items() if of == dim]
+        return sorted(axis_steps, key=lambda axis_step: -axis_step[1])
 
     def _along(
         self, dim: int, axes: list[tuple[str, int]], base: int, first: int, end: int
@@ -118,32 +118,32 @@ class Side:
         (axis, step), inner = axes[0], axes[1:]
         span = sum((self.lengths[name] - 1) * by for name, by in inner)
         length = self.lengths[axis]
-        touched = range(max(0, ceil((first - base - span) / step)), min(length, ceil((end - base) / step)))
+        overlap = range(max(0, ceil((first - base - span) / step)), min(length, ceil((end - base) / step)))
         whole = range(max(0, ceil((first - base) / step)), min(length, (end - 1 - base - span) // step + 1))
-        if whole and touched:
+        if whole and overlap:
             yield {axis: (whole.start, whole.stop)} | {name: (0, self.lengths[name]) for name, _ in inner}
-        for at in touched:
+        for at in overlap:
             if at not in whole:
                 for rest in self._along(dim, inner, base + at * step, first, end):
                     yield {axis: (at, at + 1)} | rest
 
     def bounds(self, box: Box) -> Slices:
         """The least rectangle of the tensor that has a box."""
-        found = []
+        intervals = []
         for dim, first in enumerate(self.first):
             parts = [(step, box[axis]) for axis, (of, step) in self.steps.items() if of == dim]
             low = first + sum(step * begin for step, (begin, _) in parts)
-            found.append((low, low + sum(step * (end - 1 - begin) for step, (begin, end) in parts) + 1))
-        return tuple(found)
+            intervals.append((low, low + sum(step * (end - 1 - begin) for step, (begin, end) in parts) + 1))
+        return tuple(intervals)
 
     def strides(self, axes: Sequence[str], of_tensor: Sequence[int]) -> tuple[int, ...]:
         """Strides of the view, for axes in order, in memory whose dimensions have those strides; 0 for an axis that it
         does not have."""
-        found = []
+        strides = []
         for axis in axes:
             dim, step = self.steps.get(axis, (None, 0))
-            found.append(0 if dim is None else of_tensor[dim] * step)
-        return tuple(found)
+            strides.append(0 if dim is None else of_tensor[dim] * step)
+        return tuple(strides)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[i
     """A box in parts that have at most so many elements, as their rectangles do, or one of each axis; in the order of
     memory."""
     bounds = side.bounds(box)
-    if max(prod(end - first for first, end in each) for each in (bounds, box.values())) <= max_elements:
+    if max(prod(end - first for first, end in ranges) for ranges in (bounds, box.values())) <= max_elements:
         yield dict(box)
         return
     long = [axis for axis, (first, end) in box.items() if end - first > 1]
@@ -211,26 +211,26 @@ def piece(
 ) -> Piece:
     """The piece that two patterns say, of a parameter of that shape, which is `factor` times theirs; `sizes` are
     lengths of axes that its shape does not tell."""
-    mine, yours = parsed(ours), parsed(theirs)
+    our_dims, their_dims = parsed(ours), parsed(theirs)
     lengths = dict(sizes or {})
-    assert len(mine) == len(our_shape), f"{ours} of {list(our_shape)}"
-    for dimension, size in zip(mine, our_shape, strict=True):
+    assert len(our_dims) == len(our_shape), f"{ours} of {list(our_shape)}"
+    for dimension, size in zip(our_dims, our_shape, strict=True):
         if dimension.total is not None:
             continue
         unknown = [
             term for term in dimension.terms if term.axis and term.total is None and term.axis not in lengths
         ]
-        known = prod(_places(term, lengths) for term in dimension.terms if term not in unknown)
+        known_size = prod(_places(term, lengths) for term in dimension.terms if term not in unknown)
         if unknown:
             assert len(unknown) == 1, f"{ours} of {list(our_shape)}"
-            assert size % known == 0, f"{ours} of {list(our_shape)}"
+            assert size % known_size == 0, f"{ours} of {list(our_shape)}"
             assert unknown[0].axis is not None
-            lengths[unknown[0].axis] = size // known
-    our_side, their_side = _side(mine, lengths), _side(yours, lengths)
+            lengths[unknown[0].axis] = size // known_size
+    our_side, their_side = _side(our_dims, lengths), _side(their_dims, lengths)
     assert our_side.shape == tuple(our_shape), f"{ours} is {our_side.shape}, not {list(our_shape)}"
-    counted = {IN_NAME} if "{" + IN_NAME + "}" in name else set()
+    name_axes = {IN_NAME} if "{" + IN_NAME + "}" in name else set()
     once = {COPIES} & our_side.steps.keys()
-    assert our_side.steps.keys() == their_side.steps.keys() | counted | once, (
+    assert our_side.steps.keys() == their_side.steps.keys() | name_axes | once, (
         f"{ours} has other axes than {theirs}"
     )
     return Piece(our_side, name, their_side, tuple(our_side.steps), factor)

@@ -33,7 +33,7 @@ def quantization_of(given: Any, place: str, family: Family) -> tuple[Quantizatio
         if (
             isinstance(block, list)
             and len(block) == 2
-            and all(type(each) is int and each > 0 for each in block)
+            and all(type(size) is int and size > 0 for size in block)
         ):
             return Quantization("fp8", (block[0], block[1])), None
         return None, Problem(

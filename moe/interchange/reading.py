@@ -64,9 +64,9 @@ class Reading:
         """Note a problem where a key that is written has another value than these; null is as if it was not."""
         allowed = list(allowed)
         value = self._values.get(key)
-        if value is not None and not any(same(value, each) for each in allowed):
-            told = " or ".join(map(repr, allowed)) or "left out"
-            self.refuse(key, value, f"must be {told}: nothing else is supported", REMEDY)
+        if value is not None and not any(same(value, allowed_value) for allowed_value in allowed):
+            choices = " or ".join(map(repr, allowed)) or "left out"
+            self.refuse(key, value, f"must be {choices}: nothing else is supported", REMEDY)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -46,6 +46,6 @@ def unlike_older(spec: LanguageModelSpec, family: Family) -> Iterator[str]:
     if name == "deepseek_v2" and spec.attention.rope.sharpening != 1:
         yield "it leaves out YaRN's factor of the scores (mscale_all_dim)"
     if name == "gpt_oss" and spec.moe is not None:
-        given = spec.moe.activation_alpha, spec.moe.activation_limit
-        if given != _SWIGLU:
+        swiglu = spec.moe.activation_alpha, spec.moe.activation_limit
+        if swiglu != _SWIGLU:
             yield f"it has a SwiGLU of alpha {_SWIGLU[0]} and limit {_SWIGLU[1]}, whatever config.json says"

@@ -76,36 +76,40 @@ class Rope(Field):
 
     def _parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
         for key in ("rope_scaling", "rope_parameters"):
-            found = config.raw(key)
-            if found is None or (found == {} and key == "rope_scaling"):
+            parameters = config.raw(key)
+            if parameters is None or (parameters == {} and key == "rope_scaling"):
                 continue
-            if not isinstance(found, dict):
-                config.refuse(key, found, "must be an object")
+            if not isinstance(parameters, dict):
+                config.refuse(key, parameters, "must be an object")
                 return key, {}
-            if nested := [name for name, each in found.items() if isinstance(each, dict)]:
+            if layer_kinds := [name for name, value in parameters.items() if isinstance(value, dict)]:
                 config.refuse(
-                    f"{key}.{nested[0]}", None, "gives a kind of layer positions of its own: not supported"
+                    f"{key}.{layer_kinds[0]}",
+                    None,
+                    "gives a kind of layer positions of its own: not supported",
                 )
                 return key, {}
-            return key, dict(found)
+            return key, dict(parameters)
         return "rope_parameters", dict(self.default)
 
     def _fraction(self, config: Reading, parameters: dict[str, Any]) -> float | None:
-        given = parameters.get("partial_rotary_factor", config.raw("partial_rotary_factor"))
-        if given is None and self.dim_key is not None and config.has(self.dim_key):
-            turned = config.get(self.dim_key, int)
+        fraction = parameters.get("partial_rotary_factor", config.raw("partial_rotary_factor"))
+        if fraction is None and self.dim_key is not None and config.has(self.dim_key):
+            rotary_dim = config.get(self.dim_key, int)
             head = config.get("head_dim", int)
-            return turned / head if turned and head else None
-        if self.fraction is None and given not in (None, 1):
-            config.refuse("partial_rotary_factor", given, "must be 1: models of this type turn all channels")
+            return rotary_dim / head if rotary_dim and head else None
+        if self.fraction is None and fraction not in (None, 1):
+            config.refuse(
+                "partial_rotary_factor", fraction, "must be 1: models of this type turn all channels"
+            )
             return None
-        if given is None:
+        if fraction is None:
             return self.fraction
-        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
             rule = "must be a number above 0 and at most 1"
-            config.refuse("partial_rotary_factor", given, rule, "correct config.json")
+            config.refuse("partial_rotary_factor", fraction, rule, "correct config.json")
             return None
-        return float(given)
+        return float(fraction)
 
     def _pairing(self, config: Reading) -> str | None:
         if self.pairing != "key":
@@ -119,8 +123,8 @@ class Rope(Field):
             config.refuse(f"{where}.rope_type", kind, f"must be default, {', '.join(_SCALED)}: "
                           "no other is supported")  # fmt: skip
             return None
-        known = _SCALED[kind]
-        for key in sorted(parameters.keys() - known.keys() - _OF_ANY - _LENGTH):
+        field_by_key = _SCALED[kind]
+        for key in sorted(parameters.keys() - field_by_key.keys() - _OF_ANY - _LENGTH):
             if parameters[key] is not None:
                 config.refuse(f"{where}.{key}", parameters[key], f"is no key of the rope_type {kind}")
         for key in _REQUIRED[kind]:
@@ -128,32 +132,34 @@ class Rope(Field):
                 config.refuse(
                     f"{where}.{key}", None, f"is required by the rope_type {kind}", "add it to config.json"
                 )
-        found = {ours: parameters[key] for key, ours in known.items() if parameters.get(key) is not None}
-        if "truncate" in known and parameters.get("truncate", True) is None:
-            found["truncate"] = False  # a null is no default, as transformers has it
+        scaling = {
+            field: parameters[key] for key, field in field_by_key.items() if parameters.get(key) is not None
+        }
+        if "truncate" in field_by_key and parameters.get("truncate", True) is None:
+            scaling["truncate"] = False  # a null is no default, as transformers has it
         for zero in ("mscale", "mscale_all_dim"):  # which mean the same as none
-            if found.get(zero) == 0:
-                del found[zero]
+            if scaling.get(zero) == 0:
+                del scaling[zero]
         if kind == "dynamic":
-            found["original_tokens"] = config.get("max_position_embeddings", int)
+            scaling["original_tokens"] = config.get("max_position_embeddings", int)
         elif kind != "linear":
             # A key outside of the parameters is preferred to one in them, and the longest position to none.
             original = (
                 config.raw(ORIGINAL) or parameters.get(ORIGINAL) or config.get("max_position_embeddings", int)
             )
-            found["original_tokens"] = original
-        return {"kind": kind, **found}
+            scaling["original_tokens"] = original
+        return {"kind": kind, **scaling}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         rope = spec.attention.rope
         parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
         keys: dict[str, Any] = {}
         if rope.scaling is not None:
-            said = rope.scaling.model_dump()
+            scaling = rope.scaling.model_dump()
             parameters["rope_type"] = rope.scaling.kind
-            for key, ours in _SCALED[rope.scaling.kind].items():
-                if said[ours] is not None:
-                    parameters[key] = said[ours]
+            for key, field in _SCALED[rope.scaling.kind].items():
+                if scaling[field] is not None:
+                    parameters[key] = scaling[field]
         if self.fraction is not None or self.dim_key is not None:
             parameters["partial_rotary_factor"] = rope.fraction
         if self.pairing == "key":
@@ -166,7 +172,7 @@ class Rope(Field):
         """Keys in which transformers 4 and vLLM read what `parameters` say. `rope_scaling` is null, not left out, where
         nothing is scaled: GPT-OSS has a default of its own."""
         outside = {"rope_theta", "partial_rotary_factor"}
-        scaling = {key: each for key, each in parameters.items() if key not in outside}
+        scaling = {key: value for key, value in parameters.items() if key not in outside}
         keys = {key: parameters[key] for key in sorted(outside) if key in parameters}
         keys["rope_scaling"] = None if parameters["rope_type"] == "default" else scaling
         if self.dim_key is not None:
@@ -174,14 +180,18 @@ class Rope(Field):
         return keys
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-        said = self.write(spec)["rope_parameters"]
+        new_parameters = self.write(spec)["rope_parameters"]
         as_it_is = config.get("rope_parameters") if not config.get("rope_scaling") else None
         always = {"rope_type", "rope_theta", "partial_rotary_factor", ORIGINAL}
-        parameters = {**as_it_is, **{key: said[key] for key in always & said.keys()}} if as_it_is else said
+        parameters = (
+            {**as_it_is, **{key: new_parameters[key] for key in always & new_parameters.keys()}}
+            if as_it_is
+            else new_parameters
+        )
         keys = self._older_keys(spec, parameters)
         if config.get("rope_scaling") and config.get(ORIGINAL) is None:  # which transformers 4 does not read
             del keys["rope_scaling"]
-        return {key: each for key, each in keys.items() if key == "rope_scaling" or config.get(key) is None}
+        return {key: value for key, value in keys.items() if key == "rope_scaling" or config.get(key) is None}
 
 
 def _longest(rope: RopeSpec) -> int:

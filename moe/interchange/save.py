@@ -84,12 +84,12 @@ def save_folder(
     """
     problems: tuple[Problem, ...] = ()
     try:
-        most = NAMES[dtype] if origin is None else origin.dtype
-        config = written(spec, None if origin is None else origin.config, _NAMED[most])
+        main_dtype = NAMES[dtype] if origin is None else origin.dtype
+        config = written(spec, None if origin is None else origin.config, _NAMED[main_dtype])
         if origin is None and max_tokens is not None and spec.attention.rope.scaling is None:
             config["max_position_embeddings"] = max_tokens
         whence = None if origin is None or not origin.untrained else _whence(origin, roots)
-        tensors = list(_tensors(spec, config, origin, whence, most))
+        tensors = list(_tensors(spec, config, origin, whence, main_dtype))
     except SpecError as error:
         problems = error.problems
     _agree(problems, source)
@@ -115,12 +115,12 @@ def write_folder(
         _take_part(source, shards)
         _agree((), source)
         return
-    counted = _Counted(source)
+    counting_source = _Counted(source)
     try:
         with _new(target) as folder:
             for path, content in small.items():
                 folder.write(path, content)
-            _write_weights(folder, shards, counted, whence)
+            _write_weights(folder, shards, counting_source, whence)
     except OSError as error:
         problem = Problem(
             "not_writable",
@@ -130,35 +130,43 @@ def write_folder(
             "make room, or name another folder",
         )
         if source.is_collective:  # the others wait for each other's reads, and for ours
-            _take_part(source, shards, counted.num_read)
+            _take_part(source, shards, counting_source.num_read)
         _agree((problem,), source)
     _agree((), source)
 
 
 def _agree(problems: Sequence[Problem], source: Source) -> None:
-    told = [each.to_dict() for each in problems]
-    everyone = together.all_gathered(told) if source.is_collective else [told]
-    found = {json.dumps(entry, default=str): Problem(**entry) for each in everyone for entry in each}
-    if found:
-        raise SpecError(found.values())
+    problem_dicts = [problem.to_dict() for problem in problems]
+    dicts_by_rank = together.all_gathered(problem_dicts) if source.is_collective else [problem_dicts]
+    problems_by_text = {
+        json.dumps(entry, default=str): Problem(**entry)
+        for rank_dicts in dicts_by_rank
+        for entry in rank_dicts
+    }
+    if problems_by_text:
+        raise SpecError(problems_by_text.values())
 
 
 def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
     """The folder that a model came from, for tensors that are carried through."""
     try:
-        found = catalog(HubFolder(origin.url, roots))
+        folder_catalog = catalog(HubFolder(origin.url, roots))
     except SpecError as error:
         rule = f"must still be readable: {len(origin.untrained)} tensors that were not trained are copied from it"
         raise SpecError(
             [Problem("not_found", "model.from", origin.url, rule, "bring it back"), *error.problems]
         ) from None
-    if gone := [name for name in origin.untrained if name not in found.held]:
+    if missing_names := [name for name in origin.untrained if name not in folder_catalog.held]:
         raise SpecError(
             Problem(
-                "changed", "model.from", origin.url, f"no longer holds {gone[0]}", "bring back what it was"
+                "changed",
+                "model.from",
+                origin.url,
+                f"no longer holds {missing_names[0]}",
+                "bring back what it was",
             )
         )
-    return found
+    return folder_catalog
 
 
 def _tensors(
@@ -166,22 +174,24 @@ def _tensors(
     config: Mapping[str, object],
     origin: Origin | None,
     whence: Catalog | None,
-    most: str,
+    main_dtype: str,
 ) -> Iterator[Made]:
     """Theirs in the hub's layout, in the order of ours."""
     family = BY_TYPE[str(config["model_type"])]
-    made: dict[str, tuple[tuple[int, ...], list[tuple[str, Piece, int]]]] = {}
+    their_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, Piece, int]]]] = {}
     wide = set()
-    for each in wanted(spec):
-        for piece in alternatives(spec, family, each)[0]:
+    for our_tensor in wanted(spec):
+        for piece in alternatives(spec, family, our_tensor)[0]:
             for expert, name in enumerate(piece.names()):
-                made.setdefault(name, (piece.theirs.shape, []))[1].append((each.name, piece, expert))
-                if each.is_buffer:
+                their_tensors.setdefault(name, (piece.theirs.shape, []))[1].append(
+                    (our_tensor.name, piece, expert)
+                )
+                if our_tensor.is_buffer:
                     wide.add(name)
     if origin is not None and origin.keeps_tied and spec.tie_embeddings:
-        made[LM_HEAD] = made[EMBEDDING]
-    for name, (shape, of) in made.items():
-        dtype = ("F32" if name in wide else most) if origin is None else origin.dtype_of(name)
+        their_tensors[LM_HEAD] = their_tensors[EMBEDDING]
+    for name, (shape, of) in their_tensors.items():
+        dtype = ("F32" if name in wide else main_dtype) if origin is None else origin.dtype_of(name)
         yield Made(name, dtype, shape, tuple(of))
     if origin is None or whence is None:
         return
@@ -223,17 +233,17 @@ def _write_weights(
     folder: Folder, shards: list[tuple[str, list[Made]]], source: Source, whence: Catalog | None
 ) -> None:
     seals: dict[str, int] = {}
-    stored = None if whence is None else Stored(whence.held, whence.files)
+    weights = None if whence is None else Stored(whence.held, whence.files)
     for file, tensors in shards:
         with folder.create(file) as stream, _Writer(stream, seals) as writer:
-            stream.write(header_bytes([(each.name, each.dtype, each.shape) for each in tensors]))
-            for each in tensors:
-                seals[each.name] = 0
-                for within in _blocks(each.shape):
-                    writer.write(each.name, _block(each, within, source, stored))
+            stream.write(header_bytes([(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]))
+            for tensor in tensors:
+                seals[tensor.name] = 0
+                for within in _blocks(tensor.shape):
+                    writer.write(tensor.name, _block(tensor, within, source, weights))
     if len(shards) > 1:
-        where = {each.name: file for file, tensors in shards for each in tensors}
-        total = sum(each.num_bytes for _, tensors in shards for each in tensors)
+        where = {tensor.name: file for file, tensors in shards for tensor in tensors}
+        total = sum(tensor.num_bytes for _, tensors in shards for tensor in tensors)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
         folder.write(INDEX, json.dumps(index, indent=2).encode())
     folder.write(SEALS, seals_text(seals))
@@ -260,17 +270,17 @@ class _Writer:
         self._stream.write(block.flatten().view(torch.uint8).numpy().data)
         self._seals[name] = crc_of(block, self._seals[name])
 
-    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        self._thread.shutdown(cancel_futures=failed is not None)
-        if failed is None:
-            for each in self._under_way:
-                each.result()
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=exception_type is not None)
+        if exception_type is None:
+            for future in self._under_way:
+                future.result()
 
 
-def _block(tensor: Made, within: Slices, source: Source, stored: Stored | None) -> Tensor:
+def _block(tensor: Made, within: Slices, source: Source, weights: Stored | None) -> Tensor:
     if not tensor.made_of:
-        assert stored is not None, "what is made of nothing is copied"
-        return stored.read(tensor.name, within).to(DTYPES[tensor.dtype]).contiguous()
+        assert weights is not None, "what is made of nothing is copied"
+        return weights.read(tensor.name, within).to(DTYPES[tensor.dtype]).contiguous()
     block = torch.empty([end - first for first, end in within], dtype=DTYPES[tensor.dtype])
     fill_theirs(block, within, tensor.made_of, source.read)
     return block
@@ -290,11 +300,11 @@ class _Counted(Source):
 def _take_part(source: Source, shards: list[tuple[str, list[Made]]], num_read: int = 0) -> None:
     """Read what rank 0 reads, in the same order, from the read of that number on."""
     reads = (
-        (*read, DTYPES[each.dtype])
+        (*read, DTYPES[tensor.dtype])
         for _, group in shards
-        for each in group
-        for within in (_blocks(each.shape) if each.made_of else ())
-        for read in reads_of(within, each.made_of)
+        for tensor in group
+        for within in (_blocks(tensor.shape) if tensor.made_of else ())
+        for read in reads_of(within, tensor.made_of)
     )
     for name, bounds, dtype in islice(reads, num_read, None):
         source.read(name, bounds, dtype)
@@ -308,13 +318,13 @@ def _small_files(
     facts: Mapping[str, str],
     spec: LanguageModelSpec,
 ) -> dict[str, bytes]:
-    found = beside_weights(origin, files)
+    small_files = beside_weights(origin, files)
     if origin is None and learned_tokens.is_learned(files):
         config = {**config, **learned_tokens.ids()}
-    found[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
+    small_files[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
     family = BY_TYPE[str(config["model_type"])]
-    found[CARD] = model_card(spec, facts, origin, family).encode()
-    return found
+    small_files[CARD] = model_card(spec, facts, origin, family).encode()
+    return small_files
 
 
 def beside_weights(origin: Origin | None, files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -28,25 +28,26 @@ def crc_of(block: Tensor, before: int = 0) -> int:
 
 def seals_text(crc_by_name: dict[str, int]) -> bytes:
     """The file that says them."""
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "version": VERSION,
         "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()},
     }
-    return (json.dumps(told, indent=1) + "\n").encode()
+    return (json.dumps(record, indent=1) + "\n").encode()
 
 
 def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Problem]:
     """Tensors of this rank's share that are not as they were written, where the folder says how they were."""
     if not found.folder.has(SEALS):
         return []
-    told = found.folder.read_json(SEALS, MAX_INDEX_BYTES)
-    if told.get("version") != VERSION or not isinstance(told.get("crc32"), dict):
-        return [Problem("wrong_version", found.folder.path(SEALS), told.get("version"), f"must be of version {VERSION}",
+    record = found.folder.read_json(SEALS, MAX_INDEX_BYTES)
+    if record.get("version") != VERSION or not isinstance(record.get("crc32"), dict):
+        return [Problem("wrong_version", found.folder.path(SEALS), record.get("version"),
+                        f"must be of version {VERSION}",
                         "remove it: then nothing is held against it")] if rank == 0 else []  # fmt: skip
-    crcs, problems = told["crc32"], []
+    crcs, problems = record["crc32"], []
     for name, entry in _share(found, rank, num_ranks):
-        expected, at, crc = crcs.get(name), 0, 0
-        if expected is None:
+        expected_crc, at, crc = crcs.get(name), 0, 0
+        if expected_crc is None:
             continue
         while at < entry.num_bytes:
             end = min(entry.num_bytes, at + _BLOCK_BYTES)
@@ -54,7 +55,7 @@ def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Pr
                 stored.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc
             )
             at = end
-        if f"{crc:08x}" != expected:
+        if f"{crc:08x}" != expected_crc:
             problems.append(found.problem("corrupt", name,
                                           "does not have the checksum of what was written: its bytes changed",
                                           f"write it anew; or, if you have changed it, remove {SEALS}",
@@ -62,11 +63,11 @@ def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Pr
     return problems
 
 
-def _share(found: Catalog, rank: int, num_ranks: int) -> list[tuple[str, Entry]]:
+def _share(catalog: Catalog, rank: int, num_ranks: int) -> list[tuple[str, Entry]]:
     """Tensors that one of so many ranks looks at: about as many bytes as each other."""
     sizes, share = [0] * num_ranks, []
-    entries = {held.entry.name: (name, held.entry) for name, held in found.held.items()}
-    for name, entry in sorted(entries.values(), key=lambda each: -each[1].num_bytes):
+    entries = {tensor.entry.name: (name, tensor.entry) for name, tensor in catalog.held.items()}
+    for name, entry in sorted(entries.values(), key=lambda named_entry: -named_entry[1].num_bytes):
         least = sizes.index(min(sizes))
         sizes[least] += entry.num_bytes
         if least == rank:

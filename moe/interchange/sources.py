@@ -43,20 +43,23 @@ class ModelSource(Source):
         layout = layout or Layout.single()
         self.is_collective = layout.world_size > 1
         self._here: dict[str, tuple[Tensor, Slices]] = {
-            each.name: (each.local.detach(), extent(each.part, layout)) for each in local_parameters(model)
+            parameter.name: (parameter.local.detach(), extent(parameter.part, layout))
+            for parameter in local_parameters(model)
         }
         for name, buffer in model.named_buffers():
             self._here[name] = buffer.detach(), extent(part_of(buffer), layout)
         self._codings, self._rank = codings_of(model), together.rank()
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
-        told = together.all_gathered(
+        parts_by_rank = together.all_gathered(
             {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._here.items()}
         )
         self._places: list[dict[str, Slices]] = [
-            {name: tuple((first, end) for first, end in within) for name, (within, _) in each.items()}
-            for each in told
+            {name: tuple((first, end) for first, end in within) for name, (within, _) in rank_parts.items()}
+            for rank_parts in parts_by_rank
         ]
-        self._dtypes = {name: DTYPES[dtype] for each in told for name, (_, dtype) in each.items()}
+        self._dtypes = {
+            name: DTYPES[dtype] for rank_parts in parts_by_rank for name, (_, dtype) in rank_parts.items()
+        }
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if (coding := self._codings.get(name)) is None:
@@ -66,13 +69,15 @@ class ModelSource(Source):
         blocks = first // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, coding.length)
         matrix = (*within[: coding.dim], blocks, *within[coding.dim + 1 :])
         codes, *scales = (
-            self._kept(name + SCALES * each, coding.codes_of(matrix, of_scales=each), None)
-            for each in of_scales
+            self._kept(name + SCALES * is_scales, coding.codes_of(matrix, of_scales=is_scales), None)
+            for is_scales in of_scales
         )
         if self.is_collective and self._rank != 0:
             return codes
-        decoded = Coded(codes, scales[0] if scales else None, replace(coding, length=blocks[1] - blocks[0]))
-        return _cut(decoded.decoded(torch.float32), matrix, within)
+        quantized_matrix = Coded(
+            codes, scales[0] if scales else None, replace(coding, length=blocks[1] - blocks[0])
+        )
+        return _cut(quantized_matrix.decoded(torch.float32), matrix, within)
 
     def _kept(self, name: str, within: Slices, dtype: torch.dtype | None) -> Tensor:
         """The same of a parameter as it is kept."""
@@ -92,18 +97,22 @@ class ModelSource(Source):
             return torch.empty(0)
         if len(parts) == 1:
             return parts[0][1]
-        found = torch.empty([end - first for first, end in within], dtype=dtype)
+        rectangle = torch.empty([end - first for first, end in within], dtype=dtype)
         for common, part in parts:
-            _cut(found, within, common).copy_(part)
-        return found
+            _cut(rectangle, within, common).copy_(part)
+        return rectangle
 
     def _owners(self, name: str, within: Slices) -> Iterator[tuple[int, Slices]]:
         """Ranks whose parts make up a rectangle, with what each gives of it; of replicas the first."""
-        seen: set[Slices] = set()
+        seen_places: set[Slices] = set()
         for rank, places in enumerate(self._places):
             place = places.get(name)
-            if place is not None and place not in seen and (common := _common(place, within)) is not None:
-                seen.add(place)
+            if (
+                place is not None
+                and place not in seen_places
+                and (common := _common(place, within)) is not None
+            ):
+                seen_places.add(place)
                 yield rank, common
 
     def _sent(self, name: str, common: Slices, rank: int, dtype: torch.dtype) -> Tensor:
@@ -118,17 +127,20 @@ class ModelSource(Source):
         if self._rank != 0:
             return torch.empty(0)
         sizes = [end - first for first, end in common]
-        packed = torch.empty(prod(sizes) * dtype.itemsize, dtype=torch.uint8)
+        buffer = torch.empty(prod(sizes) * dtype.itemsize, dtype=torch.uint8)
         with collective(f"taking of {name} from rank {rank}"):
-            dist.recv(packed, rank)
-        return packed.view(dtype).view(sizes)
+            dist.recv(buffer, rank)
+        return buffer.view(dtype).view(sizes)
 
-    def _send(self, packed: Tensor, name: str) -> None:
+    def _send(self, buffer: Tensor, name: str) -> None:
         with collective(f"sending of {name} to rank 0"):
-            work = dist.isend(packed, 0)
+            work = dist.isend(buffer, 0)
             assert work is not None, "both ranks are of the group"
-            self._under_way.append((work, packed))
-            while len(self._under_way) > 1 and sum(each.nbytes for _, each in self._under_way) > AHEAD_BYTES:
+            self._under_way.append((work, buffer))
+            while (
+                len(self._under_way) > 1
+                and sum(pending_buffer.nbytes for _, pending_buffer in self._under_way) > AHEAD_BYTES
+            ):
                 self._under_way.popleft()[0].wait()
 
     def finish(self) -> None:
@@ -139,10 +151,10 @@ class ModelSource(Source):
 
 def _common(place: Slices, within: Slices) -> Slices | None:
     """Intersection of two rectangles; None where it is empty."""
-    found = tuple(
+    overlap = tuple(
         (max(first, low), min(end, high)) for (first, end), (low, high) in zip(place, within, strict=True)
     )
-    return found if all(first < end for first, end in found) else None
+    return overlap if all(first < end for first, end in overlap) else None
 
 
 def _cut(tensor: Tensor, place: Slices, within: Slices) -> Tensor:

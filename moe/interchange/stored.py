@@ -33,8 +33,8 @@ assert sys.byteorder == "little", "safetensors files are"
 class Stored:
     """Reads tensors by their names, from the files that they lie in."""
 
-    def __init__(self, held: Mapping[str, Held], files: Mapping[str, Location]) -> None:
-        self._held, self._files = held, files
+    def __init__(self, tensors: Mapping[str, Held], files: Mapping[str, Location]) -> None:
+        self._held, self._files = tensors, files
         self._mapped: dict[str, mmap.mmap] = {}
 
     def close(self) -> None:
@@ -43,12 +43,12 @@ class Stored:
 
     def read(self, name: str, within: Slices) -> Tensor:
         """A rectangle of a tensor, not to be written to; of a quantised one in bfloat16 or wider."""
-        held = self._held[name]
-        if held.scales is None:
-            return self.raw(held.entry, within)
-        if len(held.entry.shape) == 4:
-            return self._mxfp4(held, held.scales, within)
-        return self._fp8(held, held.scales, within)
+        weight = self._held[name]
+        if weight.scales is None:
+            return self.raw(weight.entry, within)
+        if len(weight.entry.shape) == 4:
+            return self._mxfp4(weight, weight.scales, within)
+        return self._fp8(weight, weight.scales, within)
 
     def raw(self, entry: Entry, within: Slices) -> Tensor:
         """A rectangle of a tensor as it lies in its file."""
@@ -71,33 +71,35 @@ class Stored:
             with location.raw() as stream:
                 # Private, which torch takes as writable; nobody writes.
                 self._mapped[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        mapped = memoryview(self._mapped[entry.file])[begin : begin + size]
-        aligned = begin % ITEM_BYTES[entry.dtype] == 0
-        return mapped if aligned else bytearray(mapped)
+        view = memoryview(self._mapped[entry.file])[begin : begin + size]
+        is_aligned = begin % ITEM_BYTES[entry.dtype] == 0
+        return view if is_aligned else bytearray(view)
 
-    def _mxfp4(self, held: Held, scales: Entry, within: Slices) -> Tensor:
+    def _mxfp4(self, weight: Held, scales: Entry, within: Slices) -> Tensor:
         """Blocks of 32 values along the inputs, the lower half of a byte first, times 2^(scale - 127); rows are
         outputs, and are turned."""
         experts, (low, high), rows = within
         blocks = (low // MXFP4_BLOCK, -(-high // MXFP4_BLOCK))
-        packed = self.raw(held.entry, (experts, rows, blocks, (0, MXFP4_BLOCK // 2)))
+        packed_values = self.raw(weight.entry, (experts, rows, blocks, (0, MXFP4_BLOCK // 2)))
         exponents = self.raw(scales, (experts, rows, blocks)).to(torch.int32) - 127
         values = torch.tensor(_E2M1, dtype=torch.float32)
-        halves = torch.stack((values[(packed & 15).long()], values[(packed >> 4).long()]), dim=-1)
-        decoded = torch.ldexp(halves.flatten(-2), exponents.unsqueeze(-1)).flatten(-2)
+        halves = torch.stack(
+            (values[(packed_values & 15).long()], values[(packed_values >> 4).long()]), dim=-1
+        )
+        decoded_values = torch.ldexp(halves.flatten(-2), exponents.unsqueeze(-1)).flatten(-2)
         begin = low - blocks[0] * MXFP4_BLOCK
-        return decoded.narrow(2, begin, high - low).transpose(1, 2)
+        return decoded_values.narrow(2, begin, high - low).transpose(1, 2)
 
-    def _fp8(self, held: Held, scales: Entry, within: Slices) -> Tensor:
+    def _fp8(self, weight: Held, scales: Entry, within: Slices) -> Tensor:
         """Values times the scale of their block."""
         blocks = [
-            (first // size, -(-end // size)) for (first, end), size in zip(within, held.block, strict=True)
+            (first // size, -(-end // size)) for (first, end), size in zip(within, weight.block, strict=True)
         ]
         factors = self.raw(scales, tuple(blocks)).to(torch.float32)
-        for dim, ((first, end), size) in enumerate(zip(within, held.block, strict=True)):
+        for dim, ((first, end), size) in enumerate(zip(within, weight.block, strict=True)):
             begin = blocks[dim][0] * size
             factors = factors.repeat_interleave(size, dim).narrow(dim, first - begin, end - first)
-        return self.raw(held.entry, within).to(torch.float32) * factors
+        return self.raw(weight.entry, within).to(torch.float32) * factors
 
 
 def _tensor(content: memoryview | bytearray, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:

@@ -42,59 +42,59 @@ NUM_SPECIAL = 256
 def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
     """The `tokenizer.json` of a folder, made of its tiktoken file where it has none. Raises SpecError."""
     folder = HubFolder(url, roots)
-    named = (JSON, TIKTOKEN, CONFIG, ADDED_TOKENS, SPECIAL_TOKENS_MAP)
+    names = (JSON, TIKTOKEN, CONFIG, ADDED_TOKENS, SPECIAL_TOKENS_MAP)
     files = {
         name: folder.read(name, MAX_READ_BYTES if name in (JSON, TIKTOKEN) else MAX_CONFIG_BYTES)
-        for name in named
+        for name in names
         if folder.has(name)
     }
-    found = exported(files, folder.url)
-    if JSON not in found:
+    exported_files = exported(files, folder.url)
+    if JSON not in exported_files:
         raise SpecError(Problem("not_found", folder.place, folder.url, f"has no {JSON}, and no {TIKTOKEN}",
                                 "add the tokenizer that the model came with"))  # fmt: skip
-    return found[JSON]
+    return exported_files[JSON]
 
 
 def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str, bytes]:
     """A folder's files of its tokenizer, with a `tokenizer.json` that needs no code beside it, and has the tokens that
     only other files name. Raises SpecError."""
-    found = dict(files)
+    exported_files = dict(files)
     if JSON in files:
-        found[JSON] = with_added_tokens(files[JSON], files, place)
+        exported_files[JSON] = with_added_tokens(files[JSON], files, place)
     converts = TIKTOKEN in files and JSON not in files
     if not converts and CONFIG not in files:
-        return found
+        return exported_files
     config = _object(files.get(CONFIG, b"{}"), f"{place}/{CONFIG}")
     if not converts and "auto_map" not in config:
-        return found
-    kept = {key: value for key, value in config.items() if key != "auto_map"}
+        return exported_files
+    plain_config = {key: value for key, value in config.items() if key != "auto_map"}
     if converts or JSON in files:
-        kept["tokenizer_class"] = "PreTrainedTokenizerFast"
-    found[CONFIG] = (json.dumps(kept, indent=2) + "\n").encode()
+        plain_config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    exported_files[CONFIG] = (json.dumps(plain_config, indent=2) + "\n").encode()
     if not converts:
-        return found
+        return exported_files
     try:
-        found[JSON] = of_tiktoken(found.pop(TIKTOKEN), special_tokens(config)).encode()
+        exported_files[JSON] = of_tiktoken(exported_files.pop(TIKTOKEN), special_tokens(config)).encode()
     except ValueError as error:
         raise SpecError(Problem("invalid_syntax", f"{place}/{TIKTOKEN}", None, f"is no tiktoken file: {error}",
                                 "use the file that the model came with")) from None  # fmt: skip
-    return found
+    return exported_files
 
 
 def _object(content: bytes, place: str) -> dict[str, Any]:
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise SpecError(
             Problem("invalid_syntax", place, None, f"is no JSON: {error}", "correct it")
         ) from None
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[int, str]:
     """Special tokens that a `tokenizer_config.json` names, by id."""
-    told = config.get("added_tokens_decoder")
-    entries = told.items() if isinstance(told, dict) else ()
+    added_tokens = config.get("added_tokens_decoder")
+    entries = added_tokens.items() if isinstance(added_tokens, dict) else ()
     return {
         int(number): str(entry["content"])
         for number, entry in entries
@@ -105,25 +105,25 @@ def special_tokens(config: Mapping[str, Any]) -> dict[int, str]:
 def ranks_of(content: bytes) -> dict[bytes, int]:
     """Tokens of a tiktoken file, each with its rank, which is its id. Raises ValueError, with the line, for another
     file."""
-    found: dict[bytes, int] = {}
+    ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            encoded, rank = line.split()
-            token = base64.b64decode(encoded, validate=True)
-            found[token] = int(rank)
+            token_base64, rank = line.split()
+            token = base64.b64decode(token_base64, validate=True)
+            ranks[token] = int(rank)
         except (ValueError, binascii.Error):
             raise ValueError(f"line {number} is not a token in base64 and its rank") from None
         if len(token) > MAX_TOKEN_BYTES:
             raise ValueError(
                 f"line {number} is a token of {len(token):,} bytes, and must have at most {MAX_TOKEN_BYTES}"
             )
-    if sorted(found.values()) != list(range(len(found))) or any(
-        bytes([each]) not in found for each in range(256)
+    if sorted(ranks.values()) != list(range(len(ranks))) or any(
+        bytes([byte]) not in ranks for byte in range(256)
     ):
         raise ValueError("its ranks must count tokens from 0, all single bytes among them")
-    return found
+    return ranks
 
 
 def of_tiktoken(content: bytes, special: Mapping[int, str], pattern: str = PATTERN) -> str:
@@ -133,23 +133,26 @@ def of_tiktoken(content: bytes, special: Mapping[int, str], pattern: str = PATTE
     ranks = ranks_of(content)
     vocabulary = {_text(token): rank for token, rank in ranks.items()}
     merges = [(_text(left), _text(right)) for left, right in _merges(ranks)]
-    made = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
-    made.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
     first = len(ranks)
-    names = [special.get(each, f"<|reserved_token_{each}|>") for each in range(first, first + NUM_SPECIAL)]
-    made.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
-    return str(made.to_str())
+    names = [
+        special.get(token_id, f"<|reserved_token_{token_id}|>")
+        for token_id in range(first, first + NUM_SPECIAL)
+    ]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+    return str(tokenizer.to_str())
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
     """All pairs of tokens whose union is one, in order of its rank."""
-    for token, _ in sorted(ranks.items(), key=lambda each: each[1]):
+    for token, _ in sorted(ranks.items(), key=lambda token_and_rank: token_and_rank[1]):
         pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
-        known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
-        yield from sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        known_pairs = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+        yield from sorted(known_pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
 
 @cache
@@ -160,9 +163,11 @@ def _characters() -> dict[int, str]:
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
     ]
-    others = [each for each in range(256) if each not in printable]
-    return {each: chr(each) for each in printable} | {each: chr(256 + at) for at, each in enumerate(others)}
+    other_bytes = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + at) for at, byte in enumerate(other_bytes)
+    }
 
 
 def _text(token: bytes) -> str:
-    return "".join(_characters()[each] for each in token)
+    return "".join(_characters()[byte] for byte in token)

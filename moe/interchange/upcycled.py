@@ -29,13 +29,15 @@ def piece_of(spec: LanguageModelSpec, family: Family, name: str, shape: Sequence
     upcycle, width = spec.upcycle, spec.moe.hidden_dim
     whole = upcycle.granularity * width
     if part == "shared":
-        copies, hidden, factor = "", f"h@0/{whole}", upcycle.shared_factor(spec.moe)
+        copies, hidden_axes, factor = "", f"h@0/{whole}", upcycle.shared_factor(spec.moe)
     else:
-        copies, hidden = "(n g) ", f"(g h)@{upcycle.shared_slices * width}/{whole}"
+        copies, hidden_axes = "(n g) ", f"(g h)@{upcycle.shared_slices * width}/{whole}"
         factor = upcycle.experts_factor(spec.moe)
     if matrix == "w_out":
-        ours, theirs = f"{copies}h m", f"m {hidden}"
+        our_pattern, their_pattern = f"{copies}h m", f"m {hidden_axes}"
     else:
-        ours, theirs, factor = f"{copies}m h", f"{hidden} m", 1.0
+        our_pattern, their_pattern, factor = f"{copies}m h", f"{hidden_axes} m", 1.0
     (row,), *_ = family.rows(f"{LAYER}feed_forward.dense.{matrix}.weight")
-    return piece(shape, ours, row.name_in(int(layer)), theirs, {"g": upcycle.routed_slices}, factor)
+    return piece(
+        shape, our_pattern, row.name_in(int(layer)), their_pattern, {"g": upcycle.routed_slices}, factor
+    )

@@ -32,8 +32,8 @@ STACK: tuple[Row, ...] = (
 
 ATTENTION: tuple[Row, ...] = in_layers(
     *(
-        same(f"attention.{ours}.{kind}", f"self_attn.{theirs}_proj.{kind}")
-        for ours, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
+        same(f"attention.{our_name}.{kind}", f"self_attn.{their_name}_proj.{kind}")
+        for our_name, their_name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
         for kind in ("weight", "bias")
     ),
     same("attention.query_norm.weight", "self_attn.q_norm.weight"),
@@ -43,8 +43,8 @@ ATTENTION: tuple[Row, ...] = in_layers(
 
 DENSE: tuple[Row, ...] = in_layers(
     *(
-        same(f"feed_forward.dense.{ours}.weight", f"mlp.{theirs}_proj.weight")
-        for ours, theirs in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
+        same(f"feed_forward.dense.{our_name}.weight", f"mlp.{their_name}_proj.weight")
+        for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
     )
 )
 """Layers without experts."""
@@ -55,12 +55,12 @@ def experts(where: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     return in_layers(
         *(
             Row(
-                f"feed_forward.moe.experts.{ours}",
-                f"{where}.experts.{{e}}.{theirs}.weight",
+                f"feed_forward.moe.experts.{our_name}",
+                f"{where}.experts.{{e}}.{their_name}.weight",
                 axes,
                 turned_axes,
             )
-            for ours, theirs, axes, turned_axes in (
+            for our_name, their_name, axes, turned_axes in (
                 ("w_gate", gate, "e m h", "h m"),
                 ("w_in", up, "e m h", "h m"),
                 ("w_out", down, "e h m", "m h"),
@@ -89,8 +89,8 @@ def selection_bias(where: str) -> tuple[Row, ...]:
 def shared(where: str, gate: str | None = None) -> tuple[Row, ...]:
     """Shared experts, and the gate that weighs them."""
     rows = [
-        turned(f"feed_forward.moe.shared.{ours}", f"{where}.{theirs}_proj.weight")
-        for ours, theirs in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
+        turned(f"feed_forward.moe.shared.{our_name}", f"{where}.{their_name}_proj.weight")
+        for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
     ]
     return in_layers(*rows, *([turned("feed_forward.moe.shared.gate", gate)] if gate else []))
 
@@ -101,8 +101,8 @@ FUSED = fused("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 LATENT: tuple[Row, ...] = in_layers(
     same("attention.query.weight", "self_attn.q_proj.weight"),
     *(
-        same(f"attention.{ours}.{kind}", f"self_attn.{theirs}.{kind}")
-        for ours, theirs in (
+        same(f"attention.{our_name}.{kind}", f"self_attn.{their_name}.{kind}")
+        for our_name, their_name in (
             ("query_down", "q_a_proj"),
             ("key_value_down", "kv_a_proj_with_mqa"),
             ("output", "o_proj"),
