@@ -136,8 +136,8 @@ class Task(ABC, Generic[Data, MicroBatch]):
         whoever loads one calls `begin` first."""
         if not getattr(self.spec.model, "keeps_frozen", False):
             return frozenset()
-        frozen = (each for each in self.spec.model.parameters() if each.frozen)
-        return frozenset(tensor.name for each in frozen for tensor, _ in kept(each))
+        frozen_parameters = (parameter for parameter in self.spec.model.parameters() if parameter.frozen)
+        return frozenset(tensor.name for parameter in frozen_parameters for tensor, _ in kept(parameter))
 
     @classmethod
     def model_of(

@@ -49,31 +49,31 @@ def beam_search(
     `together` as in `one_by_one`.
     """
     num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
-    limits = [min(spec.max_tokens, each) for each in max_tokens or [spec.max_tokens] * logits.shape[0]]
-    found = [_Row(limit, [[]] * num_beams) for limit in limits]
-    rows, last = found, torch.tensor(sorted(ends), dtype=torch.int64, device=device)
+    limits = [min(spec.max_tokens, limit) for limit in max_tokens or [spec.max_tokens] * logits.shape[0]]
+    all_rows = [_Row(limit, [[]] * num_beams) for limit in limits]
+    rows, last = all_rows, torch.tensor(sorted(ends), dtype=torch.int64, device=device)
     steps.take_rows(torch.arange(len(rows), device=device).repeat_interleave(num_beams))
     logits = logits.repeat_interleave(num_beams, dim=0)
     scores_RB = logits.new_full((len(rows), num_beams), -torch.inf, dtype=torch.float64)
     scores_RB[:, 0] = 0  # beams begin alike: one of them stands for all
     for length in range(1, spec.max_tokens + 1):
         logp = logits.log_softmax(-1, dtype=torch.float64).view(len(rows), num_beams, vocabulary)
-        every = scores_RB[..., None] + logp
-        best, best_at = every.flatten(1).topk(num_beams)
+        scores_RBV = scores_RB[..., None] + logp
+        best, best_at = scores_RBV.flatten(1).topk(num_beams)
         is_end = torch.isin(best_at % vocabulary, last)
-        every[..., last] = -torch.inf
-        scores_RB, at = every.flatten(1).topk(num_beams)
+        scores_RBV[..., last] = -torch.inf
+        scores_RB, at = scores_RBV.flatten(1).topk(num_beams)
         norm = _norm(length, spec)
-        for row, *those in zip(rows, best.tolist(), best_at.tolist(), is_end.tolist(), strict=True):
+        for row, *candidates in zip(rows, best.tolist(), best_at.tolist(), is_end.tolist(), strict=True):
             if row.has_ended:
                 continue
-            for score, place, ended in zip(*those, strict=True):
-                if ended:
+            for score, place, is_final in zip(*candidates, strict=True):
+                if is_final:
                     row.take(score / norm, row.beams[place // vocabulary])
         for row, score, places in zip(rows, scores_RB[:, :1].flatten().tolist(), at.tolist(), strict=True):
             if row.has_ended:  # and stays among the others until few of them are left
                 continue
-            row.beams = [[*row.beams[each // vocabulary], each % vocabulary] for each in places]
+            row.beams = [[*row.beams[place // vocabulary], place % vocabulary] for place in places]
             if length == row.max_tokens:
                 row.take(score / norm, row.beams[0])
             # Log-probabilities only fall, and a longer text's are divided by no more than the longest one's.
@@ -82,15 +82,15 @@ def beam_search(
             not all(row.has_ended for row in rows), device, together
         ):
             break
-        kept = torch.arange(len(rows), device=device)
+        row_indices = torch.arange(len(rows), device=device)
         live = [place for place, row in enumerate(rows) if not row.has_ended]
         if is_sparse(len(live), len(rows)):
-            kept = torch.tensor(live, dtype=torch.int64, device=device)
+            row_indices = torch.tensor(live, dtype=torch.int64, device=device)
             rows = [rows[place] for place in live]
-            scores_RB, at = scores_RB[kept], at[kept]
-        steps.take_rows((kept[:, None] * num_beams + at // vocabulary).reshape(-1))
+            scores_RB, at = scores_RB[row_indices], at[row_indices]
+        steps.take_rows((row_indices[:, None] * num_beams + at // vocabulary).reshape(-1))
         logits = steps.next((at % vocabulary).reshape(-1))
-    return [row.text for row in found]
+    return [row.text for row in all_rows]
 
 
 def _norm(length: int, spec: GenerationSpec) -> float:

@@ -27,11 +27,11 @@ def _standing(scores: Tensor, spec: GenerationSpec) -> Tensor:
     """bool `[B, V]`: the tokens that may be drawn; the likeliest may always be."""
     if spec.top_k is None and spec.top_p == 1:
         return torch.ones_like(scores, dtype=torch.bool)
-    ordered, index = scores.sort(dim=-1, descending=True, stable=True)
+    sorted_scores, index = scores.sort(dim=-1, descending=True, stable=True)
     places = torch.arange(scores.shape[-1], device=scores.device)
     stands = places < (spec.top_k or scores.shape[-1])
     if spec.top_p < 1:
-        within = ordered.masked_fill(~stands, -torch.inf).softmax(dim=-1)
+        within = sorted_scores.masked_fill(~stands, -torch.inf).softmax(dim=-1)
         stands = stands & (within.cumsum(dim=-1) - within < spec.top_p)
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(
         -1, index, stands.expand_as(scores).contiguous()

@@ -33,14 +33,14 @@ def one_by_one(
     live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)
     for position in range(spec.max_tokens):
         tokens = chosen(logits, spec, keys, position)
-        found = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
-        ended = (yield found) or ()
-        live -= {row for row, token in found.items() if token in ends} | set(ended)
+        new_tokens = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
+        ended_rows = (yield new_tokens) or ()
+        live -= {row for row, token in new_tokens.items() if token in ends} | set(ended_rows)
         if position + 1 == spec.max_tokens or not any_rank(bool(live), device, together):
             return
         if is_sparse(len(live), len(numbers)):
             left = [place for place, row in enumerate(numbers) if row in live]
-            kept = torch.tensor(left, dtype=torch.int64, device=device)
-            steps.take_rows(kept)
-            numbers, keys, tokens = [numbers[place] for place in left], keys[kept], tokens[kept]
+            live_places = torch.tensor(left, dtype=torch.int64, device=device)
+            steps.take_rows(live_places)
+            numbers, keys, tokens = [numbers[place] for place in left], keys[live_places], tokens[live_places]
         logits = steps.next(tokens)

@@ -13,15 +13,17 @@ _PATIENCE = 16
 
 def before_stop(text: str, stop: Sequence[str]) -> str | None:
     """The text before the stop string that is the first to be whole; None where there is none."""
-    found = [(place + len(each), place) for each in stop if (place := text.find(each)) >= 0]
-    return text[: min(found)[1]] if found else None
+    matches = [
+        (place + len(stop_string), place) for stop_string in stop if (place := text.find(stop_string)) >= 0
+    ]
+    return text[: min(matches)[1]] if matches else None
 
 
 def num_held_back(text: str, stop: Sequence[str]) -> int:
     """Characters at the end of a text that a stop string may begin with."""
     longest = max(map(len, stop), default=0)
     for number in range(min(longest - 1, len(text)), 0, -1):
-        if any(len(each) > number and text.endswith(each[:number]) for each in stop):
+        if any(len(stop_string) > number and text.endswith(stop_string[:number]) for stop_string in stop):
             return number
     return 0
 
@@ -30,7 +32,7 @@ def last_of(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Se
     """The last tokens of a text, from where a character begins: those that follow may read otherwise behind a part of
     one. Where tokens are bytes (`byte_fallback`), all bytes of a run that begins so are no characters."""
     last = [tokens[-number:] for number in range(_BEFORE, _BEFORE + _MAX_CHARACTER_BYTES)]
-    return next((each for each in last if not decode(each).startswith(REPLACEMENT)), last[0])
+    return next((candidate for candidate in last if not decode(candidate).startswith(REPLACEMENT)), last[0])
 
 
 class TextSoFar:
@@ -61,18 +63,18 @@ class TextSoFar:
         num_new = len(self._tokens) - self._num_known
         if num_new > _PATIENCE and num_new % _PATIENCE:
             return ""
-        known = self._decode(self._tokens[: self._num_known])
+        known_text = self._decode(self._tokens[: self._num_known])
         now = self._decode(self._tokens)
-        if len(now) <= len(known) or now.endswith(REPLACEMENT):
+        if len(now) <= len(known_text) or now.endswith(REPLACEMENT):
             return ""
         del self._tokens[: self._num_known]
         self._num_known = len(self._tokens)
-        return self._certain(now[len(known) :], is_last=False)
+        return self._certain(now[len(known_text) :], is_last=False)
 
     def end(self) -> str:
         """The rest of the text, with what is no character as it is decoded."""
-        known = self._decode(self._tokens[: self._num_known])
-        rest = self._decode(self._tokens)[len(known) :]
+        known_text = self._decode(self._tokens[: self._num_known])
+        rest = self._decode(self._tokens)[len(known_text) :]
         self._num_known = len(self._tokens)
         return self._certain(rest, is_last=True)
 

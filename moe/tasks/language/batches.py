@@ -33,8 +33,8 @@ class SequencesBatch:
     def of(cls, part: BatchPart | Rows, context: SequenceContext, layout: Layout) -> "SequencesBatch":
         """The part of a global batch on the layout's device; `context` still without its documents."""
         tokens, labels, documents = (
-            accelerator(layout.device).take(torch.from_numpy(each))
-            for each in (part.tokens, part.labels, part.documents)
+            accelerator(layout.device).take(torch.from_numpy(array))
+            for array in (part.tokens, part.labels, part.documents)
         )
         # Rows of one whole document each need no mask but the causal one.
         in_documents = documents if part.documents.any() else None
@@ -63,11 +63,14 @@ class SequencesBatches:
         """Every rank makes the same number of micro-batches: those with fewer groups have empty ones."""
         batch = self._sampler.batch(step)
         counts = BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, batch.num_tokens)
-        here, each = self._layout.groups_here(batch.num_groups), self._options.micro_batch_groups
+        own_groups, micro_batch_groups = (
+            self._layout.groups_here(batch.num_groups),
+            self._options.micro_batch_groups,
+        )
         micro_batches = []
         for index in range(self._options.num_micro_batches):
-            first = min(here.start + index * each, here.stop)
-            part = batch.part(first, min(first + each, here.stop))
+            first = min(own_groups.start + index * micro_batch_groups, own_groups.stop)
+            part = batch.part(first, min(first + micro_batch_groups, own_groups.stop))
             context = SequenceContext(
                 None, step, self._seed, True, part.first_row, batch.rows_per_group, counts
             )

@@ -48,13 +48,13 @@ class FeedForwardBlock(nn.Module):
 
     def forward(self, x: Tensor, run: Pass) -> Tensor:
         """`[t, M]` for `x` `[t, M]`."""
-        normed = self.norm(x)
+        x_norm = self.norm(x)
         if self.moe is not None:
-            if (y := self.moe.of_few(normed, run.tokens)) is not None:
+            if (y := self.moe.of_few(x_norm, run.tokens)) is not None:
                 return y
-            return self.moe(normed, run.tokens, run.rows.shares)[0]
+            return self.moe(x_norm, run.tokens, run.rows.shares)[0]
         assert self.dense is not None
-        return self.dense(normed, run.rows.shares, run.rows.draws)
+        return self.dense(x_norm, run.rows.shares, run.rows.draws)
 
 
 class DecoderBlock(nn.Module):

@@ -50,17 +50,19 @@ def evaluate(
     evaluation, clock = spec.train.evaluation, Clock()
     baselines = together.from_first(lambda: _baselines(prepared, model.spec.vocab_size))
     clock.lap("baselines")
-    measured = _Measuring(model, layout, spec)
-    found = {
-        name: _Source.of(store, measured(store, evaluation.max_sequences, beside=True), *baselines[name])
+    measure = _Measuring(model, layout, spec)
+    sources = {
+        name: _Source.of(store, measure(store, evaluation.max_sequences, beside=True), *baselines[name])
         for name, store in prepared.held_out.items()
     }
     clock.lap("loss")
-    if len(found) > 1:
-        found[ALL] = _Source.joined(found.values())
+    if len(sources) > 1:
+        sources[ALL] = _Source.joined(sources.values())
     completions = _completions(model, layout, prepared, min(evaluation.num_examples, _MAX_COMPLETIONS))
     clock.lap("complete")
-    report = LanguageReport({name: each.report() for name, each in found.items()}, completions, clock.laps)
+    report = LanguageReport(
+        {name: source.report() for name, source in sources.items()}, completions, clock.laps
+    )
     return LanguageReport.read(together.from_first(report.to_plain))
 
 
@@ -69,8 +71,11 @@ def held_out_losses(
 ) -> HeldOutLosses:
     """Nats a token on a fixed part of each source, by source, or the loss of a pair; None where it has none. All ranks
     call it together."""
-    measured, most = _Measuring(model, layout, spec), spec.train.evaluation.max_sequences_along_the_way
-    return {name: measured(store, most).loss for name, store in prepared.held_out.items()}
+    measure, max_sequences = (
+        _Measuring(model, layout, spec),
+        spec.train.evaluation.max_sequences_along_the_way,
+    )
+    return {name: measure(store, max_sequences).loss for name, store in prepared.held_out.items()}
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,8 @@ class _Measuring:
     def __call__(self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False) -> _Measured:
         """Over all ranks' rows; `beside`: with what the model beneath an adapter has."""
         if isinstance(self.spec.data, PreferenceSpec):
-            found = self._sums(store, max_sequences, self._of_pairs)
-            return _Measured(_mean(found[0], found[1]), preferred=_mean(found[2], found[1]))
+            sums = self._sums(store, max_sequences, self._of_pairs)
+            return _Measured(_mean(sums[0], sums[1]), preferred=_mean(sums[2], sums[1]))
         loss = _mean(*self._sums(store, max_sequences, self._of_tokens))
         if not beside or self.model.spec.adapter is None:
             return _Measured(loss)
@@ -116,15 +121,15 @@ class _Measuring:
         for number, rows in enumerate(_rows(store, self.layout, max_sequences)):
             with doing("evaluation", f"loss of evaluation batch {number}"):
                 batch = SequencesBatch.of(store.rows(rows), context, self.layout)
-                sums = [total + float(each) for total, each in zip_longest(sums, of(batch), fillvalue=0.0)]
+                sums = [total + float(value) for total, value in zip_longest(sums, of(batch), fillvalue=0.0)]
         return list(together.summed(*sums))
 
     def _of_tokens(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:
         return loss_of(self.model, batch).nll, (self.model.share(batch.labels) >= 0).sum()
 
     def _of_pairs(self, batch: SequencesBatch) -> tuple[Tensor, Tensor, Tensor]:
-        found = preferences_of(self.model, batch, self.spec.preference_beta)
-        return found.loss, found.num_pairs, found.num_right
+        preferences = preferences_of(self.model, batch, self.spec.preference_beta)
+        return preferences.loss, preferences.num_pairs, preferences.num_right
 
 
 def _mean(total: float, number: float, *_: float) -> float | None:
@@ -135,21 +140,21 @@ def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> It
     """This rank's rows, some at a time; every rank comes as often, with none perhaps. A part of the rows is taken at
     even distances."""
     number = store.num_rows if max_sequences is None else min(max_sequences, store.num_rows)
-    chosen = np.arange(number) * store.num_rows // max(1, number)
+    row_numbers = np.arange(number) * store.num_rows // max(1, number)
     at_once = max(1, _POSITIONS_PER_RANK // store.max_tokens) * layout.data_ranks
     for first in range(0, number, at_once):
-        some = chosen[first : first + at_once]
-        here = layout.groups_here(len(some))
-        yield some[here.start : here.stop]
+        batch_rows = row_numbers[first : first + at_once]
+        own_rows = layout.groups_here(len(batch_rows))
+        yield batch_rows[own_rows.start : own_rows.stop]
 
 
-def _baselines(prepared: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
+def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
     """By source: (nats a token of the training tokens' frequencies, bits a byte of xz)."""
-    unigram = unigram_nats_per_source(prepared.train, prepared.held_out, vocab_size)
-    max_bytes = _MAX_COMPRESSED_BYTES // max(1, len(prepared.held_out))
+    unigram = unigram_nats_per_source(data.train, data.held_out, vocab_size)
+    max_bytes = _MAX_COMPRESSED_BYTES // max(1, len(data.held_out))
     return {
         name: (unigram[name], xz_bits_per_byte(store.texts(max_bytes)))
-        for name, store in prepared.held_out.items()
+        for name, store in data.held_out.items()
     }
 
 
@@ -189,21 +194,21 @@ class _Source:
 
     @classmethod
     def joined(cls, sources: Iterable["_Source"]) -> "_Source":
-        every = [each for each in sources if each.num_tokens]
+        nonempty_sources = [source for source in sources if source.num_tokens]
         counts = (
-            sum(getattr(each, name) for each in every)
+            sum(getattr(source, name) for source in nonempty_sources)
             for name in ("num_documents", "num_tokens", "num_bytes")
         )
         names = ("nats", "unigram_nats", "xz_bits", "base_nats")
-        return cls(*counts, *(_sum(getattr(each, name) for each in every) for name in names))
+        return cls(*counts, *(_sum(getattr(source, name) for source in nonempty_sources) for name in names))
 
     def report(self) -> SourceReport:
         loss = None if self.nats is None else self.nats / self.num_tokens
         base_loss = None if self.base_nats is None else self.base_nats / self.num_tokens
         if self.preference is not None:
-            loss, preferred = self.preference.loss, self.preference.preferred
+            loss, preferred_share = self.preference.loss, self.preference.preferred
             counts = (self.num_documents, self.num_tokens, self.num_bytes)
-            return SourceReport(*counts, loss, None, None, None, None, preferred=preferred)
+            return SourceReport(*counts, loss, None, None, None, None, preferred=preferred_share)
         return SourceReport(
             num_documents=self.num_documents,
             num_tokens=self.num_tokens,
@@ -221,38 +226,43 @@ class _Source:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    there = [each for each in values if each is not None]
-    return sum(there) if there else None
+    present_values = [value for value in values if value is not None]
+    return sum(present_values) if present_values else None
 
 
 def _completions(
-    model: LanguageModel, layout: Layout, prepared: PreparedSequences, number: int
+    model: LanguageModel, layout: Layout, data: PreparedSequences, number: int
 ) -> tuple[Completion, ...]:
     """Beginnings of documents from the middle of as many sources as there are, and how the model goes on."""
-    sources = [(name, store) for name, store in prepared.held_out.items() if store.num_documents]
-    chosen = [
+    sources = [(name, store) for name, store in data.held_out.items() if store.num_documents]
+    documents = [
         (name, store, store.num_documents * (turn + 1) // (turn + 2))
         for turn in range(number)
         for name, store in sources
     ][: number if sources else 0]
-    tokenizer = prepared.tokenizer
-    prompts = [_prompt(tokenizer, store, index) for _, store, index in chosen]
-    here = layout.groups_here(len(prompts))
+    tokenizer = data.tokenizer
+    prompts = [_prompt(tokenizer, store, index) for _, store, index in documents]
+    own_prompts = layout.groups_here(len(prompts))
     new = generate(
         model,
-        prompts[here.start : here.stop],
+        prompts[own_prompts.start : own_prompts.stop],
         GenerationSpec(max_tokens=_NEW_TOKENS),
-        set(prepared.ends),
-        texts=range(here.start, here.stop),
+        set(data.ends),
+        texts=range(own_prompts.start, own_prompts.stop),
         together=layout.in_step,
     )
-    told: list[dict[str, Any]] = together.all_gathered(
-        {str(row): tokens for row, tokens in zip(range(here.start, here.stop), new, strict=True)}
+    tokens_by_rank: list[dict[str, Any]] = together.all_gathered(
+        {
+            str(row): tokens
+            for row, tokens in zip(range(own_prompts.start, own_prompts.stop), new, strict=True)
+        }
     )
-    found = {int(row): tokens for each in told for row, tokens in each.items()}
+    tokens_by_row = {
+        int(row): tokens for rank_tokens in tokens_by_rank for row, tokens in rank_tokens.items()
+    }
     return tuple(
-        Completion(name, tokenizer.decode(prompts[row]), tokenizer.decode(found[row]))
-        for row, (name, *_) in enumerate(chosen)
+        Completion(name, tokenizer.decode(prompts[row]), tokenizer.decode(tokens_by_row[row]))
+        for row, (name, *_) in enumerate(documents)
     )
 
 
@@ -266,9 +276,9 @@ def _prompt(tokenizer: Tokenizer, store: SequenceStore, index: int) -> list[int]
 
 def _beginning(text: str) -> str:
     """Some lines of a text, whole ones: those after its head, where it is long enough."""
-    lines, taken = text.splitlines(keepends=True), ""
+    lines, beginning = text.splitlines(keepends=True), ""
     for line in lines[len(lines) // 3 :]:
-        if taken and len(taken) + len(line) > _PROMPT_CHARS // 10:
+        if beginning and len(beginning) + len(line) > _PROMPT_CHARS // 10:
             break
-        taken += line
-    return taken[:_PROMPT_CHARS] or text[:_PROMPT_CHARS]
+        beginning += line
+    return beginning[:_PROMPT_CHARS] or text[:_PROMPT_CHARS]

@@ -26,17 +26,17 @@ class Growing:
                     f"prompts[{row}] must have a token at least; begin it with that of a document"
                 )
             if not 0 <= min(prompt) <= max(prompt) < model.spec.vocab_size:
-                wrong = next(each for each in prompt if not 0 <= each < model.spec.vocab_size)
+                wrong = next(token for token in prompt if not 0 <= token < model.spec.vocab_size)
                 raise ValueError(
                     f"prompts[{row}] (with token {wrong}) must have tokens below vocab_size "
                     f"(={model.spec.vocab_size}); encode it with the model's tokenizer"
                 )
         length, device = max(map(len, prompts), default=1), model.embedding.weight.device
-        rows = [[0] * (length - len(each)) + list(each) for each in prompts]
+        rows = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
         tokens = torch.tensor(rows, dtype=torch.int64, device=device).view(len(prompts), length)
         padding = None
-        if any(len(each) < length for each in prompts):
-            begins = torch.tensor([length - len(each) for each in prompts], device=device)
+        if any(len(prompt) < length for prompt in prompts):
+            begins = torch.tensor([length - len(prompt) for prompt in prompts], device=device)
             padding = torch.arange(length, device=device) < begins[:, None]
         self._model, self._state = model, model.start(len(prompts), length + max_tokens)
         self.logits = model.extend(tokens, self._state, padding)
@@ -74,7 +74,7 @@ def generate(
     Raises ValueError for a prompt without a token or with one that the model does not have, and for `texts` that are
     not as many as `prompts`.
     """
-    found: list[list[int]] = [[] for _ in prompts]
+    new_tokens: list[list[int]] = [[] for _ in prompts]
     if spec.num_beams > 1:
         _check_texts(prompts, texts)
         rows = Growing(model, prompts, spec.max_tokens)
@@ -82,8 +82,8 @@ def generate(
     for tokens in going_on(model, prompts, spec, ends, texts=texts, together=together):
         for row, token in tokens.items():
             if token not in ends:
-                found[row].append(token)
-    return found
+                new_tokens[row].append(token)
+    return new_tokens
 
 
 @torch.no_grad()

@@ -88,21 +88,21 @@ class LanguageGenerator(Generator):
         if room < 1:
             rule = f"must be below {self.max_tokens:,}, the tokens of the texts that the model was trained on"
             raise SpecError(Problem("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it"))
-        encoded = self._tokenizer.prompts(texts)
-        num_cut = sum(len(prompt) > room for prompt in encoded)
-        return self._generated([prompt[-room:] for prompt in encoded], spec), num_cut
+        prompts = self._tokenizer.prompts(texts)
+        num_cut = sum(len(prompt) > room for prompt in prompts)
+        return self._generated([prompt[-room:] for prompt in prompts], spec), num_cut
 
     def scorer(self) -> TextScorer:
         return TextScorer(self._model, self._tokenizer, self.max_tokens)
 
     def _generated(self, prompts: Sequence[list[int]], spec: GenerationSpec) -> list[str]:
-        found = list[str]()
+        outputs = list[str]()
         longest = max(map(len, prompts), default=1)
         batch = max(1, min(_BATCH_ROWS // spec.num_beams, _BATCH_PAIRS // longest**2))
         for first in range(0, len(prompts), batch):
             numbers = range(first, min(first + batch, len(prompts)))
-            found += self._gone_on([prompts[number] for number in numbers], spec, numbers)
-        return found
+            outputs += self._gone_on([prompts[number] for number in numbers], spec, numbers)
+        return outputs
 
     def stream(
         self, text: str, spec: GenerationSpec | None = None
@@ -140,8 +140,8 @@ class LanguageGenerator(Generator):
         """The tokens of a text, as its tokenizer begins one; in a chat, of what a user says, as the template writes
         it."""
         if chat:
-            (written,) = self._tokenizer.encode_written([self._template().asked(text)])
-            ids = written.ids
+            (encoding,) = self._tokenizer.encode_written([self._template().asked(text)])
+            ids = encoding.ids
         else:
             ids = self._tokenizer.prompt(text)
         if len(ids) > self.max_tokens:
@@ -159,8 +159,8 @@ class LanguageGenerator(Generator):
     def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[int]:
         """New tokens of one prompt, with the one that ends it."""
         if spec.num_beams == 1:
-            for found in going_on(self._model, [prompt], spec, self._ends):
-                yield found[0]
+            for new_tokens in going_on(self._model, [prompt], spec, self._ends):
+                yield new_tokens[0]
             return
         (tokens,) = generate(self._model, [prompt], spec, self._ends)
         yield from tokens
@@ -175,14 +175,14 @@ class LanguageGenerator(Generator):
             for row, tokens in enumerate(generate(self._model, prompts, spec, ends)):
                 pieces[row] = [so_far[row].take(token) for token in tokens]
         else:
-            decoding, stopped = going_on(self._model, prompts, spec, ends, texts=numbers), None
+            decoding, stopped_rows = going_on(self._model, prompts, spec, ends, texts=numbers), None
             while True:
                 try:
-                    found = decoding.send(stopped)
+                    new_tokens = decoding.send(stopped_rows)
                 except StopIteration:
                     break
-                for row, token in found.items():
+                for row, token in new_tokens.items():
                     if token not in ends:
                         pieces[row].append(so_far[row].take(token))
-                stopped = [row for row in found if so_far[row].stopped]
-        return ["".join([*each, text.end()]) for each, text in zip(pieces, so_far, strict=True)]
+                stopped_rows = [row for row in new_tokens if so_far[row].stopped]
+        return ["".join([*row_pieces, text.end()]) for row_pieces, text in zip(pieces, so_far, strict=True)]

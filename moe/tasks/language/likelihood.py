@@ -42,7 +42,7 @@ def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int
     continuation of more than `max_tokens`.
     """
     rows = [_Row.of(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
-    found: list[Likelihood | None] = [None] * len(rows)
+    likelihoods: list[Likelihood | None] = [None] * len(rows)
     rows.sort(key=lambda row: len(row.tokens), reverse=True)
     moe = model.spec.moe
     by_length = moe is not None and isinstance(moe.routing, ExpertChoiceSpec)
@@ -50,10 +50,10 @@ def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int
         waiting = list(alike)
         while waiting:
             num_rows = max(1, _BATCH_POSITIONS // len(waiting[0].tokens))
-            some, waiting = waiting[:num_rows], waiting[num_rows:]
-            for row, likelihood in zip(some, _together(model, some), strict=True):
-                found[row.number] = likelihood
-    return [each for each in found if each is not None]
+            batch, waiting = waiting[:num_rows], waiting[num_rows:]
+            for row, likelihood in zip(batch, _together(model, batch), strict=True):
+                likelihoods[row.number] = likelihood
+    return [likelihood for likelihood in likelihoods if likelihood is not None]
 
 
 def rolling_pairs(tokens: Sequence[int], begin: int, max_tokens: int) -> Iterator[Pair]:
@@ -111,7 +111,8 @@ def _together(model: LanguageModel, rows: Sequence[_Row]) -> list[Likelihood]:
     nats_B = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row_P, nats_P.double().cpu())
     missed_B = torch.zeros(len(rows), dtype=torch.int64).index_add_(0, row_P, (~is_likeliest_P).long().cpu())
     return [
-        Likelihood(nats, not missed) for nats, missed in zip(nats_B.tolist(), missed_B.tolist(), strict=True)
+        Likelihood(nats, not num_missed)
+        for nats, num_missed in zip(nats_B.tolist(), missed_B.tolist(), strict=True)
     ]
 
 

@@ -118,8 +118,8 @@ class LanguageModel(nn.Module):
         """Everything that making texts of so many rows and positions carries along."""
         # Of the weight only its device: where FSDP shards it, what it makes is as sharded as itself.
         like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
-        kept = [block.attention.nothing_kept(num_rows, num_positions, like) for block in self._blocks()]
-        return GenerationState(kept, torch.arange(num_rows, device=like.device), num_positions)
+        caches = [block.attention.nothing_kept(num_rows, num_positions, like) for block in self._blocks()]
+        return GenerationState(caches, torch.arange(num_rows, device=like.device), num_positions)
 
     def extend(self, tokens: Tensor, state: "GenerationState", padding: Tensor | None = None) -> Tensor:
         """Logits `[B, V]` of the token after `tokens` `[B, N]`, which go on from `state`, and join it.
@@ -151,8 +151,8 @@ class LanguageModel(nn.Module):
             if not state.num_positions:
                 state.first = padding.sum(1)
         run, x = self._going_on(tokens, state), self._embed(tokens)
-        for block, kept in zip(self._blocks(), state.kept, strict=True):
-            x = block(x, run, kept)
+        for block, cache in zip(self._blocks(), state.kept, strict=True):
+            x = block(x, run, cache)
         state.num_positions += tokens.shape[1]
         x = run.rows.shares.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
         return self._project(self._last(x))
@@ -169,9 +169,9 @@ class LanguageModel(nn.Module):
         x = self.norm(x)
         return x if self.spec.logits_divisor == 1 else x / self.spec.logits_divisor
 
-    def _project(self, hidden: Tensor) -> Tensor:
+    def _project(self, hidden_states: Tensor) -> Tensor:
         """Logits `[..., V]` for hidden states `[..., M]`."""
-        return linear(hidden, self.output_embedding)
+        return linear(hidden_states, self.output_embedding)
 
     def _pass(self, tokens: Tensor, context: SequenceContext) -> Pass:
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
@@ -252,8 +252,8 @@ class LanguageModel(nn.Module):
 class GenerationState:
     """The memories of all layers for rows of tokens that grow."""
 
-    def __init__(self, kept: Sequence[Kept], rows: Tensor, room: int) -> None:
-        self.kept, self.rows, self.room = kept, rows, room
+    def __init__(self, caches: Sequence[Kept], rows: Tensor, room: int) -> None:
+        self.kept, self.rows, self.room = caches, rows, room
         """`rows` int64 `[B]`: their numbers at first. The token at position p of row r is known by r · `room` + p
         (`moe.routing.recorded`), where p counts from the row's own beginning."""
         self.first: Tensor | None = None
@@ -262,7 +262,7 @@ class GenerationState:
 
     def take_rows(self, rows: Tensor) -> None:
         """Keep these rows alone, in this order (int64 indices, also several times the same)."""
-        for each in self.kept:
-            each.take_rows(rows)
+        for cache in self.kept:
+            cache.take_rows(rows)
         self.rows = self.rows.index_select(0, rows)
         self.first = None if self.first is None else self.first.index_select(0, rows)

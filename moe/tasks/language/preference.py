@@ -35,10 +35,10 @@ def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float)
     nll_t = _nll(model, batch)
     nll_T = model.gathered(batch.tokens, nll_t.detach()).requires_grad_()
     with torch.enable_grad():
-        found = _preferences(nll_T, model.gathered(batch.tokens, before_t), batch, beta)
-        (by_token_T,) = torch.autograd.grad(found.loss, nll_T)
+        preferences = _preferences(nll_T, model.gathered(batch.tokens, before_t), batch, beta)
+        (by_token_T,) = torch.autograd.grad(preferences.loss, nll_T)
     objective = (model.share(by_token_T.view_as(batch.tokens)) * nll_t).sum()
-    part = found.loss.detach() * _part_of(model, batch)
+    part = preferences.loss.detach() * _part_of(model, batch)
     return Loss(objective + (part - objective).detach(), part)
 
 
@@ -46,15 +46,15 @@ def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float)
 def preferences_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> Preferences:
     """Sums over pairs, without gradients: this rank's part of what all tensor ranks have together."""
     nll_T = model.gathered(batch.tokens, _nll(model, batch))
-    found = _preferences(nll_T, model.gathered(batch.tokens, _beneath(model, batch)), batch, beta)
+    preferences = _preferences(nll_T, model.gathered(batch.tokens, _beneath(model, batch)), batch, beta)
     part = _part_of(model, batch)
-    return Preferences(found.loss * part, found.num_pairs * part, found.num_right * part)
+    return Preferences(preferences.loss * part, preferences.num_pairs * part, preferences.num_right * part)
 
 
 def _nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
     """`[t]`, of this rank's share of the labels."""
-    hidden = model.hidden(batch.tokens, batch.context)
-    return token_nll(hidden, model.output_embedding, model.share(batch.labels), NOTHING)
+    hidden_states = model.hidden(batch.tokens, batch.context)
+    return token_nll(hidden_states, model.output_embedding, model.share(batch.labels), NOTHING)
 
 
 @torch.no_grad()
@@ -77,11 +77,11 @@ def _preferences(nll_T: Tensor, before_T: Tensor, batch: SequencesBatch, beta: f
     real = documents.reshape(-1) >= 0
     answer_T = torch.arange(num_rows, device=documents.device)[:, None] * num_answers + documents
     index = answer_T.reshape(-1)[real].long()
-    gained = nll_T.new_zeros(num_rows * num_answers).index_add(0, index, (before_T - nll_T)[real])
+    gain = nll_T.new_zeros(num_rows * num_answers).index_add(0, index, (before_T - nll_T)[real])
     is_there = torch.zeros(num_rows * num_answers, dtype=torch.bool, device=documents.device)
     is_there[index] = True
-    preferred, other = gained.view(-1, 2)[is_there.view(-1, 2).all(1)].unbind(1)
-    margin = beta * (preferred - other)
+    preferred_gain, other_gain = gain.view(-1, 2)[is_there.view(-1, 2).all(1)].unbind(1)
+    margin = beta * (preferred_gain - other_gain)
     return Preferences(
         -functional.logsigmoid(margin).sum(),
         margin.new_tensor(len(margin)),

@@ -91,15 +91,15 @@ def base_digest(
     from moe.interchange.digest import digest_of
 
     assert spec.from_folder is not None
-    found = digest_of(spec.from_folder, roots)
-    if RECORD in kept and (then := Origin.of_files(kept.__getitem__).digest) not in (None, found):
-        rule = f"has weights of the digest {found}, and this adapter was trained beside those of {then}"
+    digest = digest_of(spec.from_folder, roots)
+    if RECORD in kept and (then := Origin.of_files(kept.__getitem__).digest) not in (None, digest):
+        rule = f"has weights of the digest {digest}, and this adapter was trained beside those of {then}"
         raise SpecError(
             Problem(
                 "mismatch", PLACE, spec.from_folder, rule, "bring back the folder that the job began with"
             )
         )
-    return found
+    return digest
 
 
 def load(
@@ -110,8 +110,8 @@ def load(
     from moe.interchange.load import load_weights
 
     assert spec.from_folder is not None
-    loaded = load_weights(spec.from_folder, model, spec, layout, roots=roots, seed=seed)
-    return (f"begins with the weights of {spec.from_folder}", *loaded.notes)
+    load_result = load_weights(spec.from_folder, model, spec, layout, roots=roots, seed=seed)
+    return (f"begins with the weights of {spec.from_folder}", *load_result.notes)
 
 
 def check_trained_adapter(spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
@@ -149,30 +149,30 @@ def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
     return ()
 
 
-def _ids_of(origin: Origin, which: str) -> list[int]:
+def _ids_of(origin: Origin, role: str) -> list[int]:
     """Ids of the tokens that end a text, or begin one: that of documents, then further ones. Raises SpecError.
 
     Documents go by `config.json` first. Texts that are made end as transformers has it: by `generation_config.json`
     where that says anything, by `config.json` where not.
     """
-    key = f"{which}_token_id"
+    key = f"{role}_token_id"
     of_config = _ids(origin.config.get(key), "config.json", key)
     of_generation = _ids(plain(origin.files, GENERATION).get(key), GENERATION, key)
-    found = [*of_config[:1], *(of_generation or of_config)] or _named(plain(origin.files, CONFIG), which)
-    return list(dict.fromkeys(found))
+    ids = [*of_config[:1], *(of_generation or of_config)] or _named(plain(origin.files, CONFIG), role)
+    return list(dict.fromkeys(ids))
 
 
-def _ids(given: Any, file: str, key: str) -> list[int]:
-    found = given if isinstance(given, list) else [] if given is None else [given]
-    if any(type(each) is not int or each < 0 for each in found):
-        raise SpecError(Problem("wrong_type", f"{PLACE}/{file}:{key}", given, "must be a token's id, or a list of some",
+def _ids(value: Any, file: str, key: str) -> list[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(token_id) is not int or token_id < 0 for token_id in ids):
+        raise SpecError(Problem("wrong_type", f"{PLACE}/{file}:{key}", value, "must be a token's id, or a list of some",
                                 f"correct {file}"))  # fmt: skip
-    return found
+    return ids
 
 
-def _named(tokenizer_config: Mapping[str, Any], which: str) -> list[int]:
+def _named(tokenizer_config: Mapping[str, Any], role: str) -> list[int]:
     """The id of the token that a `tokenizer_config.json` names."""
-    named = tokenizer_config.get(f"{which}_token")
-    text = named.get("content") if isinstance(named, dict) else named
+    token = tokenizer_config.get(f"{role}_token")
+    text = token.get("content") if isinstance(token, dict) else token
     ids = special_tokens(tokenizer_config)
     return [id for id, content in ids.items() if content == text]

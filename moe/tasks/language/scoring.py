@@ -19,8 +19,8 @@ class TextScorer:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Likelihood], int]:
         """(log-likelihood of each continuation given its context; how many contexts lost their beginning, as the model
         was trained on shorter texts). Raises SpecError for a continuation that is too long by itself."""
-        encoded = [self._encoded(*pair) for pair in pairs]
-        for (_, text), (_, continuation) in zip(pairs, encoded, strict=True):
+        token_pairs = [self._encoded(*pair) for pair in pairs]
+        for (_, text), (_, continuation) in zip(pairs, token_pairs, strict=True):
             if not 0 < len(continuation) <= self._max_tokens:
                 rule = (
                     f"has {len(continuation):,} tokens, and must have 1 to {self._max_tokens:,}, as many as the texts "
@@ -28,29 +28,31 @@ class TextScorer:
                 )
                 raise SpecError(Problem("too_large", "continuation", text, rule, "shorten it"))
         num_cut = sum(
-            len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in encoded
+            len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in token_pairs
         )
-        return log_likelihoods(self._model, encoded, self._max_tokens), num_cut
+        return log_likelihoods(self._model, token_pairs, self._max_tokens), num_cut
 
     def rolling(self, texts: Sequence[str]) -> list[float]:
         """Log-likelihood of each whole text, in nats: the sum over its tokens, each given those before it, as many as
         the model was trained on. As the harness has it, a BOS that the tokenizer puts before the text is one of its
         tokens, and stands behind another."""
         prefix, start = self._tokenizer.prefix_ids, self._tokenizer.start_id
-        encoded = self._tokenizer.encode_batch(texts)
-        pairs = [list(rolling_pairs([*prefix, *tokens], start, self._max_tokens)) for tokens in encoded]
-        found = iter(
-            log_likelihoods(self._model, [pair for each in pairs for pair in each], self._max_tokens)
+        token_lists = self._tokenizer.encode_batch(texts)
+        pairs = [list(rolling_pairs([*prefix, *tokens], start, self._max_tokens)) for tokens in token_lists]
+        likelihoods = iter(
+            log_likelihoods(
+                self._model, [pair for text_pairs in pairs for pair in text_pairs], self._max_tokens
+            )
         )
-        return [sum(next(found).nats for _ in each) for each in pairs]
+        return [sum(next(likelihoods).nats for _ in text_pairs) for text_pairs in pairs]
 
     def _encoded(self, context: str, continuation: str) -> Pair:
         """Tokens of both. White space between them goes with the continuation, to which tokens mostly join it; what of
         the whole text's tokens goes beyond the number of the context's is the continuation, as lm-evaluation-harness
         has it."""
         is_alone = not context
-        stripped = context.rstrip()
-        continuation, context = context[len(stripped) :] + continuation, stripped
+        stripped_context = context.rstrip()
+        continuation, context = context[len(stripped_context) :] + continuation, stripped_context
         before, whole = self._tokenizer.encode_batch([context, context + continuation])
         after = whole[len(before) :] or self._tokenizer.encode(continuation)
         prefix = () if is_alone else self._tokenizer.prefix_ids

@@ -74,8 +74,8 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         tokenizer = None
         if self._model.from_folder is not None:
-            carried = {} if kept is None else kept()
-            tokenizer = tokenizer_of_checkpoint(carried)
+            checkpoint_files = {} if kept is None else kept()
+            tokenizer = tokenizer_of_checkpoint(checkpoint_files)
             if tokenizer is None:
                 digest = base_digest(self._model, roots, {})
                 tokenizer = with_template(model_tokenizer(self._model, roots, digest), self._data, roots)

@@ -33,13 +33,13 @@ def called(
 ) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
-        made = function(**options)
-    if not isinstance(made, nn.Module):
+        module = function(**options)
+    if not isinstance(module, nn.Module):
         raise SpecError(
-            Problem("wrong_type", path, code, f"gives a {type(made).__name__}, and must give a torch.nn.Module",
+            Problem("wrong_type", path, code, f"gives a {type(module).__name__}, and must give a torch.nn.Module",
                     "return the module from it")
         )  # fmt: skip
-    return made
+    return module
 
 
 def called_empty(
@@ -67,25 +67,27 @@ def as_batch(given: Any) -> Batch:
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
     """The same batch with its tensors on a device."""
-    moved: Batch = pytree.tree_map(lambda each: each.to(device) if isinstance(each, Tensor) else each, batch)
-    return moved
+    device_batch: Batch = pytree.tree_map(
+        lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch
+    )
+    return device_batch
 
 
 def num_rows(batch: Batch) -> int:
     """The size of its first tensor's first dimension; 1 where there is none."""
-    for each in pytree.tree_leaves(batch):
-        if isinstance(each, Tensor) and each.dim():
-            return max(1, each.shape[0])
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return max(1, leaf.shape[0])
     return 1
 
 
 def digest(batch: Batch) -> str:
     """Hash of all that a batch holds."""
-    found = hashlib.sha256()
-    for each in pytree.tree_leaves(batch):
-        if isinstance(each, Tensor):
-            found.update(f"{each.dtype}{tuple(each.shape)}".encode())
-            found.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    hasher = hashlib.sha256()
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            hasher.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+            hasher.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         else:
-            found.update(json.dumps(each, default=lambda value: type(value).__name__).encode())
-    return found.hexdigest()[:16]
+            hasher.update(json.dumps(leaf, default=lambda value: type(value).__name__).encode())
+    return hasher.hexdigest()[:16]

@@ -12,12 +12,12 @@ MAX_SHOWN = 10
 
 def functions_of(spec: JobSpec) -> dict[str, str]:
     """The functions that a job names, by their places in the spec; none of a job of other kinds."""
-    found = {}
+    functions = {}
     if isinstance(spec.model, ModuleModelSpec):
-        found["model.build"] = spec.model.build
+        functions["model.build"] = spec.model.build
     if isinstance(spec.data, ModuleDataSpec):
-        found["data.batches"] = spec.data.batches
-    return found
+        functions["data.batches"] = spec.data.batches
+    return functions
 
 
 def check_allowed(spec: JobSpec, allowed: Collection[str]) -> None:
@@ -27,12 +27,14 @@ def check_allowed(spec: JobSpec, allowed: Collection[str]) -> None:
         raise SpecError(problems)
 
 
-def _not_allowed(functions: dict[str, str], allowed: Collection[str]) -> Iterator[Problem]:
-    known = sorted(allowed)
-    shown = ", ".join(known[:MAX_SHOWN]) + (", ..." if len(known) > MAX_SHOWN else "")
-    remedy = f"ask the operator to add it to {SETTING}" + (f", or use one of {shown}" if known else "")
+def _not_allowed(functions: dict[str, str], allowed_code: Collection[str]) -> Iterator[Problem]:
+    sorted_names = sorted(allowed_code)
+    shown_names = ", ".join(sorted_names[:MAX_SHOWN]) + (", ..." if len(sorted_names) > MAX_SHOWN else "")
+    remedy = f"ask the operator to add it to {SETTING}" + (
+        f", or use one of {shown_names}" if sorted_names else ""
+    )
     for path, code in functions.items():
-        if code not in allowed:
+        if code not in allowed_code:
             yield Problem(
                 "not_allowed", path, code, "is none of the functions that may be called here", remedy
             )
@@ -43,7 +45,7 @@ def imported(code: str, path: str) -> Callable[..., Any]:
     allowed. Raises SpecError, naming the `path` in the spec, where there is none."""
     module, _, name = code.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         rule = f"cannot be imported: there is no module {error.name!r}"
         raise SpecError(
@@ -58,6 +60,6 @@ def imported(code: str, path: str) -> Callable[..., Any]:
     except Exception as error:
         rule = f"cannot be imported: {type(error).__name__}: {error}"
         raise SpecError(Problem("user_code", path, code, rule, "correct the module")) from error
-    if not callable(found):
+    if not callable(function):
         raise SpecError(Problem("wrong_type", path, code, "is no function", "name what is to be called"))
-    return found
+    return function

@@ -17,10 +17,13 @@ def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]
     the tuple (loss, mapping); values that are not scalars are ignored. Raises SpecError."""
     match output:
         case Tensor():
-            loss, others = output, {}
+            loss, other_outputs = output, {}
         case Mapping() if LOSS in output:
-            loss, others = output[LOSS], {name: value for name, value in output.items() if name != LOSS}
-        case (Tensor() as loss, Mapping() as others):
+            loss, other_outputs = (
+                output[LOSS],
+                {name: value for name, value in output.items() if name != LOSS},
+            )
+        case (Tensor() as loss, Mapping() as other_outputs):
             pass
         case _:
             raise _refused(code, f"returns a {type(output).__name__} without a loss")
@@ -28,7 +31,7 @@ def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]
         raise _refused(code, "returns a loss that is no scalar")
     numbers = {
         str(name): value.detach()
-        for name, value in others.items()
+        for name, value in other_outputs.items()
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
     }
     if len(numbers) > MAX_NUMBERS or any(len(name) > MAX_NAME for name in numbers):

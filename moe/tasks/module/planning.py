@@ -18,13 +18,13 @@ def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
     assert isinstance(spec.data, ModuleDataSpec)
     sample = batches(spec.data, spec.train.seed)(0)
     module = build_empty(spec.model, spec.train.seed)
-    hints = {name: of_plain(each, f"model.hints.{name}") for name, each in spec.model.hints.items()}
+    hints = {name: of_plain(hint, f"model.hints.{name}") for name, hint in spec.model.hints.items()}
     if cluster.num_devices == 1:
         hints = {}  # each part is the whole there
-    found = sharding.plan(module, sample=sample, cluster=cluster, hints=hints)
+    sharding_plan = sharding.plan(module, sample=sample, cluster=cluster, hints=hints)
     if isinstance(spec.train.optimizer, AdafactorSpec):
-        check_whole(found)
-    return _in_job(spec, cluster, found, num_rows(sample))
+        check_whole(sharding_plan)
+    return _in_job(spec, cluster, sharding_plan, num_rows(sample))
 
 
 def check_whole(plan: sharding.ShardingPlan) -> None:
@@ -38,8 +38,8 @@ def check_whole(plan: sharding.ShardingPlan) -> None:
             )  # fmt: skip
 
 
-def _in_job(spec: JobSpec, cluster: Cluster, found: sharding.ShardingPlan, rows: int) -> Plan:
-    memory, device = asdict(found.memory), cluster.traits.kind
+def _in_job(spec: JobSpec, cluster: Cluster, sharding_plan: sharding.ShardingPlan, rows: int) -> Plan:
+    memory, device = asdict(sharding_plan.memory), cluster.traits.kind
     state = memory["parameters"] + memory["buffers"] + memory["optimizer"]
     estimate = MemoryEstimate(
         parameters=memory["parameters"] + memory["buffers"], gradients=memory["gradients"],
@@ -47,12 +47,12 @@ def _in_job(spec: JobSpec, cluster: Cluster, found: sharding.ShardingPlan, rows:
         workspace=memory["largest_operator"], logits=0, communication=0, staging=state if device == "cpu" else 0,
         limit=cluster.memory_bytes,
     )  # fmt: skip
-    ranks = found.num_devices
+    ranks = sharding_plan.num_devices
     return Plan(
         num_workers=ranks, degrees=Degrees(data=ranks, tensor=ranks), device=device,  # type: ignore[arg-type]
-        device_type=cluster.device, memory=estimate, predicted=TimeEstimate(module_s=found.step_s),
+        device_type=cluster.device, memory=estimate, predicted=TimeEstimate(module_s=sharding_plan.step_s),
         tokens_per_step=rows, num_steps=spec.train.num_steps, reasons=(), made_for=made_for(spec, cluster),
-        money=money_of(cluster.price_per_hour, billed_devices=cluster.billed(ranks), step_s=found.step_s,
+        money=money_of(cluster.price_per_hour, billed_devices=cluster.billed(ranks), step_s=sharding_plan.step_s,
                        tokens_per_step=rows, num_steps=spec.train.num_steps),
-        module=ModuleLayout(mesh=found.mesh, plan=found.to_json(), explained=found.explain()),
+        module=ModuleLayout(mesh=sharding_plan.mesh, plan=sharding_plan.to_json(), explained=sharding_plan.explain()),
     )  # fmt: skip

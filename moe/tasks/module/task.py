@@ -110,10 +110,10 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         seed = self.spec.train.seed
         module = build(self._model, seed).to(layout.device)
         sample = ModuleData(self._data, seed).batch(0)
-        applied = sharding.apply(module, plan, sample=sample, seed=seed)
-        applied.draws.seed = seed
-        note_parts(applied)
-        return applied
+        model = sharding.apply(module, plan, sample=sample, seed=seed)
+        model.draws.seed = seed
+        note_parts(model)
+        return model
 
     def batches(
         self, data: ModuleData, plan: "Plan", layout: "Layout"
@@ -121,8 +121,8 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         from moe.tasks.module.building import num_rows
 
         def batch(step: int) -> RankBatch[ModuleBatch]:
-            found = _of_step(data, step, layout)
-            return RankBatch(step, [found], num_targets=1, num_tokens=num_rows(found.arguments))
+            micro_batch = _of_step(data, step, layout)
+            return RankBatch(step, [micro_batch], num_targets=1, num_tokens=num_rows(micro_batch.arguments))
 
         return batch
 
@@ -150,10 +150,10 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
 
         step = self.spec.train.num_steps
         with torch.no_grad():
-            found = self.loss(model, _of_step(data, step, layout))
-        numbers = {name: float(number) for name, number in found.numbers.items()}
+            loss = self.loss(model, _of_step(data, step, layout))
+        numbers = {name: float(number) for name, number in loss.numbers.items()}
         finite = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-        return ModuleReport(num_steps=step, loss=float(found.nll), numbers=finite or None)
+        return ModuleReport(num_steps=step, loss=float(loss.nll), numbers=finite or None)
 
 
 def _of_step(data: ModuleData, step: int, layout: "Layout") -> ModuleBatch:

@@ -57,11 +57,14 @@ class PairsBatches:
             BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, num_tokens)
             for num_tokens in (batch.num_source_tokens, batch.num_target_tokens)
         )
-        here, each = self._layout.groups_here(batch.num_groups), self._options.micro_batch_groups
+        own_groups, micro_batch_groups = (
+            self._layout.groups_here(batch.num_groups),
+            self._options.micro_batch_groups,
+        )
         micro_batches = []
         for index in range(self._options.num_micro_batches):
-            first = min(here.start + index * each, here.stop)
-            part = batch.part(first, min(first + each, here.stop))
+            first = min(own_groups.start + index * micro_batch_groups, own_groups.stop)
+            part = batch.part(first, min(first + micro_batch_groups, own_groups.stop))
             context = BatchContext(
                 step, self._seed, True, part.first_row, batch.rows_per_group, source_counts, target_counts
             )

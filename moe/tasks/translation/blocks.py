@@ -59,12 +59,12 @@ class FeedForwardBlock(nn.Module):
 
     def forward(self, x: Tensor, run: Pass) -> Tensor:
         """`[t, M]` for `x` `[t, M]`. A token that no expert kept is carried on by the residual alone."""
-        normed = self.norm(x)
+        x_norm = self.norm(x)
         if self.moe is not None:
-            y, _ = self.moe(normed, run.tokens, run.shares)
+            y, _ = self.moe(x_norm, run.tokens, run.shares)
         else:
             assert self.dense is not None
-            y = self.dense(normed, run.shares)
+            y = self.dense(x_norm, run.shares)
         return x + run.drop(y, self.layer, Purpose.FEED_FORWARD_DROPOUT)
 
 
@@ -83,8 +83,8 @@ class EncoderBlock(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, run: Pass) -> Tensor:
         """`[t, M]` for `x` `[t, M]`; `mask` bool `[B, 1, 1, L]`, True where there is a token."""
         run = run.within(self.layer)
-        attended = self.attention(self.norm(x), run.shares, mask=mask)
-        x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
+        attention_output = self.attention(self.norm(x), run.shares, mask=mask)
+        x = x + run.drop(attention_output, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
         return self.feed_forward(x, run)
 
 
@@ -107,9 +107,9 @@ class DecoderBlock(nn.Module):
         """`[t, M]` for `x` `[t, M]`, looking at itself up to each position and at all of the source, whose states are
         `memory` `[B, L, M]`."""
         run = run.within(self.layer)
-        attended = self.attention(self.norm(x), run.shares, causal=True)
-        remembered = self.cross_attention.keys_values(memory)
-        return self._rest(x, attended, remembered, memory_mask, run)
+        attention_output = self.attention(self.norm(x), run.shares, causal=True)
+        memory_cache = self.cross_attention.keys_values(memory)
+        return self._rest(x, attention_output, memory_cache, memory_mask, run)
 
     def remember(self, memory: Tensor) -> KeyValueCache:
         """Keys and values that attention to the source needs, from its states `[B, L, M]`."""
@@ -126,13 +126,13 @@ class DecoderBlock(nn.Module):
     ) -> Tensor:
         """`[t, M]` for the tokens at `position`, a row each, whose keys and values join `cache` in place."""
         run = run.within(self.layer)
-        attended = self.attention.step(self.norm(x), run.shares, cache, position)
-        return self._rest(x, attended, memory, memory_mask, run)
+        attention_output = self.attention.step(self.norm(x), run.shares, cache, position)
+        return self._rest(x, attention_output, memory, memory_mask, run)
 
     def _rest(
-        self, x: Tensor, attended: Tensor, memory: KeyValueCache, memory_mask: Tensor, run: Pass
+        self, x: Tensor, attention_output: Tensor, memory: KeyValueCache, memory_mask: Tensor, run: Pass
     ) -> Tensor:
-        x = x + run.drop(attended, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
-        attended = self.cross_attention(self.cross_norm(x), run.shares, memory, memory_mask)
-        x = x + run.drop(attended, self.layer, Purpose.CROSS_ATTENTION_DROPOUT)
+        x = x + run.drop(attention_output, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
+        attention_output = self.cross_attention(self.cross_norm(x), run.shares, memory, memory_mask)
+        x = x + run.drop(attention_output, self.layer, Purpose.CROSS_ATTENTION_DROPOUT)
         return self.feed_forward(x, run)

@@ -43,15 +43,15 @@ def decode(
     rows = Translating(model, source, spec.max_tokens)
     if spec.num_beams > 1:
         return beam_search(rows, rows.logits, spec, {EOS}, max_tokens=max_tokens)
-    found: list[list[int]] = [[] for _ in max_tokens]
+    translations: list[list[int]] = [[] for _ in max_tokens]
     decoding = one_by_one(rows, rows.logits, spec, {EOS}, texts=texts)
     full: list[int] | None = None
     while True:
         try:
             tokens = decoding.send(full)
         except StopIteration:
-            return found
+            return translations
         for row, token in tokens.items():
             if token != EOS:
-                found[row].append(token)
-        full = [row for row in tokens if len(found[row]) >= max_tokens[row]]
+                translations[row].append(token)
+        full = [row for row in tokens if len(translations[row]) >= max_tokens[row]]

@@ -51,10 +51,10 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
             model, layout, prepared, store, evaluation.max_pairs, spec.data.max_tokens
         )
         clock.lap("translate")
-        told = together.gathered(_Scored.of(store, rows, hypotheses, most_frequent).to_plain())
+        scored_by_rank = together.gathered(_Scored.of(store, rows, hypotheses, most_frequent).to_plain())
         clock.lap("score")
-        if told is not None:
-            whole = _Scored.joined([_Scored.of_plain(each) for each in told])
+        if scored_by_rank is not None:
+            whole = _Scored.joined([_Scored.of_plain(plain) for plain in scored_by_rank])
             sets[name] = SetReport(
                 num_pairs=len(whole.rows),
                 num_target_tokens=losses.num_target_tokens,
@@ -94,9 +94,9 @@ def _shares(
     of them empty."""
     context = BatchContext(training=False, rows_per_group=1)
     for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
-        here = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
-        part = batch.part(here.start, here.stop)
-        yield batch.rows[here.start : here.stop], PairsBatch.of(part, context, layout)
+        own_rows = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
+        part = batch.part(own_rows.start, own_rows.stop)
+        yield batch.rows[own_rows.start : own_rows.stop], PairsBatch.of(part, context, layout)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _losses(
 def _translate(
     model: TranslationModel,
     layout: Layout,
-    prepared: Prepared,
+    data: Prepared,
     store: TokenStore,
     max_pairs: int | None,
     max_tokens: int,
@@ -144,11 +144,11 @@ def _translate(
     rows, hypotheses = [np.zeros(0, np.int64)], []
     for number, (rows_here, batch) in enumerate(_shares(store, layout, max_pairs)):
         with doing("evaluation", f"translation of evaluation batch {number}"):
-            decoded = greedy_decode(model, batch.source, max_tokens, layout.in_step)
+            token_rows = greedy_decode(model, batch.source, max_tokens, layout.in_step)
         if layout.index("tensor"):
             continue  # the first of those that share the tokens speaks for them
         rows.append(rows_here)
-        hypotheses += [prepared.tokenizers.target.decode(ids) for ids in decoded.tolist()]
+        hypotheses += [data.tokenizers.target.decode(ids) for ids in token_rows.tolist()]
     return np.concatenate(rows), hypotheses
 
 
@@ -173,17 +173,25 @@ class _Scored:
             "most_frequent": [most_frequent] * len(texts),
         }
         return cls(
-            rows, hypotheses, {name: RowStatistics.of(given, references) for name, given in systems.items()}
+            rows,
+            hypotheses,
+            {
+                name: RowStatistics.of(system_hypotheses, references)
+                for name, system_hypotheses in systems.items()
+            },
         )
 
     def to_plain(self) -> dict[str, Any]:
-        systems = {name: each.to_plain() for name, each in self.systems.items()}
+        systems = {name: statistics.to_plain() for name, statistics in self.systems.items()}
         return {"rows": self.rows.tolist(), "hypotheses": self.hypotheses, "systems": systems}
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> "_Scored":
         """Another rank's, by what its `to_plain` told."""
-        systems = {name: RowStatistics.of_plain(*each) for name, each in plain["systems"].items()}
+        systems = {
+            name: RowStatistics.of_plain(*plain_statistics)
+            for name, plain_statistics in plain["systems"].items()
+        }
         return cls(np.array(plain["rows"], np.int64), plain["hypotheses"], systems)
 
     @classmethod
@@ -229,11 +237,11 @@ def one_a_script(candidates: Sequence[Example], number: int) -> tuple[Example, .
     for script, rows in by_script.items():
         by_script[script] = [row for row in rows if 12 <= len(row.reference) <= 60] or rows
     scripts = sorted(by_script, key=lambda script: (-len(by_script[script]), script))
-    chosen: list[Example] = []
+    examples: list[Example] = []
     for turn in range(number):
         for place, script in enumerate(scripts):
             rows = by_script[script][:: -1 if place % 2 else 1]
             turns = min(len(rows), number)
-            if turn < turns and len(chosen) < number:
-                chosen.append(rows[(2 * turn + 1) * len(rows) // (2 * turns)])
-    return tuple(chosen)
+            if turn < turns and len(examples) < number:
+                examples.append(rows[(2 * turn + 1) * len(rows) // (2 * turns)])
+    return tuple(examples)

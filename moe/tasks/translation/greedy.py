@@ -32,7 +32,7 @@ def greedy_decode(
     with rows of its own, possibly none; every rank takes part until the last row of all has ended.
     """
     num_rows, device = source.shape[0], source.device
-    decoded = torch.full((num_rows, max_tokens), PAD, dtype=torch.int64, device=device)
+    output_tokens = torch.full((num_rows, max_tokens), PAD, dtype=torch.int64, device=device)
     state = model.start_decoding(source, max_tokens)
     limit = longest_of((source != PAD).sum(1)).clamp(max=max_tokens)
     live = torch.arange(num_rows, device=device)  # the rows that have not ended
@@ -42,7 +42,7 @@ def greedy_decode(
         logits = model.decode_step(token, state)
         logits[:, [PAD, BOS]] = -torch.inf
         token = logits.argmax(dim=-1)
-        decoded[live, position] = token
+        output_tokens[live, position] = token
         longest = position + 1
         going = (token != EOS) & (longest < limit[live])
         if _all_ended(going, together):
@@ -51,7 +51,7 @@ def greedy_decode(
             rows = going.nonzero().squeeze(1)
             state.keep_rows(rows)
             live, token = live[rows], token[rows]
-    return _cut_after_end(decoded[:, :longest], limit)
+    return _cut_after_end(output_tokens[:, :longest], limit)
 
 
 def _all_ended(going: Tensor, together: dist.ProcessGroup | None) -> bool:
@@ -63,8 +63,8 @@ def _all_ended(going: Tensor, together: dist.ProcessGroup | None) -> bool:
     return not bool(still)
 
 
-def _cut_after_end(decoded: Tensor, limit: Tensor) -> Tensor:
+def _cut_after_end(output_tokens: Tensor, limit: Tensor) -> Tensor:
     """Rows that were carried on after their end, because others had not ended, lose what came after."""
-    ended_before = (decoded == EOS).cumsum(1) - (decoded == EOS).to(torch.int64) > 0
-    beyond = torch.arange(decoded.shape[1], device=decoded.device) >= limit[:, None]
-    return decoded.masked_fill(ended_before | beyond, PAD)
+    ended_before = (output_tokens == EOS).cumsum(1) - (output_tokens == EOS).to(torch.int64) > 0
+    beyond = torch.arange(output_tokens.shape[1], device=output_tokens.device) >= limit[:, None]
+    return output_tokens.masked_fill(ended_before | beyond, PAD)

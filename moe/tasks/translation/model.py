@@ -74,9 +74,9 @@ class TranslationModel(nn.Module):
         """This rank's share `[t]` of tokens `[B, N]` that its tensor ranks all have."""
         return self._shares(tokens).of(tokens.reshape(-1))
 
-    def _project(self, hidden: Tensor) -> Tensor:
+    def _project(self, hidden_states: Tensor) -> Tensor:
         """Logits `[..., V]` for hidden states `[..., M]`."""
-        return functional.linear(hidden, self.output_embedding.to(hidden.dtype))
+        return functional.linear(hidden_states, self.output_embedding.to(hidden_states.dtype))
 
     def _encode(self, source: Tensor, context: BatchContext, rows_per_group: int) -> tuple[Tensor, Tensor]:
         """The source's states `[B, L, M]`, and a mask bool `[B, 1, 1, L]` of its tokens."""
@@ -92,7 +92,7 @@ class TranslationModel(nn.Module):
         context = BatchContext(training=False)
         memory, memory_mask = self._encode(source, context, 1)
         memories = [block.remember(memory) for block in self._decoder_blocks()]
-        return DecodingState(0, memory_mask, memories, [each.empty(max_tokens) for each in memories])
+        return DecodingState(0, memory_mask, memories, [cache.empty(max_tokens) for cache in memories])
 
     def decode_step(self, token: Tensor, state: "DecodingState") -> Tensor:
         """Logits `[B, V]` of the token after `token` `[B]`; `state` advances by one position."""

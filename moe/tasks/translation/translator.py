@@ -74,30 +74,34 @@ class Translator(Generator):
                     "use a language model that has a template",
                 )
             )
-        encoded = [ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))]
-        order = sorted((row for row, ids in enumerate(encoded) if ids), key=lambda row: len(encoded[row]))
+        source_ids = [
+            ids[: self._max_tokens - 1] for ids in self._tokenizers.source.encode_batch(list(texts))
+        ]
+        order = sorted(
+            (row for row, ids in enumerate(source_ids) if ids), key=lambda row: len(source_ids[row])
+        )
         translations = [("", Ending("end", 0))] * len(texts)
         for start in range(0, len(order), _BATCH_ROWS):
             rows = order[start : start + _BATCH_ROWS]
-            for row, decoded in zip(rows, self._decoded(rows, encoded, spec), strict=True):
-                text = self._tokenizers.target.decode(decoded.tokens)
+            for row, output in zip(rows, self._decoded(rows, source_ids, spec), strict=True):
+                text = self._tokenizers.target.decode(output.tokens)
                 cut = before_stop(text, spec.stop if spec else ())
-                reason: Reason = "stop" if cut is not None else "end" if decoded.ended else "max_tokens"
-                translations[row] = text if cut is None else cut, Ending(reason, len(decoded.tokens))
+                reason: Reason = "stop" if cut is not None else "end" if output.ended else "max_tokens"
+                translations[row] = text if cut is None else cut, Ending(reason, len(output.tokens))
         return translations
 
     def _decoded(
-        self, rows: list[int], encoded: list[list[int]], spec: GenerationSpec | None
+        self, rows: list[int], source_ids: list[list[int]], spec: GenerationSpec | None
     ) -> list[_Decoded]:
         """Of the sources with these numbers."""
-        source = self._padded([encoded[row] for row in rows])
+        source = self._padded([source_ids[row] for row in rows])
         if spec is None:
             greedy = greedy_decode(self._model, source, self._max_tokens).tolist()
             return [_Decoded([id for id in ids if id not in (EOS, PAD)], EOS in ids) for ids in greedy]
         longest = min(spec.max_tokens, self._max_tokens)
-        limits = [min(longest_of(len(encoded[row]) + 1), longest) for row in rows]
-        decoded = decode(self._model, source, spec, limits, texts=rows)
-        return [_Decoded(ids, len(ids) < limit) for ids, limit in zip(decoded, limits, strict=True)]
+        limits = [min(longest_of(len(source_ids[row]) + 1), longest) for row in rows]
+        outputs = decode(self._model, source, spec, limits, texts=rows)
+        return [_Decoded(ids, len(ids) < limit) for ids, limit in zip(outputs, limits, strict=True)]
 
     def _padded(self, sources: list[list[int]]) -> torch.Tensor:
         """int64 [B, L], each row ended by EOS."""
