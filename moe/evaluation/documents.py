@@ -41,13 +41,13 @@ class Documents:
 def read_documents(task: TaskSpec, folder: Path) -> Documents:
     """The documents of a task whose data files lie in `folder` or below. Raises SpecError, with the file and line of
     what is wrong."""
-    evaluated = _split(task, task.split, folder)
+    documents = _split(task, task.split, folder)
     examples = tuple[Document, ...]()
     if task.num_fewshot and task.fewshot_split is not None:
         is_same = task.fewshot_split == task.split
-        examples = evaluated if is_same else _split(task, task.fewshot_split, folder)
+        examples = documents if is_same else _split(task, task.fewshot_split, folder)
     # No document is an example of itself, nor of one that says the same.
-    num_alike = max(Counter(evaluated).values()) if task.fewshot_split == task.split else 0
+    num_alike = max(Counter(documents).values()) if task.fewshot_split == task.split else 0
     if task.num_fewshot > (num_others := len(examples) - num_alike):
         rule = f"must be at most the {num_others:,} other documents of the split {task.fewshot_split}"
         raise SpecError(
@@ -55,7 +55,7 @@ def read_documents(task: TaskSpec, folder: Path) -> Documents:
                 "out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or give it more documents"
             )
         )
-    return Documents(evaluated, examples)
+    return Documents(documents, examples)
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,18 @@ class _Line:
         return self.values[column]
 
     def rendered(self, template: Template) -> str:
-        found = dict[str, str | int | float]()
+        values = dict[str, str | int | float]()
         for column in template.columns:
             value = self.value_of(column)
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 rule = f"has {kind_of(value)} as {column!r}, which must be text or a number"
                 raise self.refused("wrong_type", rule, "write it as one")
-            found[column] = self.text_of(column, value) if isinstance(value, str) else value
-        return template.render(found)
+            values[column] = self.text_of(column, value) if isinstance(value, str) else value
+        return template.render(values)
 
 
 def _split(task: TaskSpec, split: str, folder: Path) -> tuple[Document, ...]:
-    found = list[_Line]()
+    document_lines = list[_Line]()
     for path in task.dataset_kwargs.paths(split):
         place = f"{_PLACE}.{split}"
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "://" in path:
@@ -108,17 +108,17 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[Document, ...]:
             raise SpecError(Problem("not_allowed", place, path, rule, "put the file beside it"))
         for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
             lines = Lines(place, location, remedy="shorten it")
-            found += [
+            document_lines += [
                 _Line(lines, number, parsed(lines, number, line)) for number, line in lines if line.strip()
             ]
-    if not found:
+    if not document_lines:
         paths = ", ".join(task.dataset_kwargs.paths(split))
         raise SpecError(
             Problem("empty", f"{_PLACE}.{split}", paths, "has no document", "write one JSON object a line")
         )
-    columns = dict.fromkeys(column for line in found for column in line.values)
+    columns = dict.fromkeys(column for line in document_lines for column in line.values)
     _refuse_words(task, tuple(columns))
-    return tuple(_document(task, line, columns.keys()) for line in found)
+    return tuple(_document(task, line, columns.keys()) for line in document_lines)
 
 
 def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
@@ -126,21 +126,21 @@ def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
     remedy = f"name one of {', '.join(map(repr, columns[:20]))}, or write a template with one: {{{{column}}}}"
     problems = []
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice", "description"):
-        given = getattr(task, key)
-        if not isinstance(given, str) or given in columns:
+        source = getattr(task, key)
+        if not isinstance(source, str) or source in columns:
             continue
-        template = Template.parse(given)
+        template = Template.parse(source)
         problems += [
             Problem("not_found", key, name, "is no column of the documents", remedy)
             for name in template.columns
             if name not in columns
         ]
-        is_index = key == "doc_to_target" and task.doc_to_choice is not None and given.isdecimal()
+        is_index = key == "doc_to_target" and task.doc_to_choice is not None and source.isdecimal()
         says_nothing = not template.columns and not is_index and (
-            key in ("doc_to_target", "doc_to_choice") or (key == "doc_to_text" and _WORD.fullmatch(given))
+            key in ("doc_to_target", "doc_to_choice") or (key == "doc_to_text" and _WORD.fullmatch(source))
         )  # fmt: skip
         if says_nothing:
-            problems.append(Problem("not_found", key, given, "is no column of the documents", remedy))
+            problems.append(Problem("not_found", key, source, "is no column of the documents", remedy))
     if problems:
         raise SpecError(problems)
 
@@ -160,40 +160,40 @@ def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> Document:
     )
 
 
-def _text(given: str, line: _Line, columns: Container[str]) -> str:
+def _text(source: str, line: _Line, columns: Container[str]) -> str:
     """The text of a column, or of a template."""
-    if given in columns:
-        return line.text_of(given, line.value_of(given))
-    return line.rendered(Template.parse(given))
+    if source in columns:
+        return line.text_of(source, line.value_of(source))
+    return line.rendered(Template.parse(source))
 
 
 def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str, ...]:
-    given = task.doc_to_choice
-    if given is None:
+    source = task.doc_to_choice
+    if source is None:
         return ()
-    if isinstance(given, str):
-        value = line.value_of(given)
+    if isinstance(source, str):
+        value = line.value_of(source)
         if not isinstance(value, list):
-            rule = f"has {kind_of(value)} as {given!r}, which must be a list of choices"
+            rule = f"has {kind_of(value)} as {source!r}, which must be a list of choices"
             raise line.refused("wrong_type", rule, "write a list of texts")
-        found = tuple(line.text_of(given, each) for each in value)
+        choices = tuple(line.text_of(source, choice) for choice in value)
     else:
-        found = tuple(line.rendered(Template.parse(each)) for each in given)
-    if len(found) < 2 or not all(found):
-        raise line.refused("invalid_value", f"has the choices {list(found)!r}, and must have two or more, none empty",
+        choices = tuple(line.rendered(Template.parse(choice_template)) for choice_template in source)
+    if len(choices) < 2 or not all(choices):
+        raise line.refused("invalid_value", f"has the choices {list(choices)!r}, and must have two or more, none empty",
                            "add what is missing")  # fmt: skip
-    return found
+    return choices
 
 
 def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequence[str]) -> int:
     """The index of the right choice: a number is one, a text is a choice. As the harness has it, digits that a template
     makes are a number, and those in a column of texts are a text."""
-    given = task.doc_to_target
-    value: object = given
-    if isinstance(given, str) and given in columns:
-        value = line.value_of(given)
-    elif isinstance(given, str):
-        text = line.rendered(Template.parse(given))
+    source = task.doc_to_target
+    value: object = source
+    if isinstance(source, str) and source in columns:
+        value = line.value_of(source)
+    elif isinstance(source, str):
+        text = line.rendered(Template.parse(source))
         value = int(text) if text.isdecimal() else text
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
         return value

@@ -37,17 +37,18 @@ def evaluate(generator: LanguageGenerator, tasks: Sequence[Task], limit: int | N
     _require_room(generator.max_tokens, tasks)
     model = HarnessModel(generator)
     with _quiet():
-        built = {task.spec.task: _harness_task(task) for task in tasks}
+        harness_tasks = {task.spec.task: _harness_task(task) for task in tasks}
         try:
-            told = evaluator.evaluate(
-                model, {"tasks": built, "groups": {}}, limit=limit, bootstrap_iters=_RESAMPLINGS, log_samples=False
+            results = evaluator.evaluate(
+                model, {"tasks": harness_tasks, "groups": {}}, limit=limit, bootstrap_iters=_RESAMPLINGS,
+                log_samples=False,
             )  # fmt: skip
         except OverflowError:
             rule = "is beyond what a number holds: the texts are too unlikely for this model"
             raise SpecError(
                 Problem("not_finite", "metric_list", "perplexity", rule, "ask for bits_per_byte instead")
             ) from None
-    return Scores(tuple(row for task in tasks for row in _rows(task, told)), model.num_cut)
+    return Scores(tuple(row for task in tasks for row in _rows(task, results)), model.num_cut)
 
 
 class HarnessModel(LM):
@@ -60,24 +61,24 @@ class HarnessModel(LM):
         """Contexts that lost their beginning so far."""
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        found, num_cut = self._scorer.log_likelihoods([request.args for request in requests])
+        likelihoods, num_cut = self._scorer.log_likelihoods([request.args for request in requests])
         self.num_cut += num_cut
-        return [(each.nats, each.is_greedy) for each in found]
+        return [(likelihood.nats, likelihood.is_greedy) for likelihood in likelihoods]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         return self._scorer.rolling([text for (text,) in (request.args for request in requests)])
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """`args` of each: a context, and `generation_kwargs`."""
-        found, kinds = [""] * len(requests), dict[GenerationSpec, list[int]]()
+        answers, kinds = [""] * len(requests), dict[GenerationSpec, list[int]]()
         for at, request in enumerate(requests):
             kinds.setdefault(GenerationKwargs(**request.args[1]).spec(""), []).append(at)
         for spec, numbers in kinds.items():
             texts, num_cut = self._generator.generate_cut([requests[at].args[0] for at in numbers], spec)
             self.num_cut += num_cut
             for at, text in zip(numbers, texts, strict=True):
-                found[at] = text
-        return found
+                answers[at] = text
+        return answers
 
 
 def _require_room(max_tokens: int, tasks: Sequence[Task]) -> None:
@@ -112,40 +113,43 @@ def _harness_task(task: Task) -> ConfigurableTask:
         "doc_to_text": "text", "doc_to_target": "target",
         "doc_to_choice": None if spec.doc_to_choice is None else "choices",
         "description": "description", "target_delimiter": spec.target_delimiter,
-        "fewshot_delimiter": spec.fewshot_delimiter, "metric_list": [_metric(spec, each) for each in spec.metrics],
+        "fewshot_delimiter": spec.fewshot_delimiter, "metric_list": [_metric(spec, metric) for metric in spec.metrics],
     }  # fmt: skip
     if spec.output_type == "generate_until":
-        given = (spec.generation_kwargs or GenerationKwargs()).model_dump(mode="json", exclude_none=True)
-        config["generation_kwargs"] = {**given, "until": list(spec.generation.stop)}
-    built = ConfigurableTask(config=config)
-    built.set_fewshot_seed(_FEWSHOT_SEED)
-    return built
+        generation_kwargs = (spec.generation_kwargs or GenerationKwargs()).model_dump(
+            mode="json", exclude_none=True
+        )
+        config["generation_kwargs"] = {**generation_kwargs, "until": list(spec.generation.stop)}
+    harness_task = ConfigurableTask(config=config)
+    harness_task.set_fewshot_seed(_FEWSHOT_SEED)
+    return harness_task
 
 
 def _data_set(documents: Sequence[Document]) -> datasets.Dataset:
     return datasets.Dataset.from_list([
-        {"text": each.text, "target": each.target, "choices": list(each.choices), "description": each.description}
-        for each in documents
+        {"text": document.text, "target": document.target, "choices": list(document.choices),
+         "description": document.description}
+        for document in documents
     ])  # fmt: skip
 
 
 def _metric(spec: TaskSpec, metric: MetricSpec) -> dict[str, Any]:
     aggregation, higher_is_better = METRICS[spec.output_type][metric.metric]
-    told = {"metric": metric.metric, "aggregation": aggregation, "higher_is_better": higher_is_better}
+    config = {"metric": metric.metric, "aggregation": aggregation, "higher_is_better": higher_is_better}
     if metric.metric == "exact_match":
-        told |= {"ignore_case": metric.ignore_case, "ignore_punctuation": metric.ignore_punctuation}
-    return told
+        config |= {"ignore_case": metric.ignore_case, "ignore_punctuation": metric.ignore_punctuation}
+    return config
 
 
-def _rows(task: Task, told: Any) -> Iterator[Score]:
+def _rows(task: Task, results: Any) -> Iterator[Score]:
     name = task.spec.task
-    found = told["results"][name]
+    task_results = results["results"][name]
     for metric in task.spec.metrics:
-        stderr = found.get(f"{metric.metric}_stderr,none")
+        stderr = task_results.get(f"{metric.metric}_stderr,none")
         yield Score(
-            name, metric.metric, float(found[f"{metric.metric},none"]),
+            name, metric.metric, float(task_results[f"{metric.metric},none"]),
             float(stderr) if isinstance(stderr, int | float) else None,
-            METRICS[task.spec.output_type][metric.metric][1], told["n-samples"][name]["effective"],
+            METRICS[task.spec.output_type][metric.metric][1], results["n-samples"][name]["effective"],
         )  # fmt: skip
 
 
@@ -153,7 +157,7 @@ def _rows(task: Task, told: Any) -> Iterator[Score]:
 def _quiet() -> Iterator[None]:
     """Nothing of the harness on standard output, where what is found goes; no processes for its resampling, which copy
     this one with its model; its notes on defaults unsaid."""
-    log, kept = logging.getLogger("lm_eval"), os.environ.get("DISABLE_MULTIPROC")
+    log, disable_multiproc = logging.getLogger("lm_eval"), os.environ.get("DISABLE_MULTIPROC")
     level = log.level
     log.setLevel(logging.ERROR)
     os.environ["DISABLE_MULTIPROC"] = "1"
@@ -162,7 +166,7 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-        if kept is None:
+        if disable_multiproc is None:
             del os.environ["DISABLE_MULTIPROC"]
         else:
-            os.environ["DISABLE_MULTIPROC"] = kept
+            os.environ["DISABLE_MULTIPROC"] = disable_multiproc

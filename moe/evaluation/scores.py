@@ -41,19 +41,19 @@ class Compared:
 
     def to_plain(self) -> dict[str, Any]:
         """For JSON, which has no numbers that are not finite: these are null."""
-        told = _plain(self.score)
+        plain = _plain(self.score)
         if self.base is not None:
-            told["base"] = {
+            plain["base"] = {
                 name: value for name, value in _plain(self.base).items() if name in ("value", "stderr")
             }
-            told["difference"] = _finite(self.difference)
-        return told
+            plain["difference"] = _finite(self.difference)
+        return plain
 
 
 def compared(scores: Scores, base: Scores | None) -> Sequence[Compared]:
     """The scores of a model beside those of its base on the same tasks."""
     beside: Sequence[Score | None] = [None] * len(scores.rows) if base is None else base.rows
-    return [Compared(score, other) for score, other in zip(scores.rows, beside, strict=True)]
+    return [Compared(score, base_score) for score, base_score in zip(scores.rows, beside, strict=True)]
 
 
 def _plain(score: Score) -> dict[str, Any]:

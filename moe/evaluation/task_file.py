@@ -28,14 +28,14 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
     them, and OSError where the file cannot be read."""
     path = Path(path)
     _refuse_tags(path)
-    told = read_plain(path)
-    entries = told if isinstance(told, list) else [told]
+    content = read_plain(path)
+    entries = content if isinstance(content, list) else [content]
     if not 0 < len(entries) <= _MAX_TASKS:
         rule = f"must have 1 to {_MAX_TASKS:,} tasks"
         raise SpecError(
             Problem("out_of_range", path.name, len(entries), rule, "write one, or a list of them")
         )
-    places = [f"{path.name}: " + (f"[{at}]." if told is entries else "") for at in range(len(entries))]
+    places = [f"{path.name}: " + (f"[{at}]." if content is entries else "") for at in range(len(entries))]
     specs, problems = list[TaskSpec](), list[Problem]()
     for place, entry in zip(places, entries, strict=True):
         try:
@@ -61,20 +61,20 @@ def _spec(entry: Any) -> TaskSpec:
         raise SpecError(
             Problem("wrong_type", "", entry, "must be a task: a mapping of keys", "write its keys")
         )
-    allowed = TaskSpec.model_fields
+    fields = TaskSpec.model_fields
     rule = "is no key of a task here: tasks are data, and run no code"
-    remedy = f"leave it out; there are {', '.join(allowed)}"
+    remedy = f"leave it out; there are {', '.join(fields)}"
     if unknown := [
         Problem("unknown_key", str(key), value, rule, remedy)
         for key, value in entry.items()
-        if key not in allowed
+        if key not in fields
     ]:
         raise SpecError(unknown)
     return TaskSpec(**entry)
 
 
 def _at(place: str, problems: Iterable[Problem]) -> list[Problem]:
-    return [replace(each, path=(place + each.path).rstrip(". ")) for each in problems]
+    return [replace(problem, path=(place + problem.path).rstrip(". ")) for problem in problems]
 
 
 def _refuse_tags(path: Path) -> None:

@@ -55,8 +55,8 @@ class DataFiles(Spec):
     data_files: dict[Split, Path | Annotated[tuple[Path, ...], Field(min_length=1)]] = Field(min_length=1)
 
     def paths(self, split: str) -> tuple[str, ...]:
-        given = self.data_files[split]
-        return (given,) if isinstance(given, str) else given
+        files = self.data_files[split]
+        return (files,) if isinstance(files, str) else files
 
 
 class MetricSpec(Spec):
@@ -112,9 +112,9 @@ class GenerationKwargs(Spec):
         except SpecError as error:
             names = {"max_tokens": "max_gen_toks", "stop": "until"}
             raise SpecError(
-                replace(each, path=names.get(name, name) + each.path[len(name) :])
-                for each in error.problems
-                for name in [each.path.partition("[")[0]]
+                replace(problem, path=names.get(name, name) + problem.path[len(name) :])
+                for problem in error.problems
+                for name in [problem.path.partition("[")[0]]
             ) from None
 
 
@@ -154,13 +154,13 @@ class TaskSpec(Spec):
 
     @field_validator("doc_to_text", "doc_to_target", "doc_to_choice", "description")
     @classmethod
-    def _plain(cls, given: Any, info: ValidationInfo) -> Any:
-        for text in given if isinstance(given, tuple) else [given]:
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        for text in value if isinstance(value, tuple) else [value]:
             try:
                 Template.parse(str(text))
             except NotPlain as error:
                 raise SpecError(Problem("invalid_syntax", "", str(error), RULE, REMEDY)) from None
-        return given
+        return value
 
     @model_validator(mode="after")
     def _goes_together(self) -> "TaskSpec":
@@ -169,7 +169,7 @@ class TaskSpec(Spec):
         return self
 
     def _of_splits(self) -> list[Problem]:
-        problems, there = [], ", ".join(self.dataset_kwargs.data_files)
+        problems, split_names = [], ", ".join(self.dataset_kwargs.data_files)
         for name in ("test_split", "validation_split", "fewshot_split"):
             split = getattr(self, name)
             if split is not None and split not in self.dataset_kwargs.data_files:
@@ -178,13 +178,15 @@ class TaskSpec(Spec):
                         "not_a_choice",
                         name,
                         split,
-                        f"must be one of dataset_kwargs.data_files: {there}",
+                        f"must be one of dataset_kwargs.data_files: {split_names}",
                         "name one of them",
                     )
                 )
         if self.test_split is None and self.validation_split is None:
             problems.append(
-                Problem("missing", "test_split", None, "is required", f"name one of data_files: {there}")
+                Problem(
+                    "missing", "test_split", None, "is required", f"name one of data_files: {split_names}"
+                )
             )
         if self.num_fewshot and self.fewshot_split is None:
             problems.append(
@@ -193,7 +195,7 @@ class TaskSpec(Spec):
                     "fewshot_split",
                     None,
                     f"is required with num_fewshot (={self.num_fewshot})",
-                    f"name one of data_files: {there}",
+                    f"name one of data_files: {split_names}",
                 )
             )
         return problems
@@ -240,12 +242,12 @@ class TaskSpec(Spec):
                 )
             )
         if kind == "loglikelihood_rolling" and (self.num_fewshot or self.doc_to_text):
-            named = "num_fewshot" if self.num_fewshot else "doc_to_text"
+            field_name = "num_fewshot" if self.num_fewshot else "doc_to_text"
             problems.append(
                 Problem(
                     "not_applicable",
-                    named,
-                    getattr(self, named),
+                    field_name,
+                    getattr(self, field_name),
                     "says nothing of whole texts (loglikelihood_rolling)",
                     "leave it out; doc_to_target is the text",
                 )
@@ -253,28 +255,28 @@ class TaskSpec(Spec):
         return problems
 
     def _of_metrics(self) -> list[Problem]:
-        problems, known = [], METRICS[self.output_type]
-        for at, each in enumerate(self.metric_list or ()):
+        problems, metrics = [], METRICS[self.output_type]
+        for at, metric in enumerate(self.metric_list or ()):
             place = f"metric_list[{at}]"
-            if each.metric not in known:
+            if metric.metric not in metrics:
                 problems.append(
                     Problem(
                         "not_a_choice",
                         f"{place}.metric",
-                        each.metric,
+                        metric.metric,
                         f"is no metric of {self.output_type} here",
-                        f"use one of {', '.join(known)}",
+                        f"use one of {', '.join(metrics)}",
                     )
                 )
                 continue
-            for name, usual in zip(("aggregation", "higher_is_better"), known[each.metric], strict=True):
-                if (given := getattr(each, name)) not in (None, usual):
-                    rule = f"must be {usual!r} of {each.metric}"
-                    problems.append(Problem("unsupported", f"{place}.{name}", given, rule, "leave it out"))
-            if each.metric != "exact_match" and (each.ignore_case or each.ignore_punctuation):
-                problems.append(Problem("unsupported", place, each.metric, "ignores neither case nor punctuation",
+            for name, usual in zip(("aggregation", "higher_is_better"), metrics[metric.metric], strict=True):
+                if (setting := getattr(metric, name)) not in (None, usual):
+                    rule = f"must be {usual!r} of {metric.metric}"
+                    problems.append(Problem("unsupported", f"{place}.{name}", setting, rule, "leave it out"))
+            if metric.metric != "exact_match" and (metric.ignore_case or metric.ignore_punctuation):
+                problems.append(Problem("unsupported", place, metric.metric, "ignores neither case nor punctuation",
                                         "leave ignore_case and ignore_punctuation out"))  # fmt: skip
-        names = [each.metric for each in self.metric_list or ()]
+        names = [metric.metric for metric in self.metric_list or ()]
         problems += [Problem("duplicate", "metric_list", name, "stands twice", "leave one out")
                      for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
         return problems

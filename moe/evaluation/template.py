@@ -49,12 +49,12 @@ class Template:
         """Raises NotPlain."""
         text, parts, at = _LINE_END.sub("\n", text), list[str | Substitution](), 0  # as Jinja reads it
         while (opening := _OPENING.search(text, at)) is not None:
-            found = _SUBSTITUTION.match(text, opening.start())
-            filters = () if found is None else tuple(name.strip() for name in found[2].split("|")[1:])
-            if found is None or found[1] in _WORDS_OF_JINJA or not FILTERS.keys() >= set(filters):
+            match = _SUBSTITUTION.match(text, opening.start())
+            filters = () if match is None else tuple(name.strip() for name in match[2].split("|")[1:])
+            if match is None or match[1] in _WORDS_OF_JINJA or not FILTERS.keys() >= set(filters):
                 raise NotPlain(text[opening.start() : opening.start() + 40])
-            parts += [text[at : opening.start()], Substitution(found[1], filters)]
-            at = found.end()
+            parts += [text[at : opening.start()], Substitution(match[1], filters)]
+            at = match.end()
         return cls(tuple(part for part in (*parts, text[at:]) if part))
 
     @property

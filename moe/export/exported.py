@@ -45,7 +45,7 @@ def save_exported(trained: Trained, folder: str | Path) -> Path:
     shutil.rmtree(draft, ignore_errors=True)
     try:  # an interruption may come as soon as the folder is there
         draft.mkdir()
-        tensors = {name: each.contiguous() for name, each in trained.model.state_dict().items()}
+        tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
         save_file(tensors, draft / WEIGHTS, metadata={"format": "pt"})
         config = {
             "version": FORMAT_VERSION,

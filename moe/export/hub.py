@@ -48,10 +48,10 @@ class FolderBeneath(Source):
 
     def __init__(self, adapters: Source, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
         assert spec.from_folder is not None
-        found = catalog(HubFolder(spec.from_folder, roots))
-        self._adapters, self._stored = adapters, Stored(found.held, found.files)
-        self._pieces = fit(spec, found).pieces
-        is_double = any(each.entry.dtype == "F64" for each in found.held.values())
+        folder_catalog = catalog(HubFolder(spec.from_folder, roots))
+        self._adapters, self._stored = adapters, Stored(folder_catalog.held, folder_catalog.files)
+        self._pieces = fit(spec, folder_catalog).pieces
+        is_double = any(tensor.entry.dtype == "F64" for tensor in folder_catalog.held.values())
         self._dtype = torch.float64 if is_double else torch.float32
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
@@ -80,27 +80,31 @@ def save_checkpoint_as_folder(
     """
     parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
     checkpoints = Folder(parent or ".")
-    step, stored = verified(checkpoints, name).step, checkpoints.below(name)
-    spec = spec_of(stored)
+    step, checkpoint = verified(checkpoints, name).step, checkpoints.below(name)
+    spec = spec_of(checkpoint)
     if isinstance(spec.model, ModuleModelSpec):
-        raise CheckpointError(not_ours(stored, spec.model))
+        raise CheckpointError(not_ours(checkpoint, spec.model))
     if not isinstance(spec.model, LanguageModelSpec):
         rule = f"holds a {spec.model.kind} model; only language models have a form in the Hugging Face format"
-        raise CheckpointError(f"{stored.url} {rule}: export it in our own")
-    source: Source = CheckpointSource(stored)
-    origin = _origin(stored, spec.model, roots)
-    files = {**_tokenizer(stored), **_template(stored, origin, chat_template), **_generation(stored, origin)}
+        raise CheckpointError(f"{checkpoint.url} {rule}: export it in our own")
+    source: Source = CheckpointSource(checkpoint)
+    origin = _origin(checkpoint, spec.model, roots)
+    files = {
+        **_tokenizer(checkpoint),
+        **_template(checkpoint, origin, chat_template),
+        **_generation(checkpoint, origin),
+    }
     if spec.model.adapter is not None:
         if not merge:
             save_adapter(spec.model, source, target, origin=origin, files=files, facts=_facts(spec, step))
             return
         if spec.model.keeps_frozen:
-            base_digest(spec.model, roots, files_of(stored))
+            base_digest(spec.model, roots, files_of(checkpoint))
             source = FolderBeneath(source, spec.model, roots)
         source = Merged(source, spec.model)
     elif merge:
         rule = "has no adapters that could be merged"
-        raise CheckpointError(f"{stored.url} {rule}: its weights are written as they are without")
+        raise CheckpointError(f"{checkpoint.url} {rule}: its weights are written as they are without")
     save_folder(
         spec.model, source, target, origin=origin,
         dtype=_DTYPES.get(spec.train.dtype, torch.bfloat16), facts=_facts(spec, step),
@@ -109,49 +113,53 @@ def save_checkpoint_as_folder(
     )  # fmt: skip
 
 
-def _origin(stored: Folder, spec: LanguageModelSpec, roots: Sequence[str] | None) -> Origin | None:
+def _origin(checkpoint: Folder, spec: LanguageModelSpec, roots: Sequence[str] | None) -> Origin | None:
     """Origin of the model: as the checkpoint keeps it among the tokenizer's files, or as the folder says that its
     spec names."""
-    if RECORD in stored.names(TOKENIZERS):
-        return Origin.of_files(lambda path: stored.read(f"{TOKENIZERS}/{path}"))
+    if RECORD in checkpoint.names(TOKENIZERS):
+        return Origin.of_files(lambda path: checkpoint.read(f"{TOKENIZERS}/{path}"))
     return None if spec.from_folder is None else Origin.of_folder(spec.from_folder, spec, roots)
 
 
-def _tokenizer(stored: Folder) -> dict[str, bytes]:
+def _tokenizer(checkpoint: Folder) -> dict[str, bytes]:
     name = "tokenizer.json"
-    return {name: stored.read(f"{TOKENIZERS}/{name}")} if name in stored.names(TOKENIZERS) else {}
+    return {name: checkpoint.read(f"{TOKENIZERS}/{name}")} if name in checkpoint.names(TOKENIZERS) else {}
 
 
-def _template(stored: Folder, origin: Origin | None, is_asked: bool) -> dict[str, bytes]:
+def _template(checkpoint: Folder, origin: Origin | None, is_asked: bool) -> dict[str, bytes]:
     """The chat template that a job was given: where it is asked for, or the folder of the model has none."""
-    if TRAINING_TEMPLATE not in stored.names(TOKENIZERS):
+    if TRAINING_TEMPLATE not in checkpoint.names(TOKENIZERS):
         return {}
     return (
-        {CHAT_TEMPLATE: stored.read(f"{TOKENIZERS}/{TRAINING_TEMPLATE}")}
+        {CHAT_TEMPLATE: checkpoint.read(f"{TOKENIZERS}/{TRAINING_TEMPLATE}")}
         if is_asked or not has_template({} if origin is None else origin.files)
         else {}
     )
 
 
-def _generation(stored: Folder, origin: Origin | None) -> dict[str, bytes]:
+def _generation(checkpoint: Folder, origin: Origin | None) -> dict[str, bytes]:
     """`generation_config.json` with the tokens that closed answers in training among those that end a text."""
-    if origin is None or CLOSERS not in stored.names(TOKENIZERS):
+    if origin is None or CLOSERS not in checkpoint.names(TOKENIZERS):
         return {}
-    closers = json.loads(stored.read(f"{TOKENIZERS}/{CLOSERS}"))
-    given = plain(origin.files, GENERATION)
-    ends = given.get("eos_token_id", origin.config.get("eos_token_id"))
+    closers = json.loads(checkpoint.read(f"{TOKENIZERS}/{CLOSERS}"))
+    generation_config = plain(origin.files, GENERATION)
+    ends = generation_config.get("eos_token_id", origin.config.get("eos_token_id"))
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if not (further := [id for id in closers if id not in ends]):
         return {}
-    return {GENERATION: (json.dumps({**given, "eos_token_id": [*ends, *further]}, indent=2) + "\n").encode()}
+    return {
+        GENERATION: (
+            json.dumps({**generation_config, "eos_token_id": [*ends, *further]}, indent=2) + "\n"
+        ).encode()
+    }
 
 
 def _facts(spec: JobSpec, step: int) -> dict[str, str]:
     """For whoever gets the model: without where the data lies here."""
     data = spec.data.model_dump(mode="json", exclude_defaults=True)
-    for each in (data, *data.get("sources", ())):
-        if "paths" in each:
-            each["paths"] = [path.rpartition("/")[2] for path in each["paths"]]
-        if "chat_template" in each:
-            each["chat_template"] = each["chat_template"].rpartition("/")[2]
+    for data_source in (data, *data.get("sources", ())):
+        if "paths" in data_source:
+            data_source["paths"] = [path.rpartition("/")[2] for path in data_source["paths"]]
+        if "chat_template" in data_source:
+            data_source["chat_template"] = data_source["chat_template"].rpartition("/")[2]
     return {"name": spec.name, "Steps": f"{step:,} of {spec.train.num_steps:,}", "Data": json.dumps(data)}

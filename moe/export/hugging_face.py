@@ -35,13 +35,13 @@ def load_hf(
     What `save_hf` needs of the folder is kept as `model.hugging_face`.
     """
     url = str(folder) if "://" in str(folder) else str(expand_home(folder).absolute())
-    given = {} if upcycle is None else {"upcycle": upcycle.model_dump(mode="json")}
-    spec = model_spec(expand_model({"from": url, **given}, roots))
+    upcycle_fields = {} if upcycle is None else {"upcycle": upcycle.model_dump(mode="json")}
+    spec = model_spec(expand_model({"from": url, **upcycle_fields}, roots))
     assert isinstance(spec, LanguageModelSpec)
     layout = Layout.single(device) if plan is None else Layout.build(plan, device)
     model = build_model(spec, layout, seed=seed, dtype=dtype)
-    loaded = load_weights(url, model, spec, layout, roots=roots, seed=seed)
-    model.hugging_face = Loadable(spec, layout, Origin.of_folder(url, spec, roots), loaded.notes)  # type: ignore[assignment]
+    load_result = load_weights(url, model, spec, layout, roots=roots, seed=seed)
+    model.hugging_face = Loadable(spec, layout, Origin.of_folder(url, spec, roots), load_result.notes)  # type: ignore[assignment]
     return model
 
 
@@ -68,17 +68,17 @@ def save_hf(
 ) -> None:
     """Write a model that `load_hf` has loaded, or another with its `spec` (and `layout`, where it is one rank's part;
     all ranks call it then). As `save_folder` has it; raises SpecError."""
-    known = getattr(model, "hugging_face", None)
-    if spec is None and known is None:
+    load_record = getattr(model, "hugging_face", None)
+    if spec is None and load_record is None:
         raise SpecError(
             Problem("missing", "spec", None, "is required of a model that load_hf has not loaded", "give it")
         )
-    if known is not None and spec is None:
+    if load_record is not None and spec is None:
         save_folder(
-            known.spec,
-            ModelSource(model, known.layout),
+            load_record.spec,
+            ModelSource(model, load_record.layout),
             folder,
-            origin=known.origin,
+            origin=load_record.origin,
             roots=roots,
             files=files,
         )

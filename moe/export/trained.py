@@ -52,33 +52,33 @@ class Trained:
     @classmethod
     def of(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "Trained":
         """As `load`, of one by its name in the folder of a job's checkpoints."""
-        step, stored = verified(checkpoints, name).step, checkpoints.below(name)
+        step, checkpoint = verified(checkpoints, name).step, checkpoints.below(name)
         try:
-            spec = spec_of(stored)
+            spec = spec_of(checkpoint)
             if isinstance(spec.model, ModuleModelSpec):
-                raise CheckpointError(not_ours(stored, spec.model))
+                raise CheckpointError(not_ours(checkpoint, spec.model))
             task = build_task(spec)
             layout, elsewhere = Layout.single(device), task.kept_elsewhere()
             model = task.build_model(layout).eval()
             if elsewhere:
-                _fill_beneath(task, model, layout, stored)
-            tensors = {name: each for name, each in model.state_dict().items() if name not in elsewhere}
-            shards.load(stored, {f"model.{name}": each for name, each in tensors.items()})
+                _fill_beneath(task, model, layout, checkpoint)
+            tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in elsewhere}
+            shards.load(checkpoint, {f"model.{name}": tensor for name, tensor in tensors.items()})
             generator = task.generator(
-                model, spec.data.max_tokens, lambda name: stored.read(f"{TOKENIZERS}/{name}")
+                model, spec.data.max_tokens, lambda name: checkpoint.read(f"{TOKENIZERS}/{name}")
             )
         except (ValueError, FileNotFoundError) as error:
-            raise CheckpointError(f"{stored.url} must be a run's checkpoint: {error}") from error
+            raise CheckpointError(f"{checkpoint.url} must be a run's checkpoint: {error}") from error
         return cls(model, spec.model, spec.train.dtype, generator, spec.data.max_tokens, step)
 
 
-def _fill_beneath(task: Task[Any, Any], model: nn.Module, layout: Layout, stored: Folder) -> None:
+def _fill_beneath(task: Task[Any, Any], model: nn.Module, layout: Layout, checkpoint: Folder) -> None:
     """Fill in the weights that a checkpoint does without. Raises CheckpointError."""
     try:
-        task.check_base(files_of(stored), None)
+        task.check_base(files_of(checkpoint), None)
         task.begin(model, layout, None)
     except SpecError as error:
-        raise CheckpointError(f"{stored.url} has an adapter alone, and {error}") from error
+        raise CheckpointError(f"{checkpoint.url} has an adapter alone, and {error}") from error
 
 
 def not_ours(stored: Folder, spec: ModuleModelSpec) -> str:
@@ -99,7 +99,7 @@ def verified(checkpoints: Folder, name: str) -> markers.Marker:
         fault = f"it has no marker {name}{markers.SUFFIX} beside it"
     except ValueError as error:
         fault = str(error)
-    others = ", ".join(markers.committed(checkpoints)) or "none there"
+    committed_names = ", ".join(markers.committed(checkpoints)) or "none there"
     raise CheckpointError(
-        f"{checkpoints.url_of(name)} {rule}, but {fault}; committed in that folder: {others}"
+        f"{checkpoints.url_of(name)} {rule}, but {fault}; committed in that folder: {committed_names}"
     )

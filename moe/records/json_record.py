@@ -22,13 +22,13 @@ class JsonRecord:
         whose value is of another type, has its default. Raises ValueError where it has none."""
         from pydantic import TypeAdapter, ValidationError  # which a client that reads no record does without
 
-        given = plain if isinstance(plain, dict) else {}
+        fields = plain if isinstance(plain, dict) else {}
         reader = _READERS.get(cls) or _READERS.setdefault(cls, TypeAdapter(cls))
         try:
-            record: Self = reader.validate_python(given)
+            record: Self = reader.validate_python(fields)
         except ValidationError as error:
             unreadable = {problem["loc"][0] for problem in error.errors(include_input=False)}
-            left = {key: value for key, value in given.items() if key not in unreadable}
+            left = {key: value for key, value in fields.items() if key not in unreadable}
             record = reader.validate_python(left)
         return record
 
@@ -45,9 +45,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, JsonRecord):
         return value.to_plain()
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple):
         if value and isinstance(value[0], JsonRecord):
-            return [each.to_plain() for each in value]
+            return [record.to_plain() for record in value]
         return list(value)  # perhaps the loads of thousands of experts
     return value

@@ -27,5 +27,5 @@ class PreparationRecord(JsonRecord):
 
     def in_words(self) -> str:
         """`preparing data: encoding, 42%`; without a share, `preparing data: encoding, 12,000 texts`."""
-        done = f", {self.num_done:,} texts" if self.num_done else ""
-        return f"preparing data: {self.stage}" + (done if self.share is None else f", {self.share:.0%}")
+        progress = f", {self.num_done:,} texts" if self.num_done else ""
+        return f"preparing data: {self.stage}" + (progress if self.share is None else f", {self.share:.0%}")

@@ -77,13 +77,13 @@ def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[
 def sizes(folder: str, path: str, *, links: bool = True) -> dict[str, int]:
     """Bytes of what lies in a folder beneath the folder, by name: neither links nor what is renamed or removed while it
     is looked at. `links` as in `open_file`. Raises OSError, Outside among them."""
-    found = {}
+    size_by_name = {}
     with listing(folder, path, links=links) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 if not entry.is_symlink():
-                    found[entry.name] = entry.stat(follow_symlinks=False).st_size
-    return found
+                    size_by_name[entry.name] = entry.stat(follow_symlinks=False).st_size
+    return size_by_name
 
 
 @contextmanager
@@ -139,8 +139,8 @@ def remove(folder: str, path: str) -> None:
     parent = _walk(folder, parents or ".", _FOLDER)
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            with open_folder(parent, name) as there:
-                remove_entries(there)
+            with open_folder(parent, name) as handle:
+                remove_entries(handle)
             os.rmdir(name, dir_fd=parent)
         else:
             os.unlink(name, dir_fd=parent)

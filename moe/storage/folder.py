@@ -69,8 +69,8 @@ class Folder:
         """Names of what lies directly in a folder, sorted; empty where there is no such folder."""
         try:
             if self.is_local:
-                with beneath.listing(self._within, self.path_of(path), links=self._links) as there:
-                    return sorted(entry.name for entry in there)
+                with beneath.listing(self._within, self.path_of(path), links=self._links) as entries:
+                    return sorted(entry.name for entry in entries)
             return sorted(self._remote_sizes(path))
         except FileNotFoundError:
             return []

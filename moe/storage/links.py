@@ -35,28 +35,28 @@ def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: Non
         if part == "..":
             real = real.rpartition("/")[0]
             continue
-        here = f"{real}/{part}"
-        if len(here) > MAX_CHARACTERS:
+        next_path = f"{real}/{part}"
+        if len(next_path) > MAX_CHARACTERS:
             raise OSError(
-                errno.ENAMETOOLONG, f"leads to a path of more than {MAX_CHARACTERS} characters", here
+                errno.ENAMETOOLONG, f"leads to a path of more than {MAX_CHARACTERS} characters", next_path
             )
-        if here.count("/") > MAX_PARTS:
-            raise OSError(errno.ENAMETOOLONG, f"lies more than {MAX_PARTS} folders deep", here)
+        if next_path.count("/") > MAX_PARTS:
+            raise OSError(errno.ENAMETOOLONG, f"lies more than {MAX_PARTS} folders deep", next_path)
         try:
-            target = os.readlink(here)
+            target = os.readlink(next_path)
         except OSError:  # no link, or not there
-            real = here
+            real = next_path
             continue
         num_links += 1
         if num_links > MAX_LINKS:
-            raise OSError(errno.ELOOP, f"leads through more than {MAX_LINKS} links", here)
+            raise OSError(errno.ELOOP, f"leads through more than {MAX_LINKS} links", next_path)
         if target.startswith("/"):
             real = ""
         parts = _parts(target)
         num_link_parts += len(parts)
         if num_link_parts > MAX_LINK_PARTS:
             raise OSError(
-                errno.ELOOP, f"leads through links of more than {MAX_LINK_PARTS:,} parts together", here
+                errno.ELOOP, f"leads through links of more than {MAX_LINK_PARTS:,} parts together", next_path
             )
         left += parts
         num_link_parts_left += len(parts)

@@ -45,8 +45,8 @@ def fault(folder: Folder, path: str, size_bytes: int, sha256: str, named: str | 
     try:
         with folder.open(path) as stream:
             stream.seek(0, os.SEEK_END)  # which some stores' files answer with nothing
-            if (found := stream.tell()) != size_bytes:
-                return f"{named} has {found} bytes instead of {size_bytes}"
+            if (actual_bytes := stream.tell()) != size_bytes:
+                return f"{named} has {actual_bytes} bytes instead of {size_bytes}"
             stream.seek(0)
             digest, num_read = hashlib.sha256(), 0
             while block := stream.read(_BLOCK_BYTES):
