@@ -76,43 +76,45 @@ def apply(
         mesh = _mesh_of(plan, mesh)
     _check_loss(plan, loss)
     arguments = of_description(plan.sample) if sample is None else arguments_of_sample(model, sample)
-    captured = capture(model, arguments, loss, device_of(plan.cluster))
-    if captured.digest != plan.digest:
+    captured_graph = capture(model, arguments, loss, device_of(plan.cluster))
+    if captured_graph.digest != plan.digest:
         rule = (
             "is captured as another graph than the plan's: module, shapes of the batch or torch have changed, or "
             "forward has values of its own that are not always the same"
         )
         raise SpecError(Problem("changed", "model", type(model).__name__, rule, "plan again"))
-    planned = ready_of(captured, program_of(captured, plan, replicate), plan, arguments)
+    ready = ready_of(captured_graph, program_of(captured_graph, plan, replicate), plan, arguments)
     tensors = tensors_of(model)
-    used = {
-        id(tensor): at for name, tensor in tensors.items() if (at := planned.program.placements.get(name))
+    used_placements = {
+        id(tensor): at for name, tensor in tensors.items() if (at := ready.program.placements.get(name))
     }
     whole = (WHOLE,) * len(plan.degrees)  # of those that the graph does not use
-    placements = {name: used.get(id(tensor), whole) for name, tensor in tensors.items()}
+    placements = {name: used_placements.get(id(tensor), whole) for name, tensor in tensors.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     is_training = model.training
     skeleton, modes = without_values(model), [module.training for module in model.modules()]
 
-    def make(training: bool, other: tuple[Any, ...]) -> Ready:
+    def make(training: bool, other_batch: tuple[Any, ...]) -> Ready:
         skeleton.train(training)
         if training == is_training:
             for module, mode in zip(skeleton.modules(), modes, strict=True):
                 module.training = mode
-        return of_other_call(skeleton, other, loss, plan, replicate, placements)
+        return of_other_call(skeleton, other_batch, loss, plan, replicate, placements)
 
     mesh.draws.seed = seed
     device = device_of(plan.cluster)
-    programs = Programs(planned, is_training, make, max_programs)
-    applied = Applied(mesh, shapes, placements, programs, device, batch == "local", signature_of(model))
-    stored = None if checkpoint is None else Checkpoint.at(checkpoint)
-    is_given = (lambda names, is_persistent: False) if stored is None else stored.gives
-    Materialiser(applied, device, seed, init, is_given).fill(model)
-    if stored is not None:
-        if problems := list(stored.problems(applied)):
+    programs = Programs(ready, is_training, make, max_programs)
+    applied_module = Applied(
+        mesh, shapes, placements, programs, device, batch == "local", signature_of(model)
+    )
+    checkpoint_reader = None if checkpoint is None else Checkpoint.at(checkpoint)
+    is_given = (lambda names, is_persistent: False) if checkpoint_reader is None else checkpoint_reader.gives
+    Materialiser(applied_module, device, seed, init, is_given).fill(model)
+    if checkpoint_reader is not None:
+        if problems := list(checkpoint_reader.problems(applied_module)):
             raise SpecError(problems)
-        stored.fill(applied)
-    return applied.train(is_training)
+        checkpoint_reader.fill(applied_module)
+    return applied_module.train(is_training)
 
 
 def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> None:

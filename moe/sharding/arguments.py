@@ -25,8 +25,8 @@ pytree.register_pytree_node(
 
 def call(module: nn.Module, arguments: Sequence[Any]) -> Any:
     """Call a module with arguments in canonical form."""
-    positional, named = _parts(arguments)
-    return module(*positional, **named)
+    positional, keywords = _parts(arguments)
+    return module(*positional, **keywords)
 
 
 def signature_of(module: nn.Module) -> Signature | None:
@@ -65,23 +65,23 @@ def canonical(
     """Canonical arguments of a call: by position as far as the signature allows it, then `Keywords` with the others.
     Raises TypeError for keyword arguments that the signature does not take."""
     if takes is not None and named:
-        bound = takes.bind(*positional, **named)
-        positional, named = bound.args, bound.kwargs
+        binding = takes.bind(*positional, **named)
+        positional, named = binding.args, binding.kwargs
     return (*positional, Keywords(named)) if named else tuple(positional)
 
 
 def names_of_inputs(takes: Signature | None, arguments: Sequence[Any]) -> dict[str, str]:
     """Names of inputs in the graph (`inputs.1`) by their names in `forward` (`inputs.labels`). Arguments of several
     tensors are left out."""
-    positional, named = _parts(arguments)
+    positional, keywords = _parts(arguments)
     in_order = [
         name
         for name, parameter in (takes.parameters.items() if takes is not None else ())
         if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     ]
     names, number = dict[str, str](), 0
-    unnamed = [""] * (len(positional) - len(in_order))
-    for name, value in (*zip([*in_order, *unnamed], positional, strict=False), *named.items()):
+    blank_names = [""] * (len(positional) - len(in_order))
+    for name, value in (*zip([*in_order, *blank_names], positional, strict=False), *keywords.items()):
         num_leaves = len(pytree.tree_leaves(value))
         if name and num_leaves == 1:
             names[f"inputs.{name}"] = f"inputs.{number}"
@@ -111,10 +111,10 @@ def _parts(arguments: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     return arguments, {}
 
 
-def _bound(takes: Signature | None, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def _bound(takes: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     if takes is None:
         return None
     try:
-        return takes.bind(*positional, **named)
+        return takes.bind(*positional, **keywords)
     except TypeError:
         return None

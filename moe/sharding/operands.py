@@ -13,9 +13,9 @@ def is_tensor(value: Any) -> bool:
 
 def operands(node: fx.Node) -> list[fx.Node]:
     """The tensors among a node's arguments, in order; one that stands there twice comes twice."""
-    found: list[fx.Node] = []
-    replaced(node, lambda number, each: found.append(each))
-    return found
+    tensors: list[fx.Node] = []
+    replaced(node, lambda number, operand: tensors.append(operand))
+    return tensors
 
 
 def replaced(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -30,18 +30,18 @@ def replaced(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple[tuple[A
         if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), int):
             return value.meta["val"]  # a size that an operator gives
         if isinstance(value, list | tuple):
-            return type(value)(walk(each) for each in value)
+            return type(value)(walk(element) for element in value)
         return value
 
-    args = tuple(walk(each) for each in node.args)
-    return args, {key: walk(each) for key, each in node.kwargs.items()}
+    args = tuple(walk(argument) for argument in node.args)
+    return args, {key: walk(argument) for key, argument in node.kwargs.items()}
 
 
 def results(node: fx.Node) -> list[Any]:
     """Fake values of what an operator gives, None where that is no tensor."""
     value = node.meta.get("val")
     return (
-        [each if isinstance(each, Tensor) else None for each in value]
+        [tensor if isinstance(tensor, Tensor) else None for tensor in value]
         if isinstance(value, list | tuple)
         else [value]
     )

@@ -49,15 +49,15 @@ def partial(combine: Combine = "sum") -> AxisPlacement:
 
 def axes_of(placements: Placements, dim: int) -> list[int]:
     """Mesh axes that split a dimension, outermost first."""
-    return [axis for axis, each in enumerate(placements) if each.dim == dim]
+    return [axis for axis, placement in enumerate(placements) if placement.dim == dim]
 
 
 def part_shape(shape: Sequence[int], placements: Placements, degrees: Sequence[int]) -> tuple[int, ...]:
     """Shape of each rank's part, padded; `degrees` are the ranks along each axis."""
     sizes = list(shape)
-    for each, degree in zip(placements, degrees, strict=True):
-        if each.dim is not None:
-            sizes[each.dim] = -(-sizes[each.dim] // degree)
+    for placement, degree in zip(placements, degrees, strict=True):
+        if placement.dim is not None:
+            sizes[placement.dim] = -(-sizes[placement.dim] // degree)
     return tuple(sizes)
 
 
@@ -70,11 +70,11 @@ def unpadded_shape(
     shape: Sequence[int], placements: Placements, degrees: Sequence[int], indices: Sequence[int]
 ) -> tuple[int, ...]:
     """Shape of that beginning of a rank's part which is no padding; `indices` are the rank's along each axis."""
-    sizes, padded = list(shape), list(shape)
-    for each, degree, index in zip(placements, degrees, indices, strict=True):
-        if (dim := each.dim) is not None:
-            padded[dim] = -(-padded[dim] // degree)
-            sizes[dim] = min(max(sizes[dim] - index * padded[dim], 0), padded[dim])
+    sizes, padded_sizes = list(shape), list(shape)
+    for placement, degree, index in zip(placements, degrees, indices, strict=True):
+        if (dim := placement.dim) is not None:
+            padded_sizes[dim] = -(-padded_sizes[dim] // degree)
+            sizes[dim] = min(max(sizes[dim] - index * padded_sizes[dim], 0), padded_sizes[dim])
     return tuple(sizes)
 
 
@@ -84,8 +84,8 @@ def stored_extent(
     """(offsets, sizes) of a rank's shard in the whole tensor, as DTensor cuts it: where several axes split a dimension,
     each splits the shard of the axes before it evenly."""
     offsets, sizes = [0] * len(shape), list(shape)
-    for each, degree, index in zip(placements, degrees, indices, strict=True):
-        if (dim := each.dim) is not None:
+    for placement, degree, index in zip(placements, degrees, indices, strict=True):
+        if (dim := placement.dim) is not None:
             chunk = -(-sizes[dim] // degree)
             first = min(index * chunk, sizes[dim])
             offsets[dim] += first

@@ -72,7 +72,7 @@ def in_words(placements: Placements) -> str:
 
 def of_words(text: str) -> Placements:
     """Raises SpecError for what is no placement."""
-    return tuple(_axis_placement(each) for each in text.split())
+    return tuple(_axis_placement(word) for word in text.split())
 
 
 def _axis_placement(text: str) -> AxisPlacement:

@@ -75,71 +75,77 @@ def plan(
     def ask() -> Any:
         try:
             axes = axes_of_mesh(mesh)
-            asked = Asked(
+            request = Asked(
                 model=model, sample=arguments_of_sample(model, sample), cluster=asked_cluster(cluster),
                 hints=hints_of_torch({} if hints is None else hints, axes), loss=loss, mesh=axes,
                 replicate=replicate, optimizer_slots=optimizer_slots, search=search, micro_batches=micro_batches,
                 recompute=recompute,
             )  # fmt: skip
-            with asked.progress:
-                return {"plan": _planned(asked).to_json()}
+            with request.progress:
+                return {"plan": _planned(request).to_json()}
         except SpecError as error:
             if together.world_size() == 1:
                 raise
-            return {"problems": json.loads(json.dumps([vars(each) for each in error.problems], default=repr))}
+            return {
+                "problems": json.loads(
+                    json.dumps([vars(problem) for problem in error.problems], default=repr)
+                )
+            }
 
     answer = together.from_first(ask)
     if "problems" in answer:
-        raise SpecError([Problem(**each) for each in answer["problems"]])
+        raise SpecError([Problem(**fields) for fields in answer["problems"]])
     return ShardingPlan.from_json(answer["plan"])
 
 
-def _planned(asked: Asked) -> ShardingPlan:
-    subject = subject_of(asked)
-    captured = subject.captured
-    best, considered = best_way(subject)
+def _planned(request: Asked) -> ShardingPlan:
+    subject = subject_of(request)
+    capture = subject.captured
+    best, candidates = best_way(subject)
     if best is None:
         raise no_room(subject)
-    solved, costs, axes = best.solved, best.costs, tuple(best.degrees)
-    assignment = solved.assignment
-    asked.progress.at("writing the program")
-    program = Partitioner(captured, assignment, best.rules, costs.moves).program()
+    solution, costs, axes = best.solved, best.costs, tuple(best.degrees)
+    assignment = solution.assignment
+    request.progress.at("writing the program")
+    program = Partitioner(capture, assignment, best.rules, costs.moves).program()
     if costs.loop is not None:
-        steps_of(program, captured, best.count)
+        steps_of(program, capture, best.count)
     return ShardingPlan(
         mesh=dict(best.degrees),
-        digest=captured.digest,
-        sample=described(asked.sample),
+        digest=capture.digest,
+        sample=described(request.sample),
         parameters={
             name: in_words(placements[-len(axes) :]) for name, placements in program.placements.items()
         },
-        options={name: [each.name for each in options] for name, options in assignment.options.items()},
+        options={name: [option.name for option in options] for name, options in assignment.options.items()},
         kept=sorted((name, in_words(placements)) for name, placements in assignment.kept),
-        hints=dict(asked.hints),
-        cluster=asked.cluster,
-        step_s=solved.seconds,
-        relaxed_s=solved.relaxed_s,
-        memory=_memory(captured, assignment, costs, solved, asked.optimizer_slots),
+        hints=dict(request.hints),
+        cluster=request.cluster,
+        step_s=solution.seconds,
+        relaxed_s=solution.relaxed_s,
+        memory=_memory(capture, assignment, costs, solution, request.optimizer_slots),
         collectives=collectives_of(
-            program, axes if costs.loop is None else (AXIS, *axes), assignment.degrees, captured
+            program, axes if costs.loop is None else (AXIS, *axes), assignment.degrees, capture
         ),
-        stored=_stored(captured),
-        annotated=_annotated_placements(captured, assignment, len(axes)),
-        considered=tuple(considered),
+        stored=_stored(capture),
+        annotated=_annotated_placements(capture, assignment, len(axes)),
+        considered=tuple(candidates),
         conflicts=tuple(conflicts_in_words(best.followed.conflicts if best.followed else (), axes)),
         devices=() if best.devices == tuple(range(len(best.devices))) else best.devices,
         micro_batches=best.count,
         recompute=best.again,
         layout=best.layout,
-        loss=None if asked.loss is None else getattr(asked.loss, "__qualname__", type(asked.loss).__name__),
+        loss=None
+        if request.loss is None
+        else getattr(request.loss, "__qualname__", type(request.loss).__name__),
     )
 
 
-def _stored(captured: Captured) -> tuple[Stored, ...]:
+def _stored(capture: Captured) -> tuple[Stored, ...]:
     """In the order in which they are used."""
-    at = {node: number for number, node in enumerate(captured.graph.graph.nodes)}
-    leaves = [(node, leaf) for node, leaf in captured.leaves.items() if leaf.kind in ("parameter", "buffer")]
-    leaves.sort(key=lambda each: min((at[user] for user in each[0].users), default=0))
+    at = {node: number for number, node in enumerate(capture.graph.graph.nodes)}
+    leaves = [(node, leaf) for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")]
+    leaves.sort(key=lambda entry: min((at[user] for user in entry[0].users), default=0))
     return tuple(
         Stored(leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype).removeprefix("torch."))
         for _, leaf in leaves
@@ -147,35 +153,45 @@ def _stored(captured: Captured) -> tuple[Stored, ...]:
 
 
 def _memory(
-    captured: Captured, assignment: Assignment, costs: Costs, solved: Solved, optimizer_slots: int
+    capture: Captured, assignment: Assignment, costs: Costs, solution: Solved, optimizer_slots: int
 ) -> Memory:
-    parameters = trained = buffers = 0
-    for node, leaf in captured.leaves.items():
+    parameters = trained_bytes = buffers = 0
+    for node, leaf in capture.leaves.items():
         if leaf.kind not in ("parameter", "buffer", "constant"):
             continue
-        held = costs.part_bytes(leaf.shape, leaf.dtype.itemsize, assignment.leaves[node.name])
+        num_bytes = costs.part_bytes(leaf.shape, leaf.dtype.itemsize, assignment.leaves[node.name])
         if leaf.kind == "parameter":
-            parameters += held
-            trained += held if leaf.name in captured.gradients else 0
+            parameters += num_bytes
+            trained_bytes += num_bytes if leaf.name in capture.gradients else 0
         else:
-            buffers += held
-    inputs = captured.input_bytes
-    largest = int(solved.largest_bytes)
-    kept = int(solved.memory_bytes) - parameters - trained * (1 + optimizer_slots) - buffers - largest
-    return Memory(parameters, trained, trained * optimizer_slots, buffers, max(0, kept), inputs, largest)
+            buffers += num_bytes
+    inputs = capture.input_bytes
+    largest = int(solution.largest_bytes)
+    kept_bytes = (
+        int(solution.memory_bytes) - parameters - trained_bytes * (1 + optimizer_slots) - buffers - largest
+    )
+    return Memory(
+        parameters,
+        trained_bytes,
+        trained_bytes * optimizer_slots,
+        buffers,
+        max(0, kept_bytes),
+        inputs,
+        largest,
+    )
 
 
-def _annotated_placements(captured: Captured, assignment: Assignment, num_axes: int) -> dict[str, str]:
+def _annotated_placements(capture: Captured, assignment: Assignment, num_axes: int) -> dict[str, str]:
     return {
-        f"{_said_of(captured, node)} {list(shape_of(node))}": in_words(
+        f"{_said_of(capture, node)} {list(shape_of(node))}": in_words(
             result_placements(assignment.options[node.name])[-num_axes:]
         )
-        for node in captured.graph.graph.nodes
+        for node in capture.graph.graph.nodes
         if is_operator(node) and node.target is PLACED
     }
 
 
-def _said_of(captured: Captured, node: fx.Node) -> str:
+def _said_of(capture: Captured, node: fx.Node) -> str:
     """What is annotated: the line, or the name of what a graph begins with."""
-    leaf = captured.leaves.get(operands(node)[0])
+    leaf = capture.leaves.get(operands(node)[0])
     return str(node.meta.get("where") or (leaf.name if leaf else node.name))

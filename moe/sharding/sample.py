@@ -12,14 +12,14 @@ from moe.spec import Problem, SpecError
 
 def described(sample: Sequence[Any]) -> list[Any]:
     """Plain data; what is no plain data is noted by its type, and has to be given again to apply the plan."""
-    return [_described(each) for each in sample]
+    return [_described(argument) for argument in sample]
 
 
 def _described(value: Any) -> Any:
     if isinstance(value, Tensor):
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return {"items": [_described(each) for each in value], "is_list": isinstance(value, list)}
+        return {"items": [_described(element) for element in value], "is_list": isinstance(value, list)}
     if isinstance(value, Keywords):
         return {"keywords": {name: _described(entry) for name, entry in value.items()}}
     if _is_plain(value):
@@ -40,16 +40,16 @@ def _is_plain(value: Any) -> bool:
 
 def of_description(given: Sequence[Any]) -> tuple[Any, ...]:
     """A batch of empty tensors. Raises SpecError where something in it was no plain data."""
-    return tuple(_of(each) for each in given)
+    return tuple(_of(description) for description in given)
 
 
-def _of(given: Any) -> Any:
-    match given:
+def _of(description: Any) -> Any:
+    match description:
         case {"shape": shape, "dtype": dtype}:
             return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
         case {"items": items, "is_list": is_list}:
-            made = [_of(each) for each in items]
-            return made if is_list else tuple(made)
+            elements = [_of(element) for element in items]
+            return elements if is_list else tuple(elements)
         case {"keywords": entries}:
             return Keywords({name: _of(entry) for name, entry in entries.items()})
         case {"dict": entries}:
@@ -66,4 +66,4 @@ def _of(given: Any) -> Any:
                     "give apply(..., sample=batch)",
                 )
             )
-    raise SpecError(Problem("wrong_type", "plan.sample", given, "is no batch", "plan again"))
+    raise SpecError(Problem("wrong_type", "plan.sample", description, "is no batch", "plan again"))

@@ -75,12 +75,14 @@ class ShardingPlan:
             "hints": {name: to_plain(hint) for name, hint in self.hints.items()},
             "cluster": self.cluster.model_dump(mode="json", exclude_none=True),
             "memory": asdict(self.memory),
-            "collectives": [asdict(each) for each in self.collectives],
-            "stored": [asdict(each) for each in self.stored],
-            "considered": [asdict(each) | {"mesh": _pairs(each.mesh)} for each in self.considered],
+            "collectives": [asdict(collective) for collective in self.collectives],
+            "stored": [asdict(entry) for entry in self.stored],
+            "considered": [
+                asdict(candidate) | {"mesh": _pairs(candidate.mesh)} for candidate in self.considered
+            ],
             "conflicts": list(self.conflicts),
             "devices": list(self.devices),
-            "kept": [list(each) for each in self.kept],
+            "kept": [list(entry) for entry in self.kept],
         }
 
     @classmethod
@@ -99,10 +101,11 @@ class ShardingPlan:
                     "hints": {name: of_plain(hint) for name, hint in plain["hints"].items()},
                     "cluster": one_cluster_of(plain["cluster"]),
                     "memory": Memory(**plain["memory"]),
-                    "collectives": tuple(Collective(**each) for each in plain["collectives"]),
-                    "stored": tuple(Stored(**each) for each in plain["stored"]),
+                    "collectives": tuple(Collective(**fields) for fields in plain["collectives"]),
+                    "stored": tuple(Stored(**fields) for fields in plain["stored"]),
                     "considered": tuple(
-                        Considered(**each | {"mesh": dict(each["mesh"])}) for each in plain["considered"]
+                        Considered(**fields | {"mesh": dict(fields["mesh"])})
+                        for fields in plain["considered"]
                     ),
                     "conflicts": tuple(plain["conflicts"]),
                     "devices": tuple(plain.get("devices", ())),
@@ -150,4 +153,4 @@ class ShardingPlan:
 
 def _pairs(mesh: Mapping[str, int]) -> list[list[Any]]:
     """A mesh as JSON has it: the order of axes counts, and not every store keeps that of keys."""
-    return [list(each) for each in mesh.items()]
+    return [list(pair) for pair in mesh.items()]

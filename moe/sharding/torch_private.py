@@ -263,8 +263,11 @@ def strategies(
     """(placements of tensor operands, of results) with which DTensor would run an operator whose operands lie so, on a
     mesh of one axis; none where it has no strategy, or one that alters other arguments. Of `arguments` and `result`
     only shapes and dtypes count."""
-    known = DTensor._op_dispatcher.sharding_propagator
-    if operator in known.op_to_shape_and_stride_idx or operator in known.op_to_scalar_shape_adjuster:
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    if (
+        operator in propagator.op_to_shape_and_stride_idx
+        or operator in propagator.op_to_scalar_shape_adjuster
+    ):
         return []
     remaining = list(placements)
 
@@ -275,10 +278,10 @@ def strategies(
         return type(value)(map(described, value)) if isinstance(value, list | tuple) else value
 
     args, kwargs = arguments
-    info = known.op_to_schema_info.get(operator) or known.op_to_schema_info_for_single_dim_strategy.get(
+    info = propagator.op_to_schema_info.get(
         operator
-    )
-    schema = known._wrap_with_op_strategy(
+    ) or propagator.op_to_schema_info_for_single_dim_strategy.get(operator)
+    schema = propagator._wrap_with_op_strategy(
         OpSchema(
             operator,
             tuple(map(described, args)),
@@ -286,17 +289,17 @@ def strategies(
             schema_info=info,
         )
     )
-    if (single := known.op_single_dim_strategy_funcs.get(operator)) is not None:
+    if (single := propagator.op_single_dim_strategy_funcs.get(operator)) is not None:
         metas = pytree.tree_map_only(
-            Tensor, lambda each: TensorMeta(each.shape, each.stride(), each.dtype), result
+            Tensor, lambda tensor: TensorMeta(tensor.shape, tensor.stride(), tensor.dtype), result
         )
-        expanded = _expand_single_dim_strategy_to_mesh(mesh, schema, single, metas)
-        found = expanded(operator, schema.args_meta, schema.kwargs_meta)
-    elif (several := known.op_strategy_funcs.get(operator)) is not None:
-        found = several(schema)
+        strategy_of_mesh = _expand_single_dim_strategy_to_mesh(mesh, schema, single, metas)
+        op_strategy = strategy_of_mesh(operator, schema.args_meta, schema.kwargs_meta)
+    elif (strategy_of := propagator.op_strategy_funcs.get(operator)) is not None:
+        op_strategy = strategy_of(schema)
     else:
         return []
-    return [_placements_of(each, len(placements)) for each in found.strategies]
+    return [_placements_of(strategy, len(placements)) for strategy in op_strategy.strategies]
 
 
 def _placements_of(
@@ -306,6 +309,6 @@ def _placements_of(
     results = after if isinstance(after, tuple | list) else (after,)
     operands = strategy.input_specs if strategy.input_specs is not None else (after,) * num_operands
     return (
-        tuple(each.placements[0] for each in operands),
-        tuple(None if each is None else each.placements[0] for each in results),
+        tuple(spec.placements[0] for spec in operands),
+        tuple(None if spec is None else spec.placements[0] for spec in results),
     )

@@ -238,11 +238,11 @@ class Applied(_Stays):
         """Positional arguments with which this module is called for a batch in any form that a sample may have."""
         return tuple(arguments_of(self._takes, batch))
 
-    def _arguments(self, positional: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+    def _arguments(self, positional: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """Canonical arguments of a call. Raises TypeError for those that the module does not take, on this rank, and
         ValueError on the others."""
         try:
-            return canonical(self._takes, positional, named)
+            return canonical(self._takes, positional, keywords)
         except TypeError:
             ready = self._programs.planned
             self._num_calls += 1  # as on the other ranks, which go on to compare their batches

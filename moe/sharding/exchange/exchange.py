@@ -43,8 +43,8 @@ def begin_all_to_all(
 ) -> Pending:
     degree = mesh.degrees[axis]
     rows = padded(part, after, degree * size_after)
-    sent = as_bytes(rows.unflatten(after, (degree, size_after)).movedim(after, 0).contiguous())
-    wait = mesh.begin_all_to_all(sent, axis, [1] * degree, [1] * degree)
+    send_rows = as_bytes(rows.unflatten(after, (degree, size_after)).movedim(after, 0).contiguous())
+    wait = mesh.begin_all_to_all(send_rows, axis, [1] * degree, [1] * degree)
     dtype = part.dtype
     return lambda: torch.cat(wait().view(dtype).unbind(0), before).narrow(before, 0, size_before)
 
@@ -92,12 +92,12 @@ def keep_first(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:
 def part_of(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
     """This rank's padded part of a tensor that every rank has whole. Raises ValueError for partial results."""
     part, sizes = whole, list(whole.shape)
-    for axis, (each, degree) in enumerate(zip(placements, mesh.degrees, strict=True)):
-        if each.combine is not None:
-            raise ValueError(f"a tensor that every rank has whole is no {each} of itself")
-        if each.dim is not None:
-            sizes[each.dim] = -(-sizes[each.dim] // degree)
-            part = take_part(mesh, part, axis, each.dim, sizes[each.dim])
+    for axis, (placement, degree) in enumerate(zip(placements, mesh.degrees, strict=True)):
+        if placement.combine is not None:
+            raise ValueError(f"a tensor that every rank has whole is no {placement} of itself")
+        if placement.dim is not None:
+            sizes[placement.dim] = -(-sizes[placement.dim] // degree)
+            part = take_part(mesh, part, axis, placement.dim, sizes[placement.dim])
     return part
 
 

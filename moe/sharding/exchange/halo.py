@@ -49,12 +49,12 @@ def moved_positions(window: Window, size: int, degree: int) -> int:
     """The most that a rank gets from others, of parts `size` long: of all ranks, or of some evenly chosen."""
     if not window.is_split:
         return 0
-    most = 0
+    max_positions = 0
     for index in {*range(0, degree, max(1, degree // 32)), degree - 1}:
         begin, end = window.inside(index)
         own_begin, own_end = window.shared(index, index, size)
-        most = max(most, end - begin - max(0, own_end - own_begin))
-    return most
+        max_positions = max(max_positions, end - begin - max(0, own_end - own_begin))
+    return max_positions
 
 
 @lru_cache(maxsize=4096)
@@ -70,15 +70,15 @@ def _counts(
         return max(0, end - begin)
 
     pairs = list(zip(windows, sizes, strict=True))
-    sent = [[count(*pair, rank, index) for pair in pairs] for rank in range(degree)]
-    received = [[count(*pair, index, rank) for pair in pairs] for rank in range(degree)]
+    send_counts = [[count(*pair, rank, index) for pair in pairs] for rank in range(degree)]
+    receive_counts = [[count(*pair, index, rank) for pair in pairs] for rank in range(degree)]
     moves = False
     for window, size in pairs:
         for rank in range(degree) if window.is_split else ():
             begin, end = window.inside(rank)
             own_begin, own_end = window.shared(rank, rank, size)
             moves = moves or max(0, own_end - own_begin) < end - begin
-    return sent, received, moves
+    return send_counts, receive_counts, moves
 
 
 def fetch(
@@ -96,29 +96,29 @@ def fetch(
     """
     index, degree = mesh.indices[axis], mesh.degrees[axis]
     sizes = tuple(part.shape[dim] for part in parts)
-    sent, received, moves = _counts(tuple(windows), sizes, degree, index)
-    arrived = _exchanged(mesh, parts, axis, dim, windows, sent, received) if moves else None
-    found: list[Tensor] = []
+    send_counts, receive_counts, moves = _counts(tuple(windows), sizes, degree, index)
+    arrivals = _exchanged(mesh, parts, axis, dim, windows, send_counts, receive_counts) if moves else None
+    pieces: list[Tensor] = []
     front = windows[0].length
     for number, (part, window) in enumerate(zip(parts, windows, strict=True)):
         begin, end = window.inside(index)
         if end <= begin:
             continue
-        if not found:
+        if not pieces:
             front = begin - window.start(index)
         if not window.is_split:
-            found.append(part.narrow(dim, begin, end - begin))
+            pieces.append(part.narrow(dim, begin, end - begin))
             continue
         own_begin, own_end = window.shared(index, index, sizes[number])
-        before = [each[number] for each in (arrived or [])[:index]]
-        behind = [each[number] for each in (arrived or [])[index + 1 :]]
+        before = [by_window[number] for by_window in (arrivals or [])[:index]]
+        behind = [by_window[number] for by_window in (arrivals or [])[index + 1 :]]
         own = (
             [part.narrow(dim, own_begin - index * sizes[number], own_end - own_begin)]
             if own_end > own_begin
             else []
         )
-        found += [each for each in (*before, *own, *behind) if each.shape[dim]]
-    rows = torch.cat(found, dim) if len(found) > 1 else (found or [parts[0].narrow(dim, 0, 0)])[0]
+        pieces += [piece for piece in (*before, *own, *behind) if piece.shape[dim]]
+    rows = torch.cat(pieces, dim) if len(pieces) > 1 else (pieces or [parts[0].narrow(dim, 0, 0)])[0]
     return _filled(rows, dim, front, windows[0].length, value)
 
 
@@ -128,23 +128,25 @@ def _exchanged(
     axis: int,
     dim: int,
     windows: Sequence[Window],
-    sent: list[list[int]],
-    received: list[list[int]],
+    send_counts: list[list[int]],
+    receive_counts: list[list[int]],
 ) -> list[list[Tensor]]:
     """What arrives, by rank and window."""
-    index, given = mesh.indices[axis], []
-    for rank, counts in enumerate(sent):
+    index, slices = mesh.indices[axis], []
+    for rank, counts in enumerate(send_counts):
         for part, window, count in zip(parts, windows, counts, strict=True):
             if count:
                 begin, _ = window.shared(rank, index, part.shape[dim])
-                given.append(part.narrow(dim, begin - index * part.shape[dim], count))
-    rows = torch.cat(given, dim) if given else parts[0].narrow(dim, 0, 0)
+                slices.append(part.narrow(dim, begin - index * part.shape[dim], count))
+    rows = torch.cat(slices, dim) if slices else parts[0].narrow(dim, 0, 0)
     rows = rows.movedim(dim, 0).contiguous()
     flat = rows.view(torch.uint8) if rows.dtype == torch.bool else rows
-    arrived = mesh.all_to_all(flat, axis, [sum(each) for each in sent], [sum(each) for each in received])
-    arrived = arrived.view(rows.dtype).movedim(0, dim)
-    pieces = iter(arrived.split([count for counts in received for count in counts], dim))
-    return [[next(pieces) for _ in counts] for counts in received]
+    received_rows = mesh.all_to_all(
+        flat, axis, [sum(counts) for counts in send_counts], [sum(counts) for counts in receive_counts]
+    )
+    received_rows = received_rows.view(rows.dtype).movedim(0, dim)
+    pieces = iter(received_rows.split([count for counts in receive_counts for count in counts], dim))
+    return [[next(pieces) for _ in counts] for counts in receive_counts]
 
 
 def cut(x: Tensor, dim: int, first: int, length: int, value: float | int | bool = 0) -> Tensor:
@@ -176,9 +178,9 @@ def moved_bytes(shape: Sequence[int], dim: int, itemsize: int, window: Window, d
 
 def picked(part: Tensor, dim: int, first: int, valid: int, position: int) -> Tensor:
     """One position of a dimension, of which the rank has `valid` from `first` on; zeros where it lies elsewhere."""
-    here = position - first
-    if 0 <= here < valid:
-        return part.narrow(dim, here, 1)
+    offset = position - first
+    if 0 <= offset < valid:
+        return part.narrow(dim, offset, 1)
     return torch.zeros_like(part.narrow(dim, 0, 1))
 
 
@@ -189,6 +191,6 @@ def written(part: Tensor, src: Tensor, dim: int, first: int, begin: int, step: i
     behind = min(src.shape[dim], -((begin - first - part.shape[dim]) // step))
     if behind <= front:
         return part
-    here = begin + step * front - first
+    offset = begin + step * front - first
     rows = src.narrow(dim, front, behind - front)
-    return torch.slice_scatter(part, rows, dim, here, here + step * (behind - front - 1) + 1, step)
+    return torch.slice_scatter(part, rows, dim, offset, offset + step * (behind - front - 1) + 1, step)

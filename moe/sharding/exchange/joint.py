@@ -16,19 +16,19 @@ PendingParts = Callable[[], list[Tensor]]
 
 def begin_all_reduces(mesh: Mesh, parts: Sequence[Tensor], axis: int, combine: Combine) -> PendingParts:
     """The wholes of partial results."""
-    given, waits = [as_bytes(part.contiguous()) for part in parts], []
-    for numbers in _by_dtype(given):
-        flat = torch.cat([given[number].reshape(-1) for number in numbers])
+    byte_parts, waits = [as_bytes(part.contiguous()) for part in parts], []
+    for numbers in _by_dtype(byte_parts):
+        flat = torch.cat([byte_parts[number].reshape(-1) for number in numbers])
         waits.append((numbers, mesh.begin_all_reduce(flat, axis, combine, in_place=True)))
     shapes, dtypes = [part.shape for part in parts], [part.dtype for part in parts]
 
     def wait() -> list[Tensor]:
-        found: dict[int, Tensor] = {}
+        wholes: dict[int, Tensor] = {}
         for numbers, total in waits:
-            each = total().split([shapes[number].numel() for number in numbers])
-            for number, flat in zip(numbers, each, strict=True):
-                found[number] = flat.view(dtypes[number]).view(shapes[number])
-        return [found[number] for number in range(len(shapes))]
+            chunks = total().split([shapes[number].numel() for number in numbers])
+            for number, flat in zip(numbers, chunks, strict=True):
+                wholes[number] = flat.view(dtypes[number]).view(shapes[number])
+        return [wholes[number] for number in range(len(shapes))]
 
     return wait
 
@@ -48,16 +48,18 @@ def begin_reduce_scatters(
             [rows[number].reshape(degree, rows[number].numel() // degree) for number in numbers], 1
         )
         waits.append((numbers, mesh.begin_reduce_scatter(flat, axis)))
-    shapes = [(size, *each.shape[1:]) for size, each in zip(sizes, rows, strict=True)]
+    shapes = [(size, *tensor.shape[1:]) for size, tensor in zip(sizes, rows, strict=True)]
     del rows
 
     def wait() -> list[Tensor]:
-        found: dict[int, Tensor] = {}
-        for numbers, mine in waits:
-            each = mine().view(-1).split([torch.Size(shapes[number]).numel() for number in numbers])
-            for number, flat in zip(numbers, each, strict=True):
-                found[number] = flat.view(shapes[number]).movedim(0, dims[number])
-        return [found[number] for number in range(len(shapes))]
+        results: dict[int, Tensor] = {}
+        for numbers, finish_scatter in waits:
+            chunks = (
+                finish_scatter().view(-1).split([torch.Size(shapes[number]).numel() for number in numbers])
+            )
+            for number, flat in zip(numbers, chunks, strict=True):
+                results[number] = flat.view(shapes[number]).movedim(0, dims[number])
+        return [results[number] for number in range(len(shapes))]
 
     return wait
 
@@ -69,22 +71,22 @@ def begin_gathers(
     degree = mesh.degrees[axis]
     rows = [part.movedim(dim, 0).contiguous() for part, dim in zip(parts, dims, strict=True)]
     # Numbers begin at multiples of their width if the wide ones come first.
-    widths = [each.element_size() for each in rows]
+    widths = [tensor.element_size() for tensor in rows]
     order = sorted(range(len(rows)), key=lambda number: -widths[number])
     flat = torch.cat([_bytes(rows[number]) for number in order])
     ends = list(itertools.accumulate(rows[number].nbytes for number in order))
-    shapes, dtypes = [each.shape for each in rows], [each.dtype for each in rows]
-    every = mesh.begin_all_gather(flat, axis)
+    shapes, dtypes = [tensor.shape for tensor in rows], [tensor.dtype for tensor in rows]
+    finish_gather = mesh.begin_all_gather(flat, axis)
     del rows, flat
 
     def wait() -> list[Tensor]:
-        gathered, found = every().view(degree, ends[-1]), dict[int, Tensor]()
+        gathered_rows, wholes = finish_gather().view(degree, ends[-1]), dict[int, Tensor]()
         for number, first, end in zip(order, [0, *ends], ends, strict=False):
-            whole = gathered[:, first:end].clone(memory_format=torch.contiguous_format).view(-1)
+            whole = gathered_rows[:, first:end].clone(memory_format=torch.contiguous_format).view(-1)
             shape = (degree * shapes[number][0], *shapes[number][1:])
             whole = whole.view(dtypes[number]).view(shape)
-            found[number] = whole[: sizes[number]].movedim(0, dims[number])
-        return [found[number] for number in range(len(shapes))]
+            wholes[number] = whole[: sizes[number]].movedim(0, dims[number])
+        return [wholes[number] for number in range(len(shapes))]
 
     return wait
 
@@ -101,7 +103,7 @@ def _bytes(rows: Tensor) -> Tensor:
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Numbers of tensors of one dtype each, in the order of the first ones."""
-    found: dict[torch.dtype, list[int]] = {}
-    for number, each in enumerate(tensors):
-        found.setdefault(each.dtype, []).append(number)
-    return list(found.values())
+    numbers_by_dtype: dict[torch.dtype, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        numbers_by_dtype.setdefault(tensor.dtype, []).append(number)
+    return list(numbers_by_dtype.values())

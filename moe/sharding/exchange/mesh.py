@@ -54,13 +54,13 @@ class Mesh(ABC):
 
     def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
         """Starts an all-gather; gives what waits for it. Where nothing can be done beside it, it is done at once."""
-        every = self.all_gather(rows, axis)
-        return lambda: every
+        gathered_rows = self.all_gather(rows, axis)
+        return lambda: gathered_rows
 
     def begin_reduce_scatter(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
         """The same of a reduce-scatter."""
-        mine = self.reduce_scatter(rows, axis)
-        return lambda: mine
+        part = self.reduce_scatter(rows, axis)
+        return lambda: part
 
     def begin_all_reduce(
         self, x: Tensor, axis: int, combine: Combine, *, in_place: bool = False
@@ -73,8 +73,8 @@ class Mesh(ABC):
         self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
     ) -> Callable[[], Tensor]:
         """The same for an all-to-all."""
-        arrived = self.all_to_all(rows, axis, sent, received)
-        return lambda: arrived
+        result = self.all_to_all(rows, axis, sent, received)
+        return lambda: result
 
     @abstractmethod
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
@@ -172,8 +172,8 @@ class ShardingMesh(Mesh):
         world, key = dist.group.WORLD, (tuple(degrees), axes, device_type, tuple(devices))
         if key not in _JOINED or _JOINED[key].world is not world:
             _JOINED[key] = _joined(world, *key)
-        joined = _JOINED[key]
-        return cls(tuple(degrees), indices, joined.groups, device_mesh=joined.device_mesh)
+        mesh_groups = _JOINED[key]
+        return cls(tuple(degrees), indices, mesh_groups.groups, device_mesh=mesh_groups.device_mesh)
 
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:
         return self.begin_all_gather(rows, axis)()
@@ -187,18 +187,18 @@ class ShardingMesh(Mesh):
     def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
         if (group := self.groups[axis]) is None:
             return lambda: rows
-        every = rows.new_empty(self.degrees[axis] * rows.shape[0], *rows.shape[1:])
+        gathered_rows = rows.new_empty(self.degrees[axis] * rows.shape[0], *rows.shape[1:])
         with self._named("all-gather", rows, axis):
-            work = all_gather_single(every, rows, group=group, async_op=True)
-        return self._waiting("all-gather", work, every, rows, axis)
+            work = all_gather_single(gathered_rows, rows, group=group, async_op=True)
+        return self._waiting("all-gather", work, gathered_rows, rows, axis)
 
     def begin_reduce_scatter(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
         if (group := self.groups[axis]) is None:
             return lambda: rows
-        mine = rows.new_empty(rows.shape[0] // self.degrees[axis], *rows.shape[1:])
+        part = rows.new_empty(rows.shape[0] // self.degrees[axis], *rows.shape[1:])
         with self._named("reduce-scatter", rows, axis):
-            work = reduce_scatter_single(mine, rows, group=group, async_op=True)
-        return self._waiting("reduce-scatter", work, mine, rows, axis)
+            work = reduce_scatter_single(part, rows, group=group, async_op=True)
+        return self._waiting("reduce-scatter", work, part, rows, axis)
 
     def begin_all_reduce(
         self, x: Tensor, axis: int, combine: Combine, *, in_place: bool = False
@@ -210,13 +210,15 @@ class ShardingMesh(Mesh):
             work = dist.all_reduce(total, _COMBINE[combine], group=group, async_op=True)
         return self._waiting("all-reduce", work, total, x, axis)
 
-    def _waiting(self, what: str, work: Any, made: Tensor, given: Tensor, axis: int) -> Callable[[], Tensor]:
+    def _waiting(
+        self, name: str, work: Any, result: Tensor, operand: Tensor, axis: int
+    ) -> Callable[[], Tensor]:
         """Waits for a collective, and keeps what was given to it until then."""
 
         def wait() -> Tensor:
-            with self._named(what, given, axis):
+            with self._named(name, operand, axis):
                 work.wait()
-            return made
+            return result
 
         return wait
 
@@ -228,23 +230,23 @@ class ShardingMesh(Mesh):
     ) -> Callable[[], Tensor]:
         if (group := self.groups[axis]) is None:
             return lambda: rows
-        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        result = rows.new_empty(sum(received), *rows.shape[1:])
         with self._named("all-to-all", rows, axis):
             work = dist.all_to_all_single(
-                arrived, rows, list(received), list(sent), group=group, async_op=True
+                result, rows, list(received), list(sent), group=group, async_op=True
             )
-        return self._waiting("all-to-all", work, arrived, rows, axis)
+        return self._waiting("all-to-all", work, result, rows, axis)
 
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
         group, degree, index = self.groups[axis], self.degrees[axis], self.indices[axis]
         if group is None or shift % degree == 0:
             return lambda: rows
-        arrived = torch.empty_like(rows)
+        result = torch.empty_like(rows)
         with self._named("permutation", rows, axis):
             works = dist.batch_isend_irecv(
                 [
                     dist.P2POp(dist.isend, rows, group=group, group_peer=(index - shift) % degree),
-                    dist.P2POp(dist.irecv, arrived, group=group, group_peer=(index + shift) % degree),
+                    dist.P2POp(dist.irecv, result, group=group, group_peer=(index + shift) % degree),
                 ]
             )
 
@@ -252,12 +254,12 @@ class ShardingMesh(Mesh):
             with self._named("permutation", rows, axis):  # which keeps `rows` until they are sent
                 for work in works:
                     work.wait()
-            return arrived
+            return result
 
         return wait
 
-    def _named(self, what: str, x: Tensor, axis: int) -> AbstractContextManager[None]:
-        return collective(f"{what} of {list(x.shape)} along axis {axis} of a mesh of {self.degrees}")
+    def _named(self, name: str, x: Tensor, axis: int) -> AbstractContextManager[None]:
+        return collective(f"{name} of {list(x.shape)} along axis {axis} of a mesh of {self.degrees}")
 
 
 @dataclass(frozen=True)
@@ -288,16 +290,16 @@ def _joined(
     rank, ranks = dist.get_rank(), torch.tensor(devices or range(math.prod(degrees))).view(*degrees)
     groups: list[dist.ProcessGroup | None] = []
     for axis, degree in enumerate(degrees):
-        mine = None
+        own_group = None
         for members in ranks.movedim(axis, -1).reshape(-1, degree).tolist() if degree > 1 else ():
             group = dist.new_group(members, sort_ranks=False)  # in the order of the axis
-            mine = group if rank in members else mine
-        groups.append(mine)
-    every = [  # an axis of one rank has a group of that rank alone
+            own_group = group if rank in members else own_group
+        groups.append(own_group)
+    all_groups = [  # an axis of one rank has a group of that rank alone
         dist.new_group([rank], use_local_synchronization=True) if group is None else group for group in groups
     ]
-    if len(every) == 1:
-        device_mesh = DeviceMesh.from_group(every[0], device_type, mesh_dim_names=axes)
+    if len(all_groups) == 1:
+        device_mesh = DeviceMesh.from_group(all_groups[0], device_type, mesh_dim_names=axes)
     else:
-        device_mesh = DeviceMesh.from_group(every, device_type, ranks.to(torch.int), mesh_dim_names=axes)
+        device_mesh = DeviceMesh.from_group(all_groups, device_type, ranks.to(torch.int), mesh_dim_names=axes)
     return _Joined(world, tuple(groups), device_mesh)

@@ -59,32 +59,34 @@ class Moves:
         Raises ValueError where partial results of one kind lie across those of another: they can be combined in no
         order.
         """
-        for given in (source, target):
-            if _mixes(given):
-                raise ValueError(f"partial results of two kinds at once: {', '.join(map(str, given))}")
+        for placements in (source, target):
+            if _mixes(placements):
+                raise ValueError(f"partial results of two kinds at once: {', '.join(map(str, placements))}")
         return self._cheapest(tuple(shape), itemsize, source, target, bucketed)
 
     def _searched(
-        self, shape: tuple[int, ...], itemsize: int, source: Placements, target: Placements, bucketed: bool
+        self, shape: tuple[int, ...], itemsize: int, source: Placements, target: Placements, is_bucketed: bool
     ) -> tuple[float, tuple[Move, ...]]:
-        found: set[Placements] = set()
+        closed_set: set[Placements] = set()
         waiting: list[tuple[float, int, int, Placements, tuple[Move, ...]]] = [(0.0, 0, 0, source, ())]
         number = 0
         while waiting:
-            cost, _, _, here, moves = heapq.heappop(waiting)
-            if here == target:
+            cost, _, _, placements, moves = heapq.heappop(waiting)
+            if placements == target:
                 return cost, moves
-            if here in found:
+            if placements in closed_set:
                 continue
-            found.add(here)
-            for move in _possible(here, source, target):
+            closed_set.add(placements)
+            for move in _possible(placements, source, target):
                 if self._is_loop and move.axis == 0 and move.after != target[0]:
                     continue
-                there = (*here[: move.axis], move.after, *here[move.axis + 1 :])
-                if there not in found and not _mixes(there):
+                next_placements = (*placements[: move.axis], move.after, *placements[move.axis + 1 :])
+                if next_placements not in closed_set and not _mixes(next_placements):
                     number += 1
-                    added = self._seconds(move, shape, itemsize, here, there, bucketed)
-                    heapq.heappush(waiting, (cost + added, len(moves) + 1, number, there, (*moves, move)))
+                    move_s = self._seconds(move, shape, itemsize, placements, next_placements, is_bucketed)
+                    heapq.heappush(
+                        waiting, (cost + move_s, len(moves) + 1, number, next_placements, (*moves, move))
+                    )
         raise AssertionError(f"no way from {source} to {target}")
 
     def _seconds(
@@ -92,21 +94,21 @@ class Moves:
         move: Move,
         shape: Sequence[int],
         itemsize: int,
-        here: Placements,
-        there: Placements,
-        bucketed: bool,
+        source: Placements,
+        target: Placements,
+        is_bucketed: bool,
     ) -> float:
         """Seconds on the links, and in memory for what is read and written."""
         if self._is_loop and move.axis == 0:
             return 0.0
-        times = self._degrees[0] if self._is_loop and here[0] != WHOLE else 1
-        before = part_bytes(shape, itemsize, here, self._degrees)
-        after = part_bytes(shape, itemsize, there, self._degrees)
+        times = self._degrees[0] if self._is_loop and source[0] != WHOLE else 1
+        before = part_bytes(shape, itemsize, source, self._degrees)
+        after = part_bytes(shape, itemsize, target, self._degrees)
         ranks, local = self._ranks[move.axis], (before + after) / self._memory
 
         def of(collective: Callable[[float, Ranks], float], num_bytes: int) -> float:
             seconds = collective(num_bytes, ranks)
-            if bucketed and num_bytes < BUCKET_BYTES:
+            if is_bucketed and num_bytes < BUCKET_BYTES:
                 seconds -= collective(0, ranks) * (1 - num_bytes / BUCKET_BYTES)
             return times * (local + seconds)
 
@@ -125,19 +127,19 @@ class Moves:
 
 def _mixes(placements: Placements) -> bool:
     """Whether partial results of one kind lie across those of another."""
-    return len({each.combine for each in placements if each.combine is not None}) > 1
+    return len({placement.combine for placement in placements if placement.combine is not None}) > 1
 
 
-def _possible(here: Placements, source: Placements, target: Placements) -> Iterator[Move]:
+def _possible(placements: Placements, source: Placements, target: Placements) -> Iterator[Move]:
     """Moves along one axis. A split of a dimension begins and ends only where no axis further in splits it too: parts
     are cut from the outermost axis inwards."""
-    dims = sorted({each.dim for each in (*source, *target) if each.dim is not None})
-    for axis, before in enumerate(here):
-        ends = before.dim is None or axes_of(here, before.dim)[-1] == axis
+    dims = sorted({placement.dim for placement in (*source, *target) if placement.dim is not None})
+    for axis, before in enumerate(placements):
+        ends = before.dim is None or axes_of(placements, before.dim)[-1] == axis
         splits = [
             AxisPlacement(dim=dim)
             for dim in dims
-            if dim != before.dim and all(each < axis for each in axes_of(here, dim))
+            if dim != before.dim and all(split_axis < axis for split_axis in axes_of(placements, dim))
         ]
         if before.dim is not None:
             if ends:

@@ -28,8 +28,8 @@ def ring_product(
         begin = (index + step) % degree * length
         count = min(length, size - begin)
         if count > 0:
-            mine = part.narrow(dim, 0, count)
-            pair = (mine, second) if passed == "first" else (first, mine)
+            valid_part = part.narrow(dim, 0, count)
+            pair = (valid_part, second) if passed == "first" else (first, valid_part)
             torch.matmul(*pair, out=result.narrow(dim, begin, count))
         if arriving is not None:
             part = arriving()

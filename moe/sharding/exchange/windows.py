@@ -101,9 +101,9 @@ def max_pool_part(
     """`max_pool` of the window that the rank has of a dimension that is `size` long; positions are those in the whole
     plane."""
     values, places = max_pool(rows, kernel, *geometry)
-    inner, here = rows.shape[dim + 1 :].numel(), rows.shape[dim]
-    at = (places // inner % here + window.start(mesh.indices[axis])).clamp(0, size - 1)
-    return values, (places // (inner * here) * size + at) * inner + places % inner
+    inner, length = rows.shape[dim + 1 :].numel(), rows.shape[dim]
+    at = (places // inner % length + window.start(mesh.indices[axis])).clamp(0, size - 1)
+    return values, (places // (inner * length) * size + at) * inner + places % inner
 
 
 def max_pool_gradient(

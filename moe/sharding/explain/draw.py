@@ -188,13 +188,13 @@ def _title(card: Card) -> str:
 def _told(sheet: _Sheet, card: Card, phase: str) -> tuple[tuple[Arrow, str], ...]:
     """Arrows of one pass with their words; the smallest of many become one."""
     arrows = [arrow for arrow in card.arrows if arrow.phase == phase]
-    worded = [(arrow, _words(sheet, arrow)) for arrow in arrows]
-    if len(worded) > _MOST_ARROWS:
+    labels = [(arrow, _words(sheet, arrow)) for arrow in arrows]
+    if len(labels) > _MOST_ARROWS:
         rest = arrows[_MOST_ARROWS - 1 :]
         count, num_bytes = sum(arrow.count for arrow in rest), sum(arrow.num_bytes for arrow in rest)
         rest_arrow = Arrow(phase, "others", rest[0].axis, count, num_bytes)
-        worded = [*worded[: _MOST_ARROWS - 1], (rest_arrow, f"{count} others, {in_bytes(num_bytes)}")]
-    return tuple(worded)
+        labels = [*labels[: _MOST_ARROWS - 1], (rest_arrow, f"{count} others, {in_bytes(num_bytes)}")]
+    return tuple(labels)
 
 
 def _words(sheet: _Sheet, arrow: Arrow) -> str:
@@ -208,8 +208,8 @@ def _lane(sheet: _Sheet, arrow: Arrow) -> float:
     return 15 + sheet.thickness(arrow.num_bytes) + 8
 
 
-def _lanes(sheet: _Sheet, worded: Iterable[tuple[Arrow, str]]) -> float:
-    return sum(_lane(sheet, arrow) for arrow, _ in worded)
+def _lanes(sheet: _Sheet, labels: Iterable[tuple[Arrow, str]]) -> float:
+    return sum(_lane(sheet, arrow) for arrow, _ in labels)
 
 
 def _rows(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:

@@ -108,12 +108,12 @@ def explained(plan: Plan) -> str:
 
 
 def _table(
-    rows: Sequence[Sequence[str]], right: Iterable[int] = (), most: Mapping[int, int] | None = None
+    rows: Sequence[Sequence[str]], right: Iterable[int] = (), max_widths: Mapping[int, int] | None = None
 ) -> list[str]:
-    """Aligned columns; those in `right` end at the same place, those in `most` lose their beginnings where they are
-    longer."""
-    right, most = set(right), most or {}
-    cut = [[_end(cell, most.get(at, len(cell))) for at, cell in enumerate(row)] for row in rows]
+    """Aligned columns; those in `right` end at the same place, those in `max_widths` lose their beginnings where they
+    are longer."""
+    right, max_widths = set(right), max_widths or {}
+    cut = [[_end(cell, max_widths.get(at, len(cell))) for at, cell in enumerate(row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
     lines = (
         "  ".join(cell.rjust(width) if at in right else cell.ljust(width)
@@ -220,7 +220,7 @@ def _annotated(plan: Plan) -> Iterator[str]:
     yield "annotated tensors"
     axes = list(plan.mesh)
     rows = [(place, placed_in_words(placements, axes)) for place, placements in _sorted(plan.annotated)]
-    yield from _table(rows, most={0: WIDTH - 4 - max(len(words) for _, words in rows)})
+    yield from _table(rows, max_widths={0: WIDTH - 4 - max(len(words) for _, words in rows)})
 
 
 def _collectives(plan: Plan) -> Iterator[str]:
@@ -242,7 +242,7 @@ def _collectives(plan: Plan) -> Iterator[str]:
     *other_widths, of, line = (max(map(len, column)) for column in zip(*rows, strict=True))
     left = WIDTH - 2 - sum(other_widths) - 2 * 6
     of = min(of, max(left - line, left // 2))
-    yield from _table(rows, right={2, 3, 4}, most={5: of, 6: left - of})
+    yield from _table(rows, right={2, 3, 4}, max_widths={5: of, 6: left - of})
     yield from _totals(plan)
 
 

@@ -68,12 +68,12 @@ def _by_numbers(names: list[str]) -> list[Fold]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """`0-2,5`, `0,2,..,10`."""
-    ordered = sorted(numbers)
-    steps = {after - before for before, after in itertools.pairwise(ordered)}
-    if len(ordered) > 3 and len(steps) == 1 and steps != {1}:
-        return f"{ordered[0]},{ordered[1]},..,{ordered[-1]}"
+    sorted_numbers = sorted(numbers)
+    steps = {after - before for before, after in itertools.pairwise(sorted_numbers)}
+    if len(sorted_numbers) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{sorted_numbers[0]},{sorted_numbers[1]},..,{sorted_numbers[-1]}"
     runs: list[list[int]] = []
-    for number in ordered:
+    for number in sorted_numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:

@@ -71,8 +71,8 @@ class _Exchange:
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for exchanges that may share a bucket."""
-        _, _, axis, *others = self.call.args
-        return (self.joint_start, axis, *(others if self.joint_start is joint.begin_all_reduces else ()))
+        _, _, axis, *options = self.call.args
+        return (self.joint_start, axis, *(options if self.joint_start is joint.begin_all_reduces else ()))
 
 
 @dataclass(eq=False)
@@ -227,10 +227,10 @@ def _buckets(exchanges: Iterator[_Exchange]) -> Iterator[_Bucket]:
 
 def _write(graph: fx.Graph, bucket: _Bucket, nodes: Sequence[fx.Node]) -> None:
     first = bucket.members[0].call
-    mesh, _, axis, *others = first.args
+    mesh, _, axis, *options = first.args
     operands = [member.call.args[1] for member in bucket.members]
     if bucket.members[0].joint_start is joint.begin_all_reduces:
-        arguments: tuple[Any, ...] = tuple(others)
+        arguments: tuple[Any, ...] = tuple(options)
     else:  # lists of the members' dims and sizes
         arguments = tuple(map(list, zip(*(member.call.args[3:] for member in bucket.members), strict=True)))
     with graph.inserting_after(nodes[bucket.earliest_start]):

@@ -20,27 +20,27 @@ def collectives_of(
     program: Program, axes: Sequence[str], degrees: Sequence[int], captured: Captured
 ) -> tuple[Collective, ...]:
     """In the order in which they are made; what moves nothing is none."""
-    found = []
-    known = _known(captured)
+    collectives = []
+    labels = _known(captured)
     for phase, module in (("forward", program.forward), ("backward", program.backward)):
         for node in module.graph.nodes if module is not None else ():
-            for each in _of_node(node, phase, axes, degrees):
-                name, block = known.get(each.tensor, (each.tensor, None))
-                found.append(
-                    replace(each, tensor=name, block=node.meta.get("block") if block is None else block)
+            for collective in _of_node(node, phase, axes, degrees):
+                name, block = labels.get(collective.tensor, (collective.tensor, None))
+                collectives.append(
+                    replace(collective, tensor=name, block=node.meta.get("block") if block is None else block)
                 )
-    return tuple(each for each in found if each.num_bytes)
+    return tuple(collective for collective in collectives if collective.num_bytes)
 
 
-def _known(captured: Captured) -> dict[str, tuple[str, str | None]]:
+def _known(capture: Captured) -> dict[str, tuple[str, str | None]]:
     """(name, path of the module) of tensors that have a name of the user's, by node."""
-    found: dict[str, tuple[str, str | None]] = {}
-    for node, leaf in captured.leaves.items():
-        found[node.name] = leaf.name, _owner(leaf.name) if leaf.kind in ("parameter", "buffer") else None
-    for name, node in captured.gradients.items():
-        for each in _looked_at(node):
-            found.setdefault(each.name, (f"gradient of {name}", _owner(name)))
-    return found
+    labels: dict[str, tuple[str, str | None]] = {}
+    for node, leaf in capture.leaves.items():
+        labels[node.name] = leaf.name, _owner(leaf.name) if leaf.kind in ("parameter", "buffer") else None
+    for name, node in capture.gradients.items():
+        for tensor in _looked_at(node):
+            labels.setdefault(tensor.name, (f"gradient of {name}", _owner(name)))
+    return labels
 
 
 def _looked_at(node: fx.Node) -> Iterator[fx.Node]:
@@ -61,10 +61,10 @@ def _of_node(node: fx.Node, phase: str, axes: Sequence[str], degrees: Sequence[i
         if move.kind in _LOCAL or node.meta.get("times") == 0:  # the end of a loop
             return []
         num_bytes = moved_bytes(node, degrees)
-        found = Collective(move.kind, axes[move.axis], num_bytes, tensor, phase, node.meta.get("where"))
-        return [found] * node.meta.get("times", 1)
+        collective = Collective(move.kind, axes[move.axis], num_bytes, tensor, phase, node.meta.get("where"))
+        return [collective] * node.meta.get("times", 1)
     if "exchange" in node.meta:
         kind, axis, num_bytes, tensor = node.meta["exchange"]
-        found = Collective(kind, axes[axis], int(num_bytes), tensor, phase, node.meta.get("where"))
-        return [found] * node.meta.get("times", 1)
+        collective = Collective(kind, axes[axis], int(num_bytes), tensor, phase, node.meta.get("where"))
+        return [collective] * node.meta.get("times", 1)
     return []

@@ -39,13 +39,13 @@ class LoopProgram:
     def __call__(self, mesh: Mesh, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs, then new values of buffers, then, of a step with its backward pass, gradients where the gradient
         of the loss is 1."""
-        here = LoopMesh(mesh, self.micro_batches)
-        once = self.prologue(here, list(leaves))
+        loop_mesh = LoopMesh(mesh, self.micro_batches)
+        once = self.prologue(loop_mesh, list(leaves))
         sums: list[Any] = [None] * self.num_sums
         for number in range(self.micro_batches):
-            here.go_to(number)
-            self.body(here, once, sums)
-        return tuple(self.epilogue(here, once, sums))
+            loop_mesh.go_to(number)
+            self.body(loop_mesh, once, sums)
+        return tuple(self.epilogue(loop_mesh, once, sums))
 
 
 def add_up(sums: list[Any], number: int, part: Tensor, combine: str) -> None:
@@ -99,24 +99,26 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
     leaves = [graph.call_function(getitem, (tensors, at)) for at in range(len(program.leaves))]
 
     def copied(module: fx.GraphModule, arguments: list[fx.Node]) -> list[fx.Node]:
-        own_mesh, own_tensors = [each for each in module.graph.nodes if each.op == "placeholder"]
-        here = {own_mesh: mesh, own_tensors: tensors}
+        own_mesh, own_tensors = [
+            placeholder for placeholder in module.graph.nodes if placeholder.op == "placeholder"
+        ]
+        copies = {own_mesh: mesh, own_tensors: tensors}
         for node in module.graph.nodes:
             if node.op == "output":
-                return [here[each] for each in node.args[0]]
+                return [copies[result] for result in node.args[0]]
             if node.op == "placeholder" or node.op == "call_method":  # which empties the list
                 continue
             if node.target is getitem and node.args[0] is own_tensors:
-                here[node] = arguments[node.args[1]]
+                copies[node] = arguments[node.args[1]]
                 continue
-            here[node] = graph.node_copy(node, lambda each: here[each])
-            here[node].meta["of"] = node
+            copies[node] = graph.node_copy(node, lambda operand: copies[operand])
+            copies[node].meta["of"] = node
         raise AssertionError("a program gives something")
 
-    made = copied(program.forward, leaves)
-    results = made[: program.num_outputs + len(program.updates)]
+    outputs = copied(program.forward, leaves)
+    results = outputs[: program.num_outputs + len(program.updates)]
     if with_backward and program.backward is not None:
-        sources = {"saved": made[len(results) :], "leaf": leaves}
+        sources = {"saved": outputs[len(results) :], "leaf": leaves}
         tangent = graph.call_function(one, (leaves[0], loss_dtype))
         arguments = [tangent if kind == "tangent" else sources[kind][number] for kind, number in program.kept]
         results += copied(program.backward, arguments)
@@ -139,15 +141,15 @@ class _Split:
             self._section[node] = self._section_of(node)
 
     def _section_of(self, node: fx.Node) -> Section:
-        given = {self._section[each] for each in node.all_input_nodes}
+        sections = {self._section[operand] for operand in node.all_input_nodes}
         if node.target in (*_SUMS, *_ROWS) and node.args[2] == 0:
-            assert given == {Section.PROLOGUE, Section.BODY}, node
+            assert sections == {Section.PROLOGUE, Section.BODY}, node
             self._ends[node] = len(self._ends)
             return Section.EPILOGUE
-        if Section.EPILOGUE in given:
-            assert Section.BODY not in given, node
+        if Section.EPILOGUE in sections:
+            assert Section.BODY not in sections, node
             return Section.EPILOGUE
-        return Section.BODY if Section.BODY in given or self._looks_at_loop(node) else Section.PROLOGUE
+        return Section.BODY if Section.BODY in sections or self._looks_at_loop(node) else Section.PROLOGUE
 
     def _looks_at_loop(self, node: fx.Node) -> bool:
         if self._mesh not in node.args:
@@ -165,7 +167,7 @@ class _Split:
                 of.meta["times"] = 0 if node in self._ends else times
 
     def program(self, micro_batches: int) -> LoopProgram:
-        assert all(self._section[each] != Section.BODY for each in self._results)
+        assert all(self._section[result] != Section.BODY for result in self._results)
         once = [
             node
             for node in self._nodes
@@ -178,53 +180,53 @@ class _Split:
 
     def _prologue(self, once: list[fx.Node]) -> fx.GraphModule:
         graph = fx.Graph()
-        here = {self._mesh: graph.placeholder("mesh"), self._tensors: graph.placeholder("tensors")}
-        self._copy(graph, here, Section.PROLOGUE)
-        graph.output([here[each] for each in once])
+        copies = {self._mesh: graph.placeholder("mesh"), self._tensors: graph.placeholder("tensors")}
+        self._copy(graph, copies, Section.PROLOGUE)
+        graph.output([copies[node] for node in once])
         return fx.GraphModule({}, graph)
 
     def _begun(self, once: list[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node], fx.Node]:
         graph = fx.Graph()
-        here = {self._mesh: graph.placeholder("mesh")}
-        given, sums = graph.placeholder("once"), graph.placeholder("sums")
+        copies = {self._mesh: graph.placeholder("mesh")}
+        prologue_results, sums = graph.placeholder("once"), graph.placeholder("sums")
         for at, node in enumerate(once):
-            here[node] = graph.call_function(getitem, (given, at))
-        return graph, here, sums
+            copies[node] = graph.call_function(getitem, (prologue_results, at))
+        return graph, copies, sums
 
     def _body(self, once: list[fx.Node]) -> fx.GraphModule:
-        graph, here, sums = self._begun(once)
+        graph, copies, sums = self._begun(once)
         ends: dict[fx.Node, list[fx.Node]] = {}
         for end in self._ends:
             ends.setdefault(end.args[1], []).append(end)  # type: ignore[arg-type]
         for node in self._nodes:
             if self._section[node] != Section.BODY:
                 continue
-            here[node] = graph.node_copy(node, lambda each: here[each])
+            copies[node] = graph.node_copy(node, lambda operand: copies[operand])
             for end in ends.get(node, ()):
                 if end.target in _SUMS:
-                    graph.call_function(add_up, (sums, self._ends[end], here[node], end.args[3]))
+                    graph.call_function(add_up, (sums, self._ends[end], copies[node], end.args[3]))
                 else:
-                    graph.call_function(append, (sums, self._ends[end], here[node]))
+                    graph.call_function(append, (sums, self._ends[end], copies[node]))
         graph.output(None)
         return fx.GraphModule({}, graph)
 
     def _epilogue(self, once: list[fx.Node]) -> fx.GraphModule:
-        graph, here, sums = self._begun(once)
+        graph, copies, sums = self._begun(once)
         for node in self._nodes:
             if self._section[node] != Section.EPILOGUE:
                 continue
             if node in self._ends:
-                here[node] = graph.call_function(getitem, (sums, self._ends[node]))
+                copies[node] = graph.call_function(getitem, (sums, self._ends[node]))
                 if node.target in _ROWS:
-                    here[node] = graph.call_function(joined, (here[node], *node.args[3:5]))
+                    copies[node] = graph.call_function(joined, (copies[node], *node.args[3:5]))
             elif node.target is exchange.finish and node.args[0] in self._ends:
-                here[node] = here[node.args[0]]
+                copies[node] = copies[node.args[0]]
             else:
-                here[node] = graph.node_copy(node, lambda each: here[each])
-        graph.output(tuple(here[each] for each in self._results))
+                copies[node] = graph.node_copy(node, lambda operand: copies[operand])
+        graph.output(tuple(copies[result] for result in self._results))
         return fx.GraphModule({}, graph)
 
-    def _copy(self, graph: fx.Graph, here: dict[fx.Node, fx.Node], section: Section) -> None:
+    def _copy(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node], section: Section) -> None:
         for node in self._nodes:
             if self._section[node] == section:
-                here[node] = graph.node_copy(node, lambda each: here[each])
+                copies[node] = graph.node_copy(node, lambda operand: copies[operand])

@@ -57,8 +57,8 @@ class Program:
 def compiled(program: Program, **options: Any) -> Program:
     """The same, run by `torch.compile` with its options."""
     passes: list[Any] = [
-        None if each is None else torch.compile(each, **options)
-        for each in (program.forward, program.backward)
+        None if module is None else torch.compile(module, **options)
+        for module in (program.forward, program.backward)
     ]
     return replace(program, forward=passes[0], backward=passes[1])
 
@@ -101,9 +101,9 @@ class Partitioner:
         self._at = {node: at for phase in self._order.values() for at, node in enumerate(phase)}
 
     def program(self) -> Program:
-        captured, tangents = self._captured, 0
-        for node in captured.graph.graph.nodes:
-            if (leaf := captured.leaves.get(node)) is not None:
+        capture, tangents = self._captured, 0
+        for node in capture.graph.graph.nodes:
+            if (leaf := capture.leaves.get(node)) is not None:
                 if leaf.kind == "tangent":
                     self._kept.append(("tangent", tangents))
                     tangents += 1
@@ -135,30 +135,32 @@ class Partitioner:
         self._begin_ahead(writer, node)
         writer.origin = _origin(node)
         first = self._forward_of(node)
-        kept = self._of_its_own.get(first, []) if first is not None else []
-        given = operands(node)[: -len(operands(first))] if first is not None and kept else operands(node)
+        kept_parts = self._of_its_own.get(first, []) if first is not None else []
+        inputs = (
+            operands(node)[: -len(operands(first))] if first is not None and kept_parts else operands(node)
+        )
         parts = []
-        for number, operand in enumerate(given):
+        for number, operand in enumerate(inputs):
             placements = operand_placements(options, number)
             part = self._wanted(writer, operand, placements)
             parts.append(self._prepared(writer, node, rule, number, part))
         local = LocalCall(node, rule, options, parts, writer)
         local.is_kept = node in self._kept_for_gradients
-        local.kept = [self._kept_of_its_own(writer, each) for each in kept]
-        axes = [each for each in options if each.exchange is not None]
+        local.kept = [self._kept_of_its_own(writer, kept_part) for kept_part in kept_parts]
+        axes = [option for option in options if option.exchange is not None]
         if axes:
-            made = self._exchanged(writer, local, options)
+            result = self._exchanged(writer, local, options)
         else:
-            made = rule.lower(local) if rule.lower is not None else local.default()
+            result = rule.lower(local) if rule.lower is not None else local.default()
         if local.is_kept:
             self._of_its_own[node] = local.kept
         if isinstance(node.meta.get("val"), list | tuple):
             for user in node.users:
                 _, number = source(user)
-                each = writer.call(user.target, made, number)
-                self._add(writer, user, result_placements(options, number), each)
+                element = writer.call(user.target, result, number)
+                self._add(writer, user, result_placements(options, number), element)
         else:
-            self._add(writer, node, result_placements(options), made)
+            self._add(writer, node, result_placements(options), result)
 
     def _add(self, writer: Writer, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
         """A tensor that is there now. Gradients begin to be added up at once, beside the rest of the backward pass."""
@@ -186,7 +188,7 @@ class Partitioner:
         first, options = self._rule_of(node).gradients_of, self._assignment.options
         if first is None or first.name not in options:
             return None
-        names = [[each.name for each in options[of.name]] for of in (first, node)]
+        names = [[option.name for option in options[of.name]] for of in (first, node)]
         return first if names[0] == names[1] else None
 
     def _kept_of_its_own(self, writer: Writer, part: fx.Node) -> fx.Node:
@@ -199,17 +201,17 @@ class Partitioner:
 
     def _exchanged(self, writer: Writer, local: LocalCall, options: Options) -> Any:
         axis, exchange = next(
-            (at, each.exchange) for at, each in enumerate(options) if each.exchange is not None
+            (at, option.exchange) for at, option in enumerate(options) if option.exchange is not None
         )
-        made = exchange.lower(local, axis)
-        others = 1
-        for at, each in enumerate(options):
-            if at != axis and each.factor is not None:
-                others *= writer.degrees[at]
-        moved = exchange.moved_bytes(writer.degrees[axis]) / others
+        result = exchange.lower(local, axis)
+        num_other_parts = 1
+        for at, option in enumerate(options):
+            if at != axis and option.factor is not None:
+                num_other_parts *= writer.degrees[at]
+        moved_bytes = exchange.moved_bytes(writer.degrees[axis]) / num_other_parts
         last = next(reversed(writer.graph.nodes))
-        last.meta["exchange"] = (exchange.kind, axis, moved, local.node.name)
-        return made
+        last.meta["exchange"] = (exchange.kind, axis, moved_bytes, local.node.name)
+        return result
 
     def _prepared(self, writer: Writer, node: fx.Node, rule: Rule, number: int, part: fx.Node) -> fx.Node:
         """An operand's part with padding that does no harm, and added once where it is added to partial sums."""
@@ -217,7 +219,7 @@ class Partitioner:
         operand = operands(node)[number]
         dtype, shape = operand.meta["val"].dtype, shape_of(operand)
         for dim, factors in enumerate(rule.operands[number]):
-            axes = tuple(axis for axis, each in enumerate(options) if each.operands[number].dim == dim)
+            axes = tuple(axis for axis, option in enumerate(options) if option.operands[number].dim == dim)
             if not axes or not writer.is_padded(shape[dim], axes):
                 continue
             if number in rule.indices:
@@ -231,8 +233,9 @@ class Partitioner:
         if number in rule.added:
             once = tuple(
                 axis
-                for axis, each in enumerate(options)
-                if any(result.combine == "sum" for result in each.results) and each.operands[number] == WHOLE
+                for axis, option in enumerate(options)
+                if any(result.combine == "sum" for result in option.results)
+                and option.operands[number] == WHOLE
             )
             if once:
                 part = writer.call(runtime.once, writer.mesh, part, once)
@@ -246,21 +249,23 @@ class Partitioner:
         """See to it that a pass has some version of a tensor, the one that these placements are made of."""
         if writer is self._forward or tensor in self._in_backward:
             return
-        there = writer.versions.setdefault(tensor, {})
-        if placements in there:
+        versions = writer.versions.setdefault(tensor, {})
+        if placements in versions:
             return
         if is_operator(tensor) and is_constant(tensor):
             # Made of nothing, and the same each time: made again, not kept.
-            if not there:
+            if not versions:
                 self._write(self._backward, tensor)
             return
-        made = self._forward.versions[tensor]
-        base = next(iter(made))
+        forward_versions = self._forward.versions[tensor]
+        base = next(iter(forward_versions))
         keep = (
-            placements if (tensor.name, placements) in self._assignment.kept and placements in made else base
+            placements
+            if (tensor.name, placements) in self._assignment.kept and placements in forward_versions
+            else base
         )
-        if keep not in there:
-            there[keep] = self._keep(tensor, made[keep], keep)
+        if keep not in versions:
+            versions[keep] = self._keep(tensor, forward_versions[keep], keep)
 
     def _keep(self, tensor: fx.Node, part: fx.Node, placements: Placements) -> fx.Node:
         """A tensor of the forward pass as an argument of the backward pass."""
@@ -286,59 +291,59 @@ class Partitioner:
         return self._wanted(writer, tensor, placements)
 
     def _finished(self) -> Program:
-        captured, forward, backward = self._captured, self._forward, self._backward
+        capture, forward, backward = self._captured, self._forward, self._backward
         outputs = [
-            self._result(forward, each, self._whole) for each in captured.outputs if isinstance(each, fx.Node)
+            self._result(forward, output, self._whole)
+            for output in capture.outputs
+            if isinstance(output, fx.Node)
         ]
         places = {
             leaf.name: self._placements_of(node, leaf)
-            for node, leaf in captured.leaves.items()
+            for node, leaf in capture.leaves.items()
             if leaf.kind in ("parameter", "buffer")
         }
-        updates = [self._result(forward, new, places[name]) for name, new in captured.updates.items()]
+        updates = [self._result(forward, new, places[name]) for name, new in capture.updates.items()]
         gradients = [
-            self._result(backward, gradient, places[name]) for name, gradient in captured.gradients.items()
+            self._result(backward, gradient, places[name]) for name, gradient in capture.gradients.items()
         ]
-        depends = _tangents_behind(captured)
+        depends = _tangents_behind(capture)
         forward.graph.output((*outputs, *updates, *self._saved))
         backward.graph.output(tuple(gradients))
         return Program(
-            _module(captured, forward.graph),
-            tuple(captured.leaves[each] for each in self._arguments),
+            _module(capture, forward.graph),
+            tuple(capture.leaves[argument] for argument in self._arguments),
             len(outputs),
-            tuple(captured.updates),
-            _module(captured, backward.graph) if gradients else None,
+            tuple(capture.updates),
+            _module(capture, backward.graph) if gradients else None,
             tuple(self._kept),
-            tuple(
-                int(leaf.name.split(".")[1]) for leaf in captured.leaves.values() if leaf.kind == "tangent"
-            ),
-            tuple(captured.gradients),
-            tuple(depends[gradient] for gradient in captured.gradients.values()),
+            tuple(int(leaf.name.split(".")[1]) for leaf in capture.leaves.values() if leaf.kind == "tangent"),
+            tuple(capture.gradients),
+            tuple(depends[gradient] for gradient in capture.gradients.values()),
             places,
             {
-                leaf.name: getattr(captured.graph, leaf.name)
-                for leaf in captured.leaves.values()
+                leaf.name: getattr(capture.graph, leaf.name)
+                for leaf in capture.leaves.values()
                 if leaf.kind == "constant"
             },
         )
 
 
-def _tangents_behind(captured: Captured) -> dict[fx.Node, frozenset[int]]:
+def _tangents_behind(capture: Captured) -> dict[fx.Node, frozenset[int]]:
     """Of every node, the outputs whose tangents it is made of."""
-    found: dict[fx.Node, frozenset[int]] = {}
-    for node in captured.graph.graph.nodes:
-        leaf = captured.leaves.get(node)
+    tangents: dict[fx.Node, frozenset[int]] = {}
+    for node in capture.graph.graph.nodes:
+        leaf = capture.leaves.get(node)
         own = (int(leaf.name.split(".")[1]),) if leaf is not None and leaf.kind == "tangent" else ()
-        found[node] = frozenset(own).union(*(found[each] for each in node.all_input_nodes))
-    return found
+        tangents[node] = frozenset(own).union(*(tangents[operand] for operand in node.all_input_nodes))
+    return tangents
 
 
 def _origin(node: fx.Node) -> dict[str, Any]:
-    return {what: node.meta.get(what) for what in ("where", "block", BLOCK, AGAIN)}
+    return {key: node.meta.get(key) for key in ("where", "block", BLOCK, AGAIN)}
 
 
-def _module(captured: Captured, graph: fx.Graph) -> fx.GraphModule:
+def _module(capture: Captured, graph: fx.Graph) -> fx.GraphModule:
     """With the manual parts that the graph uses."""
-    parts = {attribute_of(name): part for name, part in captured.parts.items()}
-    used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-    return fx.GraphModule({name: part for name, part in parts.items() if name in used}, graph)
+    parts = {attribute_of(name): part for name, part in capture.parts.items()}
+    part_names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return fx.GraphModule({name: part for name, part in parts.items() if name in part_names}, graph)

@@ -98,48 +98,48 @@ class Writer:
 
     def wanted(self, tensor: fx.Node, placements: Placements) -> fx.Node:
         """The version of a tensor with these placements, by the cheapest moves from one that is there."""
-        there = self.versions[tensor]
-        if placements in there:
-            return there[placements]
-        here, moves = self._way(tensor, placements)
-        part = there[here]
+        versions = self.versions[tensor]
+        if placements in versions:
+            return versions[placements]
+        current, moves = self._way(tensor, placements)
+        part = versions[current]
         for move in moves:
-            before = here
-            here = (*here[: move.axis], move.after, *here[move.axis + 1 :])
-            if here in there:
-                part = there[here]
-            elif (begun := self._begun.pop((tensor, here), None)) is not None:
-                part = self.call(exchange.finish, begun)
-                self.add(tensor, here, part)
+            before = current
+            current = (*current[: move.axis], move.after, *current[move.axis + 1 :])
+            if current in versions:
+                part = versions[current]
+            elif (pending := self._begun.pop((tensor, current), None)) is not None:
+                part = self.call(exchange.finish, pending)
+                self.add(tensor, current, part)
             else:
-                function, *arguments = self._exchange(tensor, move, here)
+                function, *arguments = self._exchange(tensor, move, current)
                 part = self.call(function, self.mesh, part, *arguments)
-                self.add(tensor, here, part)
-                part.meta["move"] = self._described(tensor, move, before, here)
+                self.add(tensor, current, part)
+                part.meta["move"] = self._described(tensor, move, before, current)
         return part
 
     def begin(self, tensor: fx.Node, placements: Placements) -> None:
         """Begin to bring a tensor to these placements, where that is a collective that arithmetic may go on beside."""
-        there = self.versions[tensor]
+        versions = self.versions[tensor]
         before, moves = self._way(tensor, placements)
         for move in moves[:1]:
-            here = (*before[: move.axis], move.after, *before[move.axis + 1 :])
-            function, *arguments = self._exchange(tensor, move, here)
-            if function in exchange.BEGUN and here not in there and (tensor, here) not in self._begun:
-                begun = self.call(exchange.BEGUN[function], self.mesh, there[before], *arguments)
-                begun.meta["move"] = self._described(tensor, move, before, here)
-                self._begun[tensor, here] = begun
+            target = (*before[: move.axis], move.after, *before[move.axis + 1 :])
+            function, *arguments = self._exchange(tensor, move, target)
+            if function in exchange.BEGUN and target not in versions and (tensor, target) not in self._begun:
+                pending = self.call(exchange.BEGUN[function], self.mesh, versions[before], *arguments)
+                pending.meta["move"] = self._described(tensor, move, before, target)
+                self._begun[tensor, target] = pending
 
     def _way(self, tensor: fx.Node, placements: Placements) -> tuple[Placements, tuple[Move, ...]]:
         """The version to begin with, and the moves from there."""
-        there = self.versions[tensor]
-        if placements in there:
+        versions = self.versions[tensor]
+        if placements in versions:
             return placements, ()
         fake = tensor.meta["val"]
         shape, itemsize = tuple(fake.shape), fake.dtype.itemsize
-        ways = [(*self._moves.cheapest(shape, itemsize, source, placements), source) for source in there]
-        _, moves, here = min(ways, key=lambda way: way[0])
-        return here, moves
+        ways = [(*self._moves.cheapest(shape, itemsize, source, placements), source) for source in versions]
+        _, moves, nearest = min(ways, key=lambda way: way[0])
+        return nearest, moves
 
     def _exchange(self, tensor: fx.Node, move: Move, after: Placements) -> tuple[Any, ...]:
         return exchange.call_of(move, part_shape(tuple(tensor.meta["val"].shape), after, self.degrees))

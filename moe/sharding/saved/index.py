@@ -93,18 +93,18 @@ class Index:
                 **plain,
                 "tensors": {
                     name: SavedTensor(
-                        tuple(each["shape"]),
-                        each["dtype"],
+                        tuple(fields["shape"]),
+                        fields["dtype"],
                         tuple(
                             Piece(
                                 piece["file"], piece["name"], tuple(piece["offsets"]), tuple(piece["sizes"])
                             )
-                            for piece in each["pieces"]
+                            for piece in fields["pieces"]
                         ),
                     )
-                    for name, each in plain["tensors"].items()
+                    for name, fields in plain["tensors"].items()
                 },
-                "files": {name: Seal(**each) for name, each in plain["files"].items()},
+                "files": {name: Seal(**fields) for name, fields in plain["files"].items()},
                 "optimizer": plain["optimizer"] and OptimizerState(**plain["optimizer"]),
             }
         )
@@ -149,10 +149,10 @@ def _of_plain_files(folder: Folder) -> Index:
     tensors: dict[str, SavedTensor] = {}
     for file in files:
         try:
-            found = tensor_file.entries(folder, file)
+            entries = tensor_file.entries(folder, file)
         except ValueError as error:
             raise _no_checkpoint(folder, f"cannot be read: {error}") from None
-        for name, entry in found.items():
+        for name, entry in entries.items():
             piece = Piece(file, name, (0,) * len(entry.shape), entry.shape)
             tensors[MODEL + name] = SavedTensor(entry.shape, tensor_file.NAMES[entry.dtype], (piece,))
     return Index(tensors)

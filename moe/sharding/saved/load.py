@@ -34,30 +34,37 @@ class Checkpoint:
     def at(cls, folder: str | Path) -> "Checkpoint":
         """All ranks call it, and check a share of the files each. Raises SpecError, on all ranks, for one that is
         torn."""
-        there = Folder(str(folder))
+        checkpoint_folder = Folder(str(folder))
 
         def ask() -> dict[str, Any]:
             try:
-                return {"index": indices.read(there).to_json()}
+                return {"index": indices.read(checkpoint_folder).to_json()}
             except SpecError as error:
-                return {"problems": [each.to_dict() for each in error.problems]}
+                return {"problems": [problem.to_dict() for problem in error.problems]}
 
-        told = together.from_first(ask)
-        if "problems" in told:
-            raise SpecError([Problem(**each) for each in told["problems"]])
-        index = Index.from_json(told["index"])
-        mine = sorted(index.files)[together.rank() :: together.world_size()]
-        found = [
-            sealing.fault(there, each, index.files[each].size_bytes, index.files[each].sha256)
-            for each in mine
+        answer = together.from_first(ask)
+        if "problems" in answer:
+            raise SpecError([Problem(**fields) for fields in answer["problems"]])
+        index = Index.from_json(answer["index"])
+        own_files = sorted(index.files)[together.rank() :: together.world_size()]
+        results = [
+            sealing.fault(checkpoint_folder, file, index.files[file].size_bytes, index.files[file].sha256)
+            for file in own_files
         ]
-        faults = [each for told in together.all_gathered([each for each in found if each]) for each in told]
+        faults = [
+            fault
+            for rank_faults in together.all_gathered([fault for fault in results if fault])
+            for fault in rank_faults
+        ]
         if faults:
             remedy = "use another checkpoint: this one is torn or was altered"
             raise SpecError(
-                [Problem("wrong_state", "checkpoint", there.url, each, remedy) for each in faults]
+                [
+                    Problem("wrong_state", "checkpoint", checkpoint_folder.url, fault, remedy)
+                    for fault in faults
+                ]
             )
-        return cls(there, index, Reader(there))
+        return cls(checkpoint_folder, index, Reader(checkpoint_folder))
 
     def find(self, names: Sequence[str]) -> tuple[str, SavedTensor] | None:
         """A tensor of the module, which has all of these names, with its own in the checkpoint."""
@@ -73,10 +80,12 @@ class Checkpoint:
         """Why it is not this module's: each tensor that is missing, of another shape, or one too many."""
         remedy = "use the module that the checkpoint was saved of"
         shards, persistent = applied.shards(), _persistent(applied)
-        used = {f"{MODEL}{self.index.tied.get(name, name)}" for names in applied.names() for name in names}
+        module_paths = {
+            f"{MODEL}{self.index.tied.get(name, name)}" for names in applied.names() for name in names
+        }
         for names in applied.names():
             name, shard = names[0], shards[names[0]]
-            if (found := self.find(names)) is None:
+            if (match := self.find(names)) is None:
                 if name in persistent:
                     yield Problem(
                         "missing",
@@ -85,53 +94,59 @@ class Checkpoint:
                         f"of shape {list(shard.shape)} must be in the checkpoint, and is not",
                         remedy,
                     )
-            elif found[1].shape != shard.shape:
+            elif match[1].shape != shard.shape:
                 yield Problem(
                     "shape_mismatch",
                     name,
-                    list(found[1].shape),
+                    list(match[1].shape),
                     f"must have the shape {list(shard.shape)} that it has here",
                     remedy,
                 )
-            elif DTYPES[found[1].dtype].is_floating_point != shard.part.dtype.is_floating_point:
+            elif DTYPES[match[1].dtype].is_floating_point != shard.part.dtype.is_floating_point:
                 yield Problem(
-                    "dtype_mismatch", name, found[1].dtype, f"cannot become {shard.part.dtype}", remedy
+                    "dtype_mismatch", name, match[1].dtype, f"cannot become {shard.part.dtype}", remedy
                 )
-        for path, stored in self.index.tensors.items():
-            if path.startswith(MODEL) and path not in used:
-                yield Problem("unknown_key", path.removeprefix(MODEL), list(stored.shape),
+        for path, saved_tensor in self.index.tensors.items():
+            if path.startswith(MODEL) and path not in module_paths:
+                yield Problem("unknown_key", path.removeprefix(MODEL), list(saved_tensor.shape),
                               "is in the checkpoint, and not in the module", remedy)  # fmt: skip
 
     def fill(self, applied: Applied) -> None:
         """Its values in the module's parts, in place, and its seed and step."""
         shards = applied.shards()
         for names in applied.names():
-            if (found := self.find(names)) is not None:
-                self._read(found[1], found[0], shards[names[0]])
+            if (match := self.find(names)) is not None:
+                self._read(match[1], match[0], shards[names[0]])
         if (draws := self.index.draws) is not None:
             applied.draws.seed, applied.draws.step = draws["seed"], draws["step"]
 
     def restore(self, applied: Applied, optimizer: Optimizer) -> None:
-        def read(stored: SavedTensor, path: str, name: str | None) -> Tensor:
+        def read(saved_tensor: SavedTensor, path: str, name: str | None) -> Tensor:
             if name is None:
-                tensor = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-                self._read(stored, path, Shard(stored.shape, (0,) * len(stored.shape), tensor, True))
+                tensor = torch.empty(saved_tensor.shape, dtype=DTYPES[saved_tensor.dtype])
+                self._read(
+                    saved_tensor,
+                    path,
+                    Shard(saved_tensor.shape, (0,) * len(saved_tensor.shape), tensor, True),
+                )
                 return tensor
-            shard = torch.empty_like(local(applied.get_parameter(name).detach()), dtype=DTYPES[stored.dtype])
+            shard = torch.empty_like(
+                local(applied.get_parameter(name).detach()), dtype=DTYPES[saved_tensor.dtype]
+            )
             tensor = applied.like(name, shard)
-            self._read(stored, path, applied.shard_of(name, tensor))
+            self._read(saved_tensor, path, applied.shard_of(name, tensor))
             return tensor
 
         restore(applied, optimizer, self.index, read)
 
-    def _read(self, stored: SavedTensor, path: str, shard: Shard) -> None:
+    def _read(self, saved_tensor: SavedTensor, path: str, shard: Shard) -> None:
         """What lies of a tensor in a shard, from all pieces that have some of it."""
         num_read = 0
-        for piece in stored.pieces:
-            first = [max(*each) for each in zip(piece.offsets, shard.offsets, strict=True)]
+        for piece in saved_tensor.pieces:
+            first = [max(*offsets) for offsets in zip(piece.offsets, shard.offsets, strict=True)]
             last = [
-                min(at + size, mine + here)
-                for at, size, mine, here in zip(
+                min(at + size, shard_offset + shard_size)
+                for at, size, shard_offset, shard_size in zip(
                     piece.offsets, piece.sizes, shard.offsets, shard.part.shape, strict=True
                 )
             ]
@@ -178,10 +193,10 @@ def load(applied: Applied, folder: str | Path, optimizer: Optimizer | None = Non
     return checkpoint.index.extra
 
 
-def _persistent(applied: Applied) -> set[str]:
+def _persistent(applied_module: Applied) -> set[str]:
     """Names of parameters, and of the buffers that state dictionaries have."""
-    found = {name for name, _ in applied.named_parameters(remove_duplicate=False)}
-    for path, module in applied.named_modules():
+    persistent_names = {name for name, _ in applied_module.named_parameters(remove_duplicate=False)}
+    for path, module in applied_module.named_modules():
         names = set(module._buffers) - module._non_persistent_buffers_set
-        found |= {f"{path}.{name}" if path else name for name in names}
-    return found
+        persistent_names |= {f"{path}.{name}" if path else name for name in names}
+    return persistent_names

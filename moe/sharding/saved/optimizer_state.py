@@ -22,36 +22,36 @@ def plain_state(
 ) -> OptimizerState:
     """Its state, having called `add(name, parameter, tensor)` for each tensor in it: of a parameter that it lies as,
     or whole on all ranks. Raises SpecError for what cannot be saved."""
-    numbers, packed = _numbers(applied, optimizer), optimizer.state_dict()
+    numbers, state_dict = _numbers(applied, optimizer), optimizer.state_dict()
     state: dict[str, dict[str, dict[str, Any]]] = {}
     problems: list[Problem] = []
     for name, number in numbers.items():
         parameter: Any = applied.get_parameter(name)
-        kept = state[name] = {}
-        for slot, value in packed["state"].get(number, {}).items():
+        slots = state[name] = {}
+        for slot, value in state_dict["state"].get(number, {}).items():
             path = f"{OPTIMIZER}{slot}.{name}"
             if isinstance(value, Tensor):
                 lies_alike = value.dim() > 0 and value.shape == parameter.shape
                 if (
                     not lies_alike
                     and isinstance(value, DTensor)
-                    and any(each.is_shard() for each in value.placements)
+                    and any(placement.is_shard() for placement in value.placements)
                 ):
                     rule = f"is sharded and not of its parameter's shape (={list(parameter.shape)})"
                     problems.append(Problem("shape_mismatch", path, list(value.shape), rule,
                                             "save applied.state_dict() and this state with "
                                             "torch.distributed.checkpoint"))  # fmt: skip
                 add(path, name if lies_alike else None, local(value))
-                kept[slot] = {"tensor": path}
+                slots[slot] = {"tensor": path}
                 continue
             try:
-                kept[slot] = {"plain": _plain(value)}
+                slots[slot] = {"plain": _plain(value)}
             except TypeError:
                 problems.append(Problem("wrong_type", path, type(value).__name__, "is nothing that a checkpoint keeps",
                                         "use an optimizer whose state is tensors and numbers"))  # fmt: skip
     by_number = {number: name for name, number in numbers.items()}
     groups = []
-    for position, group in enumerate(packed["param_groups"]):
+    for position, group in enumerate(state_dict["param_groups"]):
         options = {}
         for key, value in group.items():
             if key in _NAMES:
@@ -69,34 +69,34 @@ def plain_state(
 
 def optimizer_problems(applied: Applied, optimizer: Optimizer, index: Index) -> Iterator[Problem]:
     """Why a checkpoint's state is not this optimizer's."""
-    stored, kind = index.optimizer, type(optimizer).__name__
+    saved_state, kind = index.optimizer, type(optimizer).__name__
     remedy = "make the optimizer as it was when the checkpoint was saved"
-    if stored is None:
+    if saved_state is None:
         yield Problem(
             "missing", "optimizer", kind, "has no state in the checkpoint", "load without the optimizer"
         )
         return
-    if stored.kind != kind:
+    if saved_state.kind != kind:
         yield Problem(
             "mismatch",
             "optimizer",
             kind,
-            f"must be what the checkpoint was saved with (={stored.kind})",
+            f"must be what the checkpoint was saved with (={saved_state.kind})",
             remedy,
         )
     names = _names_by_group(applied, optimizer)
-    if len(names) != len(stored.groups):
+    if len(names) != len(saved_state.groups):
         yield Problem(
             "mismatch",
             "optimizer.param_groups",
             len(names),
-            f"must be as many as were saved (={len(stored.groups)})",
+            f"must be as many as were saved (={len(saved_state.groups)})",
             remedy,
         )
         return
-    for position, (mine, then) in enumerate(zip(names, stored.groups, strict=True)):
+    for position, (own_names, then) in enumerate(zip(names, saved_state.groups, strict=True)):
         before = {index.tied.get(name, name) for name in then["names"]}
-        now = {index.tied.get(name, name) for name in mine}
+        now = {index.tied.get(name, name) for name in own_names}
         for rule, differing in (("was not saved", now - before), ("must be there", before - now)):
             for name in sorted(differing):
                 yield Problem("mismatch", f"optimizer.param_groups[{position}]", name, rule, remedy)
@@ -108,22 +108,22 @@ def restore(
     index: Index,
     read: Callable[[SavedTensor, str, str | None], Tensor],
 ) -> None:
-    """Give an optimizer a checkpoint's state; `read(stored, name, parameter)` gives tensors, this rank's part of one
-    that lies as a parameter, or all of one."""
+    """Give an optimizer a checkpoint's state; `read(saved_tensor, name, parameter)` gives tensors, this rank's part of
+    one that lies as a parameter, or all of one."""
     assert index.optimizer is not None
-    numbers, packed = _numbers(applied, optimizer), optimizer.state_dict()
+    numbers, state_dict = _numbers(applied, optimizer), optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
     shards = applied.shards()
     of_elements = _slots_of_elements(index, {name: shard.shape for name, shard in shards.items()})
     for name, number in numbers.items():
-        kept = index.optimizer.state.get(index.tied.get(name, name), {})
+        slots = index.optimizer.state.get(index.tied.get(name, name), {})
         shape = shards[name].shape
         state[number] = {}
-        for slot, value in kept.items():
+        for slot, value in slots.items():
             if "tensor" in value:
-                stored = index.tensors[value["tensor"]]
-                lies_alike = stored.shape == shape and (len(shape) > 0 or slot in of_elements)
-                state[number][slot] = read(stored, value["tensor"], name if lies_alike else None)
+                saved_tensor = index.tensors[value["tensor"]]
+                lies_alike = saved_tensor.shape == shape and (len(shape) > 0 or slot in of_elements)
+                state[number][slot] = read(saved_tensor, value["tensor"], name if lies_alike else None)
             else:
                 state[number][slot] = _value(value["plain"])
     groups = [
@@ -131,10 +131,10 @@ def restore(
             **{key: _value(value) for key, value in then["options"].items()},
             **{key: group[key] for key in _NAMES if key in group},
         }
-        for group, then in zip(packed["param_groups"], index.optimizer.groups, strict=True)
+        for group, then in zip(state_dict["param_groups"], index.optimizer.groups, strict=True)
     ]
     optimizer.load_state_dict(
-        {"state": {n: each for n, each in state.items() if each}, "param_groups": groups}
+        {"state": {n: slots for n, slots in state.items() if slots}, "param_groups": groups}
     )
 
 
@@ -144,38 +144,38 @@ def _slots_of_elements(index: Index, shapes: Mapping[str, tuple[int, ...]]) -> s
     assert index.optimizer is not None
     return {
         slot
-        for name, kept in index.optimizer.state.items()
-        for slot, value in kept.items()
+        for name, slots in index.optimizer.state.items()
+        for slot, value in slots.items()
         if "tensor" in value and shapes.get(name) and index.tensors[value["tensor"]].shape == shapes[name]
     }
 
 
-def _names_by_group(applied: Applied, optimizer: Optimizer) -> list[list[str]]:
+def _names_by_group(applied_module: Applied, optimizer: Optimizer) -> list[list[str]]:
     """Raises SpecError for a parameter that the module does not have."""
-    names = {id(parameter): name for name, parameter in applied.named_parameters()}
+    names = {id(parameter): name for name, parameter in applied_module.named_parameters()}
     problems = [
         Problem(
             "not_found",
             f"optimizer.param_groups[{position}]",
-            list(each.shape),
+            list(parameter.shape),
             "has a parameter that is none of the module's",
             "make the optimizer of applied.parameters()",
         )
         for position, group in enumerate(optimizer.param_groups)
-        for each in group["params"]
-        if id(each) not in names
+        for parameter in group["params"]
+        if id(parameter) not in names
     ]
     if problems:
         raise SpecError(problems)
-    return [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _numbers(applied: Applied, optimizer: Optimizer) -> dict[str, int]:
+def _numbers(applied_module: Applied, optimizer: Optimizer) -> dict[str, int]:
     """By name, the number that torch gives a parameter in an optimizer's state."""
-    numbered = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    numbers_by_group = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     return {
         name: number
-        for names, numbers in zip(_names_by_group(applied, optimizer), numbered, strict=True)
+        for names, numbers in zip(_names_by_group(applied_module, optimizer), numbers_by_group, strict=True)
         for name, number in zip(names, numbers, strict=True)
     }
 
@@ -187,9 +187,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dim() == 0:
         return {"number": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
     if type(value) in (tuple, list):
-        return {"tuple" if isinstance(value, tuple) else "list": [_plain(each) for each in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [_plain(element) for element in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _plain(each) for key, each in value.items()}}
+        return {"dict": {key: _plain(element) for key, element in value.items()}}
     raise TypeError(type(value).__name__)
 
 
@@ -202,5 +202,5 @@ def _value(plain: Any) -> Any:
         case {"list": items}:
             return list(map(_value, items))
         case {"dict": items}:
-            return {key: _value(each) for key, each in items.items()}
+            return {key: _value(element) for key, element in items.items()}
     return plain

@@ -35,84 +35,91 @@ def save(
 
     Raises SpecError for what cannot be saved, SaveError where some rank cannot write, on all ranks.
     """
-    there, name = Folder(str(folder)), together.from_first(lambda: secrets.token_hex(4))
+    checkpoint_folder, name = Folder(str(folder)), together.from_first(lambda: secrets.token_hex(4))
     shards, state = _shards_of(applied, optimizer, extra)
     file = indices.piece_file(together.rank(), together.world_size(), name)
-    mine = {
-        path: each for path, each in shards.items() if each.is_first and (each.part.numel() or not each.shape)
+    own_shards = {
+        path: shard
+        for path, shard in shards.items()
+        if shard.is_first and (shard.part.numel() or not shard.shape)
     }
 
     def written() -> list[Any]:
         return (
-            list(tensor_file.write(there, file, {path: each.part for path, each in mine.items()}))
-            if mine
+            list(
+                tensor_file.write(
+                    checkpoint_folder, file, {path: shard.part for path, shard in own_shards.items()}
+                )
+            )
+            if own_shards
             else []
         )
 
     seal = _everywhere(written)
-    told = together.gathered(
+    rank_entries = together.gathered(
         {
             "file": file,
             "seal": seal,
-            "pieces": {path: [each.offsets, each.part.shape] for path, each in mine.items()},
+            "pieces": {path: [shard.offsets, shard.part.shape] for path, shard in own_shards.items()},
         }
     )
 
     def finished() -> None:
-        if told is None:
+        if rank_entries is None:
             return
         index = Index(
-            _stored(shards, told),
-            {each["file"]: Seal(*each["seal"]) for each in told if each["seal"]},
-            {other: first for first, *others in applied.names() for other in others},
+            _stored(shards, rank_entries),
+            {entry["file"]: Seal(*entry["seal"]) for entry in rank_entries if entry["seal"]},
+            {alias: first for first, *aliases in applied.names() for alias in aliases},
             {"seed": applied.draws.seed, "step": applied.draws.step},
             state,
             extra,
         )
-        seen = there.sizes()
-        for each, sealed in index.files.items():
-            if seen.get(each) != sealed.size_bytes:
+        sizes = checkpoint_folder.sizes()
+        for file_name, file_seal in index.files.items():
+            if sizes.get(file_name) != file_seal.size_bytes:
                 raise OSError(
-                    f"{each} is not seen here as its rank has written it: all ranks must see {there.url}"
+                    f"{file_name} is not seen here as its rank has written it: all ranks must see "
+                    f"{checkpoint_folder.url}"
                 )
-        indices.write(there, index)
-        for each in there.names():
-            if indices.is_piece_file(each) and each not in index.files:
-                there.remove(each)
+        indices.write(checkpoint_folder, index)
+        for file_name in checkpoint_folder.names():
+            if indices.is_piece_file(file_name) and file_name not in index.files:
+                checkpoint_folder.remove(file_name)
 
     _everywhere(finished)
 
 
 def _shards_of(
-    applied: Applied, optimizer: Optimizer | None, extra: Any
+    applied_module: Applied, optimizer: Optimizer | None, extra: Any
 ) -> tuple[dict[str, Shard], OptimizerState | None]:
     """This rank's shards by their names in the checkpoint. Raises SpecError, on all ranks."""
-    every_shard = applied.shards()
-    shards = {f"{MODEL}{first}": every_shard[first] for first, *_ in applied.names()}
+    every_shard = applied_module.shards()
+    shards = {f"{MODEL}{first}": every_shard[first] for first, *_ in applied_module.names()}
     problems: list[Problem] = []
     state = None
 
     def add(path: str, name: str | None, tensor: Tensor) -> None:
         shards[path] = (
-            applied.shard_of(name, tensor) if name is not None
+            applied_module.shard_of(name, tensor) if name is not None
             else Shard(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach(), together.rank() == 0)
         )  # fmt: skip
 
     if optimizer is not None:
         try:
-            state = plain_state(applied, optimizer, add)
+            state = plain_state(applied_module, optimizer, add)
         except SpecError as error:
             problems += error.problems
     problems += [
         Problem(
             "dtype_mismatch",
             path,
-            str(each.part.dtype),
+            str(shard.part.dtype),
             "is of a dtype that safetensors do not have",
             "use another dtype",
         )
-        for path, each in shards.items()
-        if each.part.dtype not in tensor_file.NAMES
+        for path, shard in shards.items()
+        if shard.part.dtype not in tensor_file.NAMES
     ]
     try:
         json.dumps(extra)
@@ -122,35 +129,39 @@ def _shards_of(
                 "wrong_type", "extra", None, f"must be a value as JSON has it ({error})", "use plain values"
             )
         )
-    every = [
-        Problem(**each)
-        for told in together.all_gathered([each.to_dict() for each in problems])
-        for each in told
+    all_problems = [
+        Problem(**fields)
+        for rank_problems in together.all_gathered([problem.to_dict() for problem in problems])
+        for fields in rank_problems
     ]
-    if every:
-        raise SpecError(list({str(each): each for each in every}.values()))
+    if all_problems:
+        raise SpecError(list({str(problem): problem for problem in all_problems}.values()))
     return shards, state
 
 
-def _stored(shards: dict[str, Shard], told: list[dict[str, Any]]) -> dict[str, SavedTensor]:
+def _stored(shards: dict[str, Shard], rank_entries: list[dict[str, Any]]) -> dict[str, SavedTensor]:
     pieces: dict[str, list[Piece]] = {path: [] for path in shards}
-    for each in told:
-        for path, (offsets, sizes) in each["pieces"].items():
-            pieces[path].append(Piece(each["file"], path, tuple(offsets), tuple(sizes)))
+    for entry in rank_entries:
+        for path, (offsets, sizes) in entry["pieces"].items():
+            pieces[path].append(Piece(entry["file"], path, tuple(offsets), tuple(sizes)))
     return {
-        path: SavedTensor(each.shape, tensor_file.NAMES[each.part.dtype], tuple(pieces[path]))
-        for path, each in shards.items()
+        path: SavedTensor(shard.shape, tensor_file.NAMES[shard.part.dtype], tuple(pieces[path]))
+        for path, shard in shards.items()
     }
 
 
 def _everywhere(do: Callable[[], Any]) -> Any:
     """What it gives. Raises SaveError on all ranks where it fails on one."""
-    found, said = None, None
+    result, failure = None, None
     try:
-        found = do()
+        result = do()
     except OSError as error:
-        said = f"{type(error).__name__}: {error}"
-    faults = [f"rank {rank}: {each}" for rank, each in enumerate(together.all_gathered(said)) if each]
+        failure = f"{type(error).__name__}: {error}"
+    faults = [
+        f"rank {rank}: {rank_failure}"
+        for rank, rank_failure in enumerate(together.all_gathered(failure))
+        if rank_failure
+    ]
     if faults:
         raise SaveError(f"the checkpoint was not saved ({'; '.join(faults)})")
-    return found
+    return result

@@ -42,20 +42,20 @@ class Entry:
 
 def write(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
     """(bytes, SHA-256) of the file, which takes its name when it is whole. One tensor at a time is copied."""
-    ordered = sorted(tensors, key=lambda each: (-tensors[each].element_size(), each))
+    names = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for each in ordered:
-        tensor = tensors[each]
+    for key in names:
+        tensor = tensors[key]
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[each] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        header[key] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     with folder.create(name) as stream:
         sealing = SealingStream(stream)
         sealing.write(len(text).to_bytes(8, "little") + text)
-        for each in ordered:
-            sealing.write(_memory(tensors[each].detach().cpu().contiguous()))
+        for key in names:
+            sealing.write(_memory(tensors[key].detach().cpu().contiguous()))
     return sealing.size_bytes, sealing.sha256
 
 
@@ -68,18 +68,18 @@ def entries(folder: Folder, name: str) -> dict[str, Entry]:
         text = stream.read(length)
     try:
         header = json.loads(text)
-        found = {}
-        for key, each in header.items():
+        tensors = {}
+        for key, fields in header.items():
             if key == "__metadata__":
                 continue
-            dtype, shape = DTYPES[each["dtype"]], tuple(map(int, each["shape"]))
-            begin, end = map(int, each["data_offsets"])
+            dtype, shape = DTYPES[fields["dtype"]], tuple(map(int, fields["shape"]))
+            begin, end = map(int, fields["data_offsets"])
             if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
                 raise ValueError(key)
-            found[key] = Entry(dtype, shape, 8 + length + begin)
+            tensors[key] = Entry(dtype, shape, 8 + length + begin)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{name} has a header that is none of safetensors") from None
-    return found
+    return tensors
 
 
 class Reader:
@@ -110,9 +110,9 @@ class Reader:
                 yield (), self._box(stream, entry, (), ())
                 return
             for at in range(0, sizes[0], rows):
-                here = min(rows, sizes[0] - at)
-                block = self._box(stream, entry, (starts[0] + at, *starts[1:]), (here, *sizes[1:]))
-                yield (slice(at, at + here), *(slice(0, size) for size in sizes[1:])), block
+                num_rows = min(rows, sizes[0] - at)
+                block = self._box(stream, entry, (starts[0] + at, *starts[1:]), (num_rows, *sizes[1:]))
+                yield (slice(at, at + num_rows), *(slice(0, size) for size in sizes[1:])), block
 
     def _box(self, stream: IO[bytes], entry: Entry, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
         box = torch.empty(tuple(sizes), dtype=entry.dtype)

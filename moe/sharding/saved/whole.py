@@ -12,7 +12,7 @@ from moe.sharding.applied.applied import Applied
 def state_dict(applied: Applied) -> dict[str, Tensor]:
     """The module's state dictionary, with whole tensors on the CPU, on rank 0; elsewhere an empty one. All ranks call
     it. For models that one rank has room for; each rank has one whole tensor at a time."""
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     wholes: dict[int, Tensor] = {}
     for name, tensor in applied.state_dict(keep_vars=True).items():
         if id(tensor) not in wholes:
@@ -23,5 +23,5 @@ def state_dict(applied: Applied) -> dict[str, Tensor]:
             else:
                 wholes[id(tensor)] = torch.empty(0)
         if together.rank() == 0:
-            found[name] = wholes[id(tensor)]
-    return found
+            state[name] = wholes[id(tensor)]
+    return state

@@ -145,22 +145,22 @@ class Costs:
             if at != axis and option.factor is not None
         )
 
-    def _sizes(self, rule: Rule, options: Options, *, every: bool = False) -> dict[str, int]:
-        """Sizes of factors on a rank, of the work that is done there: an exchange divides it once, and with `every`
+    def _sizes(self, rule: Rule, options: Options, *, all_dims: bool = False) -> dict[str, int]:
+        """Sizes of factors on a rank, of the work that is done there: an exchange divides it once, and with `all_dims`
         all dimensions that it splits."""
         sizes = dict(rule.sizes)
         for option, degree in zip(options, self.degrees, strict=True):
             factors = set() if option.factor is None else {option.factor}
             if option.exchange is not None:
                 tensors = zip(rule.results, option.exchange.results, strict=True)
-                if every:
+                if all_dims:
                     tensors = zip(
                         (*rule.operands, *rule.results),
                         (*option.exchange.operands, *option.exchange.results),
                         strict=True,
                     )
                 split_factors = [dims[dim][0] for dims, dim in tensors if dim is not None and dims[dim]]
-                factors = set(split_factors if every else split_factors[:1])
+                factors = set(split_factors if all_dims else split_factors[:1])
             for factor in factors:
                 sizes[factor] = -(-sizes[factor] // degree)
         return sizes
@@ -186,7 +186,7 @@ class Costs:
             return flops / kernels.attention_of(USUAL_WIDTHS).flops_per_s
         if (grouping := rule.grouped) is not None:
             share = sizes[grouping.groups] / rule.sizes[grouping.groups]
-            num_groups = self._sizes(rule, options, every=True)[grouping.groups]
+            num_groups = self._sizes(rule, options, all_dims=True)[grouping.groups]
             rows = max(1.0, sizes[grouping.rows] * grouping.per_row * share / num_groups)
             launches = self._software.host.expert_s / 3 * num_groups * grouping.passes
             experts = kernels.experts[dtype]

@@ -89,7 +89,7 @@ class IntegerProgram:
     def solved(self, most: float = INFINITY, *, quick: bool = False) -> Solution | None:
         """The cheapest solution, the same each time; None where there is none, or where all cost more than `most`.
         With `quick`, of a large program the cheapest that agrees with the relaxation wherever that is whole."""
-        relaxation = self._run(relaxed=True)
+        relaxation = self._run(is_relaxed=True)
         if relaxation is None or relaxation[1] > most:
             return None
         values, lower_bound = relaxation
@@ -100,22 +100,26 @@ class IntegerProgram:
         if self.num_variables >= EXACT:
             # mostly a few are left, and what is best for them is good enough for all
             solution = self._run(
-                relaxed=False, fixed={int(at): round(values[at]) for at in is_whole.nonzero()[0]}
+                is_relaxed=False, fixed_values={int(at): round(values[at]) for at in is_whole.nonzero()[0]}
             )
         if solution is None or (not quick and solution[1] > lower_bound * (1 + GAP)):
-            exact = self._run(relaxed=False)
+            exact = self._run(is_relaxed=False)
             solution = min(filter(None, (solution, exact)), key=lambda candidate: candidate[1], default=None)
         if solution is not None and not quick:  # within the gap more may be 1 than has to
             solution = (
-                self._run(relaxed=True, most=np.where(self._whole, solution[0].round(), INFINITY)) or solution
+                self._run(is_relaxed=True, upper_bounds=np.where(self._whole, solution[0].round(), INFINITY))
+                or solution
             )
         return None if solution is None else Solution(*solution, lower_bound, False)
 
     def _run(
-        self, relaxed: bool, fixed: Mapping[int, float] | None = None, most: np.ndarray | None = None
+        self,
+        is_relaxed: bool,
+        fixed_values: Mapping[int, float] | None = None,
+        upper_bounds: np.ndarray | None = None,
     ) -> tuple[np.ndarray, float] | None:
-        """(values, objective); None where there is no solution. Variables that are `fixed` have these values; all have
-        at most those of `most`."""
+        """(values, objective); None where there is no solution. Variables in `fixed_values` have these values; all
+        have at most their `upper_bounds`."""
         solver = _solver()
         options = {
             "output_flag": False,
@@ -125,7 +129,7 @@ class IntegerProgram:
             "mip_rel_gap": 1e-6 if self.num_variables < EXACT else GAP,
             "mip_abs_gap": 1e-9,
             # flows are nearly all that there is: to simplify them takes longer than to solve them
-            "presolve": "off" if relaxed and most is None else "choose",
+            "presolve": "off" if is_relaxed and upper_bounds is None else "choose",
         }
         for option, value in options.items():
             solver.setOptionValue(option, value)
@@ -134,9 +138,9 @@ class IntegerProgram:
         model.num_col_, model.num_row_ = self.num_variables, self.num_rows
         model.col_cost_ = np.array(self._costs) * scale
         lower, upper = np.zeros(self.num_variables), np.array(self._upper)
-        if most is not None:
-            upper = np.minimum(upper, most)
-        for column, value in (fixed or {}).items():
+        if upper_bounds is not None:
+            upper = np.minimum(upper, upper_bounds)
+        for column, value in (fixed_values or {}).items():
             lower[column] = upper[column] = value
         model.col_lower_, model.col_upper_ = lower, upper
         model.row_lower_, model.row_upper_ = np.array(self._row_lower), np.array(self._row_upper)
@@ -144,7 +148,7 @@ class IntegerProgram:
         model.a_matrix_.start_ = np.array(self._starts)
         model.a_matrix_.index_ = np.array(self._columns)
         model.a_matrix_.value_ = np.array(self._values)
-        if not relaxed:
+        if not is_relaxed:
             kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
             model.integrality_ = [kinds[is_whole] for is_whole in self._whole]
         solver.passModel(model)
