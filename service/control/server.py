@@ -88,8 +88,8 @@ def _limits(settings: Settings) -> Limits:
         min_body_bytes_per_s=settings.min_body_bytes_per_s,
         write_timeout_s=settings.write_timeout_s,
     )
-    other = limits.max_strangers + TAKEN_AT_A_TIME + SPARE_DESCRIPTORS
-    room = allow_descriptors(limits.max_connections + other) - other
+    num_reserved = limits.max_strangers + TAKEN_AT_A_TIME + SPARE_DESCRIPTORS
+    room = allow_descriptors(limits.max_connections + num_reserved) - num_reserved
     if room >= limits.max_connections:
         return limits
     log.warning(
@@ -109,8 +109,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(QUEUE)  # asyncio takes as many at a time as it has the kernel hold
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # asyncio takes as many at a time as it has the kernel hold
 
     async def main_loop(self) -> None:
         looking = asyncio.create_task(self._look())

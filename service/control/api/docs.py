@@ -31,9 +31,9 @@ def _page(schema: dict[str, Any]) -> str:
 
 def _route(method: str, path: str, operation: dict[str, Any]) -> str:
     parameters = "".join(
-        f"<li><code>{escape(given['name'])}</code> ({escape(given['in'])}"
-        f"{', required' if given.get('required') else ''}) {escape(given.get('description', ''))}</li>"
-        for given in operation.get("parameters", ())
+        f"<li><code>{escape(parameter['name'])}</code> ({escape(parameter['in'])}"
+        f"{', required' if parameter.get('required') else ''}) {escape(parameter.get('description', ''))}</li>"
+        for parameter in operation.get("parameters", ())
     )
-    told = "".join(f"<p>{escape(part)}</p>" for part in operation.get("description", "").split("\n\n"))
-    return f"<h2><code>{method.upper()} {escape(path)}</code></h2>{told}<ul>{parameters}</ul>"
+    description = "".join(f"<p>{escape(part)}</p>" for part in operation.get("description", "").split("\n\n"))
+    return f"<h2><code>{method.upper()} {escape(path)}</code></h2>{description}<ul>{parameters}</ul>"

@@ -35,10 +35,10 @@ def get_files(
     Those of checkpoints have the SHA-256 that their marker says. Never what holds a token.
     """
     try:
-        found = _files(services, job.storage).listed(frozenset(kind) or frozenset(Kind))
+        files = _files(services, job.storage).listed(frozenset(kind) or frozenset(Kind))
     except OSError as error:
         raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
-    after = [file for file in found if cursor is None or file.path > cursor]
+    after = [file for file in files if cursor is None or file.path > cursor]
     page = after[:limit]
     return {
         "items": [asdict(file) for file in page],

@@ -80,25 +80,25 @@ async def post_generate(
     how long a text may take, the service's settings say.
     """
     prompt, spec = _asked(body, services.settings.generation_max_tokens)
-    wanted = await run_in_threadpool(_wanted, services, job_id)
+    model = await run_in_threadpool(_wanted, services, job_id)
     return GenerationStream(
-        services, await _unless_gone(request, services.generations.begin(wanted, prompt, spec))
+        services, await _unless_gone(request, services.generations.begin(model, prompt, spec))
     )
 
 
 async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generation]) -> Generation:
     """Waits for a text to begin as long as its client does: its place in the line, or the loading of a model, is given
     up when that has gone."""
-    begun, gone = asyncio.ensure_future(beginning), asyncio.ensure_future(_gone(request))
+    generation_task, disconnect_task = asyncio.ensure_future(beginning), asyncio.ensure_future(_gone(request))
     try:
-        await asyncio.wait({begun, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not begun.done():
+        await asyncio.wait({generation_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not generation_task.done():
             raise Unavailable("the client has gone")
-        return begun.result()
+        return generation_task.result()
     finally:
-        gone.cancel()
-        begun.cancel()
-        await asyncio.gather(begun, gone, return_exceptions=True)
+        disconnect_task.cancel()
+        generation_task.cancel()
+        await asyncio.gather(generation_task, disconnect_task, return_exceptions=True)
 
 
 async def _gone(request: Request) -> None:
@@ -108,13 +108,13 @@ async def _gone(request: Request) -> None:
 
 def _asked(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
     """Raises Invalid, and SpecError."""
-    given = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
-    prompt = given.pop("prompt", None)
+    fields = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
+    prompt = fields.pop("prompt", None)
     if not isinstance(prompt, str):
         problem = Problem("wrong_type", "prompt", prompt, "must be text", "give the text to go on from")
         raise Invalid(str(problem), problem)
     default = GenerationSpec.model_fields["max_tokens"].default
-    spec = GenerationSpec(**{"max_tokens": min(default, max_tokens), **given})
+    spec = GenerationSpec(**{"max_tokens": min(default, max_tokens), **fields})
     if spec.max_tokens > max_tokens:
         rule = f"must be at most {max_tokens:,} here"
         remedy = "ask for fewer, or ask the operator to raise SHARDYARD_GENERATION_MAX_TOKENS"
@@ -137,8 +137,8 @@ def _wanted(services: Services, job_id: str) -> Wanted:
         raise Unavailable(f"the storage of {job_id} cannot be read: {error}") from None
     if not names:
         raise Conflict(f"{job_id} has no committed checkpoint yet: there is nothing to generate with")
-    found = services.storage_roots.find(job.storage)
-    return Wanted(job_id, names[0], job.storage, None if found is None else found[0])
+    location = services.storage_roots.find(job.storage)
+    return Wanted(job_id, names[0], job.storage, None if location is None else location[0])
 
 
 async def _events(services: Services, generation: Generation) -> AsyncIterator[bytes]:
@@ -148,18 +148,18 @@ async def _events(services: Services, generation: Generation) -> AsyncIterator[b
         try:
             if services.hub.closed:
                 raise Unavailable("this service is stopping")
-            told = await generation.next(min(ping_s, _LOOK_S))
+            message = await generation.next(min(ping_s, _LOOK_S))
         except ServiceError as error:
             yield _event("error", problem_body(error.status, error.kind, error.detail, error.problems))
             return
-        if told is None:
+        if message is None:
             if monotonic() - quiet_since < ping_s:
                 continue
             yield b": ping\n\n"
-        elif told.kind == "text":
-            yield _event("text", {"text": told.text})
+        elif message.kind == "text":
+            yield _event("text", {"text": message.text})
         else:
-            yield _event("end", {"reason": told.reason, "num_tokens": told.num_tokens})
+            yield _event("end", {"reason": message.reason, "num_tokens": message.num_tokens})
             return
         quiet_since = monotonic()
 

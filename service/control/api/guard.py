@@ -56,10 +56,10 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                answered = MutableHeaders(scope=message)
+                headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
-                    answered.setdefault(name, value)
-                answered.setdefault("cache-control", "no-store")
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         headers = Headers(scope=scope)
@@ -86,13 +86,13 @@ class Guard:
         return path not in OPEN_PATHS and not path.startswith("/internal/")
 
     def _check_host(self, headers: Headers) -> None:
-        given = headers.getlist("host")
-        if len(given) != 1:
+        host_headers = headers.getlist("host")
+        if len(host_headers) != 1:
             raise Malformed("a request names its host once")
-        host = _host_name(given[0])
+        host = _host_name(host_headers[0])
         if host not in self._hosts:
             raise Misdirected(
-                f"this service does not go by the name {(host or given[0])[:200]!r}; "
+                f"this service does not go by the name {(host or host_headers[0])[:200]!r}; "
                 "its operator can add it with SHARDYARD_ALLOWED_HOSTS"
             )
 
@@ -110,8 +110,8 @@ class Guard:
         if self._token is None:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip().encode() if scheme.lower() == "bearer" else b""
-        return hmac.compare_digest(given, self._token)
+        credentials = token.strip().encode() if scheme.lower() == "bearer" else b""
+        return hmac.compare_digest(credentials, self._token)
 
 
 def admit(scope: Scope) -> None:

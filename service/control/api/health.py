@@ -32,8 +32,8 @@ def readyz(request: Request, services: Called) -> dict[str, Any]:
     try:
         with services.database.read() as tx:
             holder = lease_holder(tx, now_us())
-    except Unavailable as gone:
-        raise (gone if request.state.is_user else Unavailable("the store does not answer")) from None
+    except Unavailable as unavailable:
+        raise (unavailable if request.state.is_user else Unavailable("the store does not answer")) from None
     except Exception as error:
         raise Unavailable(f"the store does not answer: {type(error).__name__}") from None
     last = services.controller.last_step_at
@@ -41,14 +41,14 @@ def readyz(request: Request, services: Called) -> dict[str, Any]:
         raise Unavailable(f"the controller has not finished a step for {time.monotonic() - last:.0f} s")
     services.requests.full_roots.ask_soon()
     fault = services.database.fault or services.requests.full_roots.fault
-    told = {
+    status = {
         "status": "degraded" if fault else "ready",
         "writing": "ok" if fault is None else "full" if isinstance(fault, Full) else "unavailable",
         "controller": "acting" if services.controller.acting else "standing by",
     }
     if not request.state.is_user:
-        return told
-    return {**told, "writing": fault.detail if fault else "ok", "holder": holder}
+        return status
+    return {**status, "writing": fault.detail if fault else "ok", "holder": holder}
 
 
 @router.get("/metrics")

@@ -62,18 +62,18 @@ def get_jobs(
     count: Annotated[bool, Query(description="say how many there are on all pages, as `total`")] = False,
 ) -> JSONResponse:
     """Jobs, newest first. A page is unmoved by jobs that come meanwhile."""
-    wanted = JobFilter(states=_states(state), labels=_labels(label), name=name)
+    job_filter = JobFilter(states=_states(state), labels=_labels(label), name=name)
     before = read_cursor(cursor) if cursor else None
     with services.database.read_many() as tx:
-        found = list_jobs(tx, wanted, before=before, limit=limit + 1)
-        total = {"total": count_jobs(tx, wanted)} if count else {}
-    page = found[:limit]
-    more = len(found) > limit
+        jobs = list_jobs(tx, job_filter, before=before, limit=limit + 1)
+        total = {"total": count_jobs(tx, job_filter)} if count else {}
+    page = jobs[:limit]
+    has_more = len(jobs) > limit
     # What is asked for most goes out as it is: the framework would look through it once more, in another thread.
     return JSONResponse(
         {
             "items": [summary_view(job) for job in page],
-            "next_cursor": write_cursor(page[-1].number) if more else None,
+            "next_cursor": write_cursor(page[-1].number) if has_more else None,
             **total,
         }
     )
@@ -148,8 +148,8 @@ def get_plan(job: Job, services: Called) -> dict[str, Any]:
     plan: dict[str, Any] = json.loads(job.plan)
     if (tokens_per_step := plan.get("tokens_per_step")) is None:  # of another release
         return plan
-    measured = measured_step(services.database, job.number, job.attempt, tokens_per_step)
-    return {**plan, "measured": measured}
+    measurement = measured_step(services.database, job.number, job.attempt, tokens_per_step)
+    return {**plan, "measured": measurement}
 
 
 @router.get("/jobs/{job_id}/metrics", responses=refusals(NotFound, Gone))
@@ -182,10 +182,10 @@ def get_metrics(
 def get_checkpoints(job: Job, services: Called) -> dict[str, Any]:
     """Committed checkpoints, oldest first, as their markers on storage say."""
     try:
-        found = list_checkpoints(services.storage_roots.folder(job.storage))
+        checkpoints = list_checkpoints(services.storage_roots.folder(job.storage))
     except OSError as error:
         raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
-    return {"items": [checkpoint.to_plain() for checkpoint in found], "next_cursor": None}
+    return {"items": [checkpoint.to_plain() for checkpoint in checkpoints], "next_cursor": None}
 
 
 @router.get("/schema")
@@ -194,8 +194,8 @@ def get_schema() -> dict[str, Any]:
     return json_schema()
 
 
-def _states(given: Sequence[str]) -> list[str]:
-    states = [state for entry in given for state in entry.split(",") if state]
+def _states(entries: Sequence[str]) -> list[str]:
+    states = [state for entry in entries for state in entry.split(",") if state]
     for state in states:
         if state not in set(State):
             problem = Problem(
@@ -205,9 +205,9 @@ def _states(given: Sequence[str]) -> list[str]:
     return states
 
 
-def _labels(given: Sequence[str]) -> list[tuple[str, str | None]]:
+def _labels(entries: Sequence[str]) -> list[tuple[str, str | None]]:
     labels = []
-    for entry in given:
+    for entry in entries:
         key, equals, value = entry.partition("=")
         labels.append((key, value if equals else None))
     return labels

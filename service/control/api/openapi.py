@@ -89,11 +89,13 @@ def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
                 common = (*common, Unauthenticated)
             if method == "post":
                 common = (*common, *_OF_BODIES)
-            given = operation["responses"]
-            given.pop("422", None)
-            more = {str(status): answer for status, answer in refusals(*common).items()}
-            failed = {"500": _refusal("The service failed; its log says why.")}
-            operation["responses"] = dict(sorted({**more, **failed, **given}.items()))
+            responses = operation["responses"]
+            responses.pop("422", None)
+            common_responses = {str(status): answer for status, answer in refusals(*common).items()}
+            failure_response = {"500": _refusal("The service failed; its log says why.")}
+            operation["responses"] = dict(
+                sorted({**common_responses, **failure_response, **responses}.items())
+            )
     return document
 
 
@@ -104,19 +106,21 @@ def _refusal(description: str) -> dict[str, Any]:
 
 async def refuse_unknown_parameters(request: Request) -> None:
     """Raises Invalid for a query parameter that the document does not name: it would change nothing, unnoticed."""
-    given = request.query_params
-    if not given:
+    parameters = request.query_params
+    if not parameters:
         return
     path = request.scope["route"].path
     operation = request.app.openapi()["paths"].get(path, {}).get(request.method.lower(), {})
-    known = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
-    remedy = f"use {', '.join(known)}" if known else "leave it out: this takes no parameters"
+    known_names = [
+        parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"
+    ]
+    remedy = f"use {', '.join(known_names)}" if known_names else "leave it out: this takes no parameters"
     problems = [
         Problem(
             "unknown_key", f"query.{name[:100]}", value, f"is no parameter of {request.method} {path}", remedy
         )
-        for name, value in given.items()
-        if name not in known
+        for name, value in parameters.items()
+        if name not in known_names
     ]
     if problems:
         raise Invalid(in_words(problems, "; "), problems)

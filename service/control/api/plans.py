@@ -26,16 +26,16 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
     Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked. With one it
     may be of what cannot be run yet, and says so. Neither needs a model's weights; a run's needs are in `missing`.
     """
-    asked = plan_request(services.requests.expanded(body))
+    request = plan_request(services.requests.expanded(body))
     try:
         plan = services.requests.plans.made(
-            asked.spec,
-            asked.num_workers,
-            asked.top,
-            asked.profile,
-            asked.cluster,
-            asked.software,
-            asked.goal,
+            request.spec,
+            request.num_workers,
+            request.top,
+            request.profile,
+            request.cluster,
+            request.software,
+            request.goal,
         )
     except LauncherUnavailable as error:
         raise Unavailable(
@@ -73,6 +73,6 @@ def get_cluster(services: Called) -> dict[str, Any]:
         "cpus": facts.cpus,
         "gpus": facts.gpus,
         "memory_bytes": sum(node.memory_bytes for node in facts.nodes),
-        "calibrations": [each.model_dump(mode="json") for each in facts.calibrations],
+        "calibrations": [calibration.model_dump(mode="json") for calibration in facts.calibrations],
         "held": [{"job_id": job.id, **json.loads(job.gang)} for job in jobs if job.launch and job.gang],
     }

@@ -121,9 +121,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(DBAPIError)
     async def no_store(_request: Request, error: DBAPIError) -> Response:
-        if (refused := database_in_words(error)) is None:
+        if (failure := database_in_words(error)) is None:
             raise error
-        return refusal(refused)
+        return refusal(failure)
 
     @app.exception_handler(UnicodeEncodeError)
     async def no_file_name(_request: Request, error: UnicodeEncodeError) -> Response:
@@ -146,17 +146,17 @@ class Failures:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        has_begun = False
 
         async def send_and_note(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal has_begun
+            has_begun = True
             await send(message)
 
         try:
             await self._app(scope, receive, send_and_note)
         except Exception as error:
-            if begun or scope["type"] != "http":
+            if has_begun or scope["type"] != "http":
                 raise  # the server breaks the connection off
             log.error("a request failed", method=scope["method"], path=scope["path"], exc_info=error)
             answer = problem_response(500, "internal", "the service failed; its log says why")
@@ -165,7 +165,7 @@ class Failures:
 
 def _served_methods(request: Request) -> list[str]:
     """Methods that this path is served with, over all of its routes: the framework names those of the first alone."""
-    served = [
+    methods = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         if any(
@@ -173,7 +173,7 @@ def _served_methods(request: Request) -> list[str]:
             for route in request.app.routes
         )
     ]
-    return ["HEAD", *served] if "GET" in served else served
+    return ["HEAD", *methods] if "GET" in methods else methods
 
 
 def _parameter(entry: Any) -> Problem:

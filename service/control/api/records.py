@@ -25,10 +25,10 @@ async def _admitted(
 ) -> str:
     """The token, which is that of the job's newest attempt. Raises NotFound, Forbidden."""
     scheme, _, token = authorization.partition(" ")
-    given = token if scheme.lower() == "bearer" else ""
-    await run_in_threadpool(services.ingest.admit, job_id, given)
+    credentials = token if scheme.lower() == "bearer" else ""
+    await run_in_threadpool(services.ingest.admit, job_id, credentials)
     admit(request.scope)
-    return given
+    return credentials
 
 
 @router.post("/jobs/{job_id}/records")

@@ -134,8 +134,8 @@ async def get_logs(
     reader = LogReader(folder, LogChoice(attempt, worker, since, grep, raw))
     if worker is not None and not follow and not await run_in_threadpool(reader.writers):
         names = [writer.name for writer in await run_in_threadpool(reader.folder.writers)]
-        known = f"; those that have one are {', '.join(names[:_MAX_NAMED])}" if names else ""
-        raise NotFound(f"{job.id} has no log of {worker!r}{known}{' ...' * (len(names) > _MAX_NAMED)}")
+        writer_names = f"; those that have one are {', '.join(names[:_MAX_NAMED])}" if names else ""
+        raise NotFound(f"{job.id} has no log of {worker!r}{writer_names}{' ...' * (len(names) > _MAX_NAMED)}")
     as_json = "application/x-ndjson" in request.headers.get("accept", "")
     render = _json_line if as_json else _text_line if worker is None else _bare_line
     return StreamingResponse(
@@ -191,11 +191,11 @@ def _bare_line(line: LogLine) -> bytes:
 
 def _json_line(line: LogLine) -> bytes:
     worker = line.writer.name.partition(".")[2]
-    told = {
+    fields = {
         "attempt": line.writer.attempt,
         "worker": worker,
         "message": line.text,
         "time": time_text(line.time) if line.time else None,
         "position": line.position,
     }
-    return (json.dumps(told) + "\n").encode()
+    return (json.dumps(fields) + "\n").encode()

@@ -19,7 +19,7 @@ class Timing:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
+        start_s = time.perf_counter()
 
         async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -27,7 +27,7 @@ class Timing:
                 route = getattr(scope.get("route"), "path", None) or "unknown"
                 method = scope["method"] if route != "unknown" and scope["method"] in _METHODS else "any"
                 self._figures.requests.labels(method, route, str(message["status"])).inc()
-                self._figures.request_seconds.labels(method, route).observe(time.perf_counter() - started)
+                self._figures.request_seconds.labels(method, route).observe(time.perf_counter() - start_s)
             await send(message)
 
         await self._app(scope, receive, send_and_count)

@@ -59,8 +59,8 @@ def deletion_view(deletion: DeletionRow, reason: str) -> dict[str, Any]:
     }
 
 
-def _time(us: int | None) -> str | None:
-    return None if us is None else time_text(us)
+def _time(time_us: int | None) -> str | None:
+    return None if time_us is None else time_text(time_us)
 
 
 def _json(text: str | None) -> Any:

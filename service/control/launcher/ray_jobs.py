@@ -80,13 +80,15 @@ class RayJobsLauncher(Launcher):
 
     def cluster(self) -> ClusterFacts:
         answer = self._json("GET", f"/api/v0/nodes?detail=1&limit={MAX_NODES}")
-        found = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
-        if not found:
+        living_nodes = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
+        if not living_nodes:
             raise LauncherUnavailable(
                 f"Ray at {self._url} has no living node, not even its head's; start it anew"
             )
-        gpu_memory = self._gpu_memory() if any(_amount(node, "GPU") for node in found) else {}
-        return ClusterFacts(nodes=tuple(_facts(node, gpu_memory.get(node["node_id"])) for node in found))
+        gpu_memory = self._gpu_memory() if any(_amount(node, "GPU") for node in living_nodes) else {}
+        return ClusterFacts(
+            nodes=tuple(_facts(node, gpu_memory.get(node["node_id"])) for node in living_nodes)
+        )
 
     def submit(self, launch: Launch) -> None:
         path = AttemptFolder(launch.storage, launch.attempt).write_launch(launch)
@@ -143,32 +145,32 @@ class RayJobsLauncher(Launcher):
         if response.status_code != 200:
             raise self._unavailable(response)
         try:
-            seen = self._await_end(submission_id, CALIBRATION_TIMEOUT_S)
+            observation = self._await_end(submission_id, CALIBRATION_TIMEOUT_S)
         except (LauncherUnavailable, LaunchRefused):
             with suppress(LauncherUnavailable):
                 self.stop(submission_id)
             raise
-        said = str(self._json("GET", f"{_job_path(submission_id)}/logs")["logs"])
-        found = [
+        output = str(self._json("GET", f"{_job_path(submission_id)}/logs")["logs"])
+        calibration_lines = [
             line.removeprefix(CALIBRATION_MARK)
-            for line in said.splitlines()
+            for line in output.splitlines()
             if line.startswith(CALIBRATION_MARK)
         ]
-        if seen.status != "succeeded" or not found:
-            why = _last_line(said) if said.strip() else seen.message or "it said nothing"
+        if observation.status != "succeeded" or not calibration_lines:
+            why = _last_line(output) if output.strip() else observation.message or "it said nothing"
             raise LaunchRefused(f"the cluster could not be measured: {why}")
-        return Calibration.model_validate_json(found[-1])
+        return Calibration.model_validate_json(calibration_lines[-1])
 
     def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
         """Raises LaunchRefused for a submission that does not end in time, or is gone."""
         deadline = time.monotonic() + timeout_s
-        while not (seen := self.observe(submission_id)).ended:
-            if seen.status == "unknown":
+        while not (observation := self.observe(submission_id)).ended:
+            if observation.status == "unknown":
                 raise LaunchRefused("the cluster knows nothing of its measurement any more; try again")
             if time.monotonic() > deadline:
                 raise LaunchRefused(f"the cluster was not measured within {timeout_s} s")
             time.sleep(LOOK_INTERVAL_S)
-        return seen
+        return observation
 
     def dashboard_url(self, submission_id: str) -> str | None:
         return f"{self._url}/#/jobs/{quote(submission_id, safe='')}"
@@ -195,29 +197,29 @@ class RayJobsLauncher(Launcher):
     def _gpu_memory(self) -> dict[str, int]:
         """Memory of the smallest GPU of each node, where Ray's agents can see real ones."""
         answer = self._json("GET", "/nodes?view=summary")
-        found = {}
+        memory_by_node = {}
         for node in answer["data"]["summary"]:
             sizes = [
                 int(gpu["memoryTotal"]) * _MIB for gpu in node.get("gpus") or () if gpu.get("memoryTotal")
             ]
             if sizes:
-                found[node["raylet"]["nodeId"]] = min(sizes)
-        return found
+                memory_by_node[node["raylet"]["nodeId"]] = min(sizes)
+        return memory_by_node
 
-    def _json(self, method: str, path: str, **given: Any) -> Any:
-        response = self._request(method, path, **given)
+    def _json(self, method: str, path: str, **options: Any) -> Any:
+        response = self._request(method, path, **options)
         if response.status_code != 200:
             raise self._unavailable(response)
         return response.json()
 
-    def _request(self, method: str, path: str, **given: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         # A cluster that was started anew has another token in the same file.
         headers = {}
         try:
             if self._token_path is not None:
                 headers["Authorization"] = f"Bearer {self._token_path.read_text().strip()}"
             self._refuse_trouble()
-            answer = self._requests.submit(self._client.request, method, path, headers=headers, **given)
+            answer = self._requests.submit(self._client.request, method, path, headers=headers, **options)
             while not wait((answer,), TROUBLE_INTERVAL_S).done:
                 self._refuse_trouble()  # a dashboard whose cluster died answers nothing for a long time
             return answer.result()
@@ -234,12 +236,12 @@ class RayJobsLauncher(Launcher):
         if response.status_code in (401, 403):
             where = f"{self._token_path} holds" if self._token_path else "SHARDYARD_RAY_TOKEN_PATH names"
             return LauncherUnavailable(f"Ray at {self._url} does not accept the token that {where}")
-        said = _last_line(response.text)
-        return LauncherUnavailable(f"Ray at {self._url} answers {response.status_code}: {said}")
+        message = _last_line(response.text)
+        return LauncherUnavailable(f"Ray at {self._url} answers {response.status_code}: {message}")
 
 
 def _facts(node: dict[str, Any], gpu_memory_bytes: int | None) -> NodeFacts:
-    named = [
+    accelerators = [
         name.partition(":")[2] for name in node["resources_total"] if name.startswith("accelerator_type:")
     ]
     return NodeFacts(
@@ -248,7 +250,8 @@ def _facts(node: dict[str, Any], gpu_memory_bytes: int | None) -> NodeFacts:
         cpus=_amount(node, "CPU"),
         gpus=_amount(node, "GPU"),
         memory_bytes=int(_amount(node, "memory")),
-        accelerator=(node.get("labels") or {}).get(ACCELERATOR_LABEL) or (named[0] if named else None),
+        accelerator=(node.get("labels") or {}).get(ACCELERATOR_LABEL)
+        or (accelerators[0] if accelerators else None),
         accelerator_memory_bytes=gpu_memory_bytes,
     )
 

@@ -83,9 +83,12 @@ def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: in
     for gang in gangs:
         left = gang.workers
         for index, (free_cpus, free_gpus) in enumerate(free):
-            taken = min(left, _slots(free_cpus, free_gpus, gang.cpus_per_worker, gang.gpus_per_worker))
-            free[index] = (free_cpus - taken * gang.cpus_per_worker, free_gpus - taken * gang.gpus_per_worker)
-            left -= taken
+            num_placed = min(left, _slots(free_cpus, free_gpus, gang.cpus_per_worker, gang.gpus_per_worker))
+            free[index] = (
+                free_cpus - num_placed * gang.cpus_per_worker,
+                free_gpus - num_placed * gang.gpus_per_worker,
+            )
+            left -= num_placed
         if left:
             # The cluster shrank under a gang that runs: what it holds of it is not known, so nothing is free.
             return 0
@@ -106,8 +109,8 @@ def fingerprint(cluster: ClusterFacts) -> str:
 
 
 def _needs(workers: int, cpus: int, gpus: int) -> str:
-    each = f"{cpus} CPU{'s' if cpus > 1 else ''}" + (f" and {gpus} GPU" if gpus else "")
-    return f"{workers} worker{'s' if workers > 1 else ''} of {each} each"
+    worker_needs = f"{cpus} CPU{'s' if cpus > 1 else ''}" + (f" and {gpus} GPU" if gpus else "")
+    return f"{workers} worker{'s' if workers > 1 else ''} of {worker_needs} each"
 
 
 def _has(cluster: ClusterFacts) -> str:
@@ -116,11 +119,11 @@ def _has(cluster: ClusterFacts) -> str:
     return f"{cluster.cpus:g} CPUs{gpus} on {nodes} node{'s' if nodes != 1 else ''}"
 
 
-def _holders(held: Mapping[str, Gang], limit: int = 3) -> str:
-    shown = [
+def _holders(gangs: Mapping[str, Gang], limit: int = 3) -> str:
+    holders = [
         f"{job_id} holds {gang.workers * gang.cpus_per_worker} CPUs"
         + (f" and {gang.workers * gang.gpus_per_worker} GPUs" if gang.gpus_per_worker else "")
-        for job_id, gang in list(held.items())[:limit]
+        for job_id, gang in list(gangs.items())[:limit]
     ]
-    more = len(held) - limit
-    return ", ".join(shown) + (f" and {more} more jobs hold the rest" if more > 0 else "")
+    num_others = len(gangs) - limit
+    return ", ".join(holders) + (f" and {num_others} more jobs hold the rest" if num_others > 0 else "")

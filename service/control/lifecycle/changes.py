@@ -73,8 +73,8 @@ def owe_attempt(
         "retry_at": retry_at,
     }
     if counts_as is not None:
-        stored = get_job(tx, job.id, lock=True) or job  # the run may have told of more since
-        losses = read_losses(stored.losses, stored.failures)
+        stored_job = get_job(tx, job.id, lock=True) or job  # the run may have told of more since
+        losses = read_losses(stored_job.losses, stored_job.failures)
         if counts_as == "failure":
             losses = losses.after_failure((job.attempt, END), kind)
         elif counts_as == "setback":
@@ -117,8 +117,8 @@ def tell_new(tx: Connection, job: JobRow, actor: str) -> list[WireEvent]:
 def warn(tx: Connection, job: JobRow, warnings: Sequence[str], actor: str) -> list[WireEvent]:
     """Stores warnings about a job, which its log and its stream have."""
     events = [
-        NewEvent("log", now_us(), None, actor, data_text({"level": "warning", "message": each}))
-        for each in warnings
+        NewEvent("log", now_us(), None, actor, data_text({"level": "warning", "message": warning}))
+        for warning in warnings
     ]
     return [to_wire(row) for row in append_events(tx, job.number, events)] if events else []
 

@@ -55,10 +55,10 @@ class ClusterWatch:
             raise Conflict("the cluster is being measured already; wait for that")
         try:
             facts = self.facts(0.0)
-            found = self._launcher.calibrate().model_copy(update={"accelerator": facts.accelerators})
+            calibration = self._launcher.calibrate().model_copy(update={"accelerator": facts.accelerators})
             if self._cache is not None:
-                write_calibration(self._cache, found, _file_of(found.device, facts))
-            return found
+                write_calibration(self._cache, calibration, _file_of(calibration.device, facts))
+            return calibration
         finally:
             self._calibrating.release()
 
@@ -66,8 +66,12 @@ class ClusterWatch:
         """The newest of each kind of device that the cluster has."""
         if self._cache is None:
             return ()
-        every = (read_calibration(self._cache, _file_of(device, facts)) for device in ("cpu", "cuda"))
-        return tuple(found for found in every if found and found.accelerator in (None, facts.accelerators))
+        candidates = (read_calibration(self._cache, _file_of(device, facts)) for device in ("cpu", "cuda"))
+        return tuple(
+            calibration
+            for calibration in candidates
+            if calibration and calibration.accelerator in (None, facts.accelerators)
+        )
 
     def _is_old(self, max_age_s: float) -> bool:
         return not self._has_answer() or time.monotonic() - self._answered_at > max_age_s

@@ -106,8 +106,8 @@ class Controller:
             try:
                 did = self.step()
                 failing = ""
-            except ServiceError as refused:  # the store cannot be written now, and says why
-                if failing != (failing := str(refused)):
+            except ServiceError as refusal:  # the store cannot be written now, and says why
+                if failing != (failing := str(refusal)):
                     log.error("a step of the controller failed", why=failing)
                 did = False
             except Exception as error:
@@ -142,7 +142,7 @@ class Controller:
                 jobs = jobs_in(tx, ACTIVE)
             self._ingest.statuses.forget_all_but({job.id for job in jobs})
             self._logged.keep_only(
-                {(what, job.number) for job in jobs for what in ("decided", "failed")} | set(self._chores)
+                {(kind, job.number) for job in jobs for kind in ("decided", "failed")} | set(self._chores)
             )
             for job in jobs:
                 did |= self._tend(job)
@@ -181,10 +181,10 @@ class Controller:
     def _tend(self, job: JobRow) -> bool:
         """One decision about one job, carried out; False when there was nothing to do."""
         try:
-            observed = self._observe(job)
-            if observed is None:
+            observation = self._observe(job)
+            if observation is None:
                 return False
-            job, facts = observed
+            job, facts = observation
             decision = decide(facts, self._deadlines)
             if isinstance(decision, Wait):
                 return False
@@ -347,5 +347,5 @@ def _launch_of(job: JobRow) -> str:
     return launch_prefix(job.storage, job.attempt)
 
 
-def _seconds(us: int | None) -> float | None:
-    return None if us is None else us / 1e6
+def _seconds(time_us: int | None) -> float | None:
+    return None if time_us is None else time_us / 1e6

@@ -11,9 +11,9 @@ class Deduplicator:
 
     def is_new(self, of: object, news: object) -> bool:
         """Whether this is not what was logged of it last; from now on it is."""
-        known = self._last.get(of)
+        previous = self._last.get(of)
         self._last[of] = news
-        return known != news
+        return previous != news
 
     def forget(self, of: object) -> None:
         """Nothing is wrong with it any more: the same would be news again."""

@@ -50,26 +50,26 @@ class Deletions:
         actor = f"user:{owner}"
         with self._database.write() as tx:
             job = get_job(tx, job_id, lock=True)
-            known = find_deletion(tx, job_id=job_id)
+            deletion = find_deletion(tx, job_id=job_id)
             if job is None:
-                if known is None:
+                if deletion is None:
                     raise absence(tx, job_id)
-                return known, "deleted"
-            if known is None:
-                known = self._new(job, actor)
-                insert_deletion(tx, known)
+                return deletion, "deleted"
+            if deletion is None:
+                deletion = self._new(job, actor)
+                insert_deletion(tx, deletion)
                 reason = f"deletion asked for by {owner}; its files go first"
                 events = enter(tx, job, State.DELETING, reason, actor)
             elif job.reason.startswith(STUCK):
                 reason = f"deletion asked for again by {owner}"
                 events = explain(tx, job, reason, actor)
             else:
-                return known, job.reason
+                return deletion, job.reason
         log.info("deletion asked for", job=job_id, actor=actor, storage=job.storage)
         self._hub.publish(job_id, events)
         self._next_try_at.pop(job.number, None)
         self._wake()
-        return known, reason
+        return deletion, reason
 
     def _new(self, job: JobRow, actor: str) -> DeletionRow:
         if State(job.state) not in sources(State.DELETING):
@@ -107,8 +107,8 @@ class Deletions:
 
     def _go_on(self, job: JobRow) -> None:
         until = monotonic() + STEP_S
-        gone = remove_job_folder(self._roots, job.storage, until) and remove_spool(job.id, until)
-        if not gone:
+        is_removed = remove_job_folder(self._roots, job.storage, until) and remove_spool(job.id, until)
+        if not is_removed:
             return
         with self._lease.change(job) as (tx, _):
             if delete_oldest_events(tx, job.number, STEP_EVENTS):

@@ -36,10 +36,10 @@ class DraftFolder:
         draft = self._draft
         with self._database.write() as tx:
             insert_draft(tx, draft, now)
-            claimed = {path for other in all_drafts(tx) for path in _made_for(other)}
+            claimed_paths = {path for other_draft in all_drafts(tx) for path in _made_for(other_draft)}
         above = _above(self._roots, draft.storage)
-        claimed.update(path for path in above if not os.path.lexists(path))
-        if num_parents := next((n for n, path in enumerate(above) if path not in claimed), len(above)):
+        claimed_paths.update(path for path in above if not os.path.lexists(path))
+        if num_parents := next((n for n, path in enumerate(above) if path not in claimed_paths), len(above)):
             with self._database.write() as tx:
                 note_parents(tx, draft.job_id, num_parents)
 
@@ -50,14 +50,14 @@ class DraftFolder:
     def give_up(self) -> None:
         """Removes what was made. Where that cannot be told, or done, it is left to the sweep: a store whose answer was
         lost may have the job."""
-        draft, gone = self._draft, False
+        draft, is_removed = self._draft, False
         try:
-            while not gone:
+            while not is_removed:
                 with self._database.read() as tx:
                     if get_job(tx, draft.job_id) is not None:
                         return
                     draft = find_draft(tx, draft.job_id) or draft
-                gone = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._made)
+                is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._made)
         except Exception as error:  # of any kind of storage; the answer that this stands beside matters more
             log.warning(
                 "the folder of a job that was refused stays until the sweep",
@@ -78,11 +78,15 @@ def remove_draft(
         except OSError as error:
             if error.errno not in _NO_PLACE:
                 raise
-    if made := _made_for(draft):
+    if parent_paths := _made_for(draft):
         with database.write() as tx:
-            for other in all_drafts(tx):
-                depths = [depth for depth, path in enumerate(_parents(other.storage), 1) if path in made]
-                note_parents(tx, other.job_id, max(depths, default=0))
+            for other_draft in all_drafts(tx):
+                depths = [
+                    depth
+                    for depth, path in enumerate(_parents(other_draft.storage), 1)
+                    if path in parent_paths
+                ]
+                note_parents(tx, other_draft.job_id, max(depths, default=0))
     remove_parents(roots, draft.storage, draft.num_parents)
     with database.write() as tx:
         return drop_draft(tx, draft)

@@ -44,7 +44,7 @@ class Drafts:
             self._look_at = monotonic() + self._look_s
             return False
         try:
-            gone = remove_draft(self._database, self._roots, draft, monotonic() + STEP_S)
+            is_removed = remove_draft(self._database, self._roots, draft, monotonic() + STEP_S)
         except Exception as error:  # of any kind of storage
             log.warning(
                 "cannot remove the folder of a job that was never stored",
@@ -53,6 +53,6 @@ class Drafts:
             )
             self._next_try_at[draft.job_id] = monotonic() + LOOK_S
             return True
-        if gone:
+        if is_removed:
             log.info("removed the folder of a job that was never stored", storage=draft.storage)
         return True

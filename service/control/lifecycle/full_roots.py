@@ -56,10 +56,10 @@ class FullRoots:
         if (root := self._root(storage)) is None or num_bytes > _max_bytes(root):
             return
         with self._lock:
-            known = self._refusals.get(root)
+            refusal = self._refusals.get(root)
             # A new one in any case: room that was found before this one says nothing of it.
             self._refusals[root] = (
-                replace(known) if known and known.num_bytes > num_bytes else _Refusal(fault, num_bytes)
+                replace(refusal) if refusal and refusal.num_bytes > num_bytes else _Refusal(fault, num_bytes)
             )
 
     def took(self, storage: str, num_bytes: int) -> None:
@@ -89,8 +89,8 @@ class FullRoots:
             self._asking.release()
 
     def _root(self, storage: str) -> str | None:
-        found = self._roots.find(storage)
-        return None if found is None else found[0]
+        location = self._roots.find(storage)
+        return None if location is None else location[0]
 
     def _known(self) -> list[tuple[str, _Refusal]]:
         with self._lock:
@@ -121,7 +121,7 @@ def _has_room(root: str, num_bytes: int) -> bool:
 def _max_bytes(root: str) -> float:
     """Bytes that a root could have free; infinite where that is not known."""
     try:
-        there = shutil.disk_usage(root)
+        usage = shutil.disk_usage(root)
     except OSError:  # or no file system
         return inf
-    return there.used + there.free  # and not what is reserved for the system
+    return usage.used + usage.free  # and not what is reserved for the system

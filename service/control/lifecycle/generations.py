@@ -71,12 +71,12 @@ class Generation:
         """Next message, up to the `end`; None where none comes within so long. Raises ServiceError."""
         try:
             async with asyncio.timeout(timeout_s):
-                told = await self._told.get()
+                message = await self._told.get()
         except TimeoutError:
             return None
-        if isinstance(told, ServiceError):
-            raise told
-        return told
+        if isinstance(message, ServiceError):
+            raise message
+        return message
 
     def leave(self) -> None:
         """Nobody reads it any more: it is broken off where it is still being made."""
@@ -147,12 +147,12 @@ class Generations:
     def _cancelled(self) -> Unavailable:
         return Unavailable("this service is stopping" if self._closed else "nobody reads it")
 
-    async def _make(self, generation: Generation, wanted: Wanted, prompt: str, spec: GenerationSpec) -> None:
+    async def _make(self, generation: Generation, model: Wanted, prompt: str, spec: GenerationSpec) -> None:
         """Has the turn."""
         if self._unloading is not None:
             self._unloading.cancel()
         try:
-            process = await self._process_of(wanted)
+            process = await self._process_of(model)
             await self._tell_all(generation, process, prompt, spec)
         except asyncio.CancelledError:
             generation.fail(self._cancelled())
@@ -165,8 +165,8 @@ class Generations:
         limit_s = self._limits.timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                async for told in process.made(prompt, spec):
-                    generation.put(told)
+                async for message in process.made(prompt, spec):
+                    generation.put(message)
         except TimeoutError:
             generation.fail(
                 Unavailable(f"the text took longer than the {limit_s:g} s that one may take here")
@@ -178,13 +178,13 @@ class Generations:
         except Failed as error:
             raise Unavailable(str(error)) from None
 
-    async def _process_of(self, wanted: Wanted) -> GeneratorProcess:
+    async def _process_of(self, model: Wanted) -> GeneratorProcess:
         """The process with this model: the one that is there, or a new one in its place."""
-        if self._process is not None and self._process.runs and self._loaded == wanted:
+        if self._process is not None and self._process.runs and self._loaded == model:
             return self._process
         await self._unload()
         limits = self._limits
-        load = Load(storage=wanted.storage, root=wanted.root, memory_bytes=limits.memory_bytes)
+        load = Load(storage=model.storage, root=model.root, memory_bytes=limits.memory_bytes)
         process = await GeneratorProcess.start(load)
         try:
             async with asyncio.timeout(limits.load_timeout_s):
@@ -196,13 +196,13 @@ class Generations:
                     f"loading the model took longer than the {limits.load_timeout_s:g} s that it may take"
                 ) from None
             if isinstance(error, Failed):
-                raise Conflict(f"the model of {wanted.job_id} cannot be loaded: {error}") from None
+                raise Conflict(f"the model of {model.job_id} cannot be loaded: {error}") from None
             raise
-        self._process, self._loaded = process, wanted
+        self._process, self._loaded = process, model
         log.info(
             "loaded a model to generate with",
-            job=wanted.job_id,
-            checkpoint=wanted.checkpoint,
+            job=model.job_id,
+            checkpoint=model.checkpoint,
             pid=process.pid,
         )
         return process

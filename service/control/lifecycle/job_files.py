@@ -35,11 +35,11 @@ class JobFiles:
 
     def listed(self, kinds: frozenset[Kind] = frozenset(Kind)) -> list[JobFile]:
         """By path; of checkpoints the committed ones, and of those the files that their markers name."""
-        found = [*self._plain(kinds)]
+        files = [*self._plain(kinds)]
         if Kind.CHECKPOINTS in kinds:
             for name in self._folder.sizes(markers.FOLDER):
-                found += self._of_checkpoint(name) if name.endswith(markers.SUFFIX) else ()
-        return sorted(found, key=lambda file: file.path)
+                files += self._of_checkpoint(name) if name.endswith(markers.SUFFIX) else ()
+        return sorted(files, key=lambda file: file.path)
 
     def open(self, path: str) -> tuple[IO[bytes], int]:
         """A file and its size. Raises NotFound for what is not there or not given to anybody."""

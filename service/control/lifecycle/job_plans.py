@@ -127,18 +127,18 @@ class JobPlans:
             self.check(spec)
         facts = self._watch.facts(FACTS_AGE_S)
         empty = admit(spec.resources, facts, held={})
-        made = (
+        cluster_plan = (
             None
             if isinstance(empty, NeverFits)
             else self._planned(spec, facts, num_workers, top, profile, software, goal)
         )
-        if made is None:
+        if cluster_plan is None:
             assert isinstance(empty, NeverFits)
             workers = spec.resources.min_num_workers
             raise SpecError(
                 Problem("does_not_fit", "resources", f"{workers} workers", empty.reason, "ask for less")
             )
-        return noted(made, spec, missing)
+        return noted(cluster_plan, spec, missing)
 
     def _planned(
         self,

@@ -70,20 +70,20 @@ class ModulePlans:
     def _ask(self, spec: JobSpec, cluster: Cluster) -> "Future[Plan]":
         key = made_for(spec, cluster)
         with self._lock:
-            known = self._asked.get(key)
-            if known is None or time.monotonic() > known.over_at:
-                if sum(not each.future.done() for each in self._asked.values()) >= MAX_WAITING:
+            plan_request = self._asked.get(key)
+            if plan_request is None or time.monotonic() > plan_request.over_at:
+                if sum(not request.future.done() for request in self._asked.values()) >= MAX_WAITING:
                     raise Unavailable("other modules are being planned; try again in a minute")
-                known = _Asked(self._worker.submit(self._plan, spec, cluster))
-                known.future.add_done_callback(known.is_made)
-                known.future.add_done_callback(lambda _: self._wake())
-            self._asked[key] = known
+                plan_request = _Asked(self._worker.submit(self._plan, spec, cluster))
+                plan_request.future.add_done_callback(plan_request.is_made)
+                plan_request.future.add_done_callback(lambda _: self._wake())
+            self._asked[key] = plan_request
             self._asked.move_to_end(key)
-            for old in [each for each, asked in self._asked.items() if asked.future.done()][
+            for old in [request_key for request_key, request in self._asked.items() if request.future.done()][
                 : -MAX_KEPT or None
             ]:
                 del self._asked[old]
-            return known.future
+            return plan_request.future
 
     def _plan(self, spec: JobSpec, cluster: Cluster) -> Plan:
         began = time.monotonic()

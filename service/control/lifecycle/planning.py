@@ -46,7 +46,9 @@ def planning_cluster(spec: JobSpec, facts: ClusterFacts) -> Cluster | None:
             "devices_per_node": per_node,
             "device": device,
             "memory_bytes": max(1, memory_bytes),
-            "calibration": next((each for each in facts.calibrations if each.device == kind), None),
+            "calibration": next(
+                (calibration for calibration in facts.calibrations if calibration.device == kind), None
+            ),
         }
     )
 
@@ -122,16 +124,22 @@ def plan_on(
         raise SpecError(_beyond(spec)) from None
     if load_skew is None or spec.model.moe is None:
         return plan
-    told = (
+    reason = (
         f"the busiest expert counts with {load_skew:.3g} times the mean of rows, as the newest steps measured"
     )
-    return plan.model_copy(update={"reasons": (*plan.reasons, told)})
+    return plan.model_copy(update={"reasons": (*plan.reasons, reason)})
 
 
 def _beyond(spec: JobSpec) -> Problem:
-    shown = f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
+    num_weights = (
+        f"{spec.model.num_parameters():.0e}" if spec.model.num_parameters() < 10**300 else "too many"
+    )
     return Problem(
-        "does_not_fit", "model", f"{shown} weights", "is beyond what can be planned", "use smaller numbers"
+        "does_not_fit",
+        "model",
+        f"{num_weights} weights",
+        "is beyond what can be planned",
+        "use smaller numbers",
     )
 
 
@@ -153,13 +161,13 @@ def _max_that_divides(spec: JobSpec, max_workers: int) -> int:
     """Largest number of workers, up to `max_workers`, that the degrees asked for divide; `max_workers` where there is
     none, so that the error is told of it."""
     expert, data = spec.parallel.expert, spec.parallel.data
-    asked = (expert or 1) * (data or 1)
-    found = max_workers - max_workers % asked
+    divisor = (expert or 1) * (data or 1)
+    num_workers = max_workers - max_workers % divisor
     if data is not None and expert is None:
         num_experts = spec.model.moe.num_experts if spec.model.moe else 1
         degrees = range(min(num_experts, max_workers // data), 0, -1)
-        found = data * next((degree for degree in degrees if num_experts % degree == 0), 0)
-    return found if found >= spec.resources.min_num_workers else max_workers
+        num_workers = data * next((degree for degree in degrees if num_experts % degree == 0), 0)
+    return num_workers if num_workers >= spec.resources.min_num_workers else max_workers
 
 
 def _device_type(node: NodeFacts) -> str | None:
@@ -173,7 +181,7 @@ def _gpu_of(nodes: Sequence[NodeFacts]) -> str | DeviceFacts:
         if _device_type(node) is None:
             return unknown_gpu(node.accelerator or "", _gpu_memory_bytes(node))
     types = {device for node in nodes if (device := _device_type(node)) is not None}
-    return min(sorted(types), key=lambda each: max(DEVICES[each].peak_flops_per_s.values()))
+    return min(sorted(types), key=lambda name: max(DEVICES[name].peak_flops_per_s.values()))
 
 
 def _gpu_memory_bytes(node: NodeFacts) -> int:

@@ -235,30 +235,34 @@ def decide(job: JobFacts, deadlines: Deadlines) -> Decision:
 
 
 def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
-    seen = job.observation
+    observation = job.observation
     if job.launch is None and job.request is not None:
         return _between_attempts(job)
-    if job.unreachable and seen is None:
+    if job.unreachable and observation is None:
         if job.runs_nothing and job.state == State.RUNNING:
             return Move(State.RECOVERING, job.unreachable)
         return NoteUnreachable(job.unreachable) if job.unreachable != job.reason else Wait()
-    if job.unreachable_since is not None and not job.unreachable and (seen is not None or job.launch is None):
+    if (
+        job.unreachable_since is not None
+        and not job.unreachable
+        and (observation is not None or job.launch is None)
+    ):
         return NoteReachable(_reason_when_reached(job))
     if job.launch is None:
         return _between_attempts(job)
-    if seen is None:
+    if observation is None:
         return Wait()
-    if seen.status == "unknown":
+    if observation.status == "unknown":
         decision = _unknown(job, deadlines)
         return replace(decision, stops=True) if isinstance(decision, End) else decision
     if job.launch == "due":
         return NoteSubmitted()
     if job.unseen_since is not None:
         return NoteSeen()
-    if not job.is_confirmed and not seen.ended:
+    if not job.is_confirmed and not observation.ended:
         return NoteConfirmed()
-    if seen.ended:
-        return _ended(job, seen) if seen.released else Wait()
+    if observation.ended:
+        return _ended(job, observation) if observation.released else Wait()
     return _alive(job, deadlines)
 
 
@@ -314,27 +318,27 @@ def _lost(job: JobFacts) -> Decision:
     """Decides on what ran on a cluster that was made anew, and knows nothing of it. Its loss is no fault of the job,
     also where its driver had the time to say that its workers died. But not over and over: it may be the job that
     brings its cluster down, less likely where its workers had not begun."""
-    what = f"attempt {job.attempt} was lost with the cluster that it ran on"
+    loss = f"attempt {job.attempt} was lost with the cluster that it ran on"
     num_lost, limit = job.setbacks + 1, MAX_SETBACKS
     if not job.began:
-        what += ", before its workers began"
+        loss += ", before its workers began"
         num_lost, limit = job.lost_starts + 1, MAX_LOST_STARTS
     if _is_given_up(job):
-        return _obeyed(job, what)
+        return _obeyed(job, loss)
     if num_lost >= limit:
         return End(
             State.PAUSED,
-            f"paused: {what}, as {num_lost} attempts were since its last progress, so that this job or another on it "
+            f"paused: {loss}, as {num_lost} attempts were since its last progress, so that this job or another on it "
             "may be what brings the cluster down; look there for why (memory, Ray's logs), then resume it",
         )
     since_progress = (
         f", as {num_lost} were since its last progress ({limit} pause the job)" if num_lost > 1 else ""
     )
-    why = f"{what}{since_progress}; another is owed, and no failure is counted"
+    why = f"{loss}{since_progress}; another is owed, and no failure is counted"
     counts_as: Literal["setback", "lost_start"] = "setback" if job.began else "lost_start"
     # A new cluster is there already: back off only after repeated losses, or where the job sets a backoff.
     is_first = num_lost == 1 and not job.failures and job.retry.backoff is None
-    return Retry(why, 0.0 if is_first else _backoff_s(job, "", job.failures), what, counts_as)
+    return Retry(why, 0.0 if is_first else _backoff_s(job, "", job.failures), loss, counts_as)
 
 
 def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> bool:
@@ -342,20 +346,24 @@ def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> boo
     return unseen_since is not None and now - unseen_since >= deadlines.lost_grace_s
 
 
-def _ended(job: JobFacts, seen: Observation) -> Decision:
+def _ended(job: JobFacts, observation: Observation) -> Decision:
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
         return Move(State.RUNNING, _running_reason(job))  # and was over before anyone looked
     if job.result is not None:
         return _by_result(job, job.result)
-    said = f": {_first_line(seen.message)}" if seen.message.strip() else ""
-    what = f"the driver of attempt {job.attempt} ended ({seen.status}) without a result{said}"
+    message = f": {_first_line(observation.message)}" if observation.message.strip() else ""
+    description = (
+        f"the driver of attempt {job.attempt} ended ({observation.status}) without a result{message}"
+    )
     if (
         job.stopped_at is not None and job.request is None
     ):  # without a request, only a frozen driver is stopped
-        what = f"the driver of attempt {job.attempt} was frozen, and was ended by force"
-    if seen.preempted and not _is_given_up(job):
-        return Retry(f"{what}; another is owed, and no failure is counted", PREEMPTED_S, what, None)
-    return _died(job, what, "driver")
+        description = f"the driver of attempt {job.attempt} was frozen, and was ended by force"
+    if observation.preempted and not _is_given_up(job):
+        return Retry(
+            f"{description}; another is owed, and no failure is counted", PREEMPTED_S, description, None
+        )
+    return _died(job, description, "driver")
 
 
 def _by_result(job: JobFacts, result: Result) -> Decision:
@@ -375,14 +383,14 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
         case "failed":
             if _is_final(result) and job.request != "cancel":
                 return End(State.FAILED, _first_line(result.message) or f"failed at step {result.step}")
-            what = f"attempt {job.attempt} failed at step {result.step}: {_first_line(result.message)}"
-            return _died(job, what, result.failure_kind)
+            description = f"attempt {job.attempt} failed at step {result.step}: {_first_line(result.message)}"
+            return _died(job, description, result.failure_kind)
 
 
-def _died(job: JobFacts, what: str, kind: str) -> Decision:
+def _died(job: JobFacts, description: str, kind: str) -> Decision:
     """A driver that is gone with its work undone: asked for, to be made anew, or one too many."""
     if _is_given_up(job):
-        return _obeyed(job, what)
+        return _obeyed(job, description)
     failures, limit, name = job.failures, job.max_failures, "retry.max_failures"
     if (own_limit := job.retry.own_limit(kind)) is not None:
         failures, limit, name = (
@@ -391,14 +399,14 @@ def _died(job: JobFacts, what: str, kind: str) -> Decision:
             f"retry.kinds.{kind}.max_failures",
         )
     if failures >= limit:
-        return End(State.FAILED, f"{what}; {name} (={limit}) is used up")
+        return End(State.FAILED, f"{description}; {name} (={limit}) is used up")
     words = f"failure {failures + 1} of {limit} allowed"
     if kind in job.retry.kinds:
         words += f" of kind {kind}" if own_limit is not None else f" ({kind})"
     after_s = _backoff_s(job, kind, failures)
     if job.retry.backoff_of(kind) is not None:
         words += f", tries again in {after_s:g} s"
-    return Retry(f"{what}; {words}", after_s, what, kind=kind)
+    return Retry(f"{description}; {words}", after_s, description, kind=kind)
 
 
 def _backoff_s(job: JobFacts, kind: str, failures: int) -> float:

@@ -85,14 +85,14 @@ class Recovery:
             with self._database.read() as tx:
                 empty = is_empty(tx)
             if empty or self._unfinished.exists():
-                recovered = self.run()
-                for job_id, _, standing in recovered.jobs:
+                outcome = self.run()
+                for job_id, _, standing in outcome.jobs:
                     log.info("recovered", job=job_id, state=standing.state, reason=standing.reason)
-                for storage, why in recovered.skipped:
+                for storage, why in outcome.skipped:
                     log.warning("a job cannot be recovered", storage=storage, error=why)
-                if recovered.jobs:
+                if outcome.jobs:
                     log.warning(
-                        "the store was empty: jobs were recovered from storage", jobs=len(recovered.jobs)
+                        "the store was empty: jobs were recovered from storage", jobs=len(outcome.jobs)
                     )
         except Exception:
             log.exception("jobs could not be recovered from storage; 'shardyard recover' tries again")
@@ -100,36 +100,38 @@ class Recovery:
     def run(self, tell: Callable[[str, str, Standing], None] = lambda *_: None) -> Recovered:
         """Recover every job that is in storage and not in the store, and pass each to `tell`. Raises OSError where a
         storage root cannot be read."""
-        recovered = Recovered()
-        stored = []
+        outcome = Recovered()
+        stored_jobs = []
         self._cluster_answers = True
         for storage in job_folders(
-            self._roots, lambda folder, error: recovered.skipped.append((folder, _first_line(error)))
+            self._roots, lambda folder, error: outcome.skipped.append((folder, _first_line(error)))
         ):
             with self._database.read() as tx:
                 if _is_known(tx, storage.rpartition("/")[2]):
                     continue
             try:
-                stored.append(read_stored_job(self._roots, storage))
+                stored_jobs.append(read_stored_job(self._roots, storage))
             except (OSError, ValueError) as error:
-                recovered.skipped.append((storage, _first_line(error)))
-        if stored:
+                outcome.skipped.append((storage, _first_line(error)))
+        if stored_jobs:
             self._unfinished.touch()
-        for job in sorted(stored, key=lambda job: (job.created_at, job.id)):
-            seen = self._observe(job)
+        for job in sorted(stored_jobs, key=lambda job: (job.created_at, job.id)):
+            observation = self._observe(job)
             try:
-                if seen is not None and seen.ended and job.result is None:  # it may have ended only just now
+                if (
+                    observation is not None and observation.ended and job.result is None
+                ):  # it may have ended only just now
                     job = replace(job, result=read_result(self._roots.folder(job.storage), job.attempt))
-                standing = standing_of(job, seen)
-                stored_as = self._restore(job, standing, is_confirmed=seen is not None)
+                standing = standing_of(job, observation)
+                stored_as = self._restore(job, standing, is_confirmed=observation is not None)
             except (OSError, ValueError) as error:
-                recovered.skipped.append((job.storage, _first_line(error)))
+                outcome.skipped.append((job.storage, _first_line(error)))
                 continue
             if stored_as is not None:
-                recovered.jobs.append((job.id, job.spec.name, stored_as))
+                outcome.jobs.append((job.id, job.spec.name, stored_as))
                 tell(job.id, job.spec.name, stored_as)
         self._unfinished.unlink(missing_ok=True)
-        return recovered
+        return outcome
 
     def _observe(self, job: StoredJob) -> Observation | None:
         if job.attempt == 0 or not self._cluster_answers:
@@ -247,16 +249,16 @@ def standing_of(job: StoredJob, seen: Observation | None) -> Standing:
         )
     kind: str | None = None
     if result is not None:
-        what, kind = f"failed at step {result.step}", result.failure_kind
+        ending, kind = f"failed at step {result.step}", result.failure_kind
     elif seen.status == "stopped":
-        what = "was stopped by force"
+        ending = "was stopped by force"
     elif seen.ended:
-        what, kind = "ended without a result", "driver"
+        ending, kind = "ended without a result", "driver"
     else:
-        what = "is not on the cluster any more"
+        ending = "is not on the cluster any more"
     return Standing(
         State.PAUSED,
-        f"recovered from its storage; attempt {number} {what}: 'resume' goes on {resumes}",
+        f"recovered from its storage; attempt {number} {ending}: 'resume' goes on {resumes}",
         failure_kind=kind,
     )
 
@@ -293,14 +295,14 @@ def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if job.checkpoint is not None and row.saves is None:
         at = job.checkpoint.created_at
-        committed = Committed(
+        last_commit = Committed(
             step=job.checkpoint.step,
             time=datetime.fromisoformat(at) if at else datetime.now(UTC),
             size_bytes=job.checkpoint.size_bytes,
         )
         columns |= {
-            "saves": Saves(committed=committed).model_dump_json(),
-            "step": max(row.step, committed.step),
+            "saves": Saves(committed=last_commit).model_dump_json(),
+            "step": max(row.step, last_commit.step),
         }
     return columns
 

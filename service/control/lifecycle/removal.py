@@ -28,13 +28,13 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
     The markers of checkpoints go first, so that none is taken for whole. Raises OSError for what cannot be removed,
     or lies behind a symbolic link.
     """
-    found = roots.find(storage)
-    if found is None:
+    location = roots.find(storage)
+    if location is None:
         raise OSError(
             f"its storage {storage} lies under no storage root of this service; "
             "its operator can name the root in SHARDYARD_STORAGE_ROOTS again"
         )
-    root, *parents, name = found
+    root, *parents, name = location
     if "://" in root:
         return _remove_remote(storage, until)
     if not os.path.isdir(root):  # as of a share that is not mounted: what lies there is not gone

@@ -76,10 +76,10 @@ class Requests:
         folder says, which may have changed since, or be gone."""
         if not names_folder(given):
             return self.submit(JobSpec.parse(given), owner, key)
-        sent = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
-        if key is not None and (known := self._used(owner, key, sent)) is not None:
-            return known, False
-        return self.submit(JobSpec.parse(self.expanded(given)), owner, key, sent)
+        request_digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+        if key is not None and (previous_job := self._used(owner, key, request_digest)) is not None:
+            return previous_job, False
+        return self.submit(JobSpec.parse(self.expanded(given)), owner, key, request_digest)
 
     def submit(
         self, spec: JobSpec, owner: str, key: str | None = None, sent: str | None = None
@@ -94,8 +94,8 @@ class Requests:
         print_of_spec = sent or hashlib.sha256(spec_text.encode()).hexdigest()
         # A copy takes so long that its client may lose patience; others may run side by side.
         with nullcontext() if key is None or spec.start_from is None else self._turns.of((owner, key)):
-            if key is not None and (known := self._used(owner, key, print_of_spec)) is not None:
-                return known, False
+            if key is not None and (previous_job := self._used(owner, key, print_of_spec)) is not None:
+                return previous_job, False
             return self._submit(spec, spec_text, print_of_spec, owner, key)
 
     def _submit(
@@ -116,7 +116,7 @@ class Requests:
             "unreachable_since": placement.unreachable_since, "state": State.QUEUED, "reason": placement.reason,
             "num_steps": spec.train.num_steps, "created_at": now, "updated_at": now, "queued_at": now,
         }  # fmt: skip
-        stored = False
+        is_stored = False
         try:
             self._put_spec(storage, spec_text, spec.storage, draft.made)
             if spec.start_from is not None:
@@ -128,17 +128,17 @@ class Requests:
                 )
             with self._database.write() as tx:
                 # Asked again inside the transaction, for two posts with one key may run side by side.
-                if key is not None and (used := find_key(tx, owner, key)) is not None:
-                    return _same(tx, used, print_of_spec), False
+                if key is not None and (used_key := find_key(tx, owner, key)) is not None:
+                    return _same(tx, used_key, print_of_spec), False
                 if not finish_draft(tx, job_id):
                     raise Unavailable("this took so long that it was given up; send it again")
                 job = insert_job(tx, values, spec.labels)
                 events = [*tell_new(tx, job, _actor(owner)), *warn(tx, job, warnings, _actor(owner))]
                 if key is not None:
                     use_key(tx, owner, key, print_of_spec, job.number, now)
-            stored = True
+            is_stored = True
         finally:
-            if not stored:
+            if not is_stored:
                 draft.give_up()
         self._done(job_id, events)
         return job, True
@@ -199,10 +199,10 @@ class Requests:
             before, job = job, find_job(tx, job_id, lock=True)
             state = State(job.state)
             if state not in RESUMABLE:
-                what = f"has {_in_words(state)}" if state in ENDED else f"is {state}"
+                standing = f"has {_in_words(state)}" if state in ENDED else f"is {state}"
                 wait = "; wait until it is paused" if state == State.PAUSING else ""
                 raise Conflict(
-                    f"{job_id} {what}; only a job that is paused, failed or cancelled can be resumed{wait}"
+                    f"{job_id} {standing}; only a job that is paused, failed or cancelled can be resumed{wait}"
                 )
             if state != before.state:
                 raise Conflict(f"{job_id} became {state} just now; ask again")
@@ -233,9 +233,11 @@ class Requests:
         self._done(job_id, events)
         return job
 
-    def _put_spec(self, storage: str, spec_text: str, asked: str | None, made: Callable[[], None]) -> None:
+    def _put_spec(
+        self, storage: str, spec_text: str, requested_storage: str | None, on_made: Callable[[], None]
+    ) -> None:
         try:
-            _write_spec(self._storage_roots, storage, spec_text, asked, made)
+            _write_spec(self._storage_roots, storage, spec_text, requested_storage, on_made)
         except Full as error:
             self.full_roots.refused(storage, error, len(spec_text))
             raise
@@ -243,16 +245,16 @@ class Requests:
 
     def _used(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
         with self._database.read() as tx:
-            used = find_key(tx, owner, key)
-            return None if used is None else _same(tx, used, print_of_spec)
+            used_key = find_key(tx, owner, key)
+            return None if used_key is None else _same(tx, used_key, print_of_spec)
 
     def _require_checkpoint(self, job: JobRow) -> None:
         """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""
         try:
-            found = list_checkpoints(self._storage_roots.folder(job.storage))
+            checkpoints = list_checkpoints(self._storage_roots.folder(job.storage))
         except OSError as error:
             raise Unavailable(f"the storage of {job.id} cannot be read: {error}; ask again later") from None
-        if all(checkpoint.fault for checkpoint in found):
+        if all(checkpoint.fault for checkpoint in checkpoints):
             raise Conflict(
                 f"{job.id} has {_in_words(State(job.state))} without a committed checkpoint that it could go on from; "
                 f"submit its spec again, which begins anew ('shardyard submit --like {job.id}')"
@@ -276,18 +278,18 @@ def _in_words(state: State) -> str:
     return {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.CANCELLED: "been cancelled"}[state]
 
 
-def _same(tx: Connection, used: UsedKey, print_of_spec: str) -> JobRow:
+def _same(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow:
     """The job that a key was used for. Raises Conflict where that was another spec, or the job was deleted: a request
     that is repeated must not run it again."""
-    job = get_by_number(tx, used.job_number)
+    job = get_by_number(tx, used_key.job_number)
     if job is None or job.state == State.DELETING:
-        deletion = find_deletion(tx, job_number=used.job_number)
+        deletion = find_deletion(tx, job_number=used_key.job_number)
         assert deletion is not None, "a job went without a record of it"
         raise Conflict(
             f"this Idempotency-Key was used for a job that is no more: {deleted_in_words(deletion)}; "
             "use a new key for a new job"
         )
-    if used.fingerprint != print_of_spec:
+    if used_key.fingerprint != print_of_spec:
         raise Conflict(
             f"this Idempotency-Key was used for {job.id} with another spec; use a new key for a new job"
         )
@@ -298,15 +300,15 @@ def _write_spec(
     roots: StorageRoots,
     storage: str,
     spec_text: str,
-    asked: str | None,
-    made: Callable[[], None] = lambda: None,
+    requested_storage: str | None,
+    on_made: Callable[[], None] = lambda: None,
 ) -> None:
-    """Puts the spec on storage, which shows that storage can be written; `made` is called when its folder is there.
+    """Puts the spec on storage, which shows that storage can be written; `on_made` is called when its folder is there.
     Raises SpecError, Full."""
     try:
         folder = roots.folder(storage)
         folder.make()
-        made()
+        on_made()
         folder.write("spec.json", json.dumps(json.loads(spec_text), indent=2).encode())
     except (OSError, ValueError, ImportError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -316,5 +318,7 @@ def _write_spec(
             ) from None
         remedy = "choose a folder that the service may write, or ask its operator"
         raise SpecError(
-            Problem("not_writable", "storage", asked or storage, f"cannot be written: {why}", remedy)
+            Problem(
+                "not_writable", "storage", requested_storage or storage, f"cannot be written: {why}", remedy
+            )
         ) from None

@@ -58,32 +58,32 @@ class StorageRoots:
     def folder(self, storage: str) -> Folder:
         """A job's own folder, to which and in which no link below its root is followed; where its root is named no
         more, no link below the folder that it lies in."""
-        found = self.find(storage)
-        return Folder.of_job(storage) if found is None else Folder(storage, root=found[0])
+        location = self.find(storage)
+        return Folder.of_job(storage) if location is None else Folder(storage, root=location[0])
 
     def _default(self) -> str:
         protocol, path = self._roots[0]
         return os.path.realpath(os.path.expanduser(path)) if protocol == "file" else f"{protocol}://{path}"
 
-    def _confined(self, asked: str) -> str:
-        if "::" in asked:
-            raise self._problem(asked, "must be one place, not a chain of file systems ('::')")
-        if _ODD.search(asked):
-            raise self._problem(asked, "must not have control characters, '\\', '?', '#', '*', '[' or ']'")
-        if not asked.isprintable():
+    def _confined(self, storage: str) -> str:
+        if "::" in storage:
+            raise self._problem(storage, "must be one place, not a chain of file systems ('::')")
+        if _ODD.search(storage):
+            raise self._problem(storage, "must not have control characters, '\\', '?', '#', '*', '[' or ']'")
+        if not storage.isprintable():
             raise self._problem(
-                asked, "must not have characters that are not seen, or turn what is seen around"
+                storage, "must not have characters that are not seen, or turn what is seen around"
             )
-        protocol, path = _split(asked)
+        protocol, path = _split(storage)
         if ".." in re.split(r"/", path) or ".." in re.split(r"/", unquote(path)):
-            raise self._problem(asked, "must not climb with '..'")
+            raise self._problem(storage, "must not climb with '..'")
         if protocol != "file":
             for root_protocol, root in self._roots:
                 if protocol == root_protocol and _below(path, root):
                     return f"{protocol}://{path}"
-            raise self._outside(asked)
+            raise self._outside(storage)
         if not os.path.isabs(path):
-            raise self._problem(asked, "must be an absolute path or a URL")
+            raise self._problem(storage, "must be an absolute path or a URL")
         fault = None
         try:
             real = links.followed(path)
@@ -92,16 +92,16 @@ class StorageRoots:
         for root_protocol, root in self._roots:
             if root_protocol == "file" and _below(real, os.path.realpath(os.path.expanduser(root))):
                 if fault is not None:
-                    raise self._problem(asked, fault)
+                    raise self._problem(storage, fault)
                 return real
-        raise self._outside(asked)  # whatever is wrong with it: what is there is nobody's business
+        raise self._outside(storage)  # whatever is wrong with it: what is there is nobody's business
 
-    def _outside(self, asked: str) -> SpecError:
-        return self._problem(asked, "must lie under a storage root of this service")
+    def _outside(self, storage: str) -> SpecError:
+        return self._problem(storage, "must lie under a storage root of this service")
 
-    def _problem(self, asked: str, rule: str) -> SpecError:
+    def _problem(self, storage: str, rule: str) -> SpecError:
         remedy = f"use a folder under {' or '.join(self._shown)}, or leave it out"
-        return SpecError(Problem("not_allowed", "storage", asked, rule, remedy))
+        return SpecError(Problem("not_allowed", "storage", storage, rule, remedy))
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -68,7 +68,7 @@ class SpecKeeper:
 
 def _words(job: JobRow) -> str:
     words = f"files of {job.storage} were removed while it ran; its spec is written again, others are lost"
-    committed = read_saves(job.saves).committed
-    if committed is None:
+    commit = read_saves(job.saves).committed
+    if commit is None:
         return words
-    return f"{words}. Where the checkpoint of step {committed.step} is gone, too, another attempt cannot go on from it"
+    return f"{words}. Where the checkpoint of step {commit.step} is gone, too, another attempt cannot go on from it"

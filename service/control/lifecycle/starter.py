@@ -90,7 +90,7 @@ class Starter:
         with self._database.read() as tx:
             active = jobs_in(tx, ACTIVE)
         self._forget_all_but(active)
-        held = {job.id: Gang.from_dict(json.loads(job.gang)) for job in active if job.launch and job.gang}
+        gangs = {job.id: Gang.from_dict(json.loads(job.gang)) for job in active if job.launch and job.gang}
         starting = (job for job in active if job.launch is not None and job.state == State.STARTING)
         room = MAX_STARTING - sum(job.group_phase != "waiting" for job in starting)
         due: list[JobRow] = []
@@ -99,7 +99,7 @@ class Starter:
             if len(due) >= room:
                 break
             try:
-                verdict = self._try(job, held)
+                verdict = self._try(job, gangs)
             except (LauncherUnavailable, LeaseLost):
                 raise
             except Exception as error:
@@ -112,7 +112,7 @@ class Starter:
             if isinstance(verdict, Blocked):
                 break  # first come, first served
             if isinstance(verdict, JobRow):
-                held[job.id] = Gang.from_dict(json.loads(verdict.gang or "{}"))
+                gangs[job.id] = Gang.from_dict(json.loads(verdict.gang or "{}"))
                 due.append(verdict)
         return due
 
@@ -195,23 +195,23 @@ class Starter:
         except LauncherUnavailable:
             return None
         with self._database.read() as tx:
-            others = {
-                each.id: held
-                for each in jobs_in(tx, ACTIVE)
-                if each.id != job.id and (held := self.gang(each))
+            other_gangs = {
+                other_job.id: other_gang
+                for other_job in jobs_in(tx, ACTIVE)
+                if other_job.id != job.id and (other_gang := self.gang(other_job))
             }
             waiting = first_queued(tx, State.QUEUED, fingerprint(facts), (-1, -1)) is not None
-        verdict = admit(spec.resources, facts, others)
+        verdict = admit(spec.resources, facts, other_gangs)
         if not isinstance(verdict, Admit) or verdict.gang.workers == gang.workers:
             return None
         if waiting and verdict.gang.workers > gang.workers:
             return None
-        asked = (verdict.gang.workers, fingerprint(facts))
-        if self._room.get(job.number, (None,))[0] != asked:  # the same until the cluster or the job changes
-            planned = self._plan(job, spec, facts, verdict.gang)
-            if isinstance(planned, Blocked):
+        key = (verdict.gang.workers, fingerprint(facts))
+        if self._room.get(job.number, (None,))[0] != key:  # the same until the cluster or the job changes
+            outcome = self._plan(job, spec, facts, verdict.gang)
+            if isinstance(outcome, Blocked):
                 return None  # until its plan is made
-            self._room[job.number] = (asked, planned.num_workers if isinstance(planned, Plan) else None)
+            self._room[job.number] = (key, outcome.num_workers if isinstance(outcome, Plan) else None)
         return self._room[job.number][1]
 
     def note_submitted(self, job: JobRow) -> None:
@@ -235,9 +235,9 @@ class Starter:
 
     def _in_line(self, active: Collection[JobRow]) -> Iterator[JobRow]:
         now = now_us()
-        owed = [job for job in active if job.launch is None and job.request is None]
-        yield from (job for job in owed if (job.retry_at or 0) <= now)
-        if any((job.retry_at or 0) > now for job in owed):
+        due_jobs = [job for job in active if job.launch is None and job.request is None]
+        yield from (job for job in due_jobs if (job.retry_at or 0) <= now)
+        if any((job.retry_at or 0) > now for job in due_jobs):
             return  # what waits a moment before its next attempt does not lose its place to the queue
         place = (-1, -1)
         while True:
@@ -274,7 +274,7 @@ class Starter:
                     with self._lease.change(job) as (tx, events):
                         events += explain(tx, job, reason, ACTOR, values)
 
-    def _try(self, job: JobRow, held: dict[str, Gang]) -> JobRow | Blocked | NeverFits | BeingPlanned:
+    def _try(self, job: JobRow, gangs: dict[str, Gang]) -> JobRow | Blocked | NeverFits | BeingPlanned:
         """The job with its next attempt stored, if it fits now; else why not, which the job then shows."""
         facts = self._watch.facts(FACTS_AGE_S)
         try:
@@ -286,18 +286,18 @@ class Starter:
             return NeverFits(reason)
         if job.state == State.QUEUED and job.plan is None and isinstance(spec.model, ModuleModelSpec):
             return BeingPlanned()  # others may go before it meanwhile
-        verdict = admit(spec.resources, facts, held)
-        planned = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
-        if isinstance(planned, Plan):
+        verdict = admit(spec.resources, facts, gangs)
+        outcome = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
+        if isinstance(outcome, Plan):
             assert isinstance(verdict, Admit)
-            return self._store_attempt(job, planned, verdict.gang)
-        unfit = isinstance(planned, NeverFits) and job.state == State.QUEUED
+            return self._store_attempt(job, outcome, verdict.gang)
+        unfit = isinstance(outcome, NeverFits) and job.state == State.QUEUED
         with self._lease.change(job) as (tx, events):
             values: dict[str, object] = {"unfit_for": fingerprint(facts)} if unfit else {}
             if job.state == State.QUEUED and job.unreachable_since is not None:
                 values["unreachable_since"] = None
-            events += explain(tx, job, planned.reason, ACTOR, values)
-        return planned
+            events += explain(tx, job, outcome.reason, ACTOR, values)
+        return outcome
 
     def _store_attempt(self, job: JobRow, plan: Plan, room: Gang) -> JobRow | NeverFits:
         """From here on the attempt is `due`, and is found so after a crash."""
@@ -315,29 +315,39 @@ class Starter:
             "dashboard_url": None,
         }
         reason = f"attempt {attempt}: {gang}"
-        shown = read_stored_plan(job.plan)
+        previous_plan = read_stored_plan(job.plan)
         with self._lease.change(job) as (tx, events):
             if job.state == State.QUEUED:
                 events += enter(tx, job, State.STARTING, reason, ACTOR, values)
             else:
                 events += explain(tx, job, reason, ACTOR, values)
-            stored = get_job(tx, job.id)
-            if stored is not None and stored.attempt == attempt and (attempt == 1 or shown != plan):
-                events += tell_plan(tx, job, plan, shown if shown != plan else None, attempt, ACTOR)
-        if stored is None or stored.attempt != attempt:
+            updated_job = get_job(tx, job.id)
+            if (
+                updated_job is not None
+                and updated_job.attempt == attempt
+                and (attempt == 1 or previous_plan != plan)
+            ):
+                events += tell_plan(
+                    tx, job, plan, previous_plan if previous_plan != plan else None, attempt, ACTOR
+                )
+        if updated_job is None or updated_job.attempt != attempt:
             return NeverFits("was cancelled or paused just now")
         log.info("admitted", job=job.id, attempt=attempt, gang=str(gang))
-        return stored
+        return updated_job
 
     def _plan(
         self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang
     ) -> Plan | Blocked | NeverFits:
         """The plan that was shown, if it is for this gang; else a new one, for as many workers as one exists, with the
         loads that were measured where the job has run. A module's takes its time, for which it is blocked."""
-        shown = read_stored_plan(job.plan)
+        previous_plan = read_stored_plan(job.plan)
         device = spec.resources.trains_on(gang.gpus_per_worker)
-        if shown is not None and shown.num_workers == gang.workers and shown.device == device:
-            return shown
+        if (
+            previous_plan is not None
+            and previous_plan.num_workers == gang.workers
+            and previous_plan.device == device
+        ):
+            return previous_plan
         if isinstance(spec.model, ModuleModelSpec):
             return self._plan_of_module(spec, facts, gang)
         load_skew = measured_load_skew(self._database, job.number) if job.attempt else None
@@ -363,8 +373,8 @@ class Starter:
             except SpecError as error:
                 failure = failure or str(error)
                 continue
-            each = Gang(workers, gang.cpus_per_worker, gang.gpus_per_worker)
-            return plan or Blocked(f"its module is being planned for {each}")
+            plan_gang = Gang(workers, gang.cpus_per_worker, gang.gpus_per_worker)
+            return plan or Blocked(f"its module is being planned for {plan_gang}")
         return NeverFits(f"no plan fits this cluster: {failure}")
 
     def _forget_all_but(self, active: Collection[JobRow]) -> None:

@@ -16,14 +16,14 @@ def read_stored_spec(text: str) -> JobSpec:
 
     Raises ValidationError for a spec that this release cannot run at all.
     """
-    given: Any = json.loads(text)
+    fields: Any = json.loads(text)
     while True:  # each round takes out at least one key
         try:
-            return JobSpec.model_validate(given)
+            return JobSpec.model_validate(fields)
         except ValidationError as error:
             unknown = [entry["loc"] for entry in error.errors() if entry["type"] == "extra_forbidden"]
-            removed = [_take_out(given, location) for location in unknown]
-            if not any(removed):
+            removals = [_take_out(fields, location) for location in unknown]
+            if not any(removals):
                 raise
 
 
@@ -43,9 +43,9 @@ def is_of_module(spec: str) -> bool:
     return isinstance(model, dict) and model.get("kind") == "module"
 
 
-def _take_out(given: Any, location: tuple[int | str, ...]) -> bool:
+def _take_out(fields: Any, location: tuple[int | str, ...]) -> bool:
     """Removes the key at a location of pydantic's, which names the tag of a union beside its keys."""
-    place = given
+    place = fields
     for part in location[:-1]:
         if isinstance(place, dict):
             place = place.get(part, place)  # a tag is no key: it leads nowhere

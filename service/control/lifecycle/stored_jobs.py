@@ -70,7 +70,7 @@ def read_stored_job(roots: StorageRoots, storage: str) -> StoredJob:
         launches = AttemptFolder(storage, attempt).launches()
         launch = min(launches, key=lambda launch: launch.max_failures, default=None)
         result = read_result(folder, attempt)
-    committed = [checkpoint for checkpoint in list_checkpoints(folder) if not checkpoint.fault]
+    checkpoints = [checkpoint for checkpoint in list_checkpoints(folder) if not checkpoint.fault]
     return StoredJob(
         id=storage.rpartition("/")[2],
         storage=storage,
@@ -80,7 +80,7 @@ def read_stored_job(roots: StorageRoots, storage: str) -> StoredJob:
         attempt=attempt,
         launch=launch,
         result=result,
-        checkpoint=committed[-1] if committed else None,
+        checkpoint=checkpoints[-1] if checkpoints else None,
     )
 
 

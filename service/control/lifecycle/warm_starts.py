@@ -86,8 +86,8 @@ class WarmStarts:
             job, deletion = get_job(tx, job_id), find_deletion(tx, job_id=job_id)
         if job is not None and job.owner == owner and deletion is None:
             return job
-        deleted = deletion is not None and deletion.owner == owner
-        rule = "was deleted, and its checkpoints with it" if deleted else "is no job of yours"
+        is_deleted = deletion is not None and deletion.owner == owner
+        rule = "was deleted, and its checkpoints with it" if is_deleted else "is no job of yours"
         raise SpecError(
             Problem("not_found", "start_from.job", job_id, rule, "use an id that 'shardyard ls' shows")
         )
@@ -151,11 +151,13 @@ def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]
         rule, remedy = "has no committed checkpoint", "wait for its first, or leave start_from out"
         raise SpecError(Problem("not_found", "start_from.job", job_id, rule, remedy))
     steps = {name: (markers.order(name) or (0,))[0] for name in names}
-    found = [name for name in names if step in (None, steps[name])]
-    if not found:
-        shown = ", ".join(str(each) for each in sorted(set(steps.values()))[-MAX_SHOWN_STEPS:])
-        remedy = f"use one of {shown}, or leave it out for the newest"
+    matches = [name for name in names if step in (None, steps[name])]
+    if not matches:
+        choices = ", ".join(
+            str(candidate_step) for candidate_step in sorted(set(steps.values()))[-MAX_SHOWN_STEPS:]
+        )
+        remedy = f"use one of {choices}, or leave it out for the newest"
         raise SpecError(
             Problem("not_found", "start_from.step", step, f"is no committed checkpoint of {job_id}", remedy)
         )
-    return found
+    return matches

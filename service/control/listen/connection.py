@@ -136,9 +136,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._unsent_bytes = unsent_bytes
 
-    def _end(self, status: int, what: str, why: str) -> None:
+    def _end(self, status: int, description: str, why: str) -> None:
         """Closes it, with a problem for an answer where a request was begun and no answer was."""
-        self._tell(what)
+        self._tell(description)
         if self._refused or (self._asked() and not self._answer_begun()):
             answer = problem_response(
                 status, {408: "too-slow", 503: "unavailable"}[status], why, headers={"connection": "close"}
@@ -159,8 +159,8 @@ class Connection(asyncio.Protocol):
     def _answer_begun(self) -> bool:
         return self.answering and self._http.cycle.response_started
 
-    def _tell(self, what: str) -> None:
-        log.warning(f"a connection {what}", address=self.address)
+    def _tell(self, description: str) -> None:
+        log.warning(f"a connection {description}", address=self.address)
 
 
 def unsent_by_kernel(transport: asyncio.BaseTransport) -> int:

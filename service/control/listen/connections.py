@@ -98,7 +98,7 @@ class Connections(Generic[C]):
             self._forget_stranger(connection)
 
     def _make_room(self, among: dict[C, None]) -> bool:
-        oldest = next((each for each in among if not each.answering), None)
+        oldest = next((connection for connection in among if not connection.answering), None)
         if oldest is None:
             return False
         self._forget_stranger(oldest)

@@ -34,8 +34,8 @@ def sealed_records(
     for writer in folder.writers():
         if writer.attempt > attempt:
             continue
-        sealed = folder.records(writer, known(writer))
-        while records := tuple(islice(sealed, MAX_BATCH_RECORDS)):
+        writer_records = folder.records(writer, known(writer))
+        while records := tuple(islice(writer_records, MAX_BATCH_RECORDS)):
             yield writer, _consecutive(records)
 
 

@@ -15,18 +15,18 @@ def list_checkpoints(storage: Folder) -> list[StoredCheckpoint]:
 
 def _describe(folder: Folder, name: str) -> StoredCheckpoint:
     step, attempt, group = markers.order(name) or (0, 0, 0)
-    found = StoredCheckpoint(name, step, attempt, group, path=folder.url_of(name), fault=None)
+    checkpoint = StoredCheckpoint(name, step, attempt, group, path=folder.url_of(name), fault=None)
     try:
         marker = markers.read(folder, name)
     except FileNotFoundError:
         # Taken away between the listing and now, as `checkpoint.keep` asks.
-        return replace(found, fault="was removed just now")
+        return replace(checkpoint, fault="was removed just now")
     except ValueError as error:
-        return replace(found, fault=str(error))
+        return replace(checkpoint, fault=str(error))
     except OSError as error:  # of this one alone: what else is there was listed
-        return replace(found, fault=f"its marker cannot be read: {error.strerror or error}")
+        return replace(checkpoint, fault=f"its marker cannot be read: {error.strerror or error}")
     return replace(
-        found,
+        checkpoint,
         created_at=marker.created_at,
         num_workers=marker.num_workers,
         num_files=len(marker.files),

@@ -32,12 +32,12 @@ class DriverProcess:
 
     def look(self, status: RunStatus | None) -> tuple[ProcessState, str]:
         """(state, description of the process). `status`: the driver's last report of itself."""
-        state, named = self._look(status)
+        state, description = self._look(status)
         if state != "stopped":
             self._stopped_since = None
         elif self._stopped_since is None:
             self._stopped_since = time.monotonic()
-        return state, named
+        return state, description
 
     def stopped_s(self) -> float:
         """Time for which every look has seen the process stopped."""
@@ -46,20 +46,22 @@ class DriverProcess:
     def _look(self, status: RunStatus | None) -> tuple[ProcessState, str]:
         process = self._find(status)
         if process is None:
-            named = f"process {status.pid} on {status.host}" if status is not None and status.pid else ""
-            return "unseen", named
-        named = f"process {process.pid} on {socket.gethostname()}"
+            description = (
+                f"process {status.pid} on {status.host}" if status is not None and status.pid else ""
+            )
+            return "unseen", description
+        description = f"process {process.pid} on {socket.gethostname()}"
         try:
             state = state_of(process)
             if state in ("stopped", "frozen"):
-                return "stopped", named
+                return "stopped", description
             if state == "gone":
-                return "unseen", named
+                return "unseen", description
             if state == psutil.STATUS_TRACING_STOP:  # in a debugger
-                return "working", named
-            return ("working" if self._works(process) else "idle"), named
+                return "working", description
+            return ("working" if self._works(process) else "idle"), description
         except psutil.Error:
-            return "unseen", named
+            return "unseen", description
 
     def end(self, status: RunStatus | None) -> bool:
         """Kill the process with SIGKILL. Returns False if it is not on this machine."""

@@ -23,10 +23,10 @@ class WireEvent:
 
 def to_wire(row: EventRow) -> WireEvent:
     attempt = "null" if row.attempt is None else str(row.attempt)
-    superseded = f',"superseded":"{row.superseded}"' if row.superseded else ""
+    superseded_text = f',"superseded":"{row.superseded}"' if row.superseded else ""
     text = (
         f'{{"id":{row.id},"kind":"{row.kind}","time":"{time_text(row.time)}","attempt":{attempt},'
-        f'"actor":{json.dumps(row.actor)},"data":{row.data}{superseded}}}'
+        f'"actor":{json.dumps(row.actor)},"data":{row.data}{superseded_text}}}'
     )
     return WireEvent(row.id, row.kind, text)
 

@@ -20,8 +20,8 @@ def measured_step(
     second step. The first step of all that were found is left out: it made things ready."""
     with database.read() as tx:
         rows = newest_events(tx, job_number, "metric", attempt, NEWEST_STEPS)
-    told = (StepRecord.read(json.loads(row.data)).step_s for row in rows[:-1])
-    seconds = [step_s for step_s in told if step_s is not None and step_s > 0]
+    step_seconds = (StepRecord.read(json.loads(row.data)).step_s for row in rows[:-1])
+    seconds = [step_s for step_s in step_seconds if step_s is not None and step_s > 0]
     if not seconds:
         return None
     step_s = statistics.median(seconds)
@@ -35,7 +35,7 @@ def measured_load_skew(database: Database, job_number: int) -> float | None:
         rows = newest_events(tx, job_number, "metric", None, NEWEST_STEPS)
     steps = (StepRecord.read(json.loads(row.data)) for row in rows)
     skews = [[skew for layer in step.layers if (skew := layer.max_over_mean) is not None] for step in steps]
-    means = [statistics.fmean(each) for each in skews if each]
+    means = [statistics.fmean(layer_skews) for layer_skews in skews if layer_skews]
     return statistics.median(means) if means else None
 
 

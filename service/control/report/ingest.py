@@ -45,8 +45,8 @@ class Ingest:
         """
         with self._database.read() as tx:
             job = get_job(tx, job_id)
-            ended = job is None or job.launch is None
-            deletion = find_deletion(tx, job_id=job_id) if ended else None
+            has_ended = job is None or job.launch is None
+            deletion = find_deletion(tx, job_id=job_id) if has_ended else None
         if deletion is not None:
             self._refuse(
                 f"{job_id} was deleted; nothing of it is taken any more", token, job_id, deletion.attempts
@@ -54,13 +54,13 @@ class Ingest:
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         if not matches(token, job.token_hash):
-            needed = f"records of {job_id} need the token of its newest attempt"
-            self._refuse(needed, token, job_id, job.attempt - 1)
+            why = f"records of {job_id} need the token of its newest attempt"
+            self._refuse(why, token, job_id, job.attempt - 1)
 
     def _refuse(self, why: str, token: str, job_id: str, attempts: int) -> NoReturn:
         """Raises Forbidden, which tells whoever bears the token of one of so many attempts to end."""
-        known = (hash_token(self._mint.token(job_id, attempt)) for attempt in range(1, attempts + 1))
-        is_run = any(matches(token, token_hash) for token_hash in known)
+        token_hashes = (hash_token(self._mint.token(job_id, attempt)) for attempt in range(1, attempts + 1))
+        is_run = any(matches(token, token_hash) for token_hash in token_hashes)
         raise Forbidden(why, members={"request": "cancel"} if is_run else None)
 
     def take(self, job_id: str, token: str, batch: RecordBatch) -> RecordAnswer:
@@ -69,22 +69,22 @@ class Ingest:
             with self._database.read() as tx:
                 job = self._admitted(tx, job_id, token, batch)
                 self.statuses.hear(job_id, batch)
-                expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
+                next_seq = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
             if job.launch is None:
                 return _end_yourself(batch)
-            _refuse_gap(batch, expected, job)
-            return RecordAnswer(next_seq=expected, request=_request(job))
+            _refuse_gap(batch, next_seq, job)
+            return RecordAnswer(next_seq=next_seq, request=_request(job))
         with self._database.write() as tx:
             job = self._admitted(tx, job_id, token, batch)
             self.statuses.hear(job_id, batch)
             if job.launch is None:
                 return _end_yourself(batch)
-            expected = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
-            _refuse_gap(batch, expected, job)
-            new = batch.records[expected - batch.first_seq :]
-            stored = self._store(tx, job, batch.attempt, batch.writer, expected, new)
-        self._tell(job, new, stored)
-        return RecordAnswer(next_seq=expected + len(new), request=_request(job))
+            next_seq = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
+            _refuse_gap(batch, next_seq, job)
+            new = batch.records[next_seq - batch.first_seq :]
+            event_rows = self._store(tx, job, batch.attempt, batch.writer, next_seq, new)
+        self._tell(job, new, event_rows)
+        return RecordAnswer(next_seq=next_seq + len(new), request=_request(job))
 
     def next_seq(self, job_id: str, attempt: int, writer: str) -> int:
         """Every record of the writer below it is stored."""
@@ -103,20 +103,20 @@ class Ingest:
             job = get_job(tx, job_id, lock=True)
             if job is None or job.attempt < attempt or job.launch is None:
                 return 0
-            expected = writers.next_seq(tx, job.number, attempt, writer)
-            if first_seq > expected:
+            next_seq = writers.next_seq(tx, job.number, attempt, writer)
+            if first_seq > next_seq:
                 return 0  # a hole that nobody can fill: what follows it would seem to be all
-            new = records[expected - first_seq :]
-            stored = self._store(tx, job, attempt, writer, expected, new)
-        self._tell(job, new, stored)
+            new = records[next_seq - first_seq :]
+            event_rows = self._store(tx, job, attempt, writer, next_seq, new)
+        self._tell(job, new, event_rows)
         return len(new)
 
     def restore(
         self, tx: Connection, job: JobRow, attempt: int, writer: str, records: Sequence[Record]
     ) -> None:
         """Stores records of a job that is being recovered, as if `attempt` were its newest."""
-        expected = writers.next_seq(tx, job.number, attempt, writer)
-        self._store(tx, replace(job, attempt=attempt), attempt, writer, expected, records)
+        next_seq = writers.next_seq(tx, job.number, attempt, writer)
+        self._store(tx, replace(job, attempt=attempt), attempt, writer, next_seq, records)
 
     def _admitted(self, tx: Connection, job_id: str, token: str, batch: RecordBatch) -> JobRow:
         job = get_job(tx, job_id, lock=bool(batch.records))
@@ -139,7 +139,7 @@ class Ingest:
         losses = _losses(tx, job, attempt, new)  # asked before they are stored
         late = self._superseded(tx, job, attempt, writer)
         events = [_event(record, attempt, writer) for record in new]
-        stored = append_events(tx, job.number, _marked(tx, job, events) if late else events)
+        event_rows = append_events(tx, job.number, _marked(tx, job, events) if late else events)
         writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
         columns: dict[str, Any] = {"updated_at": now_us()}
         if losses != read_losses(job.losses, job.failures):
@@ -147,15 +147,15 @@ class Ingest:
         if attempt == job.attempt and not late:
             columns |= _news(job, new)
         set_columns(tx, job.number, columns)
-        return stored
+        return event_rows
 
     def _superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
         """Whether a newer attempt or worker group has begun: what an older one recorded is history, and no news."""
         group, newest = _group(writer), writers.newest_group(tx, job.number)
         return attempt < newest[0] if group is None else (attempt, group) < newest
 
-    def _tell(self, job: JobRow, new: Sequence[Record], stored: Sequence[EventRow]) -> None:
-        self._hub.publish(job.id, [to_wire(row) for row in stored])
+    def _tell(self, job: JobRow, new: Sequence[Record], event_rows: Sequence[EventRow]) -> None:
+        self._hub.publish(job.id, [to_wire(row) for row in event_rows])
         if any(record.kind in _PHASES for record in new):
             self._on_phase()
 
@@ -169,11 +169,11 @@ def _end_yourself(batch: RecordBatch) -> RecordAnswer:
     return RecordAnswer(next_seq=batch.first_seq + len(batch.records), request="cancel")
 
 
-def _refuse_gap(batch: RecordBatch, expected: int, job: JobRow) -> None:
-    if batch.first_seq > expected:
+def _refuse_gap(batch: RecordBatch, next_seq: int, job: JobRow) -> None:
+    if batch.first_seq > next_seq:
         raise Conflict(
-            f"{batch.writer} of {job.id} comes with record {batch.first_seq}; send from {expected} on",
-            members={"next_seq": expected, "request": _request(job)},
+            f"{batch.writer} of {job.id} comes with record {batch.first_seq}; send from {next_seq} on",
+            members={"next_seq": next_seq, "request": _request(job)},
         )
 
 

@@ -27,8 +27,8 @@ def keep_last_words(storage: Folder, attempt: int, output: str) -> None:
         if len(own) >= COMPARED_BYTES:
             break
         own = logs.read(segment, max(0, segment.num_bytes - COMPARED_BYTES), segment.num_bytes) + own
-    known = {_without_head(line) for line in own.decode(errors="replace").splitlines()}
-    new = [line for line in output.splitlines() if line.strip() and line.rstrip() not in known]
+    known_lines = {_without_head(line) for line in own.decode(errors="replace").splitlines()}
+    new = [line for line in output.splitlines() if line.strip() and line.rstrip() not in known_lines]
     if new:
         now = rfc3339(datetime.now(UTC))
         text = "".join(f"{now} {'err':<7} {line}\n" for line in new)

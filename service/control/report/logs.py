@@ -83,9 +83,9 @@ class LogReader:
         going = self.writers()
         while going:
             for writer in list(going):
-                portion, more = self._portion(writer)
+                portion, has_more = self._portion(writer)
                 yield portion
-                if not more:
+                if not has_more:
                     going.remove(writer)
 
     def newest(self, limit: int) -> Iterator[list[LogLine]]:
@@ -93,7 +93,7 @@ class LogReader:
 
         No more than what is asked for is read of a long log, if every line is. `lines` goes on after them.
         """
-        found: deque[LogLine] = deque()
+        newest_lines: deque[LogLine] = deque()
         for writer in self.writers():
             segments = self.folder.segments(writer)
             earliest = self._begin(segments)
@@ -102,18 +102,18 @@ class LogReader:
                 first = max(earliest, len(segments) - num_segments)
                 self._positions[writer] = _Position(segments[first].number if segments else 0)
                 of_writer: deque[LogLine] = deque()
-                more = True
-                while more:
-                    portion, more = self._portion(writer)
+                has_more = True
+                while has_more:
+                    portion, has_more = self._portion(writer)
                     of_writer.extend(portion)
                     _trim(of_writer, limit)
                     yield []
                 if len(of_writer) >= limit or first <= earliest:
                     break
                 num_segments *= 4
-            found = deque(sorted((*found, *of_writer), key=attrgetter("time")))
-            _trim(found, limit)
-        yield list(found)
+            newest_lines = deque(sorted((*newest_lines, *of_writer), key=attrgetter("time")))
+            _trim(newest_lines, limit)
+        yield list(newest_lines)
 
     def last_words(self) -> list[LogLine]:
         """Lines that were never ended, once nothing more will come."""

@@ -63,10 +63,10 @@ class Losses(BaseModel):
         """With a failure that is heard of now; one from before the last progress is forgiven already."""
         if at < self.progress_at:
             return self
-        every = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
-        older, older_kinds = every[:-MAX_KEPT], Counter(self.older_kinds)
+        all_failures = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
+        older, older_kinds = all_failures[:-MAX_KEPT], Counter(self.older_kinds)
         older_kinds.update(kind for _, kind in older if kind)
-        return self._with(every[-MAX_KEPT:], self.num_older + len(older), older_kinds)
+        return self._with(all_failures[-MAX_KEPT:], self.num_older + len(older), older_kinds)
 
     def _with(
         self, failures: Sequence[tuple[Moment, str]], num_older: int, older_kinds: Mapping[str, int]
@@ -103,8 +103,8 @@ class Losses(BaseModel):
         forgiven = not self.failures or self.failures[0] <= at
         failures = [pair for pair in zip(self.failures, self._kinds(), strict=True) if pair[0] > at]
         left = {
-            "setbacks": tuple(each for each in self.setbacks if each >= at[0]),
-            "lost_starts": tuple(each for each in self.lost_starts if each >= at[0]),
+            "setbacks": tuple(attempt for attempt in self.setbacks if attempt >= at[0]),
+            "lost_starts": tuple(attempt for attempt in self.lost_starts if attempt >= at[0]),
         }
         left_over = self._with(failures, *((0, {}) if forgiven else (self.num_older, self.older_kinds)))
         return left_over.model_copy(update={"progress_at": at, **left})

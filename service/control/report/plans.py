@@ -11,13 +11,15 @@ from moe.plan.search.explain import layout_of
 
 def in_short(plan: Plan) -> dict[str, Any]:
     """Summary of a plan for an event."""
-    told = {
+    summary = {
         "num_workers": plan.num_workers,
         "layout": layout_of(plan),
         "predicted_step_s": plan.predicted.step_s,
         "memory_bytes": plan.memory.total,
     }
-    return told | ({"tried": [trial.model_dump(mode="json") for trial in plan.tried]} if plan.tried else {})
+    return summary | (
+        {"tried": [trial.model_dump(mode="json") for trial in plan.tried]} if plan.tried else {}
+    )
 
 
 def change_of(plan: Plan, before: Plan | None) -> dict[str, Any]:

@@ -79,13 +79,15 @@ class _Saves(Collector):
         self._active = active
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        committed, failed = self.describe()
+        committed_gauge, failed_gauge = self.describe()
         for job_id, saves in self._active().items():
             if saves.committed is not None:
-                committed.add_metric([job_id], saves.committed.time.timestamp())
-            failed.add_metric([job_id], saves.failed.num_failed if saves.failed and saves.failing else 0)
-        yield committed
-        yield failed
+                committed_gauge.add_metric([job_id], saves.committed.time.timestamp())
+            failed_gauge.add_metric(
+                [job_id], saves.failed.num_failed if saves.failed and saves.failing else 0
+            )
+        yield committed_gauge
+        yield failed_gauge
 
     def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
         return (

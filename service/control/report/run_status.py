@@ -77,7 +77,7 @@ class RunStatuses:
         if now - since < SILENCE_S:
             return None
         process = self._process(job_id, launch)
-        state, named = process.look(self._status(job_id, attempt))
+        state, description = process.look(self._status(job_id, attempt))
         workers_heard = self.heard_at(job_id) - since >= SILENCE_S / 2
         if state != "stopped" and not workers_heard:
             return None
@@ -85,7 +85,7 @@ class RunStatuses:
         if now - reported_at >= SILENCE_S or reported_at < since:
             unanswered_s = 0.0
         return SilentDriver(
-            since, now - since, state, named, process.stopped_s(), workers_heard, unanswered_s
+            since, now - since, state, description, process.stopped_s(), workers_heard, unanswered_s
         )  # fmt: skip
 
     def end_driver(self, job_id: str, attempt: int, launch: str) -> bool:
@@ -100,17 +100,17 @@ class RunStatuses:
 
     def _status(self, job_id: str, attempt: int) -> RunStatus | None:
         """The driver's last report of itself."""
-        known = self._statuses.get(job_id)
-        return known.status if known is not None and known.attempt == attempt else None
+        report = self._statuses.get(job_id)
+        return report.status if report is not None and report.attempt == attempt else None
 
     def view(self, job_id: str, attempt: int) -> dict[str, Any] | None:
         """The status of an attempt for clients, ages as of now; None where its driver has told nothing."""
-        known = self._statuses.get(job_id)
-        if known is None or known.attempt != attempt:
+        report = self._statuses.get(job_id)
+        if report is None or report.attempt != attempt:
             return None
-        heard_at = self._driver_heard_at.get(job_id, (attempt, known.at))[1]
-        shown = known.status.model_dump(mode="json", exclude={"created_at"})
-        age_s = max(0.0, time.time() - known.at)
-        for rank in shown["ranks"]:
+        heard_at = self._driver_heard_at.get(job_id, (attempt, report.at))[1]
+        fields = report.status.model_dump(mode="json", exclude={"created_at"})
+        age_s = max(0.0, time.time() - report.at)
+        for rank in fields["ranks"]:
             rank["silent_s"] = round(rank["silent_s"] + age_s, 1)
-        return {"silent_s": round(max(0.0, time.time() - heard_at), 1), **shown}
+        return {"silent_s": round(max(0.0, time.time() - heard_at), 1), **fields}

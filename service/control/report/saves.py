@@ -41,33 +41,33 @@ class Saves(_Stored):
         """With what a record of kind `checkpoint` or `checkpoint_failed` says."""
         if record.kind == "checkpoint":
             size_bytes = CheckpointRecord.read(record.data).size_bytes
-            committed = Committed(step=step, time=record.time, size_bytes=size_bytes)
-            return self.model_copy(update={"committed": committed, "failing": False})
+            checkpoint = Committed(step=step, time=record.time, size_bytes=size_bytes)
+            return self.model_copy(update={"committed": checkpoint, "failing": False})
         before = self.failed.num_failed if self.failed and self.failing else 0
         reason = str(record.data.get("reason", "no reason was given"))
-        failed = Failed(step=step, time=record.time, reason=reason, num_failed=before + 1)
-        return self.model_copy(update={"failed": failed, "failing": True})
+        failure = Failed(step=step, time=record.time, reason=reason, num_failed=before + 1)
+        return self.model_copy(update={"failed": failure, "failing": True})
 
     def trouble(self) -> str:
         """Words of a running job about it, beside its reason: nothing while checkpoints are committed."""
         if self.failed is None or not self.failing:
             return ""
-        failed, lost = self.failed, "from the start"
+        failure, start = self.failed, "from the start"
         if self.committed is not None:
-            lost = f"from step {self.committed.step}"
-        which = f"the checkpoint of step {failed.step} failed"
-        if failed.num_failed > 1:
-            which = f"the last {failed.num_failed} checkpoints failed, that of step {failed.step} with"
-        return f"{which}{':' if failed.num_failed == 1 else ''} {failed.reason}; a restart would go on {lost}"
+            start = f"from step {self.committed.step}"
+        subject = f"the checkpoint of step {failure.step} failed"
+        if failure.num_failed > 1:
+            subject = f"the last {failure.num_failed} checkpoints failed, that of step {failure.step} with"
+        return f"{subject}{':' if failure.num_failed == 1 else ''} {failure.reason}; a restart would go on {start}"
 
     def view(self) -> dict[str, Any]:
         """As clients see it."""
-        shown: dict[str, Any] = {"last_checkpoint": None, "last_failed_checkpoint": None}
+        fields: dict[str, Any] = {"last_checkpoint": None, "last_failed_checkpoint": None}
         if (last := self.committed) is not None:
-            shown["last_checkpoint"] = {**last.model_dump(), "time": rfc3339(last.time)}
+            fields["last_checkpoint"] = {**last.model_dump(), "time": rfc3339(last.time)}
         if (last_failed := self.failed) is not None:
-            shown["last_failed_checkpoint"] = {**last_failed.model_dump(), "time": rfc3339(last_failed.time)}
-        return {**shown, "checkpoints_failing": self.failing}
+            fields["last_failed_checkpoint"] = {**last_failed.model_dump(), "time": rfc3339(last_failed.time)}
+        return {**fields, "checkpoints_failing": self.failing}
 
 
 def saves_of_copy(copy: Marker, at: datetime) -> Saves:

@@ -49,9 +49,9 @@ class SilentDriver:
         return self.state != "working" and min(self.silent_s, self.unanswered_s) >= UNANSWERED_S
 
     def __str__(self) -> str:
-        named = f"its driver ({self.process})" if self.process else "its driver"
-        what = "is stopped and has sent nothing" if self.state == "stopped" else "has sent nothing"
-        words = f"{named} {what} since {datetime.fromtimestamp(self.since, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        subject = f"its driver ({self.process})" if self.process else "its driver"
+        predicate = "is stopped and has sent nothing" if self.state == "stopped" else "has sent nothing"
+        words = f"{subject} {predicate} since {datetime.fromtimestamp(self.since, UTC):%Y-%m-%dT%H:%M:%SZ}"
         if self.is_frozen:
             return f"{words}: it is ended by force, and another attempt resumes from the newest checkpoint"
         but = "training goes on, but " if self.workers_heard else ""

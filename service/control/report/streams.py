@@ -31,7 +31,7 @@ class EventStreams:
         with self._hub.follow(job.id) as tail:
             ask_store = True
             while not self._hub.closed:
-                seen = tail.version
+                version = tail.version
                 news: Sequence[WireEvent] | None = tail.after(last_id)
                 if news is None or (not news and ask_store):
                     # Nothing at hand: the store decides, for another process may have written.
@@ -46,7 +46,7 @@ class EventStreams:
                     yield event
                     last_id = event.id
                     ask_store |= event.kind == "state"  # perhaps the last
-                if not news and not await tail.news(seen, self._ping_s):
+                if not news and not await tail.news(version, self._ping_s):
                     yield None
                     ask_store = True
 

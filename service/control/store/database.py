@@ -98,11 +98,11 @@ class Database:
                 yield connection
                 self.look()  # the last moment before it is committed
         except DBAPIError as error:
-            refused = in_words(error)
-            if refused is None:
+            refusal = in_words(error)
+            if refusal is None:
                 raise
-            self.fault = refused
-            raise refused from None
+            self.fault = refusal
+            raise refusal from None
         self.fault = None
 
     @contextmanager

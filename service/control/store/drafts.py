@@ -29,8 +29,8 @@ def insert_draft(tx: Connection, draft: Draft, now: int) -> None:
 def note_parents(tx: Connection, job_id: str, num_parents: int) -> None:
     """That so many are made for it; where more were noted, they stay so."""
     column = tables.drafts.c
-    fewer = (column.job_id == job_id, column.num_parents < num_parents)
-    tx.execute(update(tables.drafts).where(*fewer).values(num_parents=num_parents))
+    conditions = (column.job_id == job_id, column.num_parents < num_parents)
+    tx.execute(update(tables.drafts).where(*conditions).values(num_parents=num_parents))
 
 
 def finish_draft(tx: Connection, job_id: str) -> bool:
@@ -41,8 +41,8 @@ def finish_draft(tx: Connection, job_id: str) -> bool:
 def drop_draft(tx: Connection, draft: Draft) -> bool:
     """Its folder is gone, and those that were made for it. False where more of them have been noted since."""
     column = tables.drafts.c
-    known = (column.job_id == draft.job_id, column.num_parents <= draft.num_parents)
-    tx.execute(delete(tables.drafts).where(*known))
+    conditions = (column.job_id == draft.job_id, column.num_parents <= draft.num_parents)
+    tx.execute(delete(tables.drafts).where(*conditions))
     return find_draft(tx, draft.job_id) is None
 
 

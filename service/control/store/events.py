@@ -68,12 +68,12 @@ def redone_steps(
     """Those of the steps that a newer attempt or worker group than this one has recorded."""
     event = tables.events.c
     newer = or_(event.attempt > attempt, and_(event.attempt == attempt, event.group > group))
-    asked, found = sorted(steps), set[int]()
-    for start in range(0, len(asked), 500):  # databases limit the parameters of one query
-        these = event.step.in_(asked[start : start + 500])
-        query = select(event.step).where(event.job_number == job_number, event.kind == kind, these, newer)
-        found |= {step for (step,) in tx.execute(query)}
-    return found
+    sorted_steps, newer_steps = sorted(steps), set[int]()
+    for start in range(0, len(sorted_steps), 500):  # databases limit the parameters of one query
+        in_chunk = event.step.in_(sorted_steps[start : start + 500])
+        query = select(event.step).where(event.job_number == job_number, event.kind == kind, in_chunk, newer)
+        newer_steps |= {step for (step,) in tx.execute(query)}
+    return newer_steps
 
 
 def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> list[EventRow]:
@@ -81,13 +81,13 @@ def append_events(tx: Connection, job_number: int, new: Sequence[NewEvent]) -> l
     if not new:
         return []
     job = tables.jobs.c
-    counted = (
+    increment = (
         update(tables.jobs)
         .where(job.number == job_number)
         .values(last_event_id=job.last_event_id + len(new))
         .returning(job.last_event_id)
     )
-    first = tx.execute(counted).scalar_one() - len(new) + 1
+    first = tx.execute(increment).scalar_one() - len(new) + 1
     rows: list[dict[str, Any]] = [
         {"job_number": job_number, "id": id, "version": ROW_VERSION, **vars(event)}
         for id, event in enumerate(new, start=first)
@@ -147,19 +147,19 @@ def sampled_by_step(
     event = tables.events.c
     conditions = _recorded(job_number, kind, since_step, name)
     total = tx.execute(select(func.count(event.step.distinct())).where(*conditions)).scalar_one()
-    recorded = _by_age(conditions)
-    place = (func.row_number().over(order_by=recorded.c.step) - 1).label("place")
-    numbered = select(recorded.c.id, place).where(recorded.c.age == 1).subquery()
-    query = select(numbered.c.id).order_by(numbered.c.place)
+    recorded_rows = _by_age(conditions)
+    place = (func.row_number().over(order_by=recorded_rows.c.step) - 1).label("place")
+    numbered_rows = select(recorded_rows.c.id, place).where(recorded_rows.c.age == 1).subquery()
+    query = select(numbered_rows.c.id).order_by(numbered_rows.c.place)
     if limit == 1:
-        query = query.where(numbered.c.place == total - 1)
+        query = query.where(numbered_rows.c.place == total - 1)
     elif total > limit:
         # Each of `limit - 1` equal stretches of 0..total-1 is told by the first place that is past its end.
         def stretch(place: ColumnElement[int]) -> ColumnElement[int]:
             return place * (limit - 1) // (total - 1)
 
-        here = numbered.c.place
-        query = query.where(or_(here == 0, and_(here > 0, stretch(here) > stretch(here - 1))))
+        position = numbered_rows.c.place
+        query = query.where(or_(position == 0, and_(position > 0, stretch(position) > stretch(position - 1))))
     return [id for (id,) in tx.execute(query)]
 
 
@@ -173,8 +173,10 @@ def first_by_step(
     last = tx.execute(select(func.max(first.c.step))).scalar_one()
     if last is None:
         return []
-    recorded = _by_age([*conditions, event.step <= last])
-    return list(tx.scalars(select(recorded.c.id).where(recorded.c.age == 1).order_by(recorded.c.step)))
+    recorded_rows = _by_age([*conditions, event.step <= last])
+    return list(
+        tx.scalars(select(recorded_rows.c.id).where(recorded_rows.c.age == 1).order_by(recorded_rows.c.step))
+    )
 
 
 def _recorded(job_number: int, kind: str, since_step: int, name: str | None) -> list[ColumnElement[bool]]:
@@ -197,8 +199,8 @@ def _by_age(conditions: Sequence[ColumnElement[bool]]) -> Subquery:
 def events_by_id(tx: Connection, job_number: int, ids: Sequence[int]) -> list[EventRow]:
     """These events, in order of their ids."""
     event = tables.events.c
-    found: list[EventRow] = []
+    rows: list[EventRow] = []
     for start in range(0, len(ids), 500):  # databases limit the parameters of one query
         query = select(*_EVENT).where(event.job_number == job_number, event.id.in_(ids[start : start + 500]))
-        found.extend(EventRow(**row._mapping) for row in tx.execute(query))
-    return sorted(found, key=lambda row: row.id)
+        rows.extend(EventRow(**row._mapping) for row in tx.execute(query))
+    return sorted(rows, key=lambda row: row.id)

@@ -169,12 +169,12 @@ def change_job(
     """Sets `values` if the job is in one of `from_states` and its columns are as `expected`; says whether."""
     job = tables.jobs.c
     conditions = [job[column] == value for column, value in expected.items()]
-    changed = tx.execute(
+    result = tx.execute(
         update(tables.jobs)
         .where(job.number == number, job.state.in_(from_states), *conditions)
         .values(**values)
     )
-    return changed.rowcount == 1
+    return result.rowcount == 1
 
 
 def set_columns(tx: Connection, number: int, values: Mapping[str, Any]) -> None:

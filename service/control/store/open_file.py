@@ -41,9 +41,9 @@ class OpenFile:
             return self._gone(self._log, "was removed or replaced")
         return None
 
-    def _gone(self, path: Path, what: str) -> Unavailable:
+    def _gone(self, path: Path, fate: str) -> Unavailable:
         return Unavailable(
-            f"the database file {path} {what} while this service had it open, so nothing is taken in; move it back, or "
+            f"the database file {path} {fate} while this service had it open, so nothing is taken in; move it back, or "
             "restart the service: it opens what is at the path, and where that holds no job, it recovers the jobs from "
             "their storage",
             headers={"retry-after": "5"},

@@ -22,18 +22,18 @@ def in_words(error: DBAPIError) -> ServiceError | None:
     code = getattr(error.orig, "sqlite_errorcode", None)
     if not isinstance(error, OperationalError) or code == sqlite3.SQLITE_ERROR:  # the latter: no such table
         return None
-    said = str(error.orig).splitlines()[0]
+    why = str(error.orig).splitlines()[0]
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL:
-        return Full(f"the database has no room left ({said}); {REMEDY}")
+        return Full(f"the database has no room left ({why}); {REMEDY}")
     if code is not None and code & 0xFF in (
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_IOERR,
     ):  # the low byte; the others give details
         return Unavailable(
-            f"the database cannot be written ({said}): its disk, folder or file is read-only, or fails; what is stored "
+            f"the database cannot be written ({why}): its disk, folder or file is read-only, or fails; what is stored "
             "can still be read; make it writable and try again",
             headers={"retry-after": "5"},
         )
     return Unavailable(
-        f"the database cannot do this now ({said}); ask again later", headers={"retry-after": "5"}
+        f"the database cannot do this now ({why}); ask again later", headers={"retry-after": "5"}
     )

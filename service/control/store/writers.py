@@ -9,26 +9,28 @@ ROW_VERSION = 1
 
 def next_seq(tx: Connection, job_number: int, attempt: int, writer: str) -> int:
     """Every record below is stored; 0 for a writer that has sent none."""
-    found = tx.execute(select(tables.writers.c.next_seq).where(*_key(job_number, attempt, writer)))
-    return found.scalar_one_or_none() or 0
+    result = tx.execute(select(tables.writers.c.next_seq).where(*_key(job_number, attempt, writer)))
+    return result.scalar_one_or_none() or 0
 
 
 def newest_group(tx: Connection, job_number: int) -> tuple[int, int]:
     """(attempt, group) of the newest worker group that has sent a record of its own; (0, 0) before there is one."""
     column = tables.writers.c
-    begun = (column.job_number == job_number, column.group.is_not(None), column.next_seq > 0)
+    conditions = (column.job_number == job_number, column.group.is_not(None), column.next_seq > 0)
     order = (column.attempt.desc(), column.group.desc())
-    newest = tx.execute(select(column.attempt, column.group).where(*begun).order_by(*order).limit(1)).first()
+    newest = tx.execute(
+        select(column.attempt, column.group).where(*conditions).order_by(*order).limit(1)
+    ).first()
     return (newest[0], newest[1]) if newest is not None else (0, 0)
 
 
 def advance(
     tx: Connection, job_number: int, attempt: int, writer: str, group: int | None, next_seq: int
 ) -> None:
-    changed = tx.execute(
+    result = tx.execute(
         update(tables.writers).where(*_key(job_number, attempt, writer)).values(next_seq=next_seq)
     )
-    if changed.rowcount == 0:
+    if result.rowcount == 0:
         tx.execute(
             insert(tables.writers).values(
                 job_number=job_number,
