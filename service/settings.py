@@ -128,29 +128,31 @@ class Settings(BaseSettings):
     @field_validator("allowed_code")
     @classmethod
     def _exact_functions(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
-        for each in functions:
-            if not is_code(each):
-                raise ValueError(f"must hold module:function alone, and {each!r} is none; {CODE_REMEDY}")
+        for function in functions:
+            if not is_code(function):
+                raise ValueError(f"must hold module:function alone, and {function!r} is none; {CODE_REMEDY}")
         return functions
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, given: dict[str, object]) -> dict[str, object]:
-        state_dir = _at_home(Path(str(given.get("state_dir") or cls.model_fields["state_dir"].default)))
-        filled = dict(given)
-        if not filled.get("database_url"):
-            filled["database_url"] = f"sqlite:///{state_dir / 'shardyard.db'}"
-        if not filled.get("storage_roots"):
-            filled["storage_roots"] = (str(state_dir / "storage"),)
-        if not filled.get("cache_dir"):
-            filled["cache_dir"] = state_dir / "cache"
-        if not filled.get("events_url"):
-            host = str(filled.get("host") or cls.model_fields["host"].default)
+    def _fill_in(cls, values: dict[str, object]) -> dict[str, object]:
+        state_dir = _at_home(Path(str(values.get("state_dir") or cls.model_fields["state_dir"].default)))
+        fields = dict(values)
+        if not fields.get("database_url"):
+            fields["database_url"] = f"sqlite:///{state_dir / 'shardyard.db'}"
+        if not fields.get("storage_roots"):
+            fields["storage_roots"] = (str(state_dir / "storage"),)
+        if not fields.get("cache_dir"):
+            fields["cache_dir"] = state_dir / "cache"
+        if not fields.get("events_url"):
+            host = str(fields.get("host") or cls.model_fields["host"].default)
             # A wildcard is an address to listen on, not one to connect to.
             reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-            shown = f"[{reachable}]" if ":" in reachable else reachable
-            filled["events_url"] = f"http://{shown}:{filled.get('port') or cls.model_fields['port'].default}"
-        return filled
+            url_host = f"[{reachable}]" if ":" in reachable else reachable
+            fields["events_url"] = (
+                f"http://{url_host}:{fields.get('port') or cls.model_fields['port'].default}"
+            )
+        return fields
 
     @model_validator(mode="after")
     def _safe(self) -> "Settings":

@@ -25,8 +25,8 @@ def interruptions() -> Iterator[None]:
     """Within it the first signal raises Interrupted; those after it wait for the clean-up, which is short."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
+        for signal_number in before:
+            signal.signal(signal_number, signal.SIG_IGN)
         raise Interrupted(number)
 
     def hang_up(number: int, frame: FrameType | None) -> None:
@@ -41,21 +41,22 @@ def interruptions() -> Iterator[None]:
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 @contextmanager
 def shielded() -> Iterator[None]:
     """Within it signals are not heeded: for a clean-up that takes seconds and must not be cut short."""
     before = {
-        each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signal_number: signal.signal(signal_number, signal.SIG_IGN)
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 @contextmanager
@@ -70,14 +71,14 @@ def held_back(came: list[int] | None = None) -> Iterator[list[int]]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {
-            each: signal.signal(each, lambda number, frame: came.append(number))
-            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(each) != signal.SIG_IGN
+            signal_number: signal.signal(signal_number, lambda number, frame: came.append(number))
+            for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(signal_number) != signal.SIG_IGN
         }
     try:
         yield came
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
         if came and before:
             signal.raise_signal(came[0])

@@ -59,9 +59,9 @@ def check_machine(settings: "Settings", url: str, state_dir: Path | None) -> Ite
 def check_python() -> Finding:
     version = platform.python_version()
     if sys.version_info < MIN_PYTHON:
-        wanted = ".".join(map(str, MIN_PYTHON))
+        minimum = ".".join(map(str, MIN_PYTHON))
         return Finding(
-            "Python", "fault", version, f"must be {wanted} or later; make the environment anew with one"
+            "Python", "fault", version, f"must be {minimum} or later; make the environment anew with one"
         )
     return Finding("Python", "ok", f"{version} in {sys.prefix}")
 
@@ -73,8 +73,8 @@ def check_torch() -> Finding:
     release, _, build = version.partition("+")
     numbers = tuple(int(part) for part in release.split(".")[:2])
     if numbers < MIN_TORCH:
-        wanted = ".".join(map(str, MIN_TORCH))
-        return Finding("torch", "fault", version, f"must be {wanted} or later; run 'make setup'")
+        minimum = ".".join(map(str, MIN_TORCH))
+        return Finding("torch", "fault", version, f"must be {minimum} or later; run 'make setup'")
     return Finding("torch", "ok", f"{release} ({build or 'the default build'})")
 
 
@@ -117,12 +117,15 @@ def check_memory() -> Finding:
     available = available_memory_bytes()
     if available is None:
         return Finding("memory", "note", "not measured on this system")
-    shown = f"{num_bytes(available)} available"
+    description = f"{num_bytes(available)} available"
     if available < DEMO_MEMORY_BYTES:
         return Finding(
-            "memory", "note", shown, f"the demo wants {num_bytes(DEMO_MEMORY_BYTES)}; close other programs"
+            "memory",
+            "note",
+            description,
+            f"the demo wants {num_bytes(DEMO_MEMORY_BYTES)}; close other programs",
         )
-    return Finding("memory", "ok", shown)
+    return Finding("memory", "ok", description)
 
 
 def check_gpus() -> Finding:
@@ -134,11 +137,11 @@ def check_gpus() -> Finding:
     except subprocess.TimeoutExpired:
         return Finding("GPUs", "fault", "nvidia-smi does not answer", "look at the driver: nvidia-smi, dmesg")
     if answer.returncode != 0:
-        said = (answer.stdout + answer.stderr).strip().splitlines()[:1]
+        output = (answer.stdout + answer.stderr).strip().splitlines()[:1]
         return Finding(
             "GPUs",
             "note",
-            "".join(said) or "nvidia-smi failed",
+            "".join(output) or "nvidia-smi failed",
             "without a working driver, training runs on cores",
         )
     names = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
@@ -160,10 +163,10 @@ def check_state_dir(state_dir: Path) -> Finding:
             "state", "fault", f"{existing} cannot be written", "set SHARDYARD_STATE_DIR to a folder of yours"
         )
     free = shutil.disk_usage(existing).free
-    shown = f"{state_dir}, {num_bytes(free)} free"
+    description = f"{state_dir}, {num_bytes(free)} free"
     if free < ROOMY_DISK_BYTES:
-        return Finding("state", "note", shown, "checkpoints and prepared corpora go there; make room")
-    return Finding("state", "ok", shown)
+        return Finding("state", "note", description, "checkpoints and prepared corpora go there; make room")
+    return Finding("state", "ok", description)
 
 
 def check_kubectl() -> Finding:
@@ -201,8 +204,8 @@ def check_control_plane(
     try:
         with Client(url) as client:
             facts = client.cluster()
-        shown = f"{facts['num_nodes']} node(s), {facts['cpus']:g} CPUs, {facts['gpus']:g} GPUs"
-        yield Finding("cluster", "ok", shown)
+        description = f"{facts['num_nodes']} node(s), {facts['cpus']:g} CPUs, {facts['gpus']:g} GPUs"
+        yield Finding("cluster", "ok", description)
     except ClientError as error:
         yield Finding("cluster", "fault", str(error))
 
@@ -240,9 +243,9 @@ def available_memory_bytes() -> int | None:
         return None
     available = int(fields["MemAvailable"].split()[0]) * 1024
     limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
-    used = _read(Path("/sys/fs/cgroup/memory.current")).strip()
-    if limit.isdigit() and used.isdigit():
-        available = min(available, int(limit) - int(used))
+    current = _read(Path("/sys/fs/cgroup/memory.current")).strip()
+    if limit.isdigit() and current.isdigit():
+        available = min(available, int(limit) - int(current))
     return available
 
 

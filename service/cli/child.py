@@ -41,12 +41,12 @@ class ControlPlaneChild:
         if self._num_cpus is not None:
             command.append(f"--num-cpus={self._num_cpus}")
         # What the user has set for another control plane is not meant for this one.
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
         try:
             with self.log_path.open("wb") as log, held_back():
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env={**kept, MARK: self._mark},
+                    env={**variables, MARK: self._mark},
                     start_new_session=True,  # Ctrl-C is ours to pass on, once
                 )  # fmt: skip
         except BaseException:  # such as a signal that was held back

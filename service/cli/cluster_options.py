@@ -24,18 +24,18 @@ class ClusterOptions:
 
     def read(self) -> "Cluster | Pools | None":
         """The cluster that they tell of; None where they tell of none. Raises Misuse, SpecError, OSError."""
-        is_imagined = any(each is not None for each in (self.num_nodes, self.devices_per_node, self.device))
+        is_imagined = any(value is not None for value in (self.num_nodes, self.devices_per_node, self.device))
         if self.cluster is not None:
             if is_imagined or any(
-                given is not None for given in (self.memory, self.price, self.billing_unit)
+                value is not None for value in (self.memory, self.price, self.billing_unit)
             ):
                 raise Misuse("--cluster says all of a cluster; leave --num-nodes and its like out")
             from moe.plan import read_cluster
 
             return read_cluster(self.cluster)
         beside = (("--memory", self.memory), ("--price", self.price), ("--billing-unit", self.billing_unit))
-        for option, given in beside:
-            if given is not None and not is_imagined:
+        for option, value in beside:
+            if value is not None and not is_imagined:
                 raise Misuse(f"{option} belongs to an imagined cluster; add --num-nodes and --device")
         return self._imagined() if is_imagined else None
 
@@ -43,27 +43,27 @@ class ClusterOptions:
         from moe.plan import DEVICES
         from moe.plan.cluster.cluster import FACTS, one_cluster_of
 
-        written = "cpu" if self.device is None else self.device
-        device = self._facts() if written.lstrip().startswith("{") else written
+        device_text = "cpu" if self.device is None else self.device
+        device = self._facts() if device_text.lstrip().startswith("{") else device_text
         if isinstance(device, str) and device not in DEVICES:
             raise Misuse(
                 f"--device (={device!r}) must be a device type known here; use one of {', '.join(DEVICES)}, or give "
                 f"its facts: --device '{FACTS}'"
             )
-        given = {
+        fields = {
             "num_nodes": self.num_nodes or 1, "devices_per_node": self.devices_per_node or 1, "device": device,
             "memory_bytes": None if self.memory is None else _num_bytes(self.memory),
             "price_per_hour": None if self.price is None else _amount(self.price),
             "billing_unit": self.billing_unit,
         }  # fmt: skip
-        return one_cluster_of({name: value for name, value in given.items() if value is not None})
+        return one_cluster_of({name: value for name, value in fields.items() if value is not None})
 
     def _facts(self) -> "dict[str, Any]":
         """Facts of a device type that is not in the table. Raises SpecError."""
         from moe.spec.files import parse_text
 
-        found: dict[str, Any] = parse_text(self.device or "", "--device")
-        return found
+        facts: dict[str, Any] = parse_text(self.device or "", "--device")
+        return facts
 
 
 def _amount(text: str) -> float:

@@ -62,8 +62,8 @@ class Footprint:
         living = list(psutil.process_iter(["ppid"]))
         parents = {process.pid: process.info["ppid"] for process in living}
         self._marked = {process: self._marked.get(process) or self._bears(process) for process in living}
-        marked = {process.pid for process, bears in self._marked.items() if bears} | {os.getpid()}
-        return [process for process in living if _descends(process.pid, marked, parents)]
+        marked_pids = {process.pid for process, bears in self._marked.items() if bears} | {os.getpid()}
+        return [process for process in living if _descends(process.pid, marked_pids, parents)]
 
     def _bears(self, process: psutil.Process) -> bool:
         try:
@@ -74,11 +74,11 @@ class Footprint:
 
 def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
     """Whether `pid` is one of `ancestors` or has one. Ray's workers overwrite their environment."""
-    seen = set[int]()
-    while pid and pid not in seen:
+    seen_pids = set[int]()
+    while pid and pid not in seen_pids:
         if pid in ancestors:
             return True
-        seen.add(pid)
+        seen_pids.add(pid)
         pid = parents.get(pid, 0)
     return False
 

@@ -20,8 +20,8 @@ def asked_for(**given: Any) -> "GenerationSpec":
     try:
         return GenerationSpec(**{name: value for name, value in given.items() if value is not None})
     except SpecError as error:
-        named = [replace(each, path=_option(each.path)) for each in error.problems]
-        raise Misuse(in_words(named)) from None
+        problems = [replace(problem, path=_option(problem.path)) for problem in error.problems]
+        raise Misuse(in_words(problems)) from None
 
 
 def _option(path: str) -> str:

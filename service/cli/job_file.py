@@ -14,10 +14,10 @@ def plain_job(file: Path) -> dict[str, Any]:
     from moe.spec.files import MAX_SPEC_BYTES, parse_stream, read_plain
 
     if file == STANDARD_INPUT:
-        given = parse_stream(sys.stdin.buffer.read(MAX_SPEC_BYTES + 1), "standard input")
+        fields = parse_stream(sys.stdin.buffer.read(MAX_SPEC_BYTES + 1), "standard input")
     else:
-        given = read_plain(file)
-    if not isinstance(given, dict):
+        fields = read_plain(file)
+    if not isinstance(fields, dict):
         where = "standard input" if file == STANDARD_INPUT else file
         raise Misuse(f"{where} holds no job; write model, data and train, each with what belongs to it")
-    return given
+    return fields

@@ -61,20 +61,20 @@ def planned(asked: PlanRequest, given: Cluster | Pools | None, url: str | None) 
 def depends(asked: PlanRequest, given: Cluster | Pools, made: tuple[Plan, str], written: Written) -> None:
     """Prints a plan, and what it depends on: as JSON, `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
     plan, where = made
-    found = sensitivity(asked, _pool_of(plan, given), plan)
+    changes = sensitivity(asked, _pool_of(plan, given), plan)
     _write(plan, written)
     if not written.as_json:
         parts = (
             _view(plan, where, written),
             "",
             Text("what it depends on", "bold"),
-            sensitivity_view(plan, found),
+            sensitivity_view(plan, changes),
         )
         console().print(Group(*parts))
         return
-    told = [{"what": each.what, "step_s": each.step_s, "why_not": each.why_not or None,
-             "best": each.best and each.best.model_dump(mode="json")} for each in found]  # fmt: skip
-    print_json({"plan": plan.model_dump(mode="json"), "sensitivity": told})
+    items = [{"what": change.what, "step_s": change.step_s, "why_not": change.why_not or None,
+             "best": change.best and change.best.model_dump(mode="json")} for change in changes]  # fmt: skip
+    print_json({"plan": plan.model_dump(mode="json"), "sensitivity": items})
 
 
 def fitted(asked: PlanRequest, given: Cluster | Pools) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
@@ -82,27 +82,27 @@ def fitted(asked: PlanRequest, given: Cluster | Pools) -> tuple[PlanRequest, Clu
     what it is for); of pools, of the kind of one of them. Raises SpecError where none holds it."""
     if isinstance(given, Pools):
         plan, smallest = fit_pools(asked.spec, given, _how(asked))
-        found = plan, f"pool {plan.pool}, {_nodes(smallest)}"
+        plan_and_where = plan, f"pool {plan.pool}, {_nodes(smallest)}"
     else:
         smallest, fewest = smallest_cluster(asked.spec, given, asked.profile)
         plan, where = planned(_on_all_of(asked, smallest), smallest, None)
-        found = plan.model_copy(update={"fewest": fewest}), where
-    return _on_all_of(asked, smallest), smallest, found
+        plan_and_where = plan.model_copy(update={"fewest": fewest}), where
+    return _on_all_of(asked, smallest), smallest, plan_and_where
 
 
-def _on_all_of(asked: PlanRequest, cluster: Cluster) -> PlanRequest:
+def _on_all_of(request: PlanRequest, cluster: Cluster) -> PlanRequest:
     """The request for a worker on each device, which leaves a goal nothing to choose."""
-    return asked.model_copy(update={"num_workers": cluster.num_devices, "goal": None})
+    return request.model_copy(update={"num_workers": cluster.num_devices, "goal": None})
 
 
-def _how(asked: PlanRequest) -> How:
-    return How(asked.goal, top=asked.top, profile=asked.profile, software=asked.software)
+def _how(request: PlanRequest) -> How:
+    return How(request.goal, top=request.top, profile=request.profile, software=request.software)
 
 
-def _pool_of(plan: Plan, given: Cluster | Pools) -> Cluster:
+def _pool_of(plan: Plan, hardware: Cluster | Pools) -> Cluster:
     """The nodes, of one kind, that a plan lies on. Raises SpecError where it lies on several."""
-    if isinstance(given, Cluster):
-        return given.at_least(plan.num_workers)
+    if isinstance(hardware, Cluster):
+        return hardware.at_least(plan.num_workers)
     if plan.pool is None:
         raise SpecError(
             Problem(
@@ -113,22 +113,24 @@ def _pool_of(plan: Plan, given: Cluster | Pools) -> Cluster:
                 "leave out cluster.between, or give one pool as the cluster",
             )
         )
-    return given.cluster(plan.pool)
+    return hardware.cluster(plan.pool)
 
 
-def _where(plan: Plan, given: Cluster | Pools) -> str:
-    if isinstance(given, Cluster):
-        cluster = given.at_least(plan.num_workers)
+def _where(plan: Plan, hardware: Cluster | Pools) -> str:
+    if isinstance(hardware, Cluster):
+        cluster = hardware.at_least(plan.num_workers)
         return (
-            _nodes(cluster) if cluster == given else f"{_nodes(cluster)}; {_nodes(given)} has too few devices"
+            _nodes(cluster)
+            if cluster == hardware
+            else f"{_nodes(cluster)}; {_nodes(hardware)} has too few devices"
         )
-    told = [f"pool {name}, {_nodes(given.cluster(name))}" for name in plan.pools]
-    return " and ".join(told)
+    pools = [f"pool {name}, {_nodes(hardware.cluster(name))}" for name in plan.pools]
+    return " and ".join(pools)
 
 
 def _nodes(cluster: Cluster) -> str:
-    nodes, each = cluster.num_nodes, f"{cluster.devices_per_node:,} {cluster.device}"
-    return f"{nodes:,} nodes of {each}" if nodes > 1 else f"one node of {each}"
+    nodes, node_words = cluster.num_nodes, f"{cluster.devices_per_node:,} {cluster.device}"
+    return f"{nodes:,} nodes of {node_words}" if nodes > 1 else f"one node of {node_words}"
 
 
 def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
@@ -158,18 +160,18 @@ def give(plan: Plan, where: str, written: Written) -> None:
         console().print(_view(plan, where, written))
 
 
-def _view(plan: Plan, where: str, written: Written) -> RenderableType:
-    in_full = written.full or plan.module is not None
+def _view(plan: Plan, where: str, output: Written) -> RenderableType:
+    in_full = output.full or plan.module is not None
     return plan_view(plan, where) if in_full else short_plan_view(plan, where)
 
 
-def _write(plan: Plan, written: Written) -> None:
-    if written.draw is not None:
+def _write(plan: Plan, output: Written) -> None:
+    if output.draw is not None:
         from moe.plan.picture import drawn
 
-        write_whole(written.draw, drawn(plan))
-    if written.save is not None:
-        write_whole(written.save, _text(plan) + "\n")
+        write_whole(output.draw, drawn(plan))
+    if output.save is not None:
+        write_whole(output.save, _text(plan) + "\n")
 
 
 def _text(plan: Plan) -> str:
@@ -196,14 +198,16 @@ def explain(
     asked = asked.model_copy(update={"goal": None})  # which chose the workers that both have
     given = None if given is None else _pool_of(plan, given)
     try:
-        other, _ = planned(asking_for(asked, layout, plan.num_workers), given, url)
+        alternative, _ = planned(asking_for(asked, layout, plan.num_workers), given, url)
     except SpecError as error:
-        raise SpecError(replace(each, path=f"{_OPTION}: {each.path}") for each in error.problems) from None
+        raise SpecError(
+            replace(problem, path=f"{_OPTION}: {problem.path}") for problem in error.problems
+        ) from None
     _write(plan, written)
     if written.as_json:
-        print_json(explain_json(plan, other, given))
+        print_json(explain_json(plan, alternative, given))
     else:
-        console().print(explained_view(plan, other, where, given))
+        console().print(explained_view(plan, alternative, where, given))
 
 
 def read_layout(text: str) -> Layout:

@@ -23,8 +23,8 @@ def settings_for(**given: Any) -> "Settings":
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except SettingsError as error:  # pydantic names the field, and not what is wrong with it
-        named = re.search(r'"(\w+)"', str(error))
-        name = f"SHARDYARD_{named[1].upper()}" if named else str(error)
+        match = re.search(r'"(\w+)"', str(error))
+        name = f"SHARDYARD_{match[1].upper()}" if match else str(error)
         raise Misuse(f"{name} must be a list in JSON, such as '[\"/data\"]'") from None
     except ValidationError as error:
         raise Misuse("\n".join(_in_words(problem) for problem in error.errors())) from None

@@ -96,8 +96,8 @@ def main() -> None:
             app(prog_name="shardyard")
         finally:
             sys.stdout.flush()  # what cannot be written is to be said here, and not at the interpreter's end
-    except Interrupted as interrupted:
-        sys.exit(interrupted.exit_code)
+    except Interrupted as interruption:
+        sys.exit(interruption.exit_code)
     except BrokenPipeError:
         # The reader of our output has gone, as in `shardyard ls | head -1`; nothing is left to say to it.
         _drop_output()

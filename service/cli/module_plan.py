@@ -20,10 +20,10 @@ def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, w
     for path, code in (("--module", build), ("--sample", sample)):
         if not is_code(code):
             raise SpecError(Problem("invalid_syntax", path, code, "must be module:function", CODE_REMEDY))
-    asked = ModuleRequest(
+    request = ModuleRequest(
         build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=written.draw is not None
     )  # fmt: skip
-    answer = ask(asked, Limits(), shows_output=True)
+    answer = ask(request, Limits(), shows_output=True)
     text = json.dumps(answer.plan, indent=1, sort_keys=True)
     if written.save is not None:
         write_whole(written.save, text + "\n")
@@ -33,10 +33,10 @@ def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, w
 
 
 def _hints(path: Path | None) -> dict[str, object]:
-    given = {} if path is None else read_plain(path)
-    if not isinstance(given, dict) or not all(isinstance(each, str) for each in given):
+    hints = {} if path is None else read_plain(path)
+    if not isinstance(hints, dict) or not all(isinstance(name, str) for name in hints):
         raise SpecError(
             Problem("wrong_type", "--hints", str(path), "must hold a mapping of names to hints",
                     'write it as "*.experts.*": {split: 0}')
         )  # fmt: skip
-    return given
+    return hints

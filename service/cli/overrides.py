@@ -41,8 +41,8 @@ def forked(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     before, after = _layer(given), _layer(fork)
     if before is None or after is None or after.get("router") == before.get("router"):
         return fork
-    carried = for_router(after.get("router"), before)
-    return overridden({**given, "model": {**given["model"], "moe": carried}}, assignments)
+    moe_fields = for_router(after.get("router"), before)
+    return overridden({**given, "model": {**given["model"], "moe": moe_fields}}, assignments)
 
 
 def _layer(spec: dict[str, Any]) -> dict[str, Any] | None:

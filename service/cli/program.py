@@ -10,8 +10,8 @@ NAME = "shardyard"
 
 def program() -> str:
     """`shardyard`, or the path that it was started by where the search path has none or another one."""
-    started = sys.argv[0]
-    if os.path.basename(started) != NAME or not os.path.isfile(started):
+    path = sys.argv[0]
+    if os.path.basename(path) != NAME or not os.path.isfile(path):
         return NAME
     on_path = shutil.which(NAME)
-    return NAME if on_path is not None and os.path.samefile(on_path, started) else shlex.quote(started)
+    return NAME if on_path is not None and os.path.samefile(on_path, path) else shlex.quote(path)

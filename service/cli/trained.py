@@ -67,8 +67,8 @@ def _refuse_another_tools(path: str) -> None:
 def _fields(config: Path) -> dict[str, object]:
     """Fields of a JSON file; none where it has none or cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
-        if isinstance(told := json.loads(config.read_bytes()), dict):
-            return told
+        if isinstance(fields := json.loads(config.read_bytes()), dict):
+            return fields
     return {}
 
 
@@ -116,10 +116,10 @@ def _kind(checkpoint: str) -> str | None:
     folder = Folder(checkpoint)
     for name in (SPEC, "config.json"):
         try:
-            told = json.loads(folder.read(name, max_bytes=MAX_SPEC_BYTES))
+            fields = json.loads(folder.read(name, max_bytes=MAX_SPEC_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
-        model = told.get("model") if isinstance(told, dict) else None
+        model = fields.get("model") if isinstance(fields, dict) else None
         if isinstance(model, dict):
             return str(model.get("kind", "translation"))  # which an older release did not write
     return None

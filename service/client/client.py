@@ -149,8 +149,8 @@ class Client:
 def _planning_timeout_s(body: Any) -> float:
     """Longest that the plan of a spec, or of a request with one, may take: a user's module has to be imported, numbers
     of workers and pools to be compared."""
-    given = body.get("spec", body) if isinstance(body, dict) else None
-    model = given.get("model") if isinstance(given, dict) else None
+    spec = body.get("spec", body) if isinstance(body, dict) else None
+    model = spec.get("model") if isinstance(spec, dict) else None
     is_module = isinstance(model, dict) and model.get("kind") == "module"
     if is_module:
         return MODULE_TIMEOUT_S

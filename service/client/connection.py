@@ -80,8 +80,8 @@ class Connection:
         `silence_timeout_s` of nothing."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
         method = "GET" if posted is None else "POST"
-        asked = {"params": query, "json": posted, "headers": headers, "timeout": timeout}
-        with self._said_in_words(), self._http.stream(method, path, **asked) as answer:
+        options = {"params": query, "json": posted, "headers": headers, "timeout": timeout}
+        with self._said_in_words(), self._http.stream(method, path, **options) as answer:
             if answer.status_code != 200:
                 answer.read()
                 self._read(answer)

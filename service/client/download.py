@@ -49,29 +49,29 @@ class Downloader:
         Raises ClientError: Unreachable, ApiError, or for a file that is not what its checkpoint's marker says.
         """
         files = self._list(kinds)
-        marked = [path for path in files if path.startswith("checkpoints/") and path.endswith(SUFFIX)]
+        markers = [path for path in files if path.startswith("checkpoints/") and path.endswith(SUFFIX)]
         for path in files:
             if not path.startswith("checkpoints/"):
                 self._fetch(path, int(files[path]["size_bytes"]), None)
-        newest_first = sorted(marked, key=lambda path: order(_checkpoint(path)) or (), reverse=True)
+        newest_first = sorted(markers, key=lambda path: order(_checkpoint(path)) or (), reverse=True)
         for marker in newest_first[: 1 if latest else None]:
             self._fetch_checkpoint(marker, files[marker])
         return self.done
 
     def _list(self, kinds: Collection[str] | None) -> dict[str, dict[str, Any]]:
-        found, cursor = dict[str, dict[str, Any]](), None
+        files, cursor = dict[str, dict[str, Any]](), None
         while True:
             page = self._connection.get(
                 f"{self._job_path}/files", kind=sorted(kinds or ()) or None, limit=10_000, cursor=cursor
             )
-            found |= {str(item["path"]): item for item in page["items"]}
+            files |= {str(item["path"]): item for item in page["items"]}
             cursor = page.get("next_cursor")
             if not cursor:
-                return found
+                return files
 
-    def _fetch_checkpoint(self, path: str, listed: dict[str, Any]) -> None:
+    def _fetch_checkpoint(self, path: str, entry: dict[str, Any]) -> None:
         """The marker comes under its name last, when all that it names was compared with what it says."""
-        seal = FileSeal(size_bytes=int(listed["size_bytes"]), sha256=str(listed["sha256"]))
+        seal = FileSeal(size_bytes=int(entry["size_bytes"]), sha256=str(entry["sha256"]))
         target = self._target(path)
         is_there = target.is_file() and _sha256(target) == seal.sha256
         try:

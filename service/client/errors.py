@@ -39,8 +39,8 @@ class NotShardyard(ClientError):
         super().__init__(url, status, content_type)
 
     def __str__(self) -> str:
-        said = f"status {self.status} and {self.content_type or 'no content type'}"
-        return f"{self.url} answered with {said}, not as a Shardyard control plane does; check the URL"
+        answer_text = f"status {self.status} and {self.content_type or 'no content type'}"
+        return f"{self.url} answered with {answer_text}, not as a Shardyard control plane does; check the URL"
 
 
 class ApiError(ClientError):

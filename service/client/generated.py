@@ -20,12 +20,12 @@ def generated(connection: Connection, job_id: str, asked: dict[str, Any]) -> Gen
     path, headers = f"/v1/jobs/{quote(job_id, safe='')}/generate", {"accept": "text/event-stream"}
     with connection.stream(path, headers, SILENCE_S, posted=asked) as chunks:
         for message in messages(chunks):
-            told = json.loads(message.data)
+            fields = json.loads(message.data)
             match message.event:
                 case "text":
-                    yield told["text"]
+                    yield fields["text"]
                 case "error":
-                    raise ApiError.from_problem(int(told.get("status", 503)), told)
+                    raise ApiError.from_problem(int(fields.get("status", 503)), fields)
                 case "end":
-                    return Ending.read(told)
+                    return Ending.read(fields)
     raise Unreachable(connection.url, "the text broke off without an end")

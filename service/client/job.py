@@ -110,16 +110,16 @@ class Job:
 
     def wait(self, timeout_s: float | None = None) -> "Job":
         """This job, once it has ended. Raises TimeoutError; rides out a control plane that restarts."""
-        started = heard = time.monotonic()
+        start_s = heard_s = time.monotonic()
         while True:
             try:
                 if self.refresh().ended:
                     return self
-                heard = time.monotonic()
+                heard_s = time.monotonic()
             except Unreachable:
-                if time.monotonic() - heard > self._patience.away_s:
+                if time.monotonic() - heard_s > self._patience.away_s:
                     raise
-            if timeout_s is not None and time.monotonic() - started > timeout_s:
+            if timeout_s is not None and time.monotonic() - start_s > timeout_s:
                 raise TimeoutError(f"{self.id} is still {self.state} after {timeout_s:g} s")
             time.sleep(POLL_INTERVAL_S)
 

@@ -35,15 +35,15 @@ class LogQuery:
         Of the newest lines that is the oldest, and no newer one was passed over: all since then, without what was
         handed on, is what came meanwhile.
         """
-        told = {"grep": self.grep, "worker": self.worker, "attempt": self.attempt, "raw": self.raw}
+        query = {"grep": self.grep, "worker": self.worker, "attempt": self.attempt, "raw": self.raw}
         if self.tail is not None:
-            return told | (
+            return query | (
                 {"tail": self.tail, "since": self.since} if first_time is None else {"since": first_time}
             )
         ago = parse_since(self.since) if self.since else None
         if isinstance(ago, timedelta):
-            return told | {"since": f"{round(ago.total_seconds() + after_s) + 1}s"}
-        return told | {"since": self.since}
+            return query | {"since": f"{round(ago.total_seconds() + after_s) + 1}s"}
+        return query | {"since": self.since}
 
 
 def log_lines(
@@ -57,20 +57,20 @@ def log_lines(
     path, headers = f"/v1/jobs/{job_id}/logs", {"accept": "application/x-ndjson"}
     handed_on = dict[tuple[int, str], list[int]]()
     began, first_time = time.monotonic(), None
-    asked = dict(vars(query))
-    connected, away_since, pause_s = False, None, patience.first_pause_s
+    fields = dict(vars(query))
+    has_connected, away_since, pause_s = False, None, patience.first_pause_s
     while True:
         job_ended, broken = False, False
         params = {
             name: str(value).lower() if isinstance(value, bool) else value
-            for name, value in asked.items()
+            for name, value in fields.items()
             if value not in (None, "")
         }
         try:
             if follow:
                 job_ended = connection.get(f"/v1/jobs/{job_id}")["state"] in OVER
             with connection.stream(path, headers, SILENCE_S, follow=str(follow).lower(), **params) as chunks:
-                connected, away_since = True, None
+                has_connected, away_since = True, None
                 for raw in lines(chunks):
                     line = json.loads(raw)
                     writer, position = (line["attempt"], line["worker"]), line.pop("position")
@@ -81,11 +81,11 @@ def log_lines(
                         yield line
         except Unreachable:
             away_since = away_since or time.monotonic()
-            if not (follow and connected) or time.monotonic() - away_since > patience.away_s:
+            if not (follow and has_connected) or time.monotonic() - away_since > patience.away_s:
                 raise
             broken = True
         if not follow or (job_ended and not broken):
             return
-        asked = query.reopened(time.monotonic() - began, first_time)
+        fields = query.reopened(time.monotonic() - began, first_time)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, patience.longest_pause_s)

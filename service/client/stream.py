@@ -44,14 +44,14 @@ def follow(
 
     path = f"/v1/jobs/{job_id}/events"
     away_since: float | None = None
-    pause_s, connected, skipped_at = patience.first_pause_s, False, -1
+    pause_s, has_connected, skipped_at = patience.first_pause_s, False, -1
     job_ended, newest_id = False, 0  # as was known before the present connection was opened
     while True:
         before, broken = last_id, False
         try:
             headers = {"accept": "text/event-stream"} | ({"last-event-id": str(last_id)} if last_id else {})
             with connection.stream(path, headers, silence_timeout_s=patience.silence_s) as chunks:
-                connected, away_since = True, None
+                has_connected, away_since = True, None
                 for message in messages(chunks):
                     event = Event.model_validate_json(message.data)
                     if event.id <= last_id:
@@ -79,7 +79,7 @@ def follow(
                 raise
             now = time.monotonic()
             away_since = away_since or now
-            if not connected or now - away_since > patience.away_s:
+            if not has_connected or now - away_since > patience.away_s:
                 raise
             broken = True
             if on_lost is not None:

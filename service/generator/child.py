@@ -53,12 +53,12 @@ class _Orders:
 
 
 def main() -> None:
-    told = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(what: Told) -> None:
-        told.write(what.model_dump_json(exclude_defaults=True) + "\n")
-        told.flush()
+    def tell(message: Told) -> None:
+        output.write(message.model_dump_json(exclude_defaults=True) + "\n")
+        output.flush()
 
     orders = _Orders(sys.stdin.buffer)
     load = orders.next().load
@@ -76,19 +76,19 @@ def main() -> None:
         return
     tell(Told(kind="loaded"))
     while True:
-        asked = orders.next().generate
-        assert asked is not None, "one loads once"
+        request = orders.next().generate
+        assert request is not None, "one loads once"
         try:
-            for each in _made(generator, asked, orders):
-                tell(each)
+            for message in _made(generator, request, orders):
+                tell(message)
         except SpecError as error:
-            problems = tuple(each.to_dict() for each in error.problems)
-            tell(Told(kind="refused", number=asked.number, problems=problems))
+            problems = tuple(problem.to_dict() for problem in error.problems)
+            tell(Told(kind="refused", number=request.number, problems=problems))
         except BrokenPipeError:
             return
         except Exception as error:
             traceback.print_exc()
-            tell(Told(kind="failed", number=asked.number, words=_in_words(error, load)))
+            tell(Told(kind="failed", number=request.number, words=_in_words(error, load)))
 
 
 def _limit(load: Load) -> None:
@@ -114,14 +114,14 @@ def _loaded(load: Load) -> "Generator":
     )
 
 
-def _made(generator: "Generator", asked: Asked, orders: _Orders) -> Iterator[Told]:
+def _made(generator: "Generator", request: Asked, orders: _Orders) -> Iterator[Told]:
     """Messages of one text. Raises SpecError for what the model cannot be asked."""
-    streamed, number = generator.stream(asked.prompt, asked.spec), asked.number
+    stream, number = generator.stream(request.prompt, request.spec), request.number
     yield Told(kind="begun", number=number)
     num_pieces = 0
     while not orders.are_off(number):
         try:
-            piece = next(streamed)
+            piece = next(stream)
         except StopIteration as over:
             ending: Ending = over.value
             yield Told(kind="end", number=number, reason=ending.reason, num_tokens=ending.num_tokens)
@@ -133,8 +133,8 @@ def _made(generator: "Generator", asked: Asked, orders: _Orders) -> Iterator[Tol
 
 
 def _in_words(error: BaseException, load: Load) -> str:
-    said = str(error).strip().splitlines()
-    words = f"{type(error).__name__}: {said[0][:300]}" if said else type(error).__name__
+    lines = str(error).strip().splitlines()
+    words = f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
     if load.memory_bytes is not None and (
         isinstance(error, MemoryError) or "can't allocate memory" in str(error)
     ):

@@ -36,9 +36,9 @@ class GeneratorProcess:
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MAX_LINE_BYTES,
             env=_environment(os.environ), start_new_session=True,
         )  # fmt: skip
-        started = cls(process)
-        started._tell(Order(load=load))
-        return started
+        generator_process = cls(process)
+        generator_process._tell(Order(load=load))
+        return generator_process
 
     @property
     def runs(self) -> bool:
@@ -50,9 +50,9 @@ class GeneratorProcess:
 
     async def loaded(self) -> None:
         """Returns once it is. Raises Failed."""
-        told = await self._heard()
-        if told.kind != "loaded":
-            raise Failed(told.words)
+        message = await self._heard()
+        if message.kind != "loaded":
+            raise Failed(message.words)
 
     async def made(self, prompt: str, spec: GenerationSpec) -> AsyncIterator[Told]:
         """Messages of one text: `begun`, `text`s and at last `end`. One at a time.
@@ -62,14 +62,14 @@ class GeneratorProcess:
         self._number += 1
         self._tell(Order(generate=Asked(number=self._number, prompt=prompt, spec=spec)))
         while True:
-            told = await self._heard()
-            match told.kind:
+            message = await self._heard()
+            match message.kind:
                 case "refused":
-                    raise SpecError([Problem(**each) for each in told.problems])
+                    raise SpecError([Problem(**fields) for fields in message.problems])
                 case "failed":
-                    raise Failed(told.words)
-            yield told
-            if told.kind == "end":
+                    raise Failed(message.words)
+            yield message
+            if message.kind == "end":
                 return
 
     async def break_off(self) -> None:
@@ -107,10 +107,10 @@ class GeneratorProcess:
             pass
         await self.end()
         status = self._process.returncode or 0
-        ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        raise Failed(f"the process that generates ended ({ended}); the service's log may say why")
+        cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        raise Failed(f"the process that generates ended ({cause}); the service's log may say why")
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Without the settings of the service, its token among them."""
-    return {name: value for name, value in given.items() if not name.startswith("SHARDYARD_")}
+    return {name: value for name, value in environment.items() if not name.startswith("SHARDYARD_")}

@@ -50,12 +50,12 @@ class Dashboard:
             assert shell.stdin is not None
             assert shell.stdout is not None
             try:
-                started = replace(self, process=Process.of(psutil.Process(int(shell.stdout.readline()))))
-                record(started)
+                dashboard = replace(self, process=Process.of(psutil.Process(int(shell.stdout.readline()))))
+                record(dashboard)
                 shell.stdin.write(b"recorded\n")
             except (psutil.NoSuchProcess, ValueError, BrokenPipeError):
                 raise DashboardError(self._said(folder)) from None
-            return started
+            return dashboard
 
     def await_answer(self, folder: Path, timeout_s: float, abort: Sequence[int] = ()) -> None:
         """Returns once something listens at its address. Raises DashboardError, with the process ended, when it has
@@ -75,8 +75,8 @@ class Dashboard:
 
     def _said(self, folder: Path) -> str:
         output = Path(_output(folder))
-        said = output.read_text(errors="replace").strip().splitlines()[-15:] if output.is_file() else []
-        return "\n".join(["the dashboard did not come up:", *said])
+        last_lines = output.read_text(errors="replace").strip().splitlines()[-15:] if output.is_file() else []
+        return "\n".join(["the dashboard did not come up:", *last_lines])
 
 
 def _output(folder: Path) -> str:

@@ -32,7 +32,10 @@ class HeadProcesses:
         nodes = tuple(
             Node(
                 node["session"],
-                *(tuple(Process(**each) for each in node.get(kind, ())) for kind in ("processes", "others")),
+                *(
+                    tuple(Process(**fields) for fields in node.get(kind, ()))
+                    for kind in ("processes", "others")
+                ),
             )
             for node in given.get("nodes", ())
         )
@@ -63,12 +66,12 @@ class HeadProcesses:
         if self.dashboard is not None and self.dashboard.find():
             roots.add(self.dashboard)
         for node in self.nodes:
-            recorded = {process for process in (*node.processes, *node.others) if process.find()}
-            roots |= recorded | (set(session_members(node.session)) if recorded else set())
+            living_processes = {process for process in (*node.processes, *node.others) if process.find()}
+            roots |= living_processes | (set(session_members(node.session)) if living_processes else set())
         for root in roots:
             yield root
-            if (found := root.find()) is not None:
-                yield from descendants(found)
+            if (psutil_process := root.find()) is not None:
+                yield from descendants(psutil_process)
 
 
 def _started_for(folder: Path) -> Iterator[Process]:

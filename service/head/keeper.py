@@ -53,7 +53,7 @@ class GiveUp:
 
 def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
     """Decides about what is dead, given when it was started again before, all in seconds on one clock."""
-    recent = [each for each in tries if now - each < WITHIN_S]
+    recent = [try_time for try_time in tries if now - try_time < WITHIN_S]
     if len(recent) >= MAX_TRIES:
         return GiveUp()
     if not recent:
@@ -123,12 +123,12 @@ class HeadKeeper:
             return
         if self._died_at is None:
             self._died_at = datetime.now(UTC)
-            said = self.head.last_words("raylet") if dead == "head" else []
-            log.warning("a part of the Ray head died", parts=self._parts(dead), said="\n".join(said))
+            last_words = self.head.last_words("raylet") if dead == "head" else []
+            log.warning("a part of the Ray head died", parts=self._parts(dead), said="\n".join(last_words))
         if self._given_up:
             return
         now = time.monotonic()
-        self._tries = [each for each in self._tries if now - each < WITHIN_S]
+        self._tries = [try_time for try_time in self._tries if now - try_time < WITHIN_S]
         match next_try(self._tries, now):
             case Try():
                 self._tries.append(now)
@@ -138,8 +138,8 @@ class HeadKeeper:
                 log.warning("starting it again", what=dead, attempt=len(self._tries), of=MAX_TRIES)
                 self._restart(dead)
             case Pause():
-                retried = f"and is started again in a while (tried {len(self._tries)} of {MAX_TRIES} times)"
-                self._trouble = self._trouble or self._words(dead, retried)
+                words = f"and is started again in a while (tried {len(self._tries)} of {MAX_TRIES} times)"
+                self._trouble = self._trouble or self._words(dead, words)
             case GiveUp():
                 self._given_up = True
                 self._trouble = self._words(
@@ -183,9 +183,9 @@ class HeadKeeper:
             return "dashboard"
         return " and ".join(self.head.dead_parts()) or ("processes" if self.head.has_files() else "folder")
 
-    def _words(self, dead: Dead, what: str) -> str:
+    def _words(self, dead: Dead, action: str) -> str:
         since = self._died_at or datetime.now(UTC)
         goes_on = "; what trains goes on" if dead == "dashboard" else ""
         parts = self._parts(dead)
-        ended = "was removed" if parts == "folder" else "died"
-        return f"the {parts} of its Ray head {ended} at {since:%Y-%m-%dT%H:%M:%SZ}, {what}{goes_on}"
+        verb = "was removed" if parts == "folder" else "died"
+        return f"the {parts} of its Ray head {verb} at {since:%Y-%m-%dT%H:%M:%SZ}, {action}{goes_on}"

@@ -134,7 +134,7 @@ class LocalHead:
         environment = {"DASHBOARD_METRIC_PORT": str(metrics_port), MANY_NODES: "0"}
         with held_back(abort) as signals:
             folder, before = _short_folder(), read_record(state_file)
-            started: tuple[Node, ...] = ()
+            nodes: tuple[Node, ...] = ()
             try:
                 # Before anything runs: whoever comes after a SIGKILL of this process finds what it started.
                 write_record(state_file, {"folder": folder})
@@ -154,7 +154,7 @@ class LocalHead:
                     timeout_s=timeout_s,
                     environment=environment,
                 )
-                started = (node,)
+                nodes = (node,)
                 node, dashboard = _apart(node, f"http://127.0.0.1:{dashboard_port}", environment)
                 head = cls(
                     state_file=state_file,
@@ -168,7 +168,7 @@ class LocalHead:
                 )
                 head.record()
             except (LocalHeadError, OSError):
-                HeadProcesses(folder, started).end(STOP_GRACE_S)
+                HeadProcesses(folder, nodes).end(STOP_GRACE_S)
                 shutil.rmtree(folder, ignore_errors=True)
                 # Where it cannot be written: it names a folder that is gone, and of which nothing runs.
                 with suppress(OSError):
@@ -220,14 +220,16 @@ class LocalHead:
         """The head as it is recorded now: another process may have started it again, or be about to.
 
         Raises LocalHeadError where somebody has stopped it."""
-        recorded = self._read(self.state_file)
-        if not self.state_file.exists() or (recorded and recorded.dashboard_url != self.dashboard_url):
+        head = self._read(self.state_file)
+        if not self.state_file.exists() or (head and head.dashboard_url != self.dashboard_url):
             raise LocalHeadError("its Ray head was stopped")
-        return recorded or self
+        return head or self
 
     def dead_parts(self) -> list[str]:
         """Names of the processes that jobs run on and that are gone."""
-        return sorted(each.name for node in self.nodes for each in node.processes if each.find() is None)
+        return sorted(
+            process.name for node in self.nodes for process in node.processes if process.find() is None
+        )
 
     def with_dashboard(self, timeout_s: float = START_TIMEOUT_S, abort: Sequence[int] = ()) -> "LocalHead":
         """The head with its dashboard, started again if that is gone; jobs run on all the while.
@@ -245,7 +247,7 @@ class LocalHead:
             dashboard = self.dashboard.start(
                 {**ray_environment(self.token_path, self.folder), **self.dashboard.environment},
                 folder,
-                record=lambda started: replace(self, dashboard=started).record(),
+                record=lambda new_dashboard: replace(self, dashboard=new_dashboard).record(),
             )
             dashboard.await_answer(folder, timeout_s, abort)
         except DashboardError as error:
@@ -258,9 +260,9 @@ class LocalHead:
         Drivers and workers are asked first and have `grace_s` to end.
         """
         with changing(self.state_file):
-            recorded = self._read(self.state_file)
-            if recorded is not None and recorded.folder == self.folder:
-                recorded._end(grace_s)  # it may have got more nodes than this value of it knows
+            head = self._read(self.state_file)
+            if head is not None and head.folder == self.folder:
+                head._end(grace_s)  # it may have got more nodes than this value of it knows
                 self.state_file.unlink()
             else:
                 self._end(grace_s)
@@ -288,47 +290,50 @@ class LocalHead:
 
     def _last_words(self) -> list[str]:
         """State of the head, and the last lines of its GCS, for whoever cannot reach it."""
-        said = self.last_words()
+        lines = self.last_words()
         return [
             f"{'all' if self.running() else 'not all'} of the head's processes live; its GCS said:",
-            *said,
+            *lines,
         ]
 
     @classmethod
     def _read(cls, state_file: Path) -> "LocalHead | None":
-        given = read_record(state_file)
-        if given is None or given.pop("version", None) not in READABLE or "address" not in given:
+        record = read_record(state_file)
+        if record is None or record.pop("version", None) not in READABLE or "address" not in record:
             return None
         nodes = tuple(
             Node(
                 node["session"],
-                *(tuple(Process(**each) for each in node[kind]) for kind in ("processes", "others")),
+                *(tuple(Process(**fields) for fields in node[kind]) for kind in ("processes", "others")),
             )
-            for node in given.pop("nodes")
+            for node in record.pop("nodes")
         )
-        shown = given.pop("dashboard")
-        shown |= {"process": Process(**shown["process"]), "command": tuple(shown["command"])}
-        dashboard = Dashboard(**shown)
-        token_path, folder = Path(given.pop("token_path")), Path(given.pop("folder"))
+        dashboard_fields = record.pop("dashboard")
+        dashboard_fields |= {
+            "process": Process(**dashboard_fields["process"]),
+            "command": tuple(dashboard_fields["command"]),
+        }
+        dashboard = Dashboard(**dashboard_fields)
+        token_path, folder = Path(record.pop("token_path")), Path(record.pop("folder"))
         return cls(
             state_file=state_file,
             token_path=token_path,
             folder=folder,
             nodes=nodes,
             dashboard=dashboard,
-            **given,
+            **record,
         )
 
     def record(self) -> None:
         """Has others find it as it is."""
-        given: dict[str, Any] = asdict(self)
-        del given["state_file"]
-        write_record(self.state_file, given)
+        fields: dict[str, Any] = asdict(self)
+        del fields["state_file"]
+        write_record(self.state_file, fields)
 
 
 def _end_recorded(state_file: Path, grace_s: float = STOP_GRACE_S) -> None:
-    if (given := read_record(state_file)) is not None:
-        remains = HeadProcesses.of_record(given)
+    if (record := read_record(state_file)) is not None:
+        remains = HeadProcesses.of_record(record)
         remains.end(grace_s)
         shutil.rmtree(remains.folder, ignore_errors=True)
 
@@ -338,13 +343,21 @@ def _apart(node: Node, url: str, environment: dict[str, str]) -> tuple[Node, Das
 
     Raises LocalHeadError, with all of them ended, when it has died already."""
     commands = {process: process.command() for process in node.processes}
-    found = [each for each, command in commands.items() if any("/dashboard.py" in word for word in command)]
-    if not found:
+    dashboard_processes = [
+        process for process, command in commands.items() if any("/dashboard.py" in word for word in command)
+    ]
+    if not dashboard_processes:
         end_session(node.session)
         raise LocalHeadError("Ray's dashboard died as soon as it was started")
-    others = tuple(each for each, command in commands.items() if "ray.util.client.server" in command)
-    needed = tuple(each for each in node.processes if each not in (*found, *others))
-    return Node(node.session, needed, others), Dashboard(found[0], commands[found[0]], url, environment)
+    client_processes = tuple(
+        process for process, command in commands.items() if "ray.util.client.server" in command
+    )
+    job_processes = tuple(
+        process for process in node.processes if process not in (*dashboard_processes, *client_processes)
+    )
+    return Node(node.session, job_processes, client_processes), Dashboard(
+        dashboard_processes[0], commands[dashboard_processes[0]], url, environment
+    )
 
 
 def _short_folder() -> Path:

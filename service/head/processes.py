@@ -34,7 +34,7 @@ class Process:
     def command(self) -> tuple[str, ...]:
         """Its command line; nothing for one that is gone."""
         try:
-            return tuple(found.cmdline()) if (found := self.find()) is not None else ()
+            return tuple(psutil_process.cmdline()) if (psutil_process := self.find()) is not None else ()
         except psutil.NoSuchProcess:
             return ()
 
@@ -67,9 +67,9 @@ def descendants(process: psutil.Process) -> Iterator[Process]:
 
 def signal_all(processes: Collection[Process], number: signal.Signals) -> None:
     for process in processes:
-        if (found := process.find()) is not None:
+        if (psutil_process := process.find()) is not None:
             try:
-                found.send_signal(number)
+                psutil_process.send_signal(number)
             except psutil.NoSuchProcess:
                 continue
 

@@ -89,13 +89,13 @@ def ray_start(
         "--include-log-monitor=false",  # it copies worker output to drivers; ours goes to the job's storage
         "--log-style=record", "--log-color=false",
     ]  # fmt: skip
-    given = {**ray_environment(token_path, folder.parent), **environment}
+    variables = {**ray_environment(token_path, folder.parent), **environment}
     deadline = time.monotonic() + timeout_s
     while True:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (folder / "ray-start.out").open("wb") as output:
             starter = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=given, cwd=folder,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=variables, cwd=folder,
                 start_new_session=True,
             )  # fmt: skip
         session = starter.pid
@@ -109,8 +109,8 @@ def ray_start(
         starter.wait()
         given_up = _given_up(folder)
         if signals or AGENTS_ARE_LATE not in given_up or time.monotonic() >= deadline:
-            said = [*_lines(folder / "ray-start.out")[-15:], *filter(None, [given_up])]
-            raise LocalHeadError("\n".join([f"ray start failed ({why}):", *said]))
+            last_lines = [*_lines(folder / "ray-start.out")[-15:], *filter(None, [given_up])]
+            raise LocalHeadError("\n".join([f"ray start failed ({why}):", *last_lines]))
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -123,9 +123,11 @@ def end_session(session: int) -> None:
 def ray_environment(token_path: Path, head_folder: Path) -> dict[str, str]:
     """Environment of the head and all below it. Nothing of another Ray gets in, and none of the control plane's
     settings: a driver, which runs for whoever posted its job, has no use for the API's token or the database."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))}
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHARDYARD_"))
+    }
     return {
-        **kept,
+        **variables,
         FOLDER_VARIABLE: str(head_folder),
         "TMPDIR": str(temp_folder()),  # its processes, drivers and workers make sockets there
         "RAY_AUTH_MODE": "token",
@@ -154,8 +156,8 @@ def free_ports(count: int) -> list[int]:
 
 def _given_up(folder: Path) -> str:
     """The line with which the raylet of a folder gave up; "" where none did."""
-    said = (line for log in folder.glob("session_*/logs/raylet.out") for line in _lines(log))
-    return next((line for line in said if " C " in line.partition("]")[0]), "")
+    lines = (line for log in folder.glob("session_*/logs/raylet.out") for line in _lines(log))
+    return next((line for line in lines if " C " in line.partition("]")[0]), "")
 
 
 def _lines(log: Path) -> list[str]:

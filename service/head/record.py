@@ -27,10 +27,10 @@ def record_file(state_dir: Path | str) -> Path:
 def read_record(path: Path) -> dict[str, Any] | None:
     """Reads it, in the words of the release that wrote it; None where there is none."""
     try:
-        given: dict[str, Any] = json.loads(path.read_text())
+        record: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    return given
+    return record
 
 
 def write_record(path: Path, given: dict[str, Any]) -> None:
@@ -76,8 +76,8 @@ def changing(
 
     Raises LocalHeadError when something comes into `abort` while it waits.
     """
-    mine: set[Path] = _changed_here.__dict__.setdefault("paths", set())
-    if path in mine:
+    own_paths: set[Path] = _changed_here.__dict__.setdefault("paths", set())
+    if path in own_paths:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,11 +90,11 @@ def changing(
                     "waiting for another process to start or stop the Ray head was broken off"
                 )
             time.sleep(POLL_S)
-        mine.add(path)
+        own_paths.add(path)
         try:
             yield
         finally:
-            mine.remove(path)
+            own_paths.remove(path)
 
 
 def mark_used(path: Path) -> IO[str]:

@@ -67,35 +67,35 @@ def _answer(request: Request) -> Answer:
         return _planned_module(request.module)
     except SpecError as error:
         return Answer(
-            problems=tuple(each.to_dict() | {"value": _shown(each.value)} for each in error.problems)
+            problems=tuple(problem.to_dict() | {"value": _shown(problem.value)} for problem in error.problems)
         )
     except _OutOfMemory as error:
         return Answer(problems=(_too_large(request, str(error)).to_dict(),))
 
 
-def _planned_job(asked: JobRequest) -> Answer:
+def _planned_job(request: JobRequest) -> Answer:
     from moe.tasks.module.code import check_allowed
 
-    check_allowed(asked.spec, asked.allowed_code)
-    with _told_of("model.build", asked.spec.model.build):  # type: ignore[union-attr]
+    check_allowed(request.spec, request.allowed_code)
+    with _told_of("model.build", request.spec.model.build):  # type: ignore[union-attr]
         from moe.tasks.module.planning import plan_of_job
 
-        plan = plan_of_job(asked.spec, asked.cluster)
+        plan = plan_of_job(request.spec, request.cluster)
     return Answer(plan=plan.model_dump(mode="json"))
 
 
-def _planned_module(asked: ModuleRequest) -> Answer:
-    with _told_of("--module", asked.build):
+def _planned_module(request: ModuleRequest) -> Answer:
+    with _told_of("--module", request.build):
         from moe import sharding
         from moe.sharding.hints.hints import of_plain
         from moe.tasks.module.building import as_batch, called_empty
         from moe.tasks.module.code import imported
 
-        hints = {name: of_plain(each, f"hints.{name}") for name, each in asked.hints.items()}
-        sample = as_batch(imported(asked.sample, "--sample")())
-        module = called_empty(imported(asked.build, "--module"), {}, 0, "--module", asked.build)
-        plan = sharding.plan(module, sample=sample, cluster=asked.cluster, hints=hints)
-    picture = _picture(plan) if asked.picture else ""
+        hints = {name: of_plain(hint, f"hints.{name}") for name, hint in request.hints.items()}
+        sample = as_batch(imported(request.sample, "--sample")())
+        module = called_empty(imported(request.build, "--module"), {}, 0, "--module", request.build)
+        plan = sharding.plan(module, sample=sample, cluster=request.cluster, hints=hints)
+    picture = _picture(plan) if request.picture else ""
     return Answer(plan=plan.to_json(), explained=plan.explain(), picture=picture)
 
 
@@ -114,8 +114,8 @@ def _told_of(path: str, code: str) -> Iterator[None]:
     except SpecError:
         raise
     except BaseException as error:
-        said = str(error).strip().splitlines()
-        words = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+        lines = str(error).strip().splitlines()
+        words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise _OutOfMemory(words) from error
         traceback.print_exc()
@@ -154,9 +154,9 @@ def _shown(value: Any) -> Any:
 def _end_children() -> None:
     import psutil
 
-    for each in psutil.Process().children(recursive=True):
+    for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            each.kill()
+            child.kill()
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def ask(asked: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool
     code = str(asked.spec.model.build) if isinstance(asked, JobRequest) else asked.build  # type: ignore[union-attr]
     answer = _Child(request, limits, shows_output).answer(path, code)
     if answer.problems:
-        raise SpecError([Problem(**each) for each in answer.problems])
+        raise SpecError([Problem(**fields) for fields in answer.problems])
     return answer
 
 
@@ -68,19 +68,19 @@ class _Child:
         self._limits = limits
         # A job's module has to be found where jobs run, of which this folder is none.
         flags = ["-P"] if request.job is not None else []
-        self._answers, theirs = os.pipe()
+        self._answers, child_descriptor = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-m", "service.planner.child", str(theirs)],
+                [sys.executable, *flags, "-m", "service.planner.child", str(child_descriptor)],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr if shows_output else subprocess.PIPE,
                 stderr=sys.stderr if shows_output else subprocess.STDOUT,
-                pass_fds=(theirs,),
+                pass_fds=(child_descriptor,),
                 env=_environment(os.environ),
                 start_new_session=True,
             )
         finally:
-            os.close(theirs)
+            os.close(child_descriptor)
         assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as stdin:  # it may have died at its first import
             stdin.write(request.model_dump_json().encode())
@@ -96,9 +96,9 @@ class _Child:
             if why is None:
                 return Answer.model_validate_json(bytes(self._answer))
         if why is None:
-            said = self._output.decode(errors="replace").strip()
-            ended = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            why = f"ended the process that plans it ({ended})" + (f": {said[-500:]}" if said else "")
+            output = self._output.decode(errors="replace").strip()
+            cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            why = f"ended the process that plans it ({cause})" + (f": {output[-500:]}" if output else "")
         raise SpecError(Problem("user_code", path, code, why, "correct the module's code"))
 
     def _watch(self) -> str | None:
@@ -135,9 +135,9 @@ class _Child:
     def _end(self) -> None:
         """Ends it with all that it has started, in whatever session."""
         with suppress(psutil.Error):
-            for each in psutil.Process(self._process.pid).children(recursive=True):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
                 with suppress(psutil.Error):
-                    each.kill()
+                    child.kill()
         with suppress(ProcessLookupError, PermissionError):  # macOS says that of a group that has ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -146,7 +146,7 @@ class _Child:
             self._process.stdout.close()
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, Any]:
+def _environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Without the settings of the service, its token among them."""
-    kept = {name: value for name, value in given.items() if not name.startswith("SHARDYARD_")}
-    return {**kept, "PYTHONUNBUFFERED": "1"}
+    variables = {name: value for name, value in environment.items() if not name.startswith("SHARDYARD_")}
+    return {**variables, "PYTHONUNBUFFERED": "1"}

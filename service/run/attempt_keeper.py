@@ -24,11 +24,11 @@ class AttemptKeeper:
     def look(self) -> bool:
         """Look once; True where something was gone and is there again. Raises OSError."""
         groups, has_launch = set(self._folder.groups()), self._folder.has(self._name)
-        gone = self._groups - groups
+        missing_groups = self._groups - groups
         self._groups |= groups
-        if has_launch and not gone:
+        if has_launch and not missing_groups:
             return False
-        self._folder.restore(self._name, self._content, sorted(gone))
+        self._folder.restore(self._name, self._content, sorted(missing_groups))
         _log.warning(
             "files of this attempt were removed from %s and are written again: checkpoints, records and logs that "
             "were removed with them are lost", self._folder.url,

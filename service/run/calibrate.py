@@ -53,15 +53,15 @@ def measure_cluster() -> Calibration:
     different = list(dict.fromkeys(places))
     numbers = [different.index(node) for node in places]
     device = "cuda" if all(has_gpus) else "cpu"
-    measured = [
+    measurements = [
         rank.measure.remote(index, numbers, addresses, port, device) for index, rank in enumerate(ranks)
     ]
     try:
-        found: list[Calibration] = ray.get(measured, timeout=MEASURING_TIMEOUT_S)
+        calibrations: list[Calibration] = ray.get(measurements, timeout=MEASURING_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
-        waited = time.monotonic() - began
-        raise NoRoom(f"{len(ranks)} workers did not measure their links within {waited:.0f} s") from None
-    return found[0]
+        wait_s = time.monotonic() - began
+        raise NoRoom(f"{len(ranks)} workers did not measure their links within {wait_s:.0f} s") from None
+    return calibrations[0]
 
 
 def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:

@@ -21,13 +21,13 @@ def device_fault(kind: DeviceKind) -> str | None:
     if has_gpu():
         return None
     if not is_built_for_gpus():
-        found = f"torch {torch.__version__} is built without them"
+        cause = f"torch {torch.__version__} is built without them"
     else:
-        found = (
+        cause = (
             f"torch {torch.__version__} sees none; CUDA_VISIBLE_DEVICES={os.getenv('CUDA_VISIBLE_DEVICES')}"
         )
     return (
-        f"a worker on {socket.gethostname()} holds a GPU by the cluster's books and finds none: {found}; mend "
+        f"a worker on {socket.gethostname()} holds a GPU by the cluster's books and finds none: {cause}; mend "
         "its driver or its torch there, or train on cores with resources.device=cpu or gpus_per_worker=0"
     )
 

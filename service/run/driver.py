@@ -64,8 +64,8 @@ _log = logging.getLogger("service.run.driver")
 
 def workers_environment(gpus_per_worker: int) -> dict[str, str]:
     """Environment of workers beside what their node gives them; what this process was given goes before."""
-    wanted = RAY_ENVIRONMENT if gpus_per_worker else RAY_ENVIRONMENT | KEEP_FREED_MEMORY
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+    variables = RAY_ENVIRONMENT if gpus_per_worker else RAY_ENVIRONMENT | KEEP_FREED_MEMORY
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
 WhyUnplaced = Callable[[int, int, int], str | None]
@@ -167,9 +167,9 @@ class Driver:
         self._failures = GroupFailures(
             launch, self._group_watch.take_reason if self._group_watch else lambda: ""
         )
-        each = {"CPU": float(resources.cpus_per_worker)}
+        worker_resources = {"CPU": float(resources.cpus_per_worker)}
         if launch.gpus_per_worker:
-            each["GPU"] = float(launch.gpus_per_worker)
+            worker_resources["GPU"] = float(launch.gpus_per_worker)
         return LeanTrainer(
             train_worker,
             train_loop_config={"launch": self._launch_path, "fit_at": time.time()},
@@ -178,7 +178,7 @@ class Driver:
             scaling_config=ScalingConfig(
                 num_workers=launch.plan.num_workers,
                 use_gpu=launch.gpus_per_worker > 0,
-                resources_per_worker=each,
+                resources_per_worker=worker_resources,
                 placement_strategy="PACK",  # Ray numbers ranks by node, and expert groups are consecutive
             ),
             run_config=RunConfig(
@@ -230,16 +230,16 @@ class Driver:
 
     def _repeat(self, interval_s: float, look: Callable[[], object]) -> None:
         """Call `look` again and again until the attempt is over."""
-        logged = ""
+        last_message = ""
         while not self._over.wait(interval_s):
             try:
                 look()
             except Exception as error:  # whatever it is, a run that nobody watches would be worse
-                if (said := repr(error)) != logged:  # not four times a second
+                if (message := repr(error)) != last_message:  # not four times a second
                     _log.exception("the run cannot be watched just now; trying again")
-                    logged = said
+                    last_message = message
             else:
-                logged = ""
+                last_message = ""
 
     def _look(self) -> None:
         """Reports dead groups, and obeys requests while there is no group to obey them."""
@@ -289,14 +289,14 @@ class Driver:
         if (waits_for := lacks or "") == self._waits_for:
             return
         self._waits_for = waits_for
-        each = f"{launch.spec.resources.cpus_per_worker} CPU"
+        worker_resources = f"{launch.spec.resources.cpus_per_worker} CPU"
         if launch.gpus_per_worker:
-            each += f" and {launch.gpus_per_worker} GPU"
+            worker_resources += f" and {launch.gpus_per_worker} GPU"
         workers = "1 worker" if count == 1 else f"{count} workers"
         if lacks:
-            reason = f"waits for a place for {workers} of {each} each: {lacks}"
+            reason = f"waits for a place for {workers} of {worker_resources} each: {lacks}"
         else:
-            reason = f"placed {workers} of {each} each; waiting for them to start"
+            reason = f"placed {workers} of {worker_resources} each; waiting for them to start"
         _log.info("%s", reason)  # no warning: it would be shown beside the job's reason, which says the same
         self._recorder.record("waiting", {"reason": reason})
 

@@ -73,10 +73,10 @@ def examine(pid: int, created_at: float, ending: Ending) -> Look:
         is_stopped = state == before and state in ("stopped", "frozen")
         stack = _stack(pid)
         is_idle = is_stopped or cpu_share < WORKING_CPU_SHARE
-        ended = (ending == "if_stopped" and is_stopped) or (ending == "if_idle" and is_idle)
-        if ended:
+        must_end = (ending == "if_stopped" and is_stopped) or (ending == "if_idle" and is_idle)
+        if must_end:
             process.kill()
-        return Look(pid=pid, state=state, cpu_share=cpu_share, stack=stack, ended=ended)
+        return Look(pid=pid, state=state, cpu_share=cpu_share, stack=stack, ended=must_end)
     except psutil.NoSuchProcess:
         return Look(state="gone")
 
@@ -115,8 +115,8 @@ def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: An
     if node == ray.get_runtime_context().get_node_id():
         plain = look(*arguments)
     else:
-        there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
-        remote: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(look)
+        strategy: Any = NodeAffinitySchedulingStrategy(node, soft=False)
+        remote: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(look)
         plain = ray.get(remote.remote(*arguments), timeout=REMOTE_TIMEOUT_S)
     return list(map(Look.model_validate, plain))
 

@@ -38,13 +38,13 @@ class GroupWatch:
         """Reason why ranks of the group that has just died were ended; empty if none were. Call it once a group,
         from any thread. It waits for a look under way, since a rank's death may be reported before the look that ended
         it is over."""
-        looked = self._looking.acquire(timeout=MAX_LOOK_S)
+        has_lock = self._looking.acquire(timeout=MAX_LOOK_S)
         try:
             self._of_dead_groups |= {_process(state) for state in self._server.ranks()}
             reason, self._reason = self._reason, ""
             return reason
         finally:
-            if looked:
+            if has_lock:
                 self._looking.release()
 
     def look(self) -> None:
@@ -58,8 +58,10 @@ class GroupWatch:
         states = self._server.ranks()
         judgement = judge([_facts(state, now) for state in states], self._limits)
         if judgement.stuck:
-            stuck = [state for state in states if state.rank in judgement.stuck and self._is_due(state, now)]
-            self._end(stuck, "if_idle", judgement.reason)
+            stuck_states = [
+                state for state in states if state.rank in judgement.stuck and self._is_due(state, now)
+            ]
+            self._end(stuck_states, "if_idle", judgement.reason)
             return
         for state in states:
             if state.rank in judgement.idle:
@@ -78,11 +80,11 @@ class GroupWatch:
             return
         self._named.add(activity)
         state.wants_stacks = True
-        waiting = sum(other.beat.in_collective for other in states if other is not state)
-        others = f", while {waiting} other ranks wait in collectives" if waiting else ""
+        waiting = sum(rank_state.beat.in_collective for rank_state in states if rank_state is not state)
+        waiting_note = f", while {waiting} other ranks wait in collectives" if waiting else ""
         _log.warning(
             "%s has done nothing for %.0f s (%s)%s; its log has its stacks",
-            _name(state), state.beat.idle_s, state.beat.doing, others,
+            _name(state), state.beat.idle_s, state.beat.doing, waiting_note,
         )  # fmt: skip
 
     def _end(self, states: Sequence[RankState], ending: Ending, reason: str) -> None:

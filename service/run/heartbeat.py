@@ -113,13 +113,13 @@ class Heartbeat:
 
     def beat(self) -> Beat:
         """The heartbeat of this moment."""
-        begun = activities(self._training_thread) if self._training_thread is not None else ()
+        open_activities = activities(self._training_thread) if self._training_thread is not None else ()
         idle_s, device = self._meter.idle_s(), device_use()
-        if not begun:
+        if not open_activities:
             return Beat(idle_s=idle_s, device=device)
-        innermost = begun[-1]
+        innermost = open_activities[-1]
         return Beat(
-            phase=begun[0].phase, doing=str(innermost), in_collective=innermost.phase == "collective",
+            phase=open_activities[0].phase, doing=str(innermost), in_collective=innermost.phase == "collective",
             for_s=time.monotonic() - innermost.began_at, idle_s=idle_s, step_s=self.step_s, device=device,
         )  # fmt: skip
 
@@ -162,9 +162,9 @@ class WorkMeter:
 
     def idle_s(self) -> float:
         """Seconds since work was last seen; call it every few seconds."""
-        now, begun = time.monotonic(), num_begun()
-        if begun != self._num_begun or device_is_busy():
-            self._num_begun, self._worked_at = begun, now
+        now, num_activities = time.monotonic(), num_begun()
+        if num_activities != self._num_begun or device_is_busy():
+            self._num_begun, self._worked_at = num_activities, now
         if now - self._window[0] >= WORK_WINDOW_S:
             (before, cpu_before, bytes_before), self._window = self._window, self._counts()
             seconds = self._window[0] - before

@@ -107,7 +107,7 @@ class HeartbeatServer:
         """State of a newly connected process. It replaces that of any older connection of its rank: a connection from a
         node that was lost never closes."""
         self._ranks = {
-            other: state for other, state in self._ranks.items() if state.rank != introduction.rank
+            connection: state for connection, state in self._ranks.items() if state.rank != introduction.rank
         }
         self._ranks[number] = RankState(introduction, beat, self._clock())
         return self._ranks[number]

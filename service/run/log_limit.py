@@ -65,14 +65,14 @@ def remove_oldest(storage: str, attempt: int, num_dead_groups: int, max_bytes: i
         for segment in folder.segments(writer)
     ]
     surplus = sum(segment.num_bytes for _, segment in past) - max_bytes // 2
-    removed: dict[WriterFolder, tuple[int, list[Segment]]] = {}
+    removals: dict[WriterFolder, tuple[int, list[Segment]]] = {}
     for writer, segment in past:
         if surplus <= 0:
             break
         surplus -= segment.num_bytes
-        num_bytes, segments = removed.get(writer, (0, []))
-        removed[writer] = (num_bytes + segment.num_bytes, [*segments, segment])
-    for num_bytes, segments in removed.values():
+        num_bytes, segments = removals.get(writer, (0, []))
+        removals[writer] = (num_bytes + segment.num_bytes, [*segments, segment])
+    for num_bytes, segments in removals.values():
         last = segments[-1]
         time = _time(folder.read(last, max(0, last.num_bytes - 64_000), last.num_bytes))
         logs.write(last.path, removed_line(time, num_bytes))

@@ -61,21 +61,21 @@ class GroupFailures(FailurePolicy):
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         """Ray Train's question about a failure."""
-        ended = (
+        end_reason = (
             self._take_reason()
         )  # also for a group that had not begun, so that the next death is not blamed on it
         if not isinstance(training_failed_error, WorkerGroupError):
             return self._others.make_decision(training_failed_error)
         errors = training_failed_error.worker_failures
-        kind: FailureKind = "hung" if ended else kind_of(errors)
-        words = ended or reason(errors)
-        preempted = _is_preemption_failure(training_failed_error)
-        if preempted:  # replaced however often this happens
+        kind: FailureKind = "hung" if end_reason else kind_of(errors)
+        words = end_reason or reason(errors)
+        is_preempted = _is_preemption_failure(training_failed_error)
+        if is_preempted:  # replaced however often this happens
             words = f"{words}; a node of it was preempted, which counts as no failure"
-        anew = preempted or self._is_left(kind)
+        anew = is_preempted or self._is_left(kind)
         _log.info("worker group died (%s): %s", kind, words, exc_info=training_failed_error)
         with self._lock:
-            self._notices.append(Notice(words, kind, anew, preempted))
+            self._notices.append(Notice(words, kind, anew, is_preempted))
         return FailureDecision.RETRY if anew else FailureDecision.RAISE
 
     def _is_left(self, kind: FailureKind) -> bool:
@@ -97,17 +97,19 @@ def kind_of(errors: dict[int, Exception]) -> FailureKind:
 
 def reason(errors: dict[int, Exception]) -> str:
     """Reason why a group died, in a sentence: a lost process says more than the collectives that it broke."""
-    said = {rank: _in_words(error) for rank, error in errors.items()}
-    lost = {rank: words for rank, words in said.items() if words is None}
-    starved = {
-        rank: words for rank, words in said.items() if kind_of({rank: errors[rank]}) == "out_of_memory"
+    words_by_rank = {rank: _in_words(error) for rank, error in errors.items()}
+    lost_ranks = {rank: words for rank, words in words_by_rank.items() if words is None}
+    out_of_memory = {
+        rank: words
+        for rank, words in words_by_rank.items()
+        if kind_of({rank: errors[rank]}) == "out_of_memory"
     }
-    if lost and not starved:
-        ranks = ", ".join(str(rank) for rank in sorted(lost))
+    if lost_ranks and not out_of_memory:
+        ranks = ", ".join(str(rank) for rank in sorted(lost_ranks))
         return f"rank {ranks} was lost: its process died"
-    if not said:
+    if not words_by_rank:
         return "its workers failed, and none said why"
-    rank, words = min((starved or said).items())
+    rank, words = min((out_of_memory or words_by_rank).items())
     return f"rank {rank} failed: {words}"[:MAX_REASON]
 
 

@@ -66,8 +66,8 @@ class Outbox:
                 self.refused = True
                 return
             if next_seq < first + len(lines):
-                skipped = lines[: next_seq - first]
-                self._place = (segment.number, sum(len(line) + 1 for line in skipped))
+                earlier_lines = lines[: next_seq - first]
+                self._place = (segment.number, sum(len(line) + 1 for line in earlier_lines))
                 return
             # All of it has arrived; whatever comes next is in a later segment.
             self._place = (segment.number, sum(len(line) + 1 for line in lines))

@@ -8,9 +8,9 @@ def why_unplaced(num_workers: int, cpus_each: int, gpus_each: int) -> str | None
     import ray
     from ray.util import placement_group_table
 
-    mine = ray.get_runtime_context().get_job_id()  # which every id of what it made ends with
+    job_id = ray.get_runtime_context().get_job_id()  # which every id of what it made ends with
     gangs = placement_group_table()
-    if not any(id.endswith(mine) and gang["state"] == "PENDING" for id, gang in gangs.items()):
+    if not any(id.endswith(job_id) and gang["state"] == "PENDING" for id, gang in gangs.items()):
         return None
     return what_lacks(
         {"CPU": num_workers * cpus_each, "GPU": num_workers * gpus_each},
@@ -24,24 +24,26 @@ def nodes_of_gang() -> list[str]:
     import ray
     from ray.util import placement_group_table
 
-    mine = ray.get_runtime_context().get_job_id()
-    placed = [gang for id, gang in placement_group_table().items() if id.endswith(mine)]
+    job_id = ray.get_runtime_context().get_job_id()
+    gangs = [gang for id, gang in placement_group_table().items() if id.endswith(job_id)]
     nodes = [
-        node for gang in placed if gang["state"] == "CREATED" for node in gang["bundles_to_node_id"].values()
+        node for gang in gangs if gang["state"] == "CREATED" for node in gang["bundles_to_node_id"].values()
     ]
     return list(dict.fromkeys(nodes))
 
 
 def what_lacks(needed: dict[str, int], all_: dict[str, Any], free: dict[str, Any]) -> str:
     """Of the resources that a gang needs: those that the cluster never had enough of, or has not free."""
-    few = [name for name, count in needed.items() if all_.get(name, 0) < count]
-    if few:
+    scarce_names = [name for name, count in needed.items() if all_.get(name, 0) < count]
+    if scarce_names:
         return (
-            "the cluster has only " + " and ".join(f"{all_.get(name, 0):g} {name}s" for name in few) + " now"
+            "the cluster has only "
+            + " and ".join(f"{all_.get(name, 0):g} {name}s" for name in scarce_names)
+            + " now"
         )
-    taken = [name for name, count in needed.items() if free.get(name, 0) < count]
-    if taken:
+    busy_names = [name for name, count in needed.items() if free.get(name, 0) < count]
+    if busy_names:
         return "others than this service's jobs hold the cluster's resources: " + " and ".join(
-            f"{free.get(name, 0):g} of {all_[name]:g} {name}s are free" for name in taken
+            f"{free.get(name, 0):g} of {all_[name]:g} {name}s are free" for name in busy_names
         )
     return "what is free is spread over nodes in parts that are too small"

@@ -56,7 +56,7 @@ class SpoolRecorder(Recorder):
         log_writer, metric_writer = f"a{attempt}.{name}", f"a{attempt}.{group}"
         self._lines = Spool(self._folder / "logs" / log_writer, "log", top)
         seals = Seals(storage, "logs", log_writer, max_log_bytes)
-        sealed = [Sealed(self._lines.folder, seals, self._lines)]
+        sealed_folders = [Sealed(self._lines.folder, seals, self._lines)]
         self._records: Spool | None = None
         self._sender: Sender | None = None
         outboxes: list[Outbox] = []
@@ -67,18 +67,18 @@ class SpoolRecorder(Recorder):
                 if kind == "metrics" and speaks and left_attempt == f"a{attempt}":
                     outbox = Outbox(folder, f"group-{left_group.removeprefix('g')}")
                     outboxes.append(outbox)
-                sealed.append(Sealed(folder, Seals(storage, kind, folder.name), None, outbox))
+                sealed_folders.append(Sealed(folder, Seals(storage, kind, folder.name), None, outbox))
         if speaks:
             self._records = Spool(self._folder / "metrics" / metric_writer, "jsonl", top)
             writer = "driver" if group == "driver" else f"group-{group.removeprefix('g')}"
             own = Outbox(self._records, writer)
             outboxes.append(own)
-            sealed.append(Sealed(self._records.folder, Seals(storage, "metrics", metric_writer),
+            sealed_folders.append(Sealed(self._records.folder, Seals(storage, "metrics", metric_writer),
                                  self._records, own))  # fmt: skip
             self._sender = Sender(events_url, job_id, attempt, token, outboxes)
             self._sender.start()
         remote = "://" in storage and not storage.startswith("file://")
-        self._sealer = Sealer(sealed, REMOTE_SEAL_INTERVAL_S if remote else SEAL_INTERVAL_S)
+        self._sealer = Sealer(sealed_folders, REMOTE_SEAL_INTERVAL_S if remote else SEAL_INTERVAL_S)
         self._sealer.start()
         self._storage, self._is_last = storage, group == "driver"
         self._closed = False
@@ -236,14 +236,14 @@ class _Tee:
         self._begun = threading.local()
 
     def write(self, text: str) -> int:
-        written = self._stream.write(text)
+        num_chars = self._stream.write(text)
         *lines, rest = (getattr(self._begun, "text", "") + text).split("\n")
         self._begun.text = rest
         for line in lines:
             # A progress bar rewrites its line; what it came to is what is kept.
-            if shown := line.rpartition("\r")[2].rstrip():
-                self._recorder.line(self._level, shown)
-        return written
+            if final_text := line.rpartition("\r")[2].rstrip():
+                self._recorder.line(self._level, final_text)
+        return num_chars
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -109,8 +109,8 @@ class Sender:
             self._back_off_s = min(BACK_OFF_MOST_S, self._back_off_s * 2)
             return self._back_off_s
         self._back_off_s = SEND_INTERVAL_S
-        more = len(lines) > 1 and not outbox.refused and bool(outbox.batch())
-        return 0.0 if more else SEND_INTERVAL_S
+        has_more = len(lines) > 1 and not outbox.refused and bool(outbox.batch())
+        return 0.0 if has_more else SEND_INTERVAL_S
 
     def _first_with_records(self) -> Outbox | None:
         """The oldest writer that still has something to send."""

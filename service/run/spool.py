@@ -80,10 +80,10 @@ class SegmentFile(LocalSegment):
         return b""
 
     def note_sealed(self, seals: "Seals") -> None:
-        sealed = self.path.with_name(f"{self.name}.sealed")
+        sealed_path = self.path.with_name(f"{self.name}.sealed")
         with suppress(FileNotFoundError):
-            self.path.rename(sealed)
-        self.path, self.sealed = sealed, True
+            self.path.rename(sealed_path)
+        self.path, self.sealed = sealed_path, True
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -139,10 +139,10 @@ class _OwnSegment(LocalSegment):
 
     def note_sealed(self, seals: "Seals") -> None:
         self._seals = seals
-        sealed = self._path.with_name(f"{self.name}.sealed")
+        sealed_path = self._path.with_name(f"{self.name}.sealed")
         with suppress(OSError):  # it may have been removed or renamed; storage has it
-            self._path.rename(sealed)
-        self._path, self.sealed = sealed, True
+            self._path.rename(sealed_path)
+        self._path, self.sealed = sealed_path, True
         self.let_go()
 
     def let_go(self) -> None:
@@ -229,8 +229,8 @@ class Spool:
         """Remove a complete segment from this node."""
         segment.remove()
         with self._lock:
-            self._before = [other for other in self._before if other is not segment]
-            self._own = [other for other in self._own if other is not segment]
+            self._before = [candidate for candidate in self._before if candidate is not segment]
+            self._own = [candidate for candidate in self._own if candidate is not segment]
 
     def _begin_segment(self, *, in_memory: bool = False) -> None:
         path = self.folder / f"segment-{self._next_number:08d}.{self._suffix}"
@@ -245,8 +245,8 @@ class Spool:
         self._newest = _OwnSegment(self._next_number, path, file)
         self._next_number += 1
         self._own.append(self._newest)
-        unsealed = [segment for segment in self._own if not segment.sealed and not segment.is_in_memory]
-        for segment in unsealed[:-MAX_HELD_FILES]:
+        open_segments = [segment for segment in self._own if not segment.sealed and not segment.is_in_memory]
+        for segment in open_segments[:-MAX_HELD_FILES]:
             segment.let_go()
 
     def _append_in_memory(self, line: bytes) -> None:

@@ -29,8 +29,8 @@ class LeanTrainer(DataParallelTrainer):
         self._failure_policy = failure_policy
 
     def _create_default_callbacks(self) -> list[Any]:
-        made: list[Any] = super()._create_default_callbacks()
-        return [each for each in made if type(each).__name__ not in UNUSED]
+        callbacks: list[Any] = super()._create_default_callbacks()
+        return [callback for callback in callbacks if type(callback).__name__ not in UNUSED]
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         """Run the controller here, in the driver, and not in an actor that the driver waits for."""

@@ -65,10 +65,10 @@ class Judgement:
 def judge(ranks: Sequence[RankFacts], limits: Limits) -> Judgement:
     """Judge a group by the last heartbeats of all its connected ranks."""
     silent = [rank for rank in ranks if rank.silent_s >= limits.silent_s]
-    watched = [rank for rank in ranks if rank not in silent and rank.phase not in _UNWATCHED]
-    outside = [rank for rank in watched if not rank.in_collective]
-    if outside or all(rank.idle_s >= limits.idle_s for rank in watched):
-        idle = [rank for rank in outside or watched if rank.idle_s >= limits.idle_s]
+    watched_ranks = [rank for rank in ranks if rank not in silent and rank.phase not in _UNWATCHED]
+    outside = [rank for rank in watched_ranks if not rank.in_collective]
+    if outside or all(rank.idle_s >= limits.idle_s for rank in watched_ranks):
+        idle = [rank for rank in outside or watched_ranks if rank.idle_s >= limits.idle_s]
     else:
         idle = []  # all wait in collectives, and what they wait for goes on
     numbers = tuple(rank.rank for rank in silent), tuple(rank.rank for rank in idle)
@@ -81,8 +81,8 @@ def _stuck(ranks: Sequence[RankFacts], limits: Limits) -> tuple[tuple[int, ...],
     if still_s < _patience_s(ranks, limits) or any(rank.phase in _UNWATCHED for rank in ranks):
         return (), ""
     to_blame = [rank for rank in ranks if not rank.in_collective] or list(ranks)
-    shown = ", ".join(map(str, to_blame[:MAX_SHOWN])) + (" and others" if len(to_blame) > MAX_SHOWN else "")
-    return tuple(rank.rank for rank in to_blame), f"no rank has done anything for {still_s:.0f} s; {shown}"
+    names = ", ".join(map(str, to_blame[:MAX_SHOWN])) + (" and others" if len(to_blame) > MAX_SHOWN else "")
+    return tuple(rank.rank for rank in to_blame), f"no rank has done anything for {still_s:.0f} s; {names}"
 
 
 def _patience_s(ranks: Sequence[RankFacts], limits: Limits) -> float:

@@ -167,8 +167,8 @@ def _plan(
 
     if not launch.trials:
         return launch.plan
-    if (chosen := together.from_first(lambda: _plain(folder.chosen_plan()))) is not None:
-        return Plan.model_validate(chosen)
+    if (plan_fields := together.from_first(lambda: _plain(folder.chosen_plan()))) is not None:
+        return Plan.model_validate(plan_fields)
     began = time.perf_counter()
     seconds = [
         step_seconds(task, plan, device, data=data, storage=launch.storage, cache=Path(launch.cache))

@@ -55,21 +55,21 @@ class SegmentFolder:
 
     def writers(self) -> list[WriterFolder]:
         """In order of attempt, group and rank."""
-        found = []
+        folders = []
         for name in self._folder.sizes():
             if match := _WRITER.fullmatch(name):
                 group = -1 if match["driver"] else int(match["group"])
-                found.append(WriterFolder(int(match["attempt"]), group, int(match["rank"] or 0), name))
-        return sorted(found)
+                folders.append(WriterFolder(int(match["attempt"]), group, int(match["rank"] or 0), name))
+        return sorted(folders)
 
     def segments(self, writer: WriterFolder, first: int = 0) -> list[Segment]:
         """From number `first` on, in order."""
-        found = []
+        segments = []
         for name, num_bytes in self._folder.sizes(writer.name).items():
             match = _SEGMENT.fullmatch(name)
             if match and int(match[1]) >= first:
-                found.append(Segment(int(match[1]), f"{writer.name}/{name}", num_bytes))
-        return sorted(found, key=lambda segment: segment.number)
+                segments.append(Segment(int(match[1]), f"{writer.name}/{name}", num_bytes))
+        return sorted(segments, key=lambda segment: segment.number)
 
     def probe(self) -> None:
         """Raises OSError when storage cannot be written."""

@@ -10,8 +10,8 @@ def refusal(kind: str, command: str, job: str) -> str | None:
     right = _COMMANDS.get(kind, "")
     if right.startswith(f"{command} ") or (kind, command) == ("language", EVALUATE):
         return None
-    told = f"{job} is {_KINDS.get(kind, f'a model of the kind {kind!r}')}"
+    subject = f"{job} is {_KINDS.get(kind, f'a model of the kind {kind!r}')}"
     if right:
         does = "evaluate tasks" if command == EVALUATE else command
-        return f"{told}, which does not {does}; use 'shardyard {right.format(job=job)}'"
-    return f"{told}, which no command puts to use; 'shardyard download {job}' fetches its checkpoint"
+        return f"{subject}, which does not {does}; use 'shardyard {right.format(job=job)}'"
+    return f"{subject}, which no command puts to use; 'shardyard download {job}' fetches its checkpoint"

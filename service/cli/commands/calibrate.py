@@ -35,31 +35,31 @@ def calibrate(
         if again or state_dir is not None:
             raise Misuse("--again and --state-dir are about this machine; leave them out with --cluster")
         with connect(url) as client:
-            found = client.calibrate()
+            calibration = client.calibrate()
     elif url is not None:
         raise Misuse("--url names a control plane, whose cluster is measured with --cluster; add that")
     else:
         from moe.calibrate.rates import calibrated  # torch, seconds of a core, which nothing else here needs
 
-        found = calibrated(settings_for(state_dir=state_dir).cache_dir, refresh=again)
+        calibration = calibrated(settings_for(state_dir=state_dir).cache_dir, refresh=again)
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(calibration.model_dump(mode="json"))
         return
     grid = Table.grid(padding=(0, 2, 0, 0))
-    each = "a GPU" if found.device == "cuda" else "a core"
-    grid.add_row("machine", found.machine)
-    for dtype, rate in found.flops_per_s.items():
-        grid.add_row(f"{dtype} products", f"{rate / 1e9:,.0f} GFLOP/s {each}")
+    device_words = "a GPU" if calibration.device == "cuda" else "a core"
+    grid.add_row("machine", calibration.machine)
+    for dtype, rate in calibration.flops_per_s.items():
+        grid.add_row(f"{dtype} products", f"{rate / 1e9:,.0f} GFLOP/s {device_words}")
     for name, value, unit, words in (
-        ("half of that with", found.half_rows, 1, "rows of a product"),
-        ("experts, half with", found.expert_half_rows, 1, "rows of each"),
-        ("attention", found.attention_flops_per_s, 1e9, f"GFLOP/s {each}"),
-        ("memory", found.memory_bytes_per_s, 1e9, f"GB/s {each}"),
-        ("a layer", found.layer_s, 1e-3, "ms at least"),
-        ("within a node", found.within_node_bytes_per_s, 1e9, "GB/s"),
-        ("a collective there", found.latency_s, 1e-3, "ms at least"),
-        ("across nodes", found.across_nodes_bytes_per_s, 1e9, "GB/s"),
-        ("a collective there", found.across_latency_s, 1e-3, "ms at least"),
+        ("half of that with", calibration.half_rows, 1, "rows of a product"),
+        ("experts, half with", calibration.expert_half_rows, 1, "rows of each"),
+        ("attention", calibration.attention_flops_per_s, 1e9, f"GFLOP/s {device_words}"),
+        ("memory", calibration.memory_bytes_per_s, 1e9, f"GB/s {device_words}"),
+        ("a layer", calibration.layer_s, 1e-3, "ms at least"),
+        ("within a node", calibration.within_node_bytes_per_s, 1e9, "GB/s"),
+        ("a collective there", calibration.latency_s, 1e-3, "ms at least"),
+        ("across nodes", calibration.across_nodes_bytes_per_s, 1e9, "GB/s"),
+        ("a collective there", calibration.across_latency_s, 1e-3, "ms at least"),
     ):
         if value is not None:
             grid.add_row(name, f"{value / unit:,.3g} {words}")

@@ -53,29 +53,29 @@ def _cancel_all(client: "Client", labels: Sequence[str], yes: bool, as_json: boo
     from service.wire.states import OVER, State
 
     jobs = list(client.jobs(sorted(set(State) - OVER), labels))
-    wanted = " and ".join(labels)
+    label_text = " and ".join(labels)
     if not jobs and not as_json:
-        print(f"no job with {wanted} has not ended yet")
+        print(f"no job with {label_text} has not ended yet")
     if jobs:
         names = ", ".join(f"{job.id} ({job.name}, {job.state})" for job in jobs[:MAX_NAMED])
-        more = f" and {len(jobs) - MAX_NAMED:,} more" if len(jobs) > MAX_NAMED else ""
-        one = "job" if len(jobs) == 1 else "jobs"
-        confirm(f"Cancel {len(jobs):,} {one} with {wanted}: {names}{more}?", yes)
-    told, failed = list[dict[str, Any]](), 0
+        rest = f" and {len(jobs) - MAX_NAMED:,} more" if len(jobs) > MAX_NAMED else ""
+        noun = "job" if len(jobs) == 1 else "jobs"
+        confirm(f"Cancel {len(jobs):,} {noun} with {label_text}: {names}{rest}?", yes)
+    items, num_failed = list[dict[str, Any]](), 0
     for job in jobs:
         try:
             job.cancel()
-            told.append({"id": job.id, "state": job.state, "error": None})
+            items.append({"id": job.id, "state": job.state, "error": None})
             if not as_json:
                 _say(job, as_json)
         except ApiError as error:  # the others are still asked
-            failed += error.status not in (409, 410)  # it came to an end by itself meanwhile
-            told.append({"id": job.id, "state": None, "error": str(error)})
+            num_failed += error.status not in (409, 410)  # it came to an end by itself meanwhile
+            items.append({"id": job.id, "state": None, "error": str(error)})
             if not as_json:
                 print(f"{job.id}: {error}")
     if as_json:
-        print_json({"items": told})
-    return FAILED if failed else 0
+        print_json({"items": items})
+    return FAILED if num_failed else 0
 
 
 def pause(job: JobId, url: Url = None, as_json: AsJson = False) -> None:

@@ -31,16 +31,17 @@ def delete(
     from service.wire.states import State, sources
 
     with connect(url) as client:
-        found = find_job(client, job)
-        goes_on = found.state not in sources(State.DELETING) | {State.DELETING}
+        handle = find_job(client, job)
+        goes_on = handle.state not in sources(State.DELETING) | {State.DELETING}
         if goes_on and not cancel:
             raise Failed(
-                f"{job} is {found.state}; only a job that has ended or is paused can be deleted; --cancel ends it first"
+                f"{job} is {handle.state}; only a job that has ended or is paused can be deleted; "
+                "--cancel ends it first"
             )
-        confirm(_question(found, goes_on), yes)
+        confirm(_question(handle, goes_on), yes)
         if goes_on:
-            _end(found)
-        deletion = found.delete()
+            _end(handle)
+        deletion = handle.delete()
     if as_json:
         print_json(deletion)
     else:
@@ -60,8 +61,8 @@ def _end(job: "Job") -> None:
 
 def _question(job: "Job", goes_on: bool) -> str:
     first = "Cancel and delete" if goes_on else "Delete"
-    made = f"{_checkpoints(job)}, its logs and its metrics"
-    return f"{first} {job.id} ({job.name}, {job.state}) with {made}? This cannot be undone."
+    contents = f"{_checkpoints(job)}, its logs and its metrics"
+    return f"{first} {job.id} ({job.name}, {job.state}) with {contents}? This cannot be undone."
 
 
 def _checkpoints(job: "Job") -> str:

@@ -51,9 +51,9 @@ def demo(
         with _alone(folder), interruptions(), Footprint(mark=uuid.uuid4().hex) as footprint:
             job = _run(path, folder, num_cpus, footprint.mark, options, out)
         out.print(measured(footprint))
-    except Interrupted as interrupted:
+    except Interrupted as interruption:
         typer.echo("\nstopped before the end; nothing is left running", err=True)
-        raise typer.Exit(interrupted.exit_code) from None
+        raise typer.Exit(interruption.exit_code) from None
     raise typer.Exit(0 if job.state == "succeeded" else 1)
 
 
@@ -80,9 +80,9 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
         with Client(plane.url, token="") as client:
             job = client.submit(path)
             words = words_of(job)
-            shown = follower(Progress(job.id, job.name, job.num_steps, words.last_work), out)
-            with closing(job.events(on_lost=shown.lost)) as events:
-                shown.show(events)
+            display = follower(Progress(job.id, job.name, job.num_steps, words.last_work), out)
+            with closing(job.events(on_lost=display.lost)) as events:
+                display.show(events)
             job.refresh()
             if job.state != "succeeded":
                 for line in list(job.logs())[-LOG_LINES:]:
@@ -90,9 +90,9 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
                 out.print(outcome(job, hints=False))
             elif (report := report_view(job)) is not None:
                 workers = job.plan().num_workers
-                checkpoints = [StoredCheckpoint.read(each) for each in job.checkpoints()]
+                checkpoints = [StoredCheckpoint.read(fields) for fields in job.checkpoints()]
                 use = None if words.command is None else f"{program()} {words.command}{options}"
-                out.print(learned(job, report, checkpoints, shown.progress, workers, use))
+                out.print(learned(job, report, checkpoints, display.progress, workers, use))
         out.print("stopping Ray and the control plane ...")
     return job
 

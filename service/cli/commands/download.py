@@ -34,13 +34,15 @@ def download(
     from service.cli.view.output import print_json
 
     with connect(url) as client:
-        found = find_job(client, job)
-        done = found.download(folder or Path(), kind, latest)
+        handle = find_job(client, job)
+        result = handle.download(folder or Path(), kind, latest)
     if as_json:
-        print_json({**asdict(done), "folder": str(done.folder)})
+        print_json({**asdict(result), "folder": str(result.folder)})
         return
-    for name in done.gone:
+    for name in result.gone:
         typer.echo(f"the job removed the checkpoint {name} meanwhile", err=True)
-    there = f"; {len(done.kept):,} were there already" if done.kept else ""
-    count = len(done.fetched) + len(done.kept)
-    print(f"{done.folder}: {count:,} file{'' if count == 1 else 's'}, {num_bytes(done.num_bytes)}{there}")
+    kept_note = f"; {len(result.kept):,} were there already" if result.kept else ""
+    count = len(result.fetched) + len(result.kept)
+    print(
+        f"{result.folder}: {count:,} file{'' if count == 1 else 's'}, {num_bytes(result.num_bytes)}{kept_note}"
+    )

@@ -53,8 +53,8 @@ def evaluate(
     read = read_tasks(tasks)
     checkpoint = newest_checkpoint(job, url, state_dir)
     require_use(checkpoint, EVALUATE, job)
-    trained = loaded(checkpoint)
-    base = None if no_base else _base_of(trained)
+    model = loaded(checkpoint)
+    base = None if no_base else _base_of(model)
 
     from moe.evaluation.harness import evaluate as evaluated
     from moe.evaluation.scores import compared
@@ -62,27 +62,27 @@ def evaluate(
     from moe.tasks.language.generator import LanguageGenerator
     from service.cli.view.scores import scores_view
 
-    generator, max_tokens, dtype = trained.generator, trained.max_tokens, trained.dtype
+    generator, max_tokens, dtype = model.generator, model.max_tokens, model.dtype
     assert isinstance(generator, LanguageGenerator)
     scores, of_base = evaluated(generator, read, limit), None
     if base is not None:
-        del trained, generator  # one model at a time
+        del model, generator  # one model at a time
         of_base = evaluated(load_base(base, max_tokens, dtype), read, limit)
     rows = compared(scores, of_base)
     if as_json:
-        told = {"checkpoint": checkpoint, "base": base, "scores": [row.to_plain() for row in rows]}
-        print_json({**told, "contexts_cut": scores.num_cut})
+        fields = {"checkpoint": checkpoint, "base": base, "scores": [row.to_plain() for row in rows]}
+        print_json({**fields, "contexts_cut": scores.num_cut})
     else:
         console().print(scores_view(rows, base, scores.num_cut, max_tokens))
 
 
-def _base_of(trained: "Trained") -> str | None:
+def _base_of(model: "Trained") -> str | None:
     """The folder that the model began with. Raises Misuse where it is not there any more."""
     from moe.export.base import base_folder
     from moe.spec import SpecError
     from service.cli.failures import Misuse
 
     try:
-        return base_folder(trained.spec)
+        return base_folder(model.spec)
     except SpecError as error:
         raise Misuse(f"{error}\nbring the folder back, or leave its model out with --no-base") from None

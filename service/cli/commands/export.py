@@ -74,19 +74,19 @@ def export(
     from moe.storage.home import expand_home
     from moe.train.checkpoint.checkpointer import CheckpointError
 
-    written = expand_home(folder).absolute()
+    target = expand_home(folder).absolute()
     try:
         with interruptions():  # whichever comes, no draft is left behind
             if format is Format.HUGGINGFACE:
-                save_checkpoint_as_folder(checkpoint, written, merge=merge, chat_template=chat_template)
+                save_checkpoint_as_folder(checkpoint, target, merge=merge, chat_template=chat_template)
             else:
-                save_exported(Trained.load(checkpoint), written)
+                save_exported(Trained.load(checkpoint), target)
     except ExportError as error:
         raise Misuse(str(error)) from None
     except CheckpointError as error:
         raise Failed(str(error)) from None
-    files = {path.name: path.stat().st_size for path in sorted(written.iterdir()) if path.is_file()}
+    files = {path.name: path.stat().st_size for path in sorted(target.iterdir()) if path.is_file()}
     if as_json:
-        print_json({"folder": str(written), "files": files, "checkpoint": checkpoint})
+        print_json({"folder": str(target), "files": files, "checkpoint": checkpoint})
         return
-    print(f"{written}: {', '.join(f'{name} ({num_bytes(size)})' for name, size in files.items())}")
+    print(f"{target}: {', '.join(f'{name} ({num_bytes(size)})' for name, size in files.items())}")

@@ -98,15 +98,15 @@ def _generate(
 
     checkpoint = newest_checkpoint(job, url, state_dir)
     require_use(checkpoint, GENERATE, job)
-    given = sys.stdin.buffer.read() if prompt is None else prompt.encode("utf-8", "surrogateescape")
-    text = given.decode("utf-8", "replace")
-    trained = loaded(checkpoint)
-    trained.generator.lay_out_for_texts()
+    prompt_bytes = sys.stdin.buffer.read() if prompt is None else prompt.encode("utf-8", "surrogateescape")
+    text = prompt_bytes.decode("utf-8", "replace")
+    model = loaded(checkpoint)
+    model.generator.lay_out_for_texts()
     to_terminal, pieces = sys.stdout.isatty(), list[str]()
-    streamed = trained.generator.stream(text, spec)
+    stream = model.generator.stream(text, spec)
     while True:
         try:
-            piece = next(streamed)
+            piece = next(stream)
         except StopIteration as over:
             ending: Ending = over.value
             break
@@ -114,7 +114,7 @@ def _generate(
         if not as_json:
             print(printable_lines(piece) if to_terminal else piece, end="", flush=True)
     if as_json:
-        told = {"prompt": text, "text": "".join(pieces), **ending.to_plain(), "checkpoint": checkpoint}
-        print_json(told)
+        fields = {"prompt": text, "text": "".join(pieces), **ending.to_plain(), "checkpoint": checkpoint}
+        print_json(fields)
     else:
         print(flush=True)

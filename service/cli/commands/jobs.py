@@ -58,8 +58,8 @@ def submit(
     from service.cli.view.output import print_json
 
     with connect(url) as client:
-        given = _asked_for(client, file, like, from_step)
-        spec = (overridden if like is None else forked)(given, set_ or [])
+        job_fields = _asked_for(client, file, like, from_step)
+        spec = (overridden if like is None else forked)(job_fields, set_ or [])
         job = client.submit(spec, idempotency_key)
         if watch:
             from service.cli.commands.watch import follow
@@ -139,12 +139,12 @@ def show(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     from service.cli.view.output import console, print_json
 
     with connect(url) as client:
-        found = find_job(client, job)
-        preparation = None if as_json else _preparation(found)
+        handle = find_job(client, job)
+        preparation = None if as_json else _preparation(handle)
     if as_json:
-        print_json(found.data)
+        print_json(handle.data)
     else:
-        console().print(job_details(found, preparation))
+        console().print(job_details(handle, preparation))
 
 
 def _preparation(job: "Job") -> "PreparationRecord | None":
@@ -195,11 +195,15 @@ def logs(
 
     out = console()
     with connect(url) as client:
-        found = find_job(client, job)
-        if attempt is not None and attempt > found.attempt and (found.ended or not follow):
-            had = f"it had {found.attempt or 'none'}"
-            raise Misuse(f"{job} has no attempt {attempt}: {had}; use a lower one, or leave --attempt out")
-        lines = found.logs(follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt, raw=raw)
+        handle = find_job(client, job)
+        if attempt is not None and attempt > handle.attempt and (handle.ended or not follow):
+            attempts_text = f"it had {handle.attempt or 'none'}"
+            raise Misuse(
+                f"{job} has no attempt {attempt}: {attempts_text}; use a lower one, or leave --attempt out"
+            )
+        lines = handle.logs(
+            follow, tail=tail, since=since, grep=grep, worker=worker, attempt=attempt, raw=raw
+        )
         for line in lines:
             if as_json:
                 print_json(line, lines=True)
@@ -215,16 +219,16 @@ def checkpoints(job: JobId, url: Url = None, as_json: AsJson = False) -> None:
     from service.cli.view.output import columns_of, console, print_json
 
     with connect(url) as client:
-        committed = find_job(client, job).checkpoints()
+        items = find_job(client, job).checkpoints()
     if as_json:
-        print_json({"items": committed})
-    elif committed:
+        print_json({"items": items})
+    elif items:
         from moe.records import StoredCheckpoint
         from service.cli.view.jobs import checkpoint_columns
         from service.cli.view.listing import print_listing
 
         out = console()
-        rows = [StoredCheckpoint.read(checkpoint) for checkpoint in committed]
+        rows = [StoredCheckpoint.read(checkpoint) for checkpoint in items]
         print_listing(checkpoint_columns(rows), out, columns_of(out))
     else:
         print("no committed checkpoint yet")

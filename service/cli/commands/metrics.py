@@ -50,22 +50,22 @@ def metrics(
     if as_csv and as_json:
         raise Misuse("--csv and --json are two forms of the same: give one of them")
     names = name or []
-    for each in names:
-        if not all(each.split(".")):
+    for prefix in names:
+        if not all(prefix.split(".")):
             raise Misuse(
-                f"--name (={each!r}) must name a value, or one below another, as in loss or held_out.seen"
+                f"--name (={prefix!r}) must name a value, or one below another, as in loss or held_out.seen"
             )
-    tops = {each.partition(".")[0] for each in names}
+    tops = {prefix.partition(".")[0] for prefix in names}
     with connect(url) as client:
         only = tops.pop() if len(tops) == 1 else None
-        found = find_job(client, job)
-        points = found.metrics(only, since_step, max_points)
+        handle = find_job(client, job)
+        points = handle.metrics(only, since_step, max_points)
         rows = metric_rows(points, names)
-        _refuse_unknown(found, [each for each in names if not has_column(rows, each)])
+        _refuse_unknown(handle, [prefix for prefix in names if not has_column(rows, prefix)])
     if as_json:
-        kept = {"step", "time", "attempt", *tops}
+        keys = {"step", "time", "attempt", *tops}
         items = (
-            [{key: value for key, value in point.items() if key in kept} for point in points]
+            [{key: value for key, value in point.items() if key in keys} for point in points]
             if tops
             else points
         )
@@ -76,8 +76,8 @@ def metrics(
     elif rows:
         out = console()
         if left_out := print_listing(metric_columns(rows), out, columns_of(out)):
-            more = f" and {len(left_out) - MAX_NAMED:,} more" if len(left_out) > MAX_NAMED else ""
-            say(f"without {', '.join(left_out[:MAX_NAMED])}{more}: --name chooses columns, --csv prints all")
+            rest = f" and {len(left_out) - MAX_NAMED:,} more" if len(left_out) > MAX_NAMED else ""
+            say(f"without {', '.join(left_out[:MAX_NAMED])}{rest}: --name chooses columns, --csv prints all")
     else:
         print(f"no step of {job} has {' or '.join(names)}" if names else f"no step of {job} was recorded yet")
 
@@ -95,11 +95,13 @@ def _refuse_unknown(job: "Job", missing: Sequence[str]) -> None:
         for name in missing
         if not has_column(metric_rows(recorded(name.partition(".")[0]), [name]), name)
     ]
-    if not unknown or not (sampled := recorded(None)):
+    if not unknown or not (points := recorded(None)):
         return
-    there = [name for name in columns(metric_rows(sampled, [])) if name not in KEYS]
-    tops = [name for name in dict.fromkeys(key for point in sampled for key in point) if name not in KEYS]
-    known = [name for name in there if not name.startswith("layers.")] + ["layers"] * ("layers" in tops)
+    column_names = [name for name in columns(metric_rows(points, [])) if name not in KEYS]
+    tops = [name for name in dict.fromkeys(key for point in points for key in point) if name not in KEYS]
+    choices = [name for name in column_names if not name.startswith("layers.")] + ["layers"] * (
+        "layers" in tops
+    )
     raise Misuse(
-        f"--name (={' '.join(unknown)}) is nothing that {job.id} recorded; use one of {', '.join(known)}"
+        f"--name (={' '.join(unknown)}) is nothing that {job.id} recorded; use one of {', '.join(choices)}"
     )

@@ -145,16 +145,16 @@ def plan(
     """
     from service.cli.job_plan import Written, give, of_job
 
-    words, written, given = of or [], Written(save, draw, as_json, full), _given(context)
+    words, output, options = of or [], Written(save, draw, as_json, full), _given(context)
     clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price, billing_unit)
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
     if draw is not None and draw == save:
         raise Misuse(f"--save {save} and --draw write a file each; name another for one of them")
     if module is not None:
-        if given - _WITH_MODULE:
+        if options - _WITH_MODULE:
             raise Misuse("--module goes with --sample, a cluster, --hints, --save, --draw and --json alone")
-        _answer_module(module, sample, hints, clusters, written)
+        _answer_module(module, sample, hints, clusters, output)
         return
     if sample is not None or hints is not None:
         raise Misuse("--sample and --hints belong to --module")
@@ -163,19 +163,19 @@ def plan(
             raise Misuse(
                 "diff compares two kept plans; write plan diff PLAN PLAN (a job file of that name is ./diff)"
             )
-        if given - _WITH_DIFF:
+        if options - _WITH_DIFF:
             raise Misuse("diff goes with --json alone")
         _diff(Path(words[1]), Path(words[2]), as_json)
         return
     file = _one_of(words)
     if _is_job(file):
-        if given - _WITH_JOB:
+        if options - _WITH_JOB:
             raise Misuse(
                 f"{file} is planned already: a job's id goes with --full, --save, --draw, --url and --json alone"
             )
-        give(*of_job(file, url), written)
+        give(*of_job(file, url), output)
         return
-    if what_if is not None and given - _WITH_GRID:
+    if what_if is not None and options - _WITH_GRID:
         raise Misuse(
             "--what-if makes a table of plans; leave --fit, --against, --explain-against, --sensitivity, --save and "
             "--draw out"
@@ -189,7 +189,7 @@ def plan(
     if what_if is not None:
         _show_grid(request, _known(on, "--what-if"), what_if, as_json)
         return
-    _answer(request, on, url, Questions(fit, against, explain_against, sensitive), written)
+    _answer(request, on, url, Questions(fit, against, explain_against, sensitive), output)
 
 
 def _given(context: typer.Context) -> set[str]:
@@ -219,12 +219,12 @@ def _request(
     from moe.plan.software import SOFTWARE
     from service.cli.job_file import plain_job
 
-    asked = plan_request(expand_request(plain_job(file), None))
+    request = plan_request(expand_request(plain_job(file), None))
     updates = {
         "num_workers": num_workers, "top": top, "goal": _named("--goal", goal, GOALS),
         "software": _named("--software", software, SOFTWARE),
     }  # fmt: skip
-    return asked.model_copy(update={name: value for name, value in updates.items() if value is not None})
+    return request.model_copy(update={name: value for name, value in updates.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _answer(
     on: "Cluster | Pools | None",
     url: str | None,
     questions: Questions,
-    written: "Written",
+    output: "Written",
 ) -> None:
     """Makes a plan, by the control plane where nothing tells of a cluster, and answers what is asked of it. Raises
     Misuse, SpecError, ClientError, OSError."""
@@ -251,7 +251,7 @@ def _answer(
 
     # What is wrong with a question is told before a search, or a control plane, takes its time.
     layout = None if questions.explain_against is None else read_layout(questions.explain_against)
-    kept = None if questions.against is None else load(questions.against)
+    old_plan = None if questions.against is None else load(questions.against)
     if questions.sensitive and not questions.fit:
         on = _known(on, "--sensitivity")
     if questions.fit:
@@ -260,14 +260,14 @@ def _answer(
         plan_and_where = planned(request, on, url)
     if on is not None:  # a control plane has noted it
         plan_and_where = _noted(request, *plan_and_where)
-    if questions.against is not None and kept is not None:
-        require_same(kept, plan_and_where[0], questions.against.name)
+    if questions.against is not None and old_plan is not None:
+        require_same(old_plan, plan_and_where[0], questions.against.name)
     if layout is not None:
-        explain(layout, request, on, url, plan_and_where, written)
+        explain(layout, request, on, url, plan_and_where, output)
     elif questions.sensitive:
-        depends(request, _known(on, "--sensitivity"), plan_and_where, written)
+        depends(request, _known(on, "--sensitivity"), plan_and_where, output)
     else:
-        give(*plan_and_where, written)
+        give(*plan_and_where, output)
 
 
 def _noted(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", str]:
@@ -286,7 +286,7 @@ def _known(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":
 
 
 def _answer_module(
-    module: str, sample: str | None, hints: Path | None, clusters: ClusterOptions, written: "Written"
+    module: str, sample: str | None, hints: Path | None, clusters: ClusterOptions, output: "Written"
 ) -> None:
     """Plans a module of the user's, and prints that. Raises Misuse, SpecError, OSError."""
     from moe.plan import Pools
@@ -300,16 +300,16 @@ def _answer_module(
         raise SpecError(of_several_kinds())
     from service.cli.module_plan import plan_module
 
-    plan_module(module, sample, cluster, hints, written)
+    plan_module(module, sample, cluster, hints, output)
 
 
-def _show_grid(asked: "PlanRequest", given: "Cluster | Pools", what_if: str, as_json: bool) -> None:
+def _show_grid(request: "PlanRequest", hardware: "Cluster | Pools", what_if: str, as_json: bool) -> None:
     """Prints a plan for each cell, and ends with status 2 where there is none at all. Raises SpecError."""
     from moe.plan.search.what_if import grid, parse_axes
     from service.cli.view.output import console, print_json
     from service.cli.view.plan import what_if_view
 
-    cells = grid(asked, given, parse_axes(what_if))
+    cells = grid(request, hardware, parse_axes(what_if))
     if as_json:
         print_json([{"values": dict(cell.values), "why_not": cell.why_not or None,
                      "plan": cell.plan and cell.plan.model_dump(mode="json")} for cell in cells])  # fmt: skip

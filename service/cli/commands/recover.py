@@ -57,7 +57,7 @@ def recover(
         mint = TokenMint(settings.state_dir / "attempt.key")
         ingest = Ingest(database, Hub(), mint, on_phase=lambda: None)
         roots = StorageRoots(settings.storage_roots)
-        recovered = Recovery(database, roots, launcher, ingest, settings.owner, settings.state_dir).run(
+        outcome = Recovery(database, roots, launcher, ingest, settings.owner, settings.state_dir).run(
             lambda id, name, standing: (
                 None
                 if as_json
@@ -71,15 +71,15 @@ def recover(
             {
                 "jobs": [
                     {"id": id, "name": name, "state": standing.state, "reason": standing.reason}
-                    for id, name, standing in recovered.jobs
+                    for id, name, standing in outcome.jobs
                 ],
-                "skipped": [{"storage": storage, "reason": why} for storage, why in recovered.skipped],
+                "skipped": [{"storage": storage, "reason": why} for storage, why in outcome.skipped],
             }
         )
     else:
-        for storage, why in recovered.skipped:
+        for storage, why in outcome.skipped:
             out.print(f"not recovered: {storage}: {why}", soft_wrap=True, markup=False)
-        count = len(recovered.jobs)
+        count = len(outcome.jobs)
         places = ", ".join(settings.storage_roots)
         print(f"{count} job{'' if count == 1 else 's'} recovered from {places}")
-    raise typer.Exit(bool(recovered.skipped))
+    raise typer.Exit(bool(outcome.skipped))

@@ -50,15 +50,15 @@ def translate(
     from service.cli.view.output import print_json
     from service.wire.uses import TRANSLATE
 
-    asked = asked_for(num_beams=beams, length_penalty=length_penalty)
-    spec = None if beams == 1 else asked
+    options = asked_for(num_beams=beams, length_penalty=length_penalty)
+    spec = None if beams == 1 else options
     checkpoint = newest_checkpoint(job, url, state_dir)
     require_use(checkpoint, TRANSLATE, job)
-    trained = loaded(checkpoint)
+    model = loaded(checkpoint)
     lines = iter(text) if text else (line.rstrip("\n") for line in sys.stdin)
     at_once = 1 if text is None and sys.stdin.isatty() else BATCH_LINES
     while batch := list(islice(lines, at_once)):
-        for source, translation in zip(batch, trained.generate(batch, spec), strict=True):
+        for source, translation in zip(batch, model.generate(batch, spec), strict=True):
             if as_json:
                 print_json(
                     {"source": source, "translation": translation, "checkpoint": checkpoint}, lines=True

@@ -127,12 +127,12 @@ def down(
     if not state_file.exists():
         print(f"no Ray head of {settings.state_dir} runs")
         return
-    seen = LocalHead.find(settings.state_dir)
+    earlier_head = LocalHead.find(settings.state_dir)
     with changing(state_file, on_wait=_say_waits):
         # Looked at again: whoever was waited for has started another, or stopped this one.
         head = LocalHead.find(settings.state_dir)
         if head is not None and not force:
-            _require_idle(head, started_meanwhile=seen is None or seen.folder != head.folder)
+            _require_idle(head, started_meanwhile=earlier_head is None or earlier_head.folder != head.folder)
         if head is None and not state_file.exists():
             print(f"no Ray head of {settings.state_dir} runs any more")
         elif head is None:
@@ -140,8 +140,8 @@ def down(
             print("no whole Ray head ran; what there was of one is stopped")
         else:
             head.stop()
-            used = "; a 'shardyard up' that used it still runs: end it, too" if is_used(state_file) else ""
-            print(f"Ray stopped{used}")
+            note = "; a 'shardyard up' that used it still runs: end it, too" if is_used(state_file) else ""
+            print(f"Ray stopped{note}")
 
 
 def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
@@ -198,12 +198,12 @@ def _bound(settings: "Settings") -> socket.socket:
     from service.cli.failures import Misuse
 
     try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise Misuse(
             f"host (={settings.host!r}) must be a name or an address of this machine ({error})"
         ) from None
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -328,9 +328,9 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
             running = unfinished_jobs(head.dashboard_url, head.token_path) if head.running() else []
             keep_ray = running is None or bool(running)
             if keep_ray:
-                what = _count(running) if running else "Ray does not answer, so jobs may run"
+                reason = _count(running) if running else "Ray does not answer, so jobs may run"
                 print(
-                    f"{what}: Ray is left running. "
+                    f"{reason}: Ray is left running. "
                     "'shardyard up' goes on with them; 'shardyard down' stops Ray"
                 )
         elif keep_ray:

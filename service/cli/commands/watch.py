@@ -37,10 +37,10 @@ def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
 
     out = console()
     progress = Progress(job.id, job.name, job.num_steps, words_of(job).last_work)
-    shown = follower(progress, out, as_json, job.run_status)
+    display = follower(progress, out, as_json, job.run_status)
     try:
-        with closing(job.events(on_lost=shown.lost, redone=as_json)) as events:
-            shown.show(events)
+        with closing(job.events(on_lost=display.lost, redone=as_json)) as events:
+            display.show(events)
         job.refresh()
     except KeyboardInterrupt:
         typer.echo(

@@ -31,8 +31,8 @@ def moment(time: str | datetime | None) -> str:
     """`31 Jan 12:00:05`, in the time zone of this machine; a dash for None."""
     if time is None:
         return "-"
-    parsed = datetime.fromisoformat(time) if isinstance(time, str) else time
-    return parsed.astimezone().strftime("%d %b %H:%M:%S")
+    instant = datetime.fromisoformat(time) if isinstance(time, str) else time
+    return instant.astimezone().strftime("%d %b %H:%M:%S")
 
 
 def clock(time: datetime) -> str:

@@ -24,9 +24,9 @@ def load_bars(shares: Sequence[float], width: int, height: int) -> list[Text]:
     for row in reversed(range(height)):
         text = Text(no_wrap=True)
         for share in shares:
-            filled = round(8 * height * share / tallest) - 8 * row
-            mark = EIGHTHS[max(0, min(8, filled))]
-            if row == 0 and filled <= 0:
+            eighths = round(8 * height * share / tallest) - 8 * row
+            mark = EIGHTHS[max(0, min(8, eighths))]
+            if row == 0 and eighths <= 0:
                 mark = UNUSED if share == 0 else EIGHTHS[1]
             text.append(mark * bar, style=_style(share))
             text.append(" " * gap)
@@ -40,8 +40,8 @@ def experts_per_bar(num_experts: int, width: int) -> int:
 
 
 def _binned(shares: Sequence[float], width: int) -> list[float]:
-    each = experts_per_bar(len(shares), width)
-    bins = [shares[first : first + each] for first in range(0, len(shares), each)]
+    num_experts = experts_per_bar(len(shares), width)
+    bins = [shares[first : first + num_experts] for first in range(0, len(shares), num_experts)]
     return [sum(members) / len(members) for members in bins]
 
 

@@ -17,11 +17,11 @@ CHOSEN = Names("the chosen layout", "the one asked for")
 
 def explained_view(plan: Plan, other: Plan, where: str, cluster: Cluster | None) -> RenderableType:
     """Why the chosen plan, and not the layout that was asked for."""
-    found = compare(plan, other)
+    comparison = compare(plan, other)
     return Group(
         *section("chosen", headline(plan, where), is_first=True),
         *section("asked for", headline(other, where)),
-        *_tables(found, Names("chosen", "asked")),
+        *_tables(comparison, Names("chosen", "asked")),
         *section("why", lines(_why(plan, other, cluster))),
     )
 
@@ -33,17 +33,17 @@ def explain_json(plan: Plan, other: Plan, cluster: Cluster | None) -> dict[str, 
             **_amounts(compare(plan, other), keys), "why": list(_why(plan, other, cluster))}  # fmt: skip
 
 
-def _why(plan: Plan, other: Plan, cluster: Cluster | None) -> tuple[str, ...]:
-    return sentences(plan, other, CHOSEN, None if cluster is None else cluster.devices_per_node)
+def _why(plan: Plan, alternative: Plan, cluster: Cluster | None) -> tuple[str, ...]:
+    return sentences(plan, alternative, CHOSEN, None if cluster is None else cluster.devices_per_node)
 
 
 def diff_view(first: Plan, second: Plan, first_name: str, second_name: str) -> RenderableType:
     """Two kept plans."""
-    names, found = Names(first_name, second_name), compare(first, second)
+    names, comparison = Names(first_name, second_name), compare(first, second)
     return Group(
         *section("first", headline(first, first_name, of="plan"), is_first=True),
         *section("second", headline(second, second_name, of="plan")),
-        *_tables(found, Names("first", "second")),
+        *_tables(comparison, Names("first", "second")),
         *section("made for", lines([made_for_in_words(first, second, names)])),
         *section("why", lines(sentences(first, second, names))),
     )
@@ -51,29 +51,31 @@ def diff_view(first: Plan, second: Plan, first_name: str, second_name: str) -> R
 
 def diff_json(first: Plan, second: Plan) -> dict[str, Any]:
     """The same for programs."""
-    keys, found = Names("first", "second"), compare(first, second)
+    keys, comparison = Names("first", "second"), compare(first, second)
     return {
         "first": first.model_dump(mode="json"),
         "second": second.model_dump(mode="json"),
-        "layout": _differing(found.layout, keys),
-        "priced_for": _differing(found.priced_for, keys),
-        "made_for": _differing(found.made_for, keys),
-        **_amounts(found, keys),
+        "layout": _differing(comparison.layout, keys),
+        "priced_for": _differing(comparison.priced_for, keys),
+        "made_for": _differing(comparison.made_for, keys),
+        **_amounts(comparison, keys),
         "why": list(sentences(first, second)),
     }
 
 
-def _differing(found: Mapping[str, Any], keys: Names) -> dict[str, dict[str, Any]]:
-    return {name: {keys.first: both.first, keys.second: both.second} for name, both in found.items()}
+def _differing(differences: Mapping[str, Any], keys: Names) -> dict[str, dict[str, Any]]:
+    return {name: {keys.first: pair.first, keys.second: pair.second} for name, pair in differences.items()}
 
 
-def _amounts(found: Comparison, keys: Names) -> dict[str, dict[str, dict[str, float]]]:
+def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[str, float]]]:
     """Each term of time and memory, with their totals; what is hidden is no part of the step."""
     time = {
-        kind: term for kind, term in found.time.items() if kind != "module_s" or term.first or term.second
+        kind: term
+        for kind, term in comparison.time.items()
+        if kind != "module_s" or term.first or term.second
     }
-    time |= {"hidden_s": found.hidden, "step_s": found.step}
-    memory = {**found.memory, "total": found.total, "limit": found.limit}
+    time |= {"hidden_s": comparison.hidden, "step_s": comparison.step}
+    memory = {**comparison.memory, "total": comparison.total, "limit": comparison.limit}
     return {
         part: {name: {keys.first: term.first, keys.second: term.second, "difference": term.difference}
                for name, term in terms.items()}
@@ -81,22 +83,23 @@ def _amounts(found: Comparison, keys: Names) -> dict[str, dict[str, dict[str, fl
     }  # fmt: skip
 
 
-def _tables(found: Comparison, heads: Names) -> tuple[RenderableType, ...]:
+def _tables(comparison: Comparison, heads: Names) -> tuple[RenderableType, ...]:
     """Layout, time and memory, where there is something to tell."""
-    time = {kind_of_time(kind): term for kind, term in found.time.items()}
+    time = {kind_of_time(kind): term for kind, term in comparison.time.items()}
     return (
-        *(section("layout, where it differs", _layout(found, heads)) if found.layout else ()),
+        *(section("layout, where it differs", _layout(comparison, heads)) if comparison.layout else ()),
         *section("time of a step (predicted)", _terms(
-            time, {"total": found.step, "hidden": found.hidden}, heads, seconds_of)),
+            time, {"total": comparison.step, "hidden": comparison.hidden}, heads, seconds_of)),
         *section("memory of the fullest device (predicted)", _terms(
-            found.job_memory, {"total": found.needed, "free": found.free, "limit": found.limit}, heads, num_bytes)),
+            comparison.job_memory,
+            {"total": comparison.needed, "free": comparison.free, "limit": comparison.limit}, heads, num_bytes)),
     )  # fmt: skip
 
 
-def _layout(found: Comparison, heads: Names) -> Table:
+def _layout(comparison: Comparison, heads: Names) -> Table:
     table = _table("", *heads)
-    for name, both in found.layout.items():
-        table.add_row(name, *("-" if each is None else str(each) for each in (both.first, both.second)))
+    for name, pair in comparison.layout.items():
+        table.add_row(name, *("-" if value is None else str(value) for value in (pair.first, pair.second)))
     return table
 
 
@@ -112,9 +115,9 @@ def _terms(
     return table
 
 
-def _table(first: str, *others: str) -> Table:
+def _table(first: str, *headings: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     table.add_column(first, style="dim", no_wrap=True, min_width=17)
-    for heading in others:
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -42,8 +42,8 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     grid.add_row("step", f"{job.step:,} of {job.num_steps:,}")
     if preparation is not None:
         bar = Table.grid(padding=(0, 1))
-        completed = ProgressBar(total=1.0, completed=preparation.share or 0.0, width=BAR_WIDTH)
-        bar.add_row(completed, preparation_in_words(preparation))
+        progress_bar = ProgressBar(total=1.0, completed=preparation.share or 0.0, width=BAR_WIDTH)
+        bar.add_row(progress_bar, preparation_in_words(preparation))
         grid.add_row("data", bar)
     if data.get("attempt"):
         grid.add_row("attempt", str(data["attempt"]))
@@ -56,12 +56,12 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
         grid.add_row("ranks", rank_rows(run))
     if metric := data.get("last_metric"):
         grid.add_row("last step", _metric_line(metric))
-    if saved := data.get("last_checkpoint"):
-        grid.add_row("checkpoint", _saved(saved, ended=job.ended))
-    if failed := data.get("last_failed_checkpoint"):
+    if checkpoint := data.get("last_checkpoint"):
+        grid.add_row("checkpoint", _saved(checkpoint, ended=job.ended))
+    if failure := data.get("last_failed_checkpoint"):
         style = "red" if data.get("checkpoints_failing") else "dim"
-        shown = f"of step {failed['step']:,} at {moment(failed['time'])}: {printable(failed['reason'])}"
-        grid.add_row("failed to save", Text(shown, style))
+        text = f"of step {failure['step']:,} at {moment(failure['time'])}: {printable(failure['reason'])}"
+        grid.add_row("failed to save", Text(text, style))
     grid.add_row("storage", job.storage)
     if data.get("dashboard_url"):
         grid.add_row("Ray dashboard", str(data["dashboard_url"]))
@@ -69,14 +69,14 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     return grid if report is None else Group(grid, *_report(report))
 
 
-def _saved(saved: dict[str, Any], ended: bool) -> str:
+def _saved(checkpoint: dict[str, Any], ended: bool) -> str:
     """The last checkpoint, and for a job that may lose what came since, its age."""
-    time, size_bytes, age = str(saved["time"]), _number(saved, "size_bytes"), ""
+    time, size_bytes, age = str(checkpoint["time"]), _number(checkpoint, "size_bytes"), ""
     if not ended:
         age_s = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
         age = f", {duration(age_s)} ago"
     size = f", {num_bytes(size_bytes)}" if size_bytes is not None else ""
-    return f"of step {saved['step']:,}, committed at {moment(time)}{age}{size}"
+    return f"of step {checkpoint['step']:,}, committed at {moment(time)}{age}{size}"
 
 
 def outcome(job: "Job", hints: bool = True) -> RenderableType:
@@ -96,8 +96,8 @@ def outcome(job: "Job", hints: bool = True) -> RenderableType:
 
 def _report(report: "ReportView") -> list[RenderableType]:
     examples = report.examples()
-    found: list[RenderableType] = [Text(""), report.scores()]
-    return found if examples is None else [*found, Text(""), Text(report.examples_are, "bold"), examples]
+    parts: list[RenderableType] = [Text(""), report.scores()]
+    return parts if examples is None else [*parts, Text(""), Text(report.examples_are, "bold"), examples]
 
 
 def _metric_line(metric: dict[str, Any]) -> str:

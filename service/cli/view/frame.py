@@ -61,8 +61,8 @@ def _headline(progress: Progress, width: int) -> Text:
     line.append("  ")
     line.append(progress.state, style=STATE_STYLES.get(progress.state, ""))
     if progress.state_since is not None and not progress.ended:
-        lasted = datetime.now(UTC) - progress.state_since
-        line.append(f" for {duration(lasted.total_seconds())}", style="dim")
+        age = datetime.now(UTC) - progress.state_since
+        line.append(f" for {duration(age.total_seconds())}", style="dim")
     if progress.attempt is not None and progress.attempt > 1:
         line.append(f"  attempt {progress.attempt}", style="yellow")
     room = width - line.cell_len - 2
@@ -111,40 +111,40 @@ def _figures(progress: Progress, width: int) -> Group:
 def figures(progress: Progress) -> list[tuple[str, str]]:
     """The latest step's figures, those that there are, as label and value."""
     metric = progress.metric or StepRecord()
-    shown = [
+    entries = [
         ("loss", f"{metric.loss:.3f}" if metric.loss is not None else None),
         ("nll", f"{metric.nll:.3f}" if metric.nll is not None else None),
         ("tokens/s", f"{metric.tokens_per_s:,.0f}" if metric.tokens_per_s is not None else None),
         ("lr", rate(metric.lr) if metric.lr is not None else None),
     ]
-    shown += [
+    entries += [
         (printable(name), f"{number:.4g}")
         for name, number in islice((metric.numbers or {}).items(), MAX_NUMBERS)
         if number is not None
     ]
     if progress.checkpoint_step is not None:
-        shown.append(("checkpoint", f"{progress.checkpoint_step:,}"))
-    return [(label, value) for label, value in shown if value is not None]
+        entries.append(("checkpoint", f"{progress.checkpoint_step:,}"))
+    return [(label, value) for label, value in entries if value is not None]
 
 
 def charts(layers: list[LayerLoad], width: int, rows: int) -> RenderableType:
     """The charts of all layers that fit in `rows`, side by side where the width allows."""
     across = max(1, min(len(layers), width // CHART_WIDTH))
-    each = min(WIDEST_CHART, (width - 2 * (across - 1)) // across)
+    chart_width = min(WIDEST_CHART, (width - 2 * (across - 1)) // across)
     down = -(-len(layers) // across)
     height = TALL if down * (TALL + 2) <= rows else LOW
-    shown = layers[: max(1, rows // (height + 2)) * across]
+    visible_layers = layers[: max(1, rows // (height + 2)) * across]
     heading = f"expert loads of {LOAD_WINDOW_STEPS} steps, in multiples of an even share"
-    if (in_a_bar := experts_per_bar(max(len(layer.load) for layer in layers), each)) > 1:
+    if (in_a_bar := experts_per_bar(max(len(layer.load) for layer in layers), chart_width)) > 1:
         heading += f"; a bar is {in_a_bar} experts"
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(across):
-        grid.add_column(width=each, no_wrap=True)
-    for first in range(0, len(shown), across):
-        grid.add_row(*(chart(layer, each, height) for layer in shown[first : first + across]))
+        grid.add_column(width=chart_width, no_wrap=True)
+    for first in range(0, len(visible_layers), across):
+        grid.add_row(*(chart(layer, chart_width, height) for layer in visible_layers[first : first + across]))
     parts: list[RenderableType] = [Text(heading, "dim", no_wrap=True, overflow="ellipsis"), grid]
-    if len(shown) < len(layers):
-        parts.append(Text(f"and {len(layers) - len(shown)} more MoE layers", style="dim"))
+    if len(visible_layers) < len(layers):
+        parts.append(Text(f"and {len(layers) - len(visible_layers)} more MoE layers", style="dim"))
     return Group(*parts)
 
 

@@ -17,13 +17,13 @@ FALLBACK_PROMPT = "def "
 MAX_PROMPT_CHARS = 60
 
 _FIGURES: tuple[tuple[str, str, Callable[[SourceReport], float | None]], ...] = (
-    ("base", ".3f", lambda each: each.base_loss),
-    ("loss", ".3f", lambda each: each.loss),
-    ("as preferred", ".1%", lambda each: each.preferred),
-    ("perplexity", ",.1f", lambda each: each.perplexity),
-    ("bits/byte", ".3f", lambda each: each.bits_per_byte),
-    ("unigram", ".3f", lambda each: each.unigram_bits_per_byte),
-    ("xz", ".3f", lambda each: each.xz_bits_per_byte),
+    ("base", ".3f", lambda source: source.base_loss),
+    ("loss", ".3f", lambda source: source.loss),
+    ("as preferred", ".1%", lambda source: source.preferred),
+    ("perplexity", ",.1f", lambda source: source.perplexity),
+    ("bits/byte", ".3f", lambda source: source.bits_per_byte),
+    ("unigram", ".3f", lambda source: source.unigram_bits_per_byte),
+    ("xz", ".3f", lambda source: source.xz_bits_per_byte),
 )
 
 _LEGEND = (
@@ -63,23 +63,23 @@ class LanguageView(ReportView):
 
     @property
     def _is_of_pairs(self) -> bool:
-        return any(each.preferred is not None for each in self.report.sources.values())
+        return any(source.preferred is not None for source in self.report.sources.values())
 
     def examples(self) -> RenderableType | None:
         """Beginnings of held-out documents, and behind each, bold, how the model goes on."""
         parts: list[RenderableType] = []
-        for each in self.report.completions:
-            parts.append(Text(printable(each.source), "dim"))
-            prompt, completion = printable_lines(each.prompt), printable_lines(each.completion)
+        for sample in self.report.completions:
+            parts.append(Text(printable(sample.source), "dim"))
+            prompt, completion = printable_lines(sample.prompt), printable_lines(sample.completion)
             parts += [Text.assemble((prompt, ""), (completion, "bold")), Text("")]
         return Group(*parts) if parts else None
 
     def text_to_try(self) -> str:
         """The first lines of a held-out document."""
-        for each in self.report.completions:
-            for line in each.prompt.splitlines():
-                if shown := printable(line)[:MAX_PROMPT_CHARS]:
-                    return shown
+        for sample in self.report.completions:
+            for line in sample.prompt.splitlines():
+                if prompt := printable(line)[:MAX_PROMPT_CHARS]:
+                    return prompt
         return FALLBACK_PROMPT
 
 
@@ -89,7 +89,7 @@ def _table(sources: dict[str, SourceReport]) -> Table:
     for label in ("documents", "size"):
         table.add_column(label, justify="right", no_wrap=True)
     figures_of = [
-        each for each in _FIGURES if any(each[2](source) is not None for source in sources.values())
+        figure for figure in _FIGURES if any(figure[2](source) is not None for source in sources.values())
     ]
     for label, _, _ in figures_of:
         style = "bold green" if label == "bits/byte" else ""

@@ -45,10 +45,14 @@ def print_listing(columns: Sequence[Column], console: "Console", room: int | Non
     terminal, which then wraps the line.
     """
     widths = fitted(columns, room)
-    shown = [(column, widths[column.label]) for column in columns if column.label in widths]
-    lines = [_line([_in_cells(Text(column.label, "bold"), column, width) for column, width in shown])]
+    visible_columns = [(column, widths[column.label]) for column in columns if column.label in widths]
+    lines = [
+        _line([_in_cells(Text(column.label, "bold"), column, width) for column, width in visible_columns])
+    ]
     for row in range(max((len(column.cells) for column in columns), default=0)):
-        lines.append(_line([_in_cells(column.cells[row], column, width) for column, width in shown]))
+        lines.append(
+            _line([_in_cells(column.cells[row], column, width) for column, width in visible_columns])
+        )
     console.print(Text("\n").join(lines), soft_wrap=True)
     return [column.label for column in columns if column.label not in widths]
 
@@ -61,18 +65,18 @@ def fitted(columns: Sequence[Column], room: int | None) -> dict[str, int]:
     """
     if room is None:
         return {column.label: column.width for column in columns}
-    shown = list(columns)
-    while _total([column.least for column in shown]) > room:
-        candidates = [column for column in shown if column.gives_way != NEVER_LEFT_OUT]
+    visible_columns = list(columns)
+    while _total([column.least for column in visible_columns]) > room:
+        candidates = [column for column in visible_columns if column.gives_way != NEVER_LEFT_OUT]
         if not candidates:
             break
-        shown.remove(max(candidates, key=lambda column: column.gives_way))
-    spare = max(0, room - _total([column.least for column in shown]))
-    widths = {column.label: column.least for column in shown}
-    for column in sorted(shown, key=lambda column: column.gives_way):
-        more = min(spare, column.width - column.least)
-        widths[column.label] += more
-        spare -= more
+        visible_columns.remove(max(candidates, key=lambda column: column.gives_way))
+    spare = max(0, room - _total([column.least for column in visible_columns]))
+    widths = {column.label: column.least for column in visible_columns}
+    for column in sorted(visible_columns, key=lambda column: column.gives_way):
+        extra = min(spare, column.width - column.least)
+        widths[column.label] += extra
+        spare -= extra
     return widths
 
 

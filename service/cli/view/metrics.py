@@ -71,7 +71,7 @@ def _leaves(name: str, value: Any, names: Sequence[str]) -> Iterator[tuple[str, 
         for key, below in value.items():
             yield from _leaves(f"{name}.{key}", below, names)
     elif isinstance(value, list):
-        if any(isinstance(each, dict) for each in value) or _named(name, names):
+        if any(isinstance(element, dict) for element in value) or _named(name, names):
             for index, below in enumerate(value):
                 yield from _leaves(f"{name}.{index}", below, names)
     elif value is None or isinstance(value, int | float):
@@ -80,7 +80,7 @@ def _leaves(name: str, value: Any, names: Sequence[str]) -> Iterator[tuple[str, 
 
 def _named(name: str, names: Iterable[str]) -> bool:
     """Whether one of `names` is this column, or what it lies below."""
-    return any(name == each or name.startswith(f"{each}.") for each in names)
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in names)
 
 
 def _shown(name: str, value: Any) -> str:

@@ -27,10 +27,10 @@ class ModuleView(ReportView):
         """The loss of the batch after the last, and the module's own numbers of it."""
         text = f"loss {self.report.loss:.4g} of the batch after its {self.report.num_steps:,} steps"
         numbers = (self.report.numbers or {}).items()
-        shown = (
+        number_texts = (
             f"{printable(name)} {'-' if number is None else f'{number:.4g}'}" for name, number in numbers
         )
-        return Text("\n".join((text, *shown)))
+        return Text("\n".join((text, *number_texts)))
 
     def examples(self) -> None:
         """None: a module says nothing of what its outputs mean."""

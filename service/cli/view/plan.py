@@ -115,18 +115,21 @@ def _placements(placements: Sequence[Placement], degrees: Degrees) -> Table:
     table.add_column("block and parameter", no_wrap=True)
     table.add_column("shape / what splits it", overflow="fold")
     last: tuple[str, ...] = ()
-    for each in sorted(placements, key=_place_of_block(placements)):
-        if each.blocks != last:
-            table.add_row(Text(", ".join(each.blocks), "dim"), "")
-        table.add_row(f"  {each.parameter}", split_shape(each, degrees))
-        last = each.blocks
+    for placement in sorted(placements, key=_place_of_block(placements)):
+        if placement.blocks != last:
+            table.add_row(Text(", ".join(placement.blocks), "dim"), "")
+        table.add_row(f"  {placement.parameter}", split_shape(placement, degrees))
+        last = placement.blocks
     return table
 
 
 def _place_of_block(placements: Sequence[Placement]) -> Callable[[Placement], int]:
     """The order in which kinds of blocks come first."""
-    first = {kinds: place for place, kinds in enumerate(dict.fromkeys(each.blocks for each in placements))}
-    return lambda each: first[each.blocks]
+    first = {
+        kinds: place
+        for place, kinds in enumerate(dict.fromkeys(placement.blocks for placement in placements))
+    }
+    return lambda placement: first[placement.blocks]
 
 
 def _stages(stages: Sequence[StagePlace]) -> Table:
@@ -136,14 +139,19 @@ def _stages(stages: Sequence[StagePlace]) -> Table:
         table.add_column(heading, no_wrap=True)
     for heading in ("layers, embeddings, head", "a micro-batch", "memory"):
         table.add_column(heading, justify="right")
-    numbered = enumerate(stages, start=1)
-    for stage, alike in groupby(numbered, key=itemgetter(1)):
+    numbered_stages = enumerate(stages, start=1)
+    for stage, alike in groupby(numbered_stages, key=itemgetter(1)):
         numbers = [number for number, _ in alike]
-        which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} - {numbers[-1]}"
-        needed = stage.memory_bytes - int(ALLOWANCE * stage.limit_bytes)
-        memory = f"{num_bytes(needed)} of {num_bytes(stage.limit_bytes)}"
+        stage_range = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} - {numbers[-1]}"
+        needed_bytes = stage.memory_bytes - int(ALLOWANCE * stage.limit_bytes)
+        memory = f"{num_bytes(needed_bytes)} of {num_bytes(stage.limit_bytes)}"
         table.add_row(
-            which, stage.pool, stage.device_type, str(stage.units), seconds_of(stage.micro_batch_s), memory
+            stage_range,
+            stage.pool,
+            stage.device_type,
+            str(stage.units),
+            seconds_of(stage.micro_batch_s),
+            memory,
         )
     return table
 
@@ -176,13 +184,13 @@ def _time(plan: Plan) -> Table:
     if (utilization := plan.utilization) is not None:
         rate += f", MFU {utilization:.0%}"
     grid.add_row("total", seconds_of(time.step_s), rate)
-    if (measured := plan.measured) is not None:
-        told = f"{measured.tokens_per_s:,.0f} {unit}/s, the median of {measured.num_steps} steps"
-        grid.add_row("measured", seconds_of(measured.step_s), Text(told, "bold"))
+    if (measurement := plan.measured) is not None:
+        words = f"{measurement.tokens_per_s:,.0f} {unit}/s, the median of {measurement.num_steps} steps"
+        grid.add_row("measured", seconds_of(measurement.step_s), Text(words, "bold"))
     if time.hidden_s:
         grid.add_row("hidden", seconds_of(time.hidden_s), "of collectives, behind arithmetic")
-    for label, told in run_of(plan):
-        figure, _, rest = told.partition(": ")
+    for label, words in run_of(plan):
+        figure, _, rest = words.partition(": ")
         grid.add_row(label, figure, rest)
     return grid
 
@@ -207,23 +215,23 @@ def _trials(trials: Sequence[Trial]) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0))
     for trial in trials:
         layout = ", ".join(f"{name} {value}" for name, value in trial.layout.items())
-        predicted = seconds_of(trial.predicted_step_s)
-        figures = f"{seconds_of(trial.measured_step_s)} a step measured, {predicted} predicted"
+        prediction = seconds_of(trial.predicted_step_s)
+        figures = f"{seconds_of(trial.measured_step_s)} a step measured, {prediction} predicted"
         grid.add_row("-", Text.assemble(layout, ": ", (figures, "bold")))
     return grid
 
 
 def _runners_up(runners_up: Sequence[RunnerUp]) -> Table:
     grid = Table.grid(padding=(0, 1, 0, 0))
-    for place, other in enumerate(runners_up, start=2):
-        layout = ", ".join(f"{name} {value}" for name, value in other.layout.items())
+    for place, runner_up in enumerate(runners_up, start=2):
+        layout = ", ".join(f"{name} {value}" for name, value in runner_up.layout.items())
         figures = []
-        if other.step_s is not None:
-            figures.append(seconds_of(other.step_s))
-        if other.memory is not None:
-            figures.append(num_bytes(other.memory.needed))
+        if runner_up.step_s is not None:
+            figures.append(seconds_of(runner_up.step_s))
+        if runner_up.memory is not None:
+            figures.append(num_bytes(runner_up.memory.needed))
         grid.add_row(
-            f"{place}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {other.why_not}", "dim"))
+            f"{place}.", Text.assemble(layout, "\n", (f"{', '.join(figures)}: {runner_up.why_not}", "dim"))
         )
     return grid
 
@@ -234,8 +242,8 @@ def what_if_view(cells: Sequence[Cell]) -> Table:
     for axis in cells[0].values:
         table.add_column(axis, justify="right", no_wrap=True)
     plans = [cell.plan for cell in cells if cell.plan is not None]
-    in_pools, priced = any(plan.pools for plan in plans), any(plan.money for plan in plans)
-    headings = (*["pool"] * in_pools, "step", "tokens/s", *["money/M tokens"] * priced, "memory")
+    in_pools, has_money = any(plan.pools for plan in plans), any(plan.money for plan in plans)
+    headings = (*["pool"] * in_pools, "step", "tokens/s", *["money/M tokens"] * has_money, "memory")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold")
@@ -247,7 +255,7 @@ def what_if_view(cells: Sequence[Cell]) -> Table:
         money = "-" if plan.money is None else amount_of(plan.money.per_million_tokens)
         table.add_row(
             *cell.values.values(), *[" and ".join(plan.pools) or "-"] * in_pools, seconds_of(plan.predicted.step_s),
-            f"{plan.tokens_per_s:,.0f}", *[money] * priced, f"{plan.memory.needed / plan.memory.limit:.0%}", mesh,
+            f"{plan.tokens_per_s:,.0f}", *[money] * has_money, f"{plan.memory.needed / plan.memory.limit:.0%}", mesh,
         )  # fmt: skip
     return table
 

@@ -12,7 +12,9 @@ def printable(text: str) -> str:
 
 def printable_lines(text: str) -> str:
     """`text` with its lines and tabs as they are, other control characters as spaces."""
-    return "".join(" " if _controls(each) and each not in "\n\t" else each for each in text)
+    return "".join(
+        " " if _controls(character) and character not in "\n\t" else character for character in text
+    )
 
 
 def _controls(character: str) -> bool:

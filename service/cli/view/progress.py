@@ -133,8 +133,8 @@ class Progress:
         """Until the last step, at the pace of the latest steps; None before there is one."""
         if len(self._recent) < 2 or self.step >= self.num_steps:
             return None
-        (first, began), (last, ended) = self._recent[0], self._recent[-1]
-        return (ended - began).total_seconds() / (last - first) * (self.num_steps - last)
+        (first, began), (last, last_time) = self._recent[0], self._recent[-1]
+        return (last_time - began).total_seconds() / (last - first) * (self.num_steps - last)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -177,5 +177,5 @@ def _plan_in_words(data: dict[str, Any]) -> str:
         return f"{workers:,} worker{'' if workers == 1 else 's'}: {layout}"
 
     plan, before = data["plan"], data.get("before")
-    predicted = f"predicted {1e3 * float(plan['predicted_step_s']):,.3g} ms a step"
-    return f"{told(plan)}; {predicted}" + (f"; before: {told(before)}" if before else "")
+    prediction = f"predicted {1e3 * float(plan['predicted_step_s']):,.3g} ms a step"
+    return f"{told(plan)}; {prediction}" + (f"; before: {told(before)}" if before else "")

@@ -21,20 +21,20 @@ def rank_rows(run: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(4 + any(rank.get("device") for rank in ranks)):
         table.add_column(overflow="fold")
-    shown = sorted(_by_silence(ranks)[:MAX_SHOWN], key=_number)
-    for rank in shown:
-        heard = Text(f"heard {duration(rank['silent_s'])} ago", _style(rank))
+    visible_ranks = sorted(_by_silence(ranks)[:MAX_SHOWN], key=_number)
+    for rank in visible_ranks:
+        silence = Text(f"heard {duration(rank['silent_s'])} ago", _style(rank))
         doing = Text(f"{printable(rank['doing'])} for {duration(rank['for_s'])}")
         row: list[RenderableType] = [
             str(rank["rank"]),
             doing,
-            heard,
+            silence,
             Text(printable(f"{rank['host']}:{rank['pid']}"), "dim"),
         ]
         if device := rank.get("device"):
             row.append(_device(device))
         table.add_row(*row)
-    if (num_left := run["num_ranks"] - len(shown)) > 0:
+    if (num_left := run["num_ranks"] - len(visible_ranks)) > 0:
         table.add_row("", Text(f"and {num_left:,} more", "dim"))
     if not ranks:
         table.add_row(Text("none is connected to the driver", "dim"))
@@ -51,8 +51,8 @@ def gpu_use(run: dict[str, Any]) -> str:
     devices = [rank["device"] for rank in run["ranks"] if rank.get("device")]
     if not devices:
         return ""
-    used = max(device["memory_bytes"] for device in devices)
-    parts = [f"{num_bytes(used)} of {num_bytes(devices[0]['memory_total_bytes'])} in use"]
+    used_bytes = max(device["memory_bytes"] for device in devices)
+    parts = [f"{num_bytes(used_bytes)} of {num_bytes(devices[0]['memory_total_bytes'])} in use"]
     shares = [device["utilization"] for device in devices if device["utilization"] is not None]
     if shares:
         parts.insert(0, f"{sum(shares) / len(shares):.0%} busy")
@@ -73,10 +73,10 @@ def ranks_in_words(run: dict[str, Any]) -> Text | None:
         ", ".join(f"{words} ({count})" if len(doing) > 1 else words for words, count in doing.most_common(3))
     )
     if silent := [rank for rank in _by_silence(run["ranks"]) if rank["silent_s"] >= OLD_S]:
-        named = ", ".join(
+        silent_text = ", ".join(
             f"rank {rank['rank']} silent for {duration(rank['silent_s'])}" for rank in silent[:3]
         )
-        line.append(f"; {named}" + (" and others" if len(silent) > 3 else ""), "yellow")
+        line.append(f"; {silent_text}" + (" and others" if len(silent) > 3 else ""), "yellow")
     if uses := gpu_use(run):
         line.append(f"; GPUs {uses}", "dim")
     return line

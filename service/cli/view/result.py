@@ -78,11 +78,11 @@ def measured(footprint: "Footprint") -> Text:
 def _experts(progress: "Progress") -> list[Text]:
     lines = []
     for layer in progress.layers():
-        used = len(layer.load) - layer.num_unused
+        num_used = len(layer.load) - layer.num_unused
         shares = layer.shares
         lines.append(
             Text(
-                f"layer {layer.layer}: {used} of {len(layer.load)} experts in use, "
+                f"layer {layer.layer}: {num_used} of {len(layer.load)} experts in use, "
                 f"{min(shares):.1f}x to {max(shares):.1f}x of an even share"
             )
         )
@@ -104,7 +104,7 @@ def _speed(progress: "Progress", num_workers: int) -> list[Text]:
 
 
 def _checkpoint(checkpoints: list[StoredCheckpoint]) -> list[Text]:
-    whole = [found for found in checkpoints if not found.fault]
+    whole = [checkpoint for checkpoint in checkpoints if not checkpoint.fault]
     if not whole:
         return []
     newest = whole[-1]

@@ -18,18 +18,18 @@ def sensitivity_view(plan: Plan, found: Sequence[Otherwise]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("which is", overflow="fold")
     table.add_row("what is known", _with_change(plan.predicted.step_s, plan), "", "")
-    for each in found:
-        own = Text("does not fit", "yellow") if each.step_s is None else _with_change(each.step_s, plan)
-        if each.best is None:
-            table.add_row(each.what, own, Text("none", "yellow"), Text(each.why_not, "yellow"))
-        elif each.best.candidate == plan.candidate:
-            table.add_row(each.what, own, "the same", "")
+    for change in found:
+        own = Text("does not fit", "yellow") if change.step_s is None else _with_change(change.step_s, plan)
+        if change.best is None:
+            table.add_row(change.what, own, Text("none", "yellow"), Text(change.why_not, "yellow"))
+        elif change.best.candidate == plan.candidate:
+            table.add_row(change.what, own, "the same", "")
         else:
-            fastest = seconds_of(each.best.predicted.step_s)
-            table.add_row(each.what, own, fastest, str(each.best.candidate))
+            fastest = seconds_of(change.best.predicted.step_s)
+            table.add_row(change.what, own, fastest, str(change.best.candidate))
     return table
 
 
 def _with_change(step_s: float, plan: Plan) -> Text:
-    more = step_s / plan.predicted.step_s - 1
-    return Text.assemble(seconds_of(step_s), (f" {more:+.0%}" if abs(more) >= 0.005 else "", "dim"))
+    excess = step_s / plan.predicted.step_s - 1
+    return Text.assemble(seconds_of(step_s), (f" {excess:+.0%}" if abs(excess) >= 0.005 else "", "dim"))

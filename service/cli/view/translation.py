@@ -42,8 +42,8 @@ class TranslationView(ReportView):
     def scores(self) -> RenderableType:
         """Loss, chrF and BLEU on both held-out sets, beside copying and the most frequent target."""
         parts: list[RenderableType] = []
-        for name, measured in self.report.sets.items():
-            parts += [*_heading(name, measured), _table(measured.subsets), Text("")]
+        for name, set_report in self.report.sets.items():
+            parts += [*_heading(name, set_report), _table(set_report.subsets), Text("")]
         most_frequent = printable(self.report.most_frequent_target)
         parts.append(
             Text(
@@ -72,12 +72,12 @@ class TranslationView(ReportView):
 
     def text_to_try(self) -> str:
         """The source of an example, if possible of one that was translated as its reference."""
-        shown = sorted(self.report.examples, key=lambda example: example.translation != example.reference)
-        return next((printable(example.source) for example in shown), FALLBACK_TEXT)
+        examples = sorted(self.report.examples, key=lambda example: example.translation != example.reference)
+        return next((printable(example.source) for example in examples), FALLBACK_TEXT)
 
 
-def _heading(name: str, measured: SetReport) -> list[Text]:
-    loss, unigram = measured.loss, measured.unigram_loss
+def _heading(name: str, report: SetReport) -> list[Text]:
+    loss, unigram = report.loss, report.unigram_loss
     if loss is None or unigram is None:
         return [Text(SETS.get(name, name), "bold"), Text("no pairs were held out for it")]
     lines = [
@@ -88,7 +88,7 @@ def _heading(name: str, measured: SetReport) -> list[Text]:
             f" nats a token, {unigram - loss:.2f} below a unigram model's {unigram:.2f}",
         ),
     ]
-    if alike := measured.num_with_text_in_training:
+    if alike := report.num_with_text_in_training:
         lines.append(
             Text(f"of the set, {alike:,} pairs stand word for word in training under a sibling locale", "dim")
         )
@@ -107,7 +107,7 @@ def _table(subsets: dict[str, SubsetReport]) -> Table:
         if (subset := subsets.get(key)) is None:
             continue
         systems = (subset.model, subset.copy, subset.most_frequent)
-        cells = [_score(each.chrf) for each in systems] + [_score(each.bleu) for each in systems]
+        cells = [_score(system.chrf) for system in systems] + [_score(system.bleu) for system in systems]
         table.add_row(label, f"{subset.num_pairs:,}", f"{subset.num_languages:,}", *cells)
     return table
 

@@ -41,11 +41,11 @@ def _layouts(plan: Plan) -> Table:
     grid, step_s = Table.grid(padding=(0, 1, 0, 0)), plan.predicted.step_s
     figures = [seconds_of(step_s), num_bytes(plan.memory.needed), *_not_yet(plan.not_yet)]
     _add(grid, _in_words(layout_of(plan)), figures)
-    for other in plan.runners_up:
-        figures = [] if other.step_s is None else [seconds_of(other.step_s)]
-        figures += [] if other.memory is None else [num_bytes(other.memory.needed)]
-        figures += [] if other.step_s is None else [speed_in_words(other.step_s, step_s)]
-        _add(grid, _in_words(other.layout), [*figures, *_not_yet(other.not_yet)])
+    for runner_up in plan.runners_up:
+        figures = [] if runner_up.step_s is None else [seconds_of(runner_up.step_s)]
+        figures += [] if runner_up.memory is None else [num_bytes(runner_up.memory.needed)]
+        figures += [] if runner_up.step_s is None else [speed_in_words(runner_up.step_s, step_s)]
+        _add(grid, _in_words(runner_up.layout), [*figures, *_not_yet(runner_up.not_yet)])
     return grid
 
 
@@ -68,9 +68,9 @@ def _where_it_goes(plan: Plan) -> Table:
     grid.add_row("time", _largest({kind: f"{share:.0%}" for kind, share in time.items()}, time))
     memory = {kind: amount for kind, amount in plan.memory.by_kind().items() if kind != "allowance"}
     grid.add_row("memory", _largest({kind: num_bytes(amount) for kind, amount in memory.items()}, memory))
-    if (measured := plan.measured) is not None:
-        speed = f"{seconds_of(measured.step_s)} a step, {measured.tokens_per_s:,.0f} tokens/s"
-        grid.add_row("measured", Text(f"{speed}, the median of {measured.num_steps} steps", "bold"))
+    if (measurement := plan.measured) is not None:
+        speed = f"{seconds_of(measurement.step_s)} a step, {measurement.tokens_per_s:,.0f} tokens/s"
+        grid.add_row("measured", Text(f"{speed}, the median of {measurement.num_steps} steps", "bold"))
     for label, figures in run_of(plan):
         grid.add_row(label, figures.replace(": an hour", " an hour"))
     if plan.software is not None and plan.device != "cpu":
