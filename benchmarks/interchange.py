@@ -28,9 +28,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchmarks import results
-from moe.interchange.config import anew, described
+from moe.interchange.config import anew, describe_config
 from moe.interchange.families.qwen3_moe import QWEN3_MOE
-from moe.interchange.fitting import wanted
+from moe.interchange.fitting import expected_tensors
 from moe.interchange.load import load_weights
 from moe.interchange.pieces import Slices
 from moe.interchange.save import save_folder
@@ -50,11 +50,12 @@ def spec_of(gigabytes: float) -> LanguageModelSpec:
         "moe_intermediate_size": 512, "num_hidden_layers": 1,
     }  # fmt: skip
     one, two = (
-        LanguageModelSpec(**described({**config, "num_hidden_layers": layers}, "").given) for layers in (1, 2)
+        LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").given)
+        for layers in (1, 2)
     )
     each = two.num_parameters() - one.num_parameters()
     layers = max(1, round((gigabytes * 1e9 / 2 - one.num_parameters()) / each) + 1)
-    return LanguageModelSpec(**described({**config, "num_hidden_layers": layers}, "").given)
+    return LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").given)
 
 
 class Random(Source):
@@ -72,7 +73,7 @@ class Random(Source):
 def part_of_rank(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
     """This rank's part of a model, without anything that computes."""
     model = nn.Module()
-    for each in wanted(spec):
+    for each in expected_tensors(spec):
         *path, name = each.name.split(".")
         into = model
         for step in path:

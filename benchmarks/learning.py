@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moe.data.pairs import Prepared
+from moe.data.pairs import PreparedPairs
 from moe.data.sequences import PreparedSequences
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
@@ -36,7 +36,7 @@ class Taken:
 
 
 def training(
-    spec: JobSpec, data: Prepared | PreparedSequences, cache: Path, batches_of: JobSpec | None = None
+    spec: JobSpec, data: PreparedPairs | PreparedSequences, cache: Path, batches_of: JobSpec | None = None
 ) -> Iterator[Taken]:
     """Train `spec`'s model on `data`, from the weights of its folder where it names one, with the batches of another
     job where `batches_of` names it: a dense model's own groups, and so its batches, differ from those of its twin with

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import results
 from benchmarks.learning import LAYOUT, training
-from moe.data.pairs import Prepared, TokenStore
+from moe.data.pairs import PreparedPairs, TokenStore
 from moe.data.pairs.pair import Pair
 from moe.spec import JobSpec, read_job
 from moe.tasks.build import build_task
@@ -71,7 +71,7 @@ class Run(NamedTuple):
         return self._replace(model="experts").spec()
 
 
-def chosen_languages(prepared: Prepared) -> list[str]:
+def chosen_languages(prepared: PreparedPairs) -> list[str]:
     """Four of each third of the languages by pairs, evenly spaced; no regional variants, and none that would be
     measured on too few pairs."""
     facts = prepared.stats["languages"]
@@ -83,7 +83,7 @@ def chosen_languages(prepared: Prepared) -> list[str]:
     return [by_pairs[place] for place in places]
 
 
-def of_language(prepared: Prepared, lang: str, folder: Path) -> Prepared:
+def of_language(prepared: PreparedPairs, lang: str, folder: Path) -> PreparedPairs:
     """One language's part of a prepared corpus, under the same tokenizer; written into `folder` unless it is there."""
 
     def part(name: str, store: TokenStore) -> TokenStore:
@@ -101,7 +101,9 @@ def of_language(prepared: Prepared, lang: str, folder: Path) -> Prepared:
     return replace(prepared, train=part("train", prepared.train), held_out={"unseen": unseen}, stats=facts)
 
 
-def train(run: Run, prepared: Prepared, by_lang: dict[str, Prepared], cache: Path) -> list[dict[str, Any]]:
+def train(
+    run: Run, prepared: PreparedPairs, by_lang: dict[str, PreparedPairs], cache: Path
+) -> list[dict[str, Any]]:
     """Loss, chrF and BLEU of each language that the run has seen, every `EVERY_STEPS` steps."""
     torch.set_num_threads(1)
     langs = list(by_lang) if run.trained_on == ALL else [run.trained_on]

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import results
 from benchmarks.learning import LAYOUT, training
-from moe.data.pairs import Prepared
+from moe.data.pairs import PreparedPairs
 from moe.spec import JobSpec, read_job
 from moe.tasks.build import build_task
 from service.settings import Settings
@@ -45,7 +45,7 @@ def job(num_experts: int | None, seed: int) -> JobSpec:
     return JobSpec.parse(whole)
 
 
-def train(num_experts: int | None, seed: int, prepared: Prepared, cache: Path) -> list[dict[str, Any]]:
+def train(num_experts: int | None, seed: int, prepared: PreparedPairs, cache: Path) -> list[dict[str, Any]]:
     """Held-out losses every `EVERY_STEPS` steps, with the seconds that training had taken."""
     curve, dropped = [], []
     for taken in training(job(num_experts, seed), prepared, cache, batches_of=job(8, seed)):

@@ -30,7 +30,7 @@ class Cache:
         if self._whole(place):
             return place
         self._folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self._folder / f"{key}.lock"):
+        with _file_lock(self._folder / f"{key}.lock"):
             if self._whole(place):  # another process built it while this one waited
                 return place
             self._build(place, build)
@@ -109,7 +109,7 @@ def _digest(path: Path) -> dict[str, object]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _file_lock(path: Path) -> Iterator[None]:
     """Hold a lock that the kernel gives back when its holder dies, however it dies."""
     with open(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -45,7 +45,7 @@ _ENCODINGS = (
 )  # fmt: skip
 
 
-def decompressed(raw: IO[bytes]) -> IO[bytes] | None:
+def decompress(raw: IO[bytes]) -> IO[bytes] | None:
     """The content of a file that is compressed by gzip, bzip2, xz or zstd, whatever its name; None for another, which
     stands at its beginning again."""
     head = raw.read(HEAD_BYTES)

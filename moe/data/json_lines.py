@@ -42,7 +42,7 @@ def rows(lines: Lines, faults: Faults | None = None) -> Iterator[Row]:
             yield row
 
 
-def parsed(lines: Lines, number: int, line: str) -> dict[str, object]:
+def parse_object(lines: Lines, number: int, line: str) -> dict[str, object]:
     """The object on a line. Raises SpecError, naming file and line, for what is none."""
     where = f", line {number}"
     return _object(lines, where, _value(lines, where, line))

@@ -11,7 +11,7 @@ _PLACE = str(Path(moe.__file__).resolve().parents[1])
 _SAID_BYTES = 300
 
 
-class Ended(Exception):
+class NoAnswer(Exception):
     """The process gave no answer: it says why."""
 
 
@@ -34,13 +34,13 @@ def answer_of(module: str, given: bytes, *, timeout_s: float, memory_bytes: int)
             command, input=given, capture_output=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
-        raise Ended(f"takes longer than {timeout_s:g} s") from None
+        raise NoAnswer(f"takes longer than {timeout_s:g} s") from None
     if process.returncode:
         message = process.stderr[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
         how = (
             f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
         )
-        raise Ended(f"ends the process that reads it ({how}{': ' + message if message else ''})")
+        raise NoAnswer(f"ends the process that reads it ({how}{': ' + message if message else ''})")
     return process.stdout
 
 

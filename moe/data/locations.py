@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import fsspec
 
-from moe.data.file_kinds import decompressed
+from moe.data.file_kinds import decompress
 from moe.spec import Problem, SpecError
 from moe.spec.patterns import matches
 from moe.storage import beneath, links
@@ -47,7 +47,7 @@ class Location:
         """The file's bytes, decompressed where they are those of gzip, bzip2, xz or zstd. Raises OSError, also where a
         part of a local path has become a link since."""
         with self.raw() as raw:
-            content = decompressed(raw)
+            content = decompress(raw)
             if content is None:
                 yield raw
                 return
@@ -131,12 +131,14 @@ class Locator:
                             yield os.path.join(folder, name)
 
         locations = []
-        for name in _expanded(path, lambda path: self._followed_link(place, pattern, path or "/"), step):
+        for name in _expand_pattern(
+            path, lambda path: self._followed_link(place, pattern, path or "/"), step
+        ):
             location = Location("file", name, self._root_of(name))
             with _passing_over() if "*" in path else nullcontext():
                 location.raw().close()  # a regular file, which can be read
                 locations.append(location)
-        return locations or self._nothing(place, pattern)
+        return locations or self._raise_not_found(place, pattern)
 
     def _locate_remote(self, place: str, pattern: str, protocol: str, path: str) -> list[Location]:
         roots = self._roots
@@ -159,7 +161,9 @@ class Locator:
                     yield from (os.path.join(folder, name) for name in sorted(matches))
 
             locations = [
-                Location(protocol, name) for name in _expanded(path, str, step) if filesystem.isfile(name)
+                Location(protocol, name)
+                for name in _expand_pattern(path, str, step)
+                if filesystem.isfile(name)
             ]
         except SpecError:
             raise
@@ -168,7 +172,7 @@ class Locator:
                 "unreadable", place, pattern, f"cannot be opened: {error}", "install what it names"
             )
             raise SpecError(problem) from None
-        return locations or self._nothing(place, pattern)
+        return locations or self._raise_not_found(place, pattern)
 
     def _looked_at(self, place: str, pattern: str, entries: Iterable[T]) -> Iterator[T]:
         """The same, one by one. Raises SpecError when they are too many, with those before."""
@@ -189,11 +193,11 @@ class Locator:
                 )
             )
 
-    def _followed(self, place: str, pattern: str, path: str, below: str = "/") -> str:
+    def _resolve_links(self, place: str, pattern: str, path: str, below: str = "/") -> str:
         """The path with every link followed; a relative one begins in `below`, which has none. Raises Outside, OSError
         for one that is too deep or leads through too many links, and SpecError as `_looked_at` does."""
         try:
-            real = links.followed(path, below, lambda: self._count(place, pattern))
+            real = links.follow_links(path, below, lambda: self._count(place, pattern))
         except OSError as error:
             self._root_of(error.filename)  # of what lies outside nothing is told
             raise
@@ -201,10 +205,10 @@ class Locator:
         return real
 
     def _followed_link(self, place: str, pattern: str, path: str, below: str = "/") -> str:
-        """As `_followed`. Raises _OutwardLink, which names the link, where one under a root leads out of all of them;
-        of what is there outside nothing is told."""
+        """As `_resolve_links`. Raises _OutwardLink, which names the link, where one under a root leads out of all of
+        them; of what is there outside nothing is told."""
         try:
-            return self._followed(place, pattern, path, below)
+            return self._resolve_links(place, pattern, path, below)
         except beneath.Outside:
             real = below
             for part in path.split("/"):
@@ -212,8 +216,8 @@ class Locator:
                 is_beneath = any(beneath.contains(folder, link) for folder in self._folders)
                 if not is_beneath or os.path.islink(link):
                     try:
-                        real = links.followed(link)
-                    except OSError:  # outside, since `_followed` found it so
+                        real = links.follow_links(link)
+                    except OSError:  # outside, since `_resolve_links` found it so
                         break
                     if is_beneath and not any(beneath.contains(folder, real) for folder in self._folders):
                         raise _OutwardLink(link) from None
@@ -228,12 +232,14 @@ class Locator:
                 return folder
         raise beneath.Outside(real)
 
-    def _nothing(self, place: str, pattern: str) -> NoReturn:
+    def _raise_not_found(self, place: str, pattern: str) -> NoReturn:
         rule = "matches no file" if "*" in pattern else "does not exist"
         raise NoFile(Problem("not_found", place, pattern, rule, "check the folder and the spelling"))
 
 
-def _expanded(path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]) -> list[str]:
+def _expand_pattern(
+    path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]
+) -> list[str]:
     """The paths that a pattern may mean, in order, the last part of them perhaps not there. `begin` is given what comes
     before the first part with a star, and `step` a folder and each part from there on."""
     parts = path.split("/")
@@ -270,7 +276,7 @@ def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, 
     protocol = "file" if protocol in _LOCAL else protocol
     if protocol == "file" and not path.startswith("/"):
         raise SpecError(
-            Problem("invalid_value", place, pattern, "must be an absolute path or a URL", _allowed(roots))
+            Problem("invalid_value", place, pattern, "must be an absolute path or a URL", _root_remedy(roots))
         )
     if any(part == ".." for part in re.split(r"[/\\]", path if protocol == "file" else unquote(path))):
         raise SpecError(Problem("not_allowed", place, pattern, "must not hold '..'", _REMEDY))
@@ -292,7 +298,7 @@ def _local_folders(roots: Sequence[str]) -> Iterator[str]:
 
 def _outside(place: str, pattern: str, roots: Sequence[str]) -> SpecError:
     rule = "lies outside the folders that this service may read"
-    return SpecError(Problem("not_allowed", place, pattern, rule, _allowed(roots)))
+    return SpecError(Problem("not_allowed", place, pattern, rule, _root_remedy(roots)))
 
 
 def _outward(place: str, pattern: str, link: str, roots: Sequence[str]) -> SpecError:
@@ -301,7 +307,7 @@ def _outward(place: str, pattern: str, link: str, roots: Sequence[str]) -> SpecE
     return SpecError(Problem("not_allowed", place, pattern, rule, remedy))
 
 
-def _allowed(roots: Sequence[str] | None) -> str:
+def _root_remedy(roots: Sequence[str] | None) -> str:
     if roots is None:
         return _REMEDY
     if not roots:

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from moe.data.file_kinds import DAMAGED, HEAD_BYTES, decompressed
-from moe.data.limited import Ended, answer_of
+from moe.data.file_kinds import DAMAGED, HEAD_BYTES, decompress
+from moe.data.limited import NoAnswer, answer_of
 from moe.data.locations import Location
 from moe.spec import Problem, SpecError
 from moe.spec.bad_records import BadRecordsFields
@@ -36,7 +36,7 @@ def scan(
             timeout_s=_TIMEOUT_S,
             memory_bytes=_MEMORY_BYTES,
         )
-    except Ended:
+    except NoAnswer:
         return  # preparation reports the cause
     if problems := json.loads(answer):
         raise SpecError([Problem(*problem) for problem in problems])
@@ -51,6 +51,6 @@ def _is_longer(file: Location, limit_bytes: int) -> bool:
             raw.seek(0)
             is_parquet = raw.read(HEAD_BYTES).startswith(b"PAR1")
             raw.seek(0)
-            return is_parquet or decompressed(raw) is not None
+            return is_parquet or decompress(raw) is not None
     except DAMAGED:
         return False

@@ -32,7 +32,7 @@ _CHUNK = 10_000
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """Ids of a text, and where they come from."""
 
     ids: list[int]
@@ -169,7 +169,7 @@ class Tokenizer:
             ):
                 yield encoding.ids
 
-    def encode_written(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode_written(self, texts: Sequence[str]) -> list[EncodedText]:
         """The ids of each text that a chat template wrote, whose special tokens are special."""
         are_text, processor = self._bpe.encode_special_tokens, self._bpe.post_processor
         self._bpe.encode_special_tokens = False
@@ -182,7 +182,7 @@ class Tokenizer:
             )
         finally:
             self._bpe.encode_special_tokens, self._bpe.post_processor = are_text, processor
-        return [Encoded(encoding.ids, encoding.offsets) for encoding in encodings]
+        return [EncodedText(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def _readable(self, text: str) -> str:
         text = normalise(text) if self._form is TextForm.SENTENCES else text

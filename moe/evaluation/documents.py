@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from moe.data.json_lines import kind_of, parsed
+from moe.data.json_lines import kind_of, parse_object
 from moe.data.lines import Lines
 from moe.data.locations import Locator
 from moe.evaluation.task_spec import TaskSpec
@@ -109,7 +109,9 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[Document, ...]:
         for location in Locator([str(folder)]).locate(place, f"{folder}/{path}"):
             lines = Lines(place, location, remedy="shorten it")
             document_lines += [
-                _Line(lines, number, parsed(lines, number, line)) for number, line in lines if line.strip()
+                _Line(lines, number, parse_object(lines, number, line))
+                for number, line in lines
+                if line.strip()
             ]
     if not document_lines:
         paths = ", ".join(task.dataset_kwargs.paths(split))

@@ -14,7 +14,7 @@ _OFFLINE = {
 """Environment of what the harness brings: no hub is asked, and no bars are drawn."""
 
 
-class NotInstalled(Exception):
+class HarnessMissing(Exception):
     """The harness is not there; the message says what to install."""
 
 
@@ -22,7 +22,7 @@ def require_harness() -> None:
     """Returns where `moe.evaluation.harness` can be imported, which must not be done before: what the harness brings
     reads its environment then. Raises NotInstalled."""
     if find_spec("lm_eval") is None:
-        raise NotInstalled(
+        raise HarnessMissing(
             f"tasks are evaluated with lm-evaluation-harness, which is not installed: {INSTALL}"
         )
     os.environ.update(_OFFLINE)

@@ -29,7 +29,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ScoreComparison:
     """A score, beside that of the model that training began with, where there is one."""
 
     score: Score
@@ -50,10 +50,10 @@ class Compared:
         return plain
 
 
-def compared(scores: Scores, base: Scores | None) -> Sequence[Compared]:
+def compare_scores(scores: Scores, base: Scores | None) -> Sequence[ScoreComparison]:
     """The scores of a model beside those of its base on the same tasks."""
     beside: Sequence[Score | None] = [None] * len(scores.rows) if base is None else base.rows
-    return [Compared(score, base_score) for score, base_score in zip(scores.rows, beside, strict=True)]
+    return [ScoreComparison(score, base_score) for score, base_score in zip(scores.rows, beside, strict=True)]
 
 
 def _plain(score: Score) -> dict[str, Any]:

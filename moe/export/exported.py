@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 from moe.parallel import Layout
 from moe.spec import model_spec
 from moe.storage.home import expand_home
@@ -32,7 +32,7 @@ def is_exported(folder: str | Path) -> bool:
     return (Path(folder) / CONFIG).is_file() and (Path(folder) / WEIGHTS).is_file()
 
 
-def save_exported(trained: Trained, folder: str | Path) -> Path:
+def save_exported(trained: TrainedModel, folder: str | Path) -> Path:
     """Writes a new folder, all of it or nothing, and returns its path.
 
     Raises ExportError where something is there already, OSError where it cannot be written.
@@ -62,7 +62,7 @@ def save_exported(trained: Trained, folder: str | Path) -> Path:
     return folder
 
 
-def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Trained:
+def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> TrainedModel:
     """The model that `save_exported` wrote. Raises ExportError where the folder holds something else."""
     folder = Path(folder)
     if not is_exported(folder):
@@ -80,4 +80,4 @@ def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> Tra
     model = build_model(spec, Layout.single(device), dtype=getattr(torch, dtype)).eval()
     model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))
     generator = task_of(spec).generator(model, max_tokens, lambda name: (folder / name).read_bytes())
-    return Trained(model, spec, dtype, generator, max_tokens, config["step"])
+    return TrainedModel(model, spec, dtype, generator, max_tokens, config["step"])

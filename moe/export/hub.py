@@ -9,16 +9,16 @@ from torch import Tensor
 
 from moe.data.conversations.template import CHAT_TEMPLATE, TRAINING_TEMPLATE, has_template, plain
 from moe.data.sequences import CLOSERS
-from moe.export.trained import not_ours, verified
-from moe.interchange.adapters import Merged, save_adapter
+from moe.export.trained import not_ours, verify_checkpoint
+from moe.interchange.adapters import MergedSource, save_adapter
 from moe.interchange.catalog import catalog
-from moe.interchange.copying import fill_ours, unchecked
+from moe.interchange.copying import fill_ours, skip_check
 from moe.interchange.fitting import fit
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
 from moe.interchange.sources import Source
-from moe.interchange.stored import Stored
+from moe.interchange.stored import TensorReader
 from moe.spec import JobSpec, LanguageModelSpec, ModuleModelSpec
 from moe.spec.adapter import is_adapter
 from moe.spec.parameter import Slices
@@ -49,7 +49,7 @@ class FolderBeneath(Source):
     def __init__(self, adapters: Source, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
         assert spec.from_folder is not None
         folder_catalog = catalog(HubFolder(spec.from_folder, roots))
-        self._adapters, self._stored = adapters, Stored(folder_catalog.held, folder_catalog.files)
+        self._adapters, self._stored = adapters, TensorReader(folder_catalog.held, folder_catalog.files)
         self._pieces = fit(spec, folder_catalog).pieces
         is_double = any(tensor.entry.dtype == "F64" for tensor in folder_catalog.held.values())
         self._dtype = torch.float64 if is_double else torch.float32
@@ -58,7 +58,7 @@ class FolderBeneath(Source):
         if is_adapter(name):
             return self._adapters.read(name, within, dtype)
         block = torch.empty([end - first for first, end in within], dtype=dtype or self._dtype)
-        fill_ours(block, [first for first, _ in within], self._pieces[name], self._stored.read, unchecked)
+        fill_ours(block, [first for first, _ in within], self._pieces[name], self._stored.read, skip_check)
         return block
 
 
@@ -80,7 +80,7 @@ def save_checkpoint_as_folder(
     """
     parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
     checkpoints = Folder(parent or ".")
-    step, checkpoint = verified(checkpoints, name).step, checkpoints.below(name)
+    step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.below(name)
     spec = spec_of(checkpoint)
     if isinstance(spec.model, ModuleModelSpec):
         raise CheckpointError(not_ours(checkpoint, spec.model))
@@ -101,7 +101,7 @@ def save_checkpoint_as_folder(
         if spec.model.keeps_frozen:
             base_digest(spec.model, roots, files_of(checkpoint))
             source = FolderBeneath(source, spec.model, roots)
-        source = Merged(source, spec.model)
+        source = MergedSource(source, spec.model)
     elif merge:
         rule = "has no adapters that could be merged"
         raise CheckpointError(f"{checkpoint.url} {rule}: its weights are written as they are without")

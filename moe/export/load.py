@@ -3,12 +3,12 @@
 import torch
 
 from moe.export.exported import is_exported, load_exported
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 
 
-def load_trained(folder: str, device: torch.device | str = "cpu") -> Trained:
-    """The model of a checkpoint's folder (as `Trained.load` takes it), or of an exported model's.
+def load_trained(folder: str, device: torch.device | str = "cpu") -> TrainedModel:
+    """The model of a checkpoint's folder (as `TrainedModel.load` takes it), or of an exported model's.
 
     Raises CheckpointError where the checkpoint is not committed or not whole, ExportError.
     """
-    return load_exported(folder, device) if is_exported(folder) else Trained.load(folder, device)
+    return load_exported(folder, device) if is_exported(folder) else TrainedModel.load(folder, device)

@@ -21,7 +21,7 @@ from moe.train.checkpoint.run_files import TOKENIZERS, files_of
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A model that training made."""
 
     model: nn.Module
@@ -39,7 +39,7 @@ class Trained:
         return self.generator.generate(texts, spec)
 
     @classmethod
-    def load(cls, checkpoint_folder: str, device: torch.device | str = "cpu") -> "Trained":
+    def load(cls, checkpoint_folder: str, device: torch.device | str = "cpu") -> "TrainedModel":
         """The model of a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`).
 
         It fits in one process, whatever number of ranks saved it. Every file is verified against the marker
@@ -50,9 +50,9 @@ class Trained:
         return cls.of(Folder(parent or "."), name, device)
 
     @classmethod
-    def of(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "Trained":
+    def of(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "TrainedModel":
         """As `load`, of one by its name in the folder of a job's checkpoints."""
-        step, checkpoint = verified(checkpoints, name).step, checkpoints.below(name)
+        step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(checkpoint)
             if isinstance(spec.model, ModuleModelSpec):
@@ -89,7 +89,7 @@ def not_ours(stored: Folder, spec: ModuleModelSpec) -> str:
     )
 
 
-def verified(checkpoints: Folder, name: str) -> markers.Marker:
+def verify_checkpoint(checkpoints: Folder, name: str) -> markers.Marker:
     rule = "must be a committed, undamaged checkpoint"
     try:
         marker = markers.read(checkpoints, name)
@@ -99,7 +99,7 @@ def verified(checkpoints: Folder, name: str) -> markers.Marker:
         fault = f"it has no marker {name}{markers.SUFFIX} beside it"
     except ValueError as error:
         fault = str(error)
-    committed_names = ", ".join(markers.committed(checkpoints)) or "none there"
+    committed_names = ", ".join(markers.list_committed(checkpoints)) or "none there"
     raise CheckpointError(
         f"{checkpoints.url_of(name)} {rule}, but {fault}; committed in that folder: {committed_names}"
     )

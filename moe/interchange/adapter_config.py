@@ -39,8 +39,8 @@ def adapter_config(
         "lora_dropout": 0.0 if parameters else adapter.dropout,
         "use_rslora": adapter.rank_stabilized, "init_lora_weights": True,
         **{key: value for key, value in _DEFAULTS.items() if key in ("bias", "fan_in_fan_out", "use_dora")},
-        "target_modules": sorted(_shortened(modules, paths, fewest=1)),
-        "target_parameters": _in_order(_shortened(parameters, tensors)),
+        "target_modules": sorted(_shortest_suffixes(modules, paths, fewest=1)),
+        "target_parameters": _in_order(_shortest_suffixes(parameters, tensors)),
     }  # fmt: skip
 
 
@@ -48,7 +48,9 @@ def alpha_of(adapter: AdapterSpec) -> float:
     return float(adapter.rank) if adapter.alpha is None else adapter.alpha
 
 
-def _shortened(targets: Mapping[str, str], all_names: Collection[str], fewest: int | None = None) -> set[str]:
+def _shortest_suffixes(
+    targets: Mapping[str, str], all_names: Collection[str], fewest: int | None = None
+) -> set[str]:
     """Ends of names that stand for all `targets` and nothing else of `all_names`, which PEFT takes them for: of the
     `targets`, by name with what they are called in their layer, the shortest end of that, of at least `fewest`
     parts (all of them when left out); the whole name where the same of another layer is not chosen."""

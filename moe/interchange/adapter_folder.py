@@ -72,7 +72,7 @@ class AdapterFolder:
         ]
         if model is not None and not problems:
             spec, family = model
-            matrices, adapted_matrices = _matrices(spec), self._adapted(spec, family)
+            matrices, adapted_matrices = _matrices(spec), self._find_adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
             if (targets := given.get("targets")) is not None:
                 fields["targets"] = targets
@@ -144,7 +144,7 @@ class AdapterFolder:
             raise SpecError(Problem("out_of_range", f"{self._says}:lora_dropout", value, rule, "correct it"))
         return value
 
-    def _adapted(self, spec: LanguageModelSpec, family: Family) -> set[str]:
+    def _find_adapted_matrices(self, spec: LanguageModelSpec, family: Family) -> set[str]:
         """Matrices of a model, by our names, that the folder has an adapter of."""
         names = set()
         for name in _matrices(spec):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moe.interchange.family import Family, Row, sizes_of
-from moe.interchange.fitting import rows_of, wanted
+from moe.interchange.fitting import expected_tensors, rows_of
 from moe.interchange.pieces import Piece, dimensions, piece
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.adapter import A, B
@@ -100,7 +100,7 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
 def their_tensors(spec: LanguageModelSpec, family: Family) -> set[str]:
     """Names of all tensors of a model, as their memory has them."""
     names = set()
-    for tensor in wanted(spec):
+    for tensor in expected_tensors(spec):
         layer, layouts = rows_of(spec, family, tensor.name)
         names |= {row.name_in(layer) for row in (layouts[-1] if layouts else [])}
     return names

@@ -12,7 +12,7 @@ from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.adapter_parts import Half, halves, their_tensors
 from moe.interchange.card import adapter_card
 from moe.interchange.catalog import family_in
-from moe.interchange.config import written
+from moe.interchange.config import build_config
 from moe.interchange.copying import fill_ours
 from moe.interchange.families import BY_TYPE
 from moe.interchange.family import Family
@@ -21,7 +21,7 @@ from moe.interchange.load import agree, each_told
 from moe.interchange.origin import Origin
 from moe.interchange.save import CARD, Made, beside_weights, write_folder
 from moe.interchange.sources import Source
-from moe.interchange.stored import NAMES, Stored
+from moe.interchange.stored import NAMES, TensorReader
 from moe.parallel import Layout, extent, local_parameters
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.adapter import A, B, narrowed_by
@@ -71,22 +71,22 @@ def _family(spec: LanguageModelSpec, origin: Origin | None, roots: Sequence[str]
     """That of the folder that the model began with, or the first that can say what it is."""
     if origin is None and spec.from_folder is not None:
         return family_in(HubFolder(spec.from_folder, roots))
-    config = written(spec, None, "float32") if origin is None else origin.config
+    config = build_config(spec, None, "float32") if origin is None else origin.config
     return BY_TYPE[str(config["model_type"])]
 
 
-class Merged(Source):
+class MergedSource(Source):
     """A model's parameters with its adapters added to the matrices that they lie beside."""
 
     def __init__(self, source: Source, spec: LanguageModelSpec) -> None:
         assert spec.adapter is not None
         self._source, self._rank, self._scale = source, spec.adapter.rank, spec.adapter.scale
         table = {parameter.name: parameter for parameter in spec.parameters()}
-        self._adapted = {name: parameter for name, parameter in table.items() if name + B in table}
+        self._adapted_parameters = {name: parameter for name, parameter in table.items() if name + B in table}
         self.is_collective = source.is_collective
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
-        if (matrix := self._adapted.get(name)) is None:
+        if (matrix := self._adapted_parameters.get(name)) is None:
             return self._source.read(name, within, dtype)
         *experts, first, second = within
         rank = 0, self._rank
@@ -131,10 +131,10 @@ def load_adapter(
     except SpecError as error:
         problems = error.problems
     agree(problems)
-    weights = Stored(adapter_folder.held, {WEIGHTS: adapter_folder.location})
+    weights = TensorReader(adapter_folder.held, {WEIGHTS: adapter_folder.location})
 
     def fill() -> list[Problem]:
-        check = _Checked(adapter_folder)
+        check = _FiniteCheck(adapter_folder)
         for parameter in local_parameters(model):
             if parameter.name in parts:
                 first = tuple(low for low, _ in extent(parameter.part, layout))
@@ -148,7 +148,7 @@ def load_adapter(
         weights.close()
 
 
-class _Checked:
+class _FiniteCheck:
     """Problems of the tensors that were read, by name: values that are no numbers."""
 
     def __init__(self, folder: AdapterFolder) -> None:

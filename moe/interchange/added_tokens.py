@@ -30,8 +30,8 @@ def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str)
     vocabulary = _Vocabulary.of(content)
     if vocabulary is None:
         return tokenizer  # what is wrong with it is found when it is tried
-    declarations = _Declared(beside, vocabulary, place)
-    before = vocabulary.added
+    declarations = _TokenDeclarations(beside, vocabulary, place)
+    before = vocabulary.tokens_in_order
     for token in list(declarations.tokens(vocabulary)):
         vocabulary.add(token)
     for file, id, text in declarations.ids:
@@ -39,9 +39,9 @@ def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str)
             rule = f"has the id {id} there, and {actual_id} in tokenizer.json"
             remedy = "get both files again from where the model came from"
             raise SpecError(Problem("conflict", f"{place}/{file}", text, rule, remedy))
-    if vocabulary.added == before:
+    if vocabulary.tokens_in_order == before:
         return tokenizer
-    return json.dumps({**content, "added_tokens": vocabulary.added}).encode()
+    return json.dumps({**content, "added_tokens": vocabulary.tokens_in_order}).encode()
 
 
 class _Vocabulary:
@@ -53,7 +53,7 @@ class _Vocabulary:
         self._num_model_tokens, self._highest_added = num_model_tokens, -1
 
     @property
-    def added(self) -> list[_Token]:
+    def tokens_in_order(self) -> list[_Token]:
         """Added tokens in order, as `tokenizer.json` has them."""
         return list(self._by_text.values())
 
@@ -90,7 +90,7 @@ class _Vocabulary:
         }
 
 
-class _Declared:
+class _TokenDeclarations:
     """Tokens that the files beside a `tokenizer.json` name."""
 
     def __init__(self, beside: Mapping[str, bytes], vocabulary: _Vocabulary, place: str) -> None:
@@ -99,13 +99,13 @@ class _Declared:
         self.ids: list[tuple[str, int, str]] = []
         """(file, id, text) of tokens whose id is declared."""
         if "added_tokens_decoder" in config:
-            self._named = config
+            self._config = config
             for id, token in _entries(config["added_tokens_decoder"], f"{place}/{TOKENIZER_CONFIG}"):
                 self._by_id[id] = token
                 self.ids.append((TOKENIZER_CONFIG, id, token["content"]))
         else:
             by_role = _object(beside.get(SPECIAL_TOKENS_MAP, b"{}"))
-            self._named = {**config, **by_role}
+            self._config = {**config, **by_role}
             # transformers compares texts here before the objects of tokenizer_config.json become tokens.
             plain = {role: value for role, value in config.items() if isinstance(value, str)}
             special = {_text_of({**plain, **by_role}.get(role)) for role in _ROLES}
@@ -114,13 +114,13 @@ class _Declared:
                 if type(id) is int:  # True is none
                     self._by_id[id] = _whole(_token(text, special=text in special))
                     self.ids.append((ADDED_TOKENS, id, text))
-            self._by_id.update({token["id"]: token for token in vocabulary.added})
+            self._by_id.update({token["id"]: token for token in vocabulary.tokens_in_order})
 
     def tokens(self, vocabulary: _Vocabulary) -> Iterator[_Token]:
         """Tokens to add or to replace, in order: those with an id, then those with only a role."""
         of_roles = {role: token for role, token in self._roles().items() if token}
         role_texts = {_text_of(token) for token in of_roles.values()}
-        texts = {token["content"] for token in vocabulary.added}
+        texts = {token["content"] for token in vocabulary.tokens_in_order}
         for _, token in sorted(self._by_id.items()):
             if token["content"]:
                 texts.add(token["content"])
@@ -139,17 +139,17 @@ class _Declared:
         """Tokens by role: those that every tokenizer has, then a model's own."""
         own = {
             key: value
-            for key, value in self._named.items()
+            for key, value in self._config.items()
             if key.endswith("_token") and key not in _ROLES and _text_of(value) is not None
         }
-        extra = self._named.get("extra_special_tokens")
+        extra = self._config.get("extra_special_tokens")
         if isinstance(extra, dict):
             own.update({key: value for key, value in extra.items() if _text_of(value) is not None})
-        return {**{role: self._named.get(role) for role in _ROLES}, **own}
+        return {**{role: self._config.get(role) for role in _ROLES}, **own}
 
     def _extra(self) -> list[Any]:
         """Special tokens without a role."""
-        extra = self._named.get("extra_special_tokens") or self._named.get("additional_special_tokens")
+        extra = self._config.get("extra_special_tokens") or self._config.get("additional_special_tokens")
         return [value for value in extra if _text_of(value) is not None] if isinstance(extra, list) else []
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from moe.data.locations import Location
-from moe.interchange.config import Described, described, family_of
+from moe.interchange.config import ConfigDescription, describe_config, family_of
 from moe.interchange.family import Family
 from moe.interchange.headers import Entry, entries
 from moe.interchange.hub_folder import CONFIG, HubFolder
@@ -47,7 +47,7 @@ class Catalog:
 
     folder: HubFolder
     config: dict[str, object]
-    described: Described
+    description: ConfigDescription
     files: dict[str, Location]
     held: dict[str, Held] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -63,7 +63,9 @@ def catalog(folder: HubFolder) -> Catalog:
     """Read a folder. Raises SpecError for a config that is not supported and for files that cannot be read: all
     of either."""
     config, _ = folder.config()
-    folder_catalog = Catalog(folder, config, described(config, folder.path(CONFIG)), folder.weight_files())
+    folder_catalog = Catalog(
+        folder, config, describe_config(config, folder.path(CONFIG)), folder.weight_files()
+    )
     tensor_entries: list[Entry] = []
     problems: list[Problem] = []
     for file, location in folder_catalog.files.items():
@@ -84,7 +86,7 @@ def catalog(folder: HubFolder) -> Catalog:
                                           f"lies in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
         if not _IGNORED.fullmatch(name):
             by_name[name] = entry
-    for tensor in _decoded(by_name, folder_catalog.described.quantization, folder_catalog):
+    for tensor in _pair_with_scales(by_name, folder_catalog.described.quantization, folder_catalog):
         folder_catalog.held[tensor.name] = tensor
     return folder_catalog
 
@@ -100,7 +102,9 @@ def _is_base_model(tensor_entries: list[Entry]) -> bool:
     return "embed_tokens.weight" in names and not any(name.startswith("model.") for name in names)
 
 
-def _decoded(by_name: dict[str, Entry], quantization: Quantization | None, into: Catalog) -> Iterator[Held]:
+def _pair_with_scales(
+    by_name: dict[str, Entry], quantization: Quantization | None, into: Catalog
+) -> Iterator[Held]:
     used_names: set[str] = set()
     for name, entry in by_name.items():
         stem = name.removesuffix("_blocks")

@@ -6,7 +6,14 @@ from typing import Any
 
 from moe.interchange.families import BY_TYPE, FAMILIES
 from moe.interchange.family import Family, Fields
-from moe.interchange.ignored import BOOKKEEPING, GENERATION, REASONS, SO_ANYWAY, ignored, refused_dropout
+from moe.interchange.ignored import (
+    BOOKKEEPING,
+    GENERATION,
+    REASONS,
+    SO_ANYWAY,
+    explain_ignored_keys,
+    refused_dropout,
+)
 from moe.interchange.quantization import Quantization, quantization_of
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -35,7 +42,7 @@ _NOT_CARRIED = ("quantization_config", "auto_map")
 
 
 @dataclass(frozen=True)
-class Described:
+class ConfigDescription:
     """Contents of a `config.json`."""
 
     family: Family
@@ -46,13 +53,13 @@ class Described:
     quantization: Quantization | None
     notes: tuple[str, ...]
     """For the user."""
-    ignored: tuple[str, ...] = ()
+    ignored_keys: tuple[str, ...] = ()
     """Keys that change nothing of what is computed here, each with the reason."""
     asks_router_loss: bool = False
     """Whether `output_router_logits` asks for transformers' loss of routers, which is none of ours."""
 
 
-def described(config: Mapping[str, Any], place: str) -> Described:
+def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
     """The model that a config describes. Raises SpecError with every key that says what is not supported, and every key
     that is not known; `place` is the file's name in them."""
     family = family_of(config, place)
@@ -100,10 +107,10 @@ def described(config: Mapping[str, Any], place: str) -> Described:
     ]
     if problems:
         raise SpecError(problems)
-    notes, passed_over = tuple(_notes(config)), tuple(ignored(config, _reasons(family)))
-    return Described(
+    notes, passed_over = tuple(_notes(config)), tuple(explain_ignored_keys(config, _reasons(family)))
+    return ConfigDescription(
         family,
-        _nested(fields),
+        _nest(fields),
         keys,
         quantization,
         notes,
@@ -151,7 +158,7 @@ def _notes(config: Mapping[str, Any]) -> Iterator[str]:
         yield "auto_map names Python code in the folder, which is never run: our own model of this type is used"
 
 
-def _nested(fields: Fields) -> dict[str, Any]:
+def _nest(fields: Fields) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in fields.items():
         *parts, name = path.split(".")
@@ -165,7 +172,7 @@ def _nested(fields: Fields) -> dict[str, Any]:
 
 def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     """Computation of a spec's model, flat: equal for two that compute the same."""
-    fields = dict(_flat(_resolved(spec).model_dump(mode="json", exclude={"adapter", "upcycle"})))
+    fields = dict(_flat(_with_router_defaults(spec).model_dump(mode="json", exclude={"adapter", "upcycle"})))
     for path in TRAINING_ONLY:
         fields.pop(path, None)
     for path in ("moe_every", "first_dense_layers", "dense_layers", "full_attention_every",
@@ -190,7 +197,7 @@ def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
     return {path: value for path, value in fields.items() if value is not None}
 
 
-def _resolved(spec: LanguageModelSpec) -> LanguageModelSpec:
+def _with_router_defaults(spec: LanguageModelSpec) -> LanguageModelSpec:
     """The same model with its router's defaults written out."""
     if spec.moe is None:
         return spec
@@ -208,14 +215,14 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield before + key, value
 
 
-def written(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
+def build_config(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
     """The config of a model: the one it came with, where it did and still says what the model is; else one made anew,
     of the first family that can say it. Weights are written in `dtype`.
 
     Raises SpecError, with what each of the families cannot say, where none can.
     """
     if carried is not None:
-        return _carried(spec, carried, dtype)
+        return _update_origin(spec, carried, dtype)
     reasons = []
     for family in FAMILIES:
         config = anew(spec, family, dtype)
@@ -252,7 +259,7 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
     """A config that says of a model what a family's can."""
     config: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_types[0]}
     for field in family.fields:
-        config |= field.write(_resolved(spec))
+        config |= field.write(_with_router_defaults(spec))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     return _for_any_release({**config, "hidden_act": "silu", **family.written, **tokens}, spec, family, dtype)
 
@@ -260,7 +267,7 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
     """Differences of a config from a spec."""
     try:
-        their_meaning = meaning(LanguageModelSpec(**described(config, "config.json").given))
+        their_meaning = meaning(LanguageModelSpec(**describe_config(config, "config.json").given))
     except SpecError as error:
         yield in_words(error.problems, "; ")
         return
@@ -274,7 +281,7 @@ def _reading(family: Family, config: Mapping[str, Any]) -> Reading:
     return Reading(config, "config.json", family.defaults, family.aliases)
 
 
-def _carried(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     config = {key: value for key, value in origin_config.items() if key not in _NOT_CARRIED}
     config["model_type"] = BY_TYPE[config["model_type"]].model_types[
         0
@@ -284,7 +291,7 @@ def _carried(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dtype: s
         return _for_any_release(config, spec, family, dtype)
     aliases = {key: alias for alias, key in family.aliases.items() if alias in config}
     for field in family.fields:
-        new = field.write(_resolved(spec))
+        new = field.write(_with_router_defaults(spec))
         if field.read(_reading(family, config)) == field.read(_reading(family, {**config, **new})):
             continue  # which leaves how it is written
         changes = {aliases.get(key, key): value for key, value in new.items()}

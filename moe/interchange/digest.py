@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from moe.interchange.catalog import catalog
 from moe.interchange.headers import Entry
 from moe.interchange.hub_folder import HubFolder
-from moe.interchange.stored import Stored
+from moe.interchange.stored import TensorReader
 
 _BYTES, _PLACES = 4096, 3
 
@@ -16,7 +16,7 @@ def digest_of(url: str, roots: Sequence[str] | None) -> str:
     weights that were trained, merged or quantised otherwise differ there, where single values that changed need not.
     Raises SpecError for a folder that cannot be read."""
     folder_catalog = catalog(HubFolder(url, roots))
-    weights, digest = Stored(folder_catalog.held, folder_catalog.files), hashlib.sha256()
+    weights, digest = TensorReader(folder_catalog.held, folder_catalog.files), hashlib.sha256()
     try:
         for name, tensor in sorted(folder_catalog.held.items()):
             for entry in (tensor.entry, tensor.scales):

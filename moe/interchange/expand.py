@@ -7,7 +7,7 @@ from typing import Any
 
 from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.catalog import family_in
-from moe.interchange.config import described
+from moe.interchange.config import describe_config
 from moe.interchange.hub_folder import CONFIG, HubFolder, folder_of
 from moe.interchange.mixture import mixture
 from moe.spec import LanguageModelSpec, Problem, SpecError, expansion
@@ -52,7 +52,7 @@ def expand_model(
     names by `from`, with what is written beside that in their place, part by part in `moe` and `attention`; with
     `upcycle`, those of the mixture that it becomes; and its adapter as the folder has it that this names. Raises
     SpecError."""
-    model = _expanded(given, roots, place, trained)
+    model = _expand(given, roots, place, trained)
     return {**model, **_expanded_adapter(model, model, roots, f"{place}.adapter", place)}
 
 
@@ -75,7 +75,7 @@ def _expanded_adapter(
     return {"adapter": folder.filled_in(adapter, place, (spec, family))}
 
 
-def _expanded(
+def _expand(
     model: Mapping[str, Any], roots: Sequence[str] | None, place: str, is_trained: bool
 ) -> dict[str, Any]:
     """A model with what its folder says filled in.
@@ -110,7 +110,7 @@ def _expanded(
             ))  # fmt: skip
         return dict(model)
     file = folder.path(CONFIG)
-    description = described(config, file)
+    description = describe_config(config, file)
     # What the job itself says is told when it is parsed.
     try:
         LanguageModelSpec(**description.given)

@@ -70,12 +70,12 @@ class Row:
         return self.theirs if layer is None else self.theirs.replace("{layer}", str(layer))
 
 
-def same(ours: str, theirs: str) -> Row:
+def unchanged_row(ours: str, theirs: str) -> Row:
     """The tensor as it is."""
     return Row(ours, theirs)
 
 
-def turned(ours: str, theirs: str) -> Row:
+def transposed_row(ours: str, theirs: str) -> Row:
     """A matrix, transposed."""
     return Row(ours, theirs, "a b", "b a")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from moe.interchange.family import Field, Fields
-from moe.interchange.reading import Reading, same
+from moe.interchange.reading import Reading, json_equal
 from moe.spec import LanguageModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec
 
@@ -339,7 +339,7 @@ class EveryLayer(Field):
     def read(self, config: Reading) -> Fields:
         entries = config.raw(self.theirs)
         if entries is not None and (
-            not isinstance(entries, list) or any(not same(entry, self.entry) for entry in entries)
+            not isinstance(entries, list) or any(not json_equal(entry, self.entry) for entry in entries)
         ):
             config.refuse(
                 self.theirs, None, f"must be {self.entry!r} for every layer: nothing else is supported"

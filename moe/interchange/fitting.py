@@ -25,7 +25,7 @@ _REMEDY = "use the folder as its authors published it, and leave out what was wr
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedTensor:
     """A tensor of ours: a parameter, or a buffer."""
 
     name: str
@@ -45,16 +45,16 @@ class Fit:
     """Whether there are logits' weights in a folder whose embeddings are tied, which must be the same."""
 
 
-def wanted(spec: LanguageModelSpec) -> Iterator[Wanted]:
+def expected_tensors(spec: LanguageModelSpec) -> Iterator[ExpectedTensor]:
     """Everything of a model that a folder holds: adapters are none of it."""
     for parameter in spec.parameters():
         if not is_adapter(parameter.name):
-            yield Wanted(parameter.name, parameter.shape)
+            yield ExpectedTensor(parameter.name, parameter.shape)
     if spec.moe is None:
         return
     if spec.moe.routing.has_selection_bias:
         for layer in spec.moe_layers:
-            yield Wanted(f"layers.{layer}.{_BIAS}", (spec.moe.num_experts,), is_buffer=True)
+            yield ExpectedTensor(f"layers.{layer}.{_BIAS}", (spec.moe.num_experts,), is_buffer=True)
 
 
 def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | None, list[list[Row]]]:
@@ -68,7 +68,7 @@ def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | N
     return layer, family.rows(LAYER + within)
 
 
-def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[tuple[Piece, ...]]:
+def alternatives(spec: LanguageModelSpec, family: Family, each: ExpectedTensor) -> list[tuple[Piece, ...]]:
     """Pieces that make a tensor of ours, in each layout that a folder may have, the hub's first; none where the family
     has no such thing."""
     layer, layouts = rows_of(spec, family, each.name)
@@ -76,7 +76,7 @@ def alternatives(spec: LanguageModelSpec, family: Family, each: Wanted) -> list[
     return [tuple(row.piece(each.shape, layer, sizes) for row in rows) for rows in layouts]
 
 
-def _sources(spec: LanguageModelSpec, family: Family, tensor: Wanted) -> list[tuple[Piece, ...]]:
+def _sources(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[Piece, ...]]:
     """The same in a folder that a model begins with, which may be a dense one that it is made of."""
     dense_piece = piece_of(spec, family, tensor.name, tensor.shape)
     return alternatives(spec, family, tensor) if dense_piece is None else [(dense_piece,)]
@@ -88,7 +88,7 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     _check_size(spec, found)
     result, problems = Fit(), list(found.problems)
     used_names: set[str] = set()
-    for tensor in wanted(spec):
+    for tensor in expected_tensors(spec):
         if begins_anew(spec, tensor.name):
             continue
         choices = _sources(spec, family, tensor)
@@ -122,7 +122,7 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     if spec.tie_embeddings and LM_HEAD in tensors:
         used_names.add(LM_HEAD)
         result.tied_twice = True
-    untrained_names = _untrained(family, found.config, set(tensors) - used_names)
+    untrained_names = _extra_head_tensors(family, found.config, set(tensors) - used_names)
     result.untrained = tuple(sorted(untrained_names))
     problems += [
         found.problem(
@@ -161,7 +161,7 @@ def _once(problems: list[Problem]) -> Iterator[Problem]:
             yield problem
 
 
-def _missing(catalog: Catalog, tensor: Wanted, names: list[str]) -> Iterator[Problem]:
+def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iterator[Problem]:
     tie_hint = " (a model that ties it to the embedding says tie_word_embeddings)" if LM_HEAD in names else ""
     for name in names:
         if name not in catalog.held:
@@ -173,7 +173,7 @@ def _missing(catalog: Catalog, tensor: Wanted, names: list[str]) -> Iterator[Pro
             )
 
 
-def _misshapen(catalog: Catalog, tensor: Wanted, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
+def _misshapen(catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
             if (shape := catalog.held[name].shape) != piece.theirs.shape:
@@ -186,7 +186,7 @@ _OF_A_HEAD = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
 """In the names of tensors that only a head has. How many a config says there are proves nothing of others."""
 
 
-def _untrained(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
+def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
     """Tensors of heads that predict further tokens: of layers beyond the config's last that have what only such a head
     has, or under a name of their own."""
     if family.untrained is None:

@@ -120,7 +120,7 @@ class HubFolder:
         if self.has(SINGLE):  # which others prefer to an index, too
             return {SINGLE: self.find(SINGLE)}
         if self.has(INDEX):
-            names = sorted(set(self._indexed()))
+            names = sorted(set(self._read_index()))
             self._require_few(len(names))
             return {name: self.find(name) for name in names}
         files = {location.path.rpartition("/")[2]: location for location in self.several("*.safetensors")}
@@ -140,7 +140,7 @@ class HubFolder:
             rule = f"has weights in {num_files:,} files, and may have {MAX_FILES:,}"
             raise SpecError(Problem("too_large", self.place, self.url, rule, "write it in larger shards"))
 
-    def _indexed(self) -> Iterator[str]:
+    def _read_index(self) -> Iterator[str]:
         """Names of files that the index names."""
         index = self.read_json(INDEX, MAX_INDEX_BYTES)
         where = index.get("weight_map")

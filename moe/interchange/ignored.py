@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moe.interchange.reading import Reading, same
+from moe.interchange.reading import Reading, json_equal
 
 BOOKKEEPING = frozenset({
     "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version",
@@ -92,7 +92,7 @@ SO_ANYWAY: Mapping[str, tuple[Any, ...]] = {
 """Keys that state what holds for every family that does not read them; other values are refused."""
 
 
-def ignored(config: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[str]:
+def explain_ignored_keys(config: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[str]:
     """A line for each key of a config that does not affect the computation, with its reason."""
     for key in sorted(config.keys() & reasons.keys()):
         value = config[key]
@@ -113,7 +113,7 @@ def refused_dropout(reading: Reading) -> None:
 
 def _is_off(key: str, value: Any) -> bool:
     """Whether a key has the value that its absence means: off, or one device."""
-    return any(same(value, off_value) for off_value in _OFF.get(key, ()))
+    return any(json_equal(value, off_value) for off_value in _OFF.get(key, ()))
 
 
 def _short(value: Any) -> str:

@@ -24,7 +24,7 @@ def ids() -> dict[str, int]:
     return dict(_IDS)
 
 
-def described(files: Mapping[str, bytes]) -> dict[str, bytes]:
+def describe_special_tokens(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Files, by name, that tools read: each document that such a model has read begins with BOS, and ends with EOS."""
     names = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK}
     config = {

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from moe.interchange.beginning import Beginning
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.copying import BLOCK_ELEMENTS, fill_ours
-from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, fit, wanted
+from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, expected_tensors, fit
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.pieces import Piece
 from moe.interchange.seals import faults
-from moe.interchange.stored import Stored
+from moe.interchange.stored import TensorReader
 from moe.parallel import Coding, Layout, codings_of, extent, local_parameters, part_of, together
 from moe.parallel.coded import blocks, coded, put
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -27,7 +27,7 @@ _AGAIN = "get the file again from where the model came from"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadReport:
     """Outcome of a load."""
 
     num_tensors: int
@@ -61,7 +61,7 @@ def load_weights(
     *,
     roots: Sequence[str] | None = None,
     seed: int = 0,
-) -> Loaded:
+) -> LoadReport:
     """Fill this rank's parameters and buffers from a folder in the Hugging Face format; all ranks together.
 
     Everything that headers tell is checked before a weight is read, and told at once. What is converted on the way lies
@@ -78,7 +78,7 @@ def load_weights(
     except SpecError as error:
         problems = error.problems
     agree(problems)
-    reader, weights = _Reader(folder_catalog), Stored(folder_catalog.held, folder_catalog.files)
+    reader, weights = _Reader(folder_catalog), TensorReader(folder_catalog.held, folder_catalog.files)
     beginning = None if spec.upcycle is None else Beginning(spec, seed)
     try:
         agree(
@@ -95,19 +95,19 @@ def load_weights(
                 if beginning is not None:
                     beginning.finish(part.name, part.local, part.origin)
                 if fit_result.tied_twice and part.name == "embedding.weight":
-                    reader.problems += _tied(folder_catalog, weights, part)
+                    reader.problems += _check_tied(folder_catalog, weights, part)
             return reader.problems
 
         with torch.no_grad():
             agree(each_told(folder, fill))
     finally:
         weights.close()
-    return Loaded(len(reader.read), (*folder_catalog.described.notes, *_notes(fit_result, spec)))
+    return LoadReport(len(reader.read), (*folder_catalog.described.notes, *_notes(fit_result, spec)))
 
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_Part]:
     """Local parts of a model, with their place in the whole."""
-    shapes, codings = {tensor.name: tensor.shape for tensor in wanted(spec)}, codings_of(model)
+    shapes, codings = {tensor.name: tensor.shape for tensor in expected_tensors(spec)}, codings_of(model)
     for parameter in local_parameters(model):
         of_scales = (name := parameter.name.removesuffix(SCALES)) in codings and name != parameter.name
         coding = codings.get(name)
@@ -135,7 +135,7 @@ def _made_together(parts: Sequence[_Part]) -> Iterator[tuple[Coding | None, list
 
 
 def _fill_coded(
-    parts: Sequence[_Part], coding: Coding, pieces: Sequence[Piece], weights: Stored, reader: "_Reader"
+    parts: Sequence[_Part], coding: Coding, pieces: Sequence[Piece], weights: TensorReader, reader: "_Reader"
 ) -> None:
     """Fill codes and scales of one rectangle of a tensor, of which a bounded block at a time is there in float32."""
     for block in blocks(parts[0].values, coding.dim, "cpu", _order_of_reading(pieces[0])):
@@ -162,7 +162,7 @@ class _Reader:
     """Record of the tensors that were read, and of the faults in them."""
 
     def __init__(self, folder_catalog: Catalog) -> None:
-        self._found = folder_catalog
+        self._catalog = folder_catalog
         self.read: Counter[str] = Counter()
         self.problems: list[Problem] = []
 
@@ -172,14 +172,14 @@ class _Reader:
         # Both ends are NaN where any is: a hundred times as quick as a look at each.
         if block.numel() == 0 or all(isfinite(float(end)) for end in torch.aminmax(block)):
             return
-        problem = self._found.problem(
+        problem = self._catalog.problem(
             "not_finite", name, "holds values that are infinite or no numbers", _AGAIN
         )
         if problem not in self.problems:
             self.problems.append(problem)
 
 
-def _tied(folder_catalog: Catalog, weights: Stored, part: _Part) -> Iterator[Problem]:
+def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _Part) -> Iterator[Problem]:
     """Whether the logits' weights are another tensor than the embedding, where config.json says that they are one."""
     rows, width = part.local.shape
     first, column = part.origin

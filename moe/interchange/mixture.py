@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from moe.interchange.config import Described, anew, differences, meaning, written
+from moe.interchange.config import ConfigDescription, anew, build_config, differences, meaning
 from moe.interchange.families import BY_TYPE
 from moe.spec import LanguageModelSpec, Problem, SpecError, UpcycleSpec, expansion
 from moe.spec.problems import problems_of
@@ -22,7 +22,7 @@ _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embedd
 """Keys of a dense config that its mixture's has, too."""
 
 
-def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str, Any]:
+def mixture(found: ConfigDescription, given: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A model as plain data: what is `given`, `from` and `upcycle` among it, and all fields that the folder's model, as
     its config was `found`, has as a mixture. `place` is the model's in errors. Raises SpecError.
 
@@ -74,7 +74,7 @@ def mixture(found: Described, given: Mapping[str, Any], place: str) -> dict[str,
 
 
 def _of_another_function(
-    description: Described, model_fields: Mapping[str, Any], model: str
+    description: ConfigDescription, model_fields: Mapping[str, Any], model: str
 ) -> Iterator[Problem]:
     """Fields that are given beside `upcycle` and keep the model, before it becomes a mixture, from computing what the
     folder's does. What is wrong with them otherwise is left to who parses the model."""
@@ -117,5 +117,5 @@ def config_of(spec: LanguageModelSpec, dense: Mapping[str, Any]) -> dict[str, An
     """Config of the mixture that the model of a `dense` config becomes. Raises SpecError."""
     assert spec.upcycle is not None
     form = spec.upcycle.form
-    config = written(spec, None, "float32") if form is None else anew(spec, BY_TYPE[form], "float32")
+    config = build_config(spec, None, "float32") if form is None else anew(spec, BY_TYPE[form], "float32")
     return {**config, **{key: dense[key] for key in _CARRIED if key in dense}}

@@ -9,7 +9,7 @@ from typing import Any
 from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.families import BY_TYPE
 from moe.interchange.family import Family
-from moe.interchange.fitting import LM_HEAD, Fit, alternatives, fit, wanted
+from moe.interchange.fitting import LM_HEAD, Fit, alternatives, expected_tensors, fit
 from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
 from moe.interchange.mixture import config_of
 from moe.spec import LanguageModelSpec, Problem, SpecError
@@ -104,7 +104,7 @@ def _dtypes(
         stored_tensor = folder_catalog.held[name]
         return "BF16" if stored_tensor.is_decoded else stored_tensor.entry.dtype
 
-    for tensor in wanted(spec):
+    for tensor in expected_tensors(spec):
         source_names = [
             name for piece in fit_result.pieces.get(tensor.name, ())[:1] for name in piece.names()
         ]

@@ -61,7 +61,7 @@ def dimensions(pattern: str) -> list[str]:
     return _TERM.findall(pattern)
 
 
-def parsed(pattern: str) -> tuple[Dimension, ...]:
+def parse_pattern(pattern: str) -> tuple[Dimension, ...]:
     """The dimensions that a pattern names."""
     return tuple(map(_dimension, dimensions(pattern)))
 
@@ -211,7 +211,7 @@ def piece(
 ) -> Piece:
     """The piece that two patterns say, of a parameter of that shape, which is `factor` times theirs; `sizes` are
     lengths of axes that its shape does not tell."""
-    our_dims, their_dims = parsed(ours), parsed(theirs)
+    our_dims, their_dims = parse_pattern(ours), parse_pattern(theirs)
     lengths = dict(sizes or {})
     assert len(our_dims) == len(our_shape), f"{ours} of {list(our_shape)}"
     for dimension, size in zip(our_dims, our_shape, strict=True):

@@ -64,12 +64,12 @@ class Reading:
         """Note a problem where a key that is written has another value than these; null is as if it was not."""
         allowed = list(allowed)
         value = self._values.get(key)
-        if value is not None and not any(same(value, allowed_value) for allowed_value in allowed):
+        if value is not None and not any(json_equal(value, allowed_value) for allowed_value in allowed):
             choices = " or ".join(map(repr, allowed)) or "left out"
             self.refuse(key, value, f"must be {choices}: nothing else is supported", REMEDY)
 
 
-def same(one: Any, other: Any) -> bool:
+def json_equal(one: Any, other: Any) -> bool:
     """Whether two values of JSON are the same: 0 is 0.0, and not false."""
     return one == other and (type(one) is type(other) or (_is_number(one) and _is_number(other)))
 

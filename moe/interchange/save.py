@@ -20,18 +20,18 @@ from torch import Tensor
 from moe.interchange import learned_tokens
 from moe.interchange.card import model_card
 from moe.interchange.catalog import Catalog, catalog
-from moe.interchange.config import written
+from moe.interchange.config import build_config
 from moe.interchange.copying import fill_theirs, reads_of
 from moe.interchange.families import BY_TYPE
-from moe.interchange.fitting import EMBEDDING, LM_HEAD, alternatives, wanted
+from moe.interchange.fitting import EMBEDDING, LM_HEAD, alternatives, expected_tensors
 from moe.interchange.headers import ITEM_BYTES, header_bytes
 from moe.interchange.hub_folder import CONFIG, INDEX, SEALS, SINGLE, HubFolder
 from moe.interchange.origin import Origin
 from moe.interchange.pieces import Piece
 from moe.interchange.seals import crc_of, seals_text
 from moe.interchange.sources import Source
-from moe.interchange.stored import DTYPES, NAMES, Stored
-from moe.interchange.tokenizer import exported
+from moe.interchange.stored import DTYPES, NAMES, TensorReader
+from moe.interchange.tokenizer import export_tokenizer
 from moe.parallel import together
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.parameter import Slices
@@ -85,7 +85,7 @@ def save_folder(
     problems: tuple[Problem, ...] = ()
     try:
         main_dtype = NAMES[dtype] if origin is None else origin.dtype
-        config = written(spec, None if origin is None else origin.config, _NAMED[main_dtype])
+        config = build_config(spec, None if origin is None else origin.config, _NAMED[main_dtype])
         if origin is None and max_tokens is not None and spec.attention.rope.scaling is None:
             config["max_position_embeddings"] = max_tokens
         whence = None if origin is None or not origin.untrained else _whence(origin, roots)
@@ -109,13 +109,13 @@ def write_folder(
     """
     problems: tuple[Problem, ...] = ()
     if together.rank() == 0 or not source.is_collective:
-        problems = tuple(_taken(target))
+        problems = tuple(_check_target(target))
     _agree(problems, source)
     if source.is_collective and together.rank() != 0:
         _take_part(source, shards)
         _agree((), source)
         return
-    counting_source = _Counted(source)
+    counting_source = _CountingSource(source)
     try:
         with _new(target) as folder:
             for path, content in small.items():
@@ -180,7 +180,7 @@ def _tensors(
     family = BY_TYPE[str(config["model_type"])]
     their_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, Piece, int]]]] = {}
     wide = set()
-    for our_tensor in wanted(spec):
+    for our_tensor in expected_tensors(spec):
         for piece in alternatives(spec, family, our_tensor)[0]:
             for expert, name in enumerate(piece.names()):
                 their_tensors.setdefault(name, (piece.theirs.shape, []))[1].append(
@@ -233,7 +233,7 @@ def _write_weights(
     folder: Folder, shards: list[tuple[str, list[Made]]], source: Source, whence: Catalog | None
 ) -> None:
     seals: dict[str, int] = {}
-    weights = None if whence is None else Stored(whence.held, whence.files)
+    weights = None if whence is None else TensorReader(whence.held, whence.files)
     for file, tensors in shards:
         with folder.create(file) as stream, _Writer(stream, seals) as writer:
             stream.write(header_bytes([(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]))
@@ -262,11 +262,11 @@ class _Writer:
         return self
 
     def write(self, name: str, block: Tensor) -> None:
-        self._under_way.append(self._thread.submit(self._written, name, block))
+        self._under_way.append(self._thread.submit(self._write_block, name, block))
         while len(self._under_way) > _BLOCKS_UNDER_WAY:
             self._under_way.popleft().result()
 
-    def _written(self, name: str, block: Tensor) -> None:
+    def _write_block(self, name: str, block: Tensor) -> None:
         self._stream.write(block.flatten().view(torch.uint8).numpy().data)
         self._seals[name] = crc_of(block, self._seals[name])
 
@@ -277,7 +277,7 @@ class _Writer:
                 future.result()
 
 
-def _block(tensor: Made, within: Slices, source: Source, weights: Stored | None) -> Tensor:
+def _block(tensor: Made, within: Slices, source: Source, weights: TensorReader | None) -> Tensor:
     if not tensor.made_of:
         assert weights is not None, "what is made of nothing is copied"
         return weights.read(tensor.name, within).to(DTYPES[tensor.dtype]).contiguous()
@@ -286,7 +286,7 @@ def _block(tensor: Made, within: Slices, source: Source, weights: Stored | None)
     return block
 
 
-class _Counted(Source):
+class _CountingSource(Source):
     """A source that knows how many reads there were."""
 
     def __init__(self, source: Source) -> None:
@@ -330,11 +330,14 @@ def _small_files(
 def beside_weights(origin: Origin | None, files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Small files that a model and an adapter of it have alike: the tokenizer and what is carried through."""
     if origin is not None:
-        return {**exported(origin.files, origin.url), **files}
-    return {**files, **(learned_tokens.described(files) if learned_tokens.is_learned(files) else {})}
+        return {**export_tokenizer(origin.files, origin.url), **files}
+    return {
+        **files,
+        **(learned_tokens.describe_special_tokens(files) if learned_tokens.is_learned(files) else {}),
+    }
 
 
-def _taken(target: str | Path) -> Iterator[Problem]:
+def _check_target(target: str | Path) -> Iterator[Problem]:
     """Problem of a place where no new folder can be."""
     folder = Folder(str(target))
     if not folder.is_local:

@@ -13,7 +13,7 @@ from torch import Tensor
 from moe.interchange.catalog import Catalog
 from moe.interchange.headers import Entry
 from moe.interchange.hub_folder import MAX_INDEX_BYTES, SEALS
-from moe.interchange.stored import Stored
+from moe.interchange.stored import TensorReader
 from moe.spec import Problem
 
 VERSION = 1
@@ -35,7 +35,7 @@ def seals_text(crc_by_name: dict[str, int]) -> bytes:
     return (json.dumps(record, indent=1) + "\n").encode()
 
 
-def faults(found: Catalog, stored: Stored, rank: int, num_ranks: int) -> list[Problem]:
+def faults(found: Catalog, stored: TensorReader, rank: int, num_ranks: int) -> list[Problem]:
     """Tensors of this rank's share that are not as they were written, where the folder says how they were."""
     if not found.folder.has(SEALS):
         return []

@@ -42,16 +42,16 @@ class ModelSource(Source):
     def __init__(self, model: nn.Module, layout: Layout | None = None) -> None:
         layout = layout or Layout.single()
         self.is_collective = layout.world_size > 1
-        self._here: dict[str, tuple[Tensor, Slices]] = {
+        self._parts_by_name: dict[str, tuple[Tensor, Slices]] = {
             parameter.name: (parameter.local.detach(), extent(parameter.part, layout))
             for parameter in local_parameters(model)
         }
         for name, buffer in model.named_buffers():
-            self._here[name] = buffer.detach(), extent(part_of(buffer), layout)
+            self._parts_by_name[name] = buffer.detach(), extent(part_of(buffer), layout)
         self._codings, self._rank = codings_of(model), together.rank()
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
         parts_by_rank = together.all_gathered(
-            {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._here.items()}
+            {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._parts_by_name.items()}
         )
         self._places: list[dict[str, Slices]] = [
             {name: tuple((first, end) for first, end in within) for name, (within, _) in rank_parts.items()}
@@ -63,13 +63,15 @@ class ModelSource(Source):
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if (coding := self._codings.get(name)) is None:
-            return self._kept(name, within, dtype)
+            return self._read_parameter(name, within, dtype)
         of_scales = (False, True) if coding.has_scales else (False,)
         first, end = within[coding.dim]
         blocks = first // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, coding.length)
         matrix = (*within[: coding.dim], blocks, *within[coding.dim + 1 :])
         codes, *scales = (
-            self._kept(name + SCALES * is_scales, coding.codes_of(matrix, of_scales=is_scales), None)
+            self._read_parameter(
+                name + SCALES * is_scales, coding.codes_of(matrix, of_scales=is_scales), None
+            )
             for is_scales in of_scales
         )
         if self.is_collective and self._rank != 0:
@@ -79,19 +81,19 @@ class ModelSource(Source):
         )
         return _cut(quantized_matrix.decoded(torch.float32), matrix, within)
 
-    def _kept(self, name: str, within: Slices, dtype: torch.dtype | None) -> Tensor:
+    def _read_parameter(self, name: str, within: Slices, dtype: torch.dtype | None) -> Tensor:
         """The same of a parameter as it is kept."""
         if not self.is_collective:
-            local, place = self._here[name]
+            local, place = self._parts_by_name[name]
             return _cut(local, place, within).cpu()
         own = self._dtypes[name]
         narrower = dtype is not None and dtype.itemsize < own.itemsize
-        return self._gathered(name, within, dtype if dtype is not None and narrower else own)
+        return self._gather(name, within, dtype if dtype is not None and narrower else own)
 
-    def _gathered(self, name: str, within: Slices, dtype: torch.dtype) -> Tensor:
+    def _gather(self, name: str, within: Slices, dtype: torch.dtype) -> Tensor:
         """The rectangle on rank 0, of the first rank that has each part of it; others send theirs in `dtype`."""
         parts = [
-            (common, self._sent(name, common, rank, dtype)) for rank, common in self._owners(name, within)
+            (common, self._transfer(name, common, rank, dtype)) for rank, common in self._owners(name, within)
         ]
         if self._rank != 0:
             return torch.empty(0)
@@ -115,10 +117,10 @@ class ModelSource(Source):
                 seen_places.add(place)
                 yield rank, common
 
-    def _sent(self, name: str, common: Slices, rank: int, dtype: torch.dtype) -> Tensor:
+    def _transfer(self, name: str, common: Slices, rank: int, dtype: torch.dtype) -> Tensor:
         """A part that a rank has, on rank 0; others run ahead of it by some megabytes."""
         if rank == self._rank:
-            local, place = self._here[name]
+            local, place = self._parts_by_name[name]
             part = _cut(local, place, common)
             if rank == 0:
                 return part.cpu()

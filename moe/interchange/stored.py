@@ -30,20 +30,20 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -
 assert sys.byteorder == "little", "safetensors files are"
 
 
-class Stored:
+class TensorReader:
     """Reads tensors by their names, from the files that they lie in."""
 
     def __init__(self, tensors: Mapping[str, Held], files: Mapping[str, Location]) -> None:
-        self._held, self._files = tensors, files
-        self._mapped: dict[str, mmap.mmap] = {}
+        self._tensors, self._files = tensors, files
+        self._mmaps: dict[str, mmap.mmap] = {}
 
     def close(self) -> None:
         """Let go of the files; tensors that were read of them are no longer used."""
-        self._mapped.clear()
+        self._mmaps.clear()
 
     def read(self, name: str, within: Slices) -> Tensor:
         """A rectangle of a tensor, not to be written to; of a quantised one in bfloat16 or wider."""
-        weight = self._held[name]
+        weight = self._tensors[name]
         if weight.scales is None:
             return self.raw(weight.entry, within)
         if len(weight.entry.shape) == 4:
@@ -67,11 +67,11 @@ class Stored:
             with location.raw() as stream:
                 stream.seek(begin)
                 return bytearray(stream.read(size))
-        if entry.file not in self._mapped:
+        if entry.file not in self._mmaps:
             with location.raw() as stream:
                 # Private, which torch takes as writable; nobody writes.
-                self._mapped[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        view = memoryview(self._mapped[entry.file])[begin : begin + size]
+                self._mmaps[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        view = memoryview(self._mmaps[entry.file])[begin : begin + size]
         is_aligned = begin % ITEM_BYTES[entry.dtype] == 0
         return view if is_aligned else bytearray(view)
 

@@ -48,14 +48,14 @@ def tokenizer_json(url: str, roots: Sequence[str] | None = None) -> bytes:
         for name in names
         if folder.has(name)
     }
-    exported_files = exported(files, folder.url)
+    exported_files = export_tokenizer(files, folder.url)
     if JSON not in exported_files:
         raise SpecError(Problem("not_found", folder.place, folder.url, f"has no {JSON}, and no {TIKTOKEN}",
                                 "add the tokenizer that the model came with"))  # fmt: skip
     return exported_files[JSON]
 
 
-def exported(files: Mapping[str, bytes], place: str = "model.from") -> dict[str, bytes]:
+def export_tokenizer(files: Mapping[str, bytes], place: str = "model.from") -> dict[str, bytes]:
     """A folder's files of its tokenizer, with a `tokenizer.json` that needs no code beside it, and has the tokens that
     only other files name. Raises SpecError."""
     exported_files = dict(files)

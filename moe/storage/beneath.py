@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
 
-from moe.storage.links import followed
+from moe.storage.links import follow_links
 
 _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -37,7 +37,7 @@ class Outside(PermissionError):
 
 def follow(folder: str, path: str) -> str:
     """The absolute path with every link followed, also of what is not there. Raises OSError, Outside among them."""
-    real = followed(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
+    real = follow_links(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
     if contains(os.path.realpath(folder), real):
         return real
     raise Outside(errno.EACCES, f"lies outside {folder}", path)
@@ -98,7 +98,7 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
     if _climbs(path, below):
         raise Outside(errno.EACCES, f"lies outside {folder}", path)
     *folders, name = below.split("/")
-    handle = _made(folder, folders)
+    handle = _make_folder(folder, folders)
     try:
         draft = f".{secrets.token_hex(8)}.draft"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -124,7 +124,7 @@ def make_folder(folder: str, path: str) -> None:
     below = os.path.relpath(path, folder)
     if _climbs(path, below):
         raise Outside(errno.EACCES, f"lies outside {folder}", path)
-    os.close(_made(folder, below.split("/")))
+    os.close(_make_folder(folder, below.split("/")))
 
 
 def remove(folder: str, path: str) -> None:
@@ -183,7 +183,7 @@ def open_folder(parent: int, name: str) -> Iterator[int]:
         os.close(handle)
 
 
-def _made(folder: str, names: list[str]) -> int:
+def _make_folder(folder: str, names: list[str]) -> int:
     """The handle of a folder by the names that lead to it; each is made if it is not there, again where another removes
     it meanwhile."""
     os.makedirs(folder, exist_ok=True)
@@ -191,7 +191,7 @@ def _made(folder: str, names: list[str]) -> int:
         handle = os.open(folder, _FOLDER)
         try:
             for name in names:
-                above, handle = handle, _entered(handle, name)
+                above, handle = handle, _enter_folder(handle, name)
                 os.close(above)
             return handle
         except OSError as error:
@@ -201,7 +201,7 @@ def _made(folder: str, names: list[str]) -> int:
     raise AssertionError("the last try returns or raises")
 
 
-def _entered(parent: int, name: str) -> int:
+def _enter_folder(parent: int, name: str) -> int:
     """The handle of a folder in another, made if it is not there."""
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)

@@ -14,7 +14,7 @@ MAX_LINK_PARTS = 4096
 """Parts of all links on the way together: each is looked at."""
 
 
-def followed(path: str, below: str = "/", step: Callable[[], None] = lambda: None) -> str:
+def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda: None) -> str:
     """The absolute path with every link followed, also of what is not there. A relative one begins in `below`, a path
     without links.
 

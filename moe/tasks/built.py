@@ -15,7 +15,7 @@ from moe.spec import LanguageModelSpec, SpecError, TranslationModelSpec
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def built(
+def build_sharded(
     make: Callable[[torch.dtype], Model],
     spec: TranslationModelSpec | LanguageModelSpec,
     blocks: Mapping[str, str],

@@ -33,14 +33,14 @@ def decide(
         for shape in shapes:
             w_in = torch.ones(shape, dtype=dtype, device=device)
             key = Shape.of(w_in).key
-            if key not in _known(run):
+            if key not in _read_costs(run):
                 new_costs = to_json(stored_or_measured(w_in, cache))
                 costs_by_key = {
                     key: new_costs,
-                    **_known(run),
+                    **_read_costs(run),
                 }  # measuring takes a while: whoever was faster has decided
                 run.write(FILE, json.dumps(costs_by_key, indent=1).encode())
-            shape_costs.append(_known(run)[key])
+            shape_costs.append(_read_costs(run)[key])
         return shape_costs
 
     costs = dict(zip(shapes, map(from_json, together.from_first(decided)), strict=True))
@@ -53,7 +53,7 @@ def _shape(layer: MoELayer) -> tuple[int, ...]:
     return layer.experts.shape
 
 
-def _known(run: Folder) -> dict[str, dict[str, dict[str, float]]]:
+def _read_costs(run: Folder) -> dict[str, dict[str, dict[str, float]]]:
     try:
         costs_by_key: dict[str, dict[str, dict[str, float]]] = json.loads(run.read(FILE))
     except FileNotFoundError:

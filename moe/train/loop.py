@@ -106,7 +106,7 @@ def train(
             began = time.perf_counter()
             with doing("step", f"step {num_done + 1}"):
                 batch = batches.take(num_done)
-                request = _asked(spec, control, trained_s) if layout.rank == 0 else None
+                request = _next_request(spec, control, trained_s) if layout.rank == 0 else None
                 signals = Signals(request, *checkpointer.vote())
                 with profile.of_step(num_done + 1):
                     result = take_step(state, batch, signals)
@@ -116,7 +116,7 @@ def train(
                 raise NonFiniteLoss(num_done + 1, checkpointer.last_committed, where)
             num_done += 1
             trained_s += time.perf_counter() - began
-            record = _timed(result.record, time.perf_counter() - began, batches.waited_s)
+            record = _with_timing(result.record, time.perf_counter() - began, batches.waited_s)
             if _is_due(num_done, spec.train.evaluation.every_steps):
                 with doing("evaluation", f"evaluation after step {num_done}"):
                     record = replace(record, held_out=task.held_out_losses(state.model, layout, data))
@@ -146,7 +146,7 @@ def train(
     return Outcome("succeeded", num_done, report)
 
 
-def _asked(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
+def _next_request(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
     """The request that rank 0 hands to all ranks before a step."""
     limit_s = spec.train.max_duration_s
     return "finish" if limit_s is not None and trained_s >= limit_s else control.requested()
@@ -278,7 +278,7 @@ def _is_due(step: int, every_steps: int | None) -> bool:
     return every_steps is not None and step % every_steps == 0
 
 
-def _timed(record: StepRecord, step_s: float, data_s: float) -> StepRecord:
+def _with_timing(record: StepRecord, step_s: float, data_s: float) -> StepRecord:
     """The record with how long its step took, and what it waited for data."""
     return replace(
         record,

@@ -18,7 +18,7 @@ from service.client.errors import BadToken, BadUrl
 from service.wire.uses import refusal
 
 if TYPE_CHECKING:
-    from moe.export.trained import Trained
+    from moe.export.trained import TrainedModel
 
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
@@ -72,7 +72,7 @@ def _fields(config: Path) -> dict[str, object]:
     return {}
 
 
-def loaded(checkpoint: str) -> "Trained":
+def loaded(checkpoint: str) -> "TrainedModel":
     """The model of a checkpoint's or an exported model's folder. Raises Misuse where it is no model's, Failed where it
     is not whole."""
     from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load

@@ -99,14 +99,14 @@ def _limit(load: Load) -> None:
 
 def _loaded(load: Load) -> "Generator":
     """The model of the newest checkpoint that can be read. Raises _CannotLoad."""
-    from moe.export.trained import Trained
+    from moe.export.trained import TrainedModel
     from moe.train.checkpoint.checkpointer import CheckpointError
 
     storage = Folder.of_job(load.storage) if load.root is None else Folder(load.storage, root=load.root)
     checkpoints, faults = storage.below(markers.FOLDER), list[str]()
-    for name in markers.committed(checkpoints):
+    for name in markers.list_committed(checkpoints):
         try:
-            return Trained.of(checkpoints, name).generator
+            return TrainedModel.of(checkpoints, name).generator
         except CheckpointError as error:
             faults.append(str(error))
     raise _CannotLoad(

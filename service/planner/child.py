@@ -89,11 +89,11 @@ def _planned_module(request: ModuleRequest) -> Answer:
         from moe import sharding
         from moe.sharding.hints.hints import of_plain
         from moe.tasks.module.building import as_batch, called_empty
-        from moe.tasks.module.code import imported
+        from moe.tasks.module.code import import_function
 
         hints = {name: of_plain(hint, f"hints.{name}") for name, hint in request.hints.items()}
-        sample = as_batch(imported(request.sample, "--sample")())
-        module = called_empty(imported(request.build, "--module"), {}, 0, "--module", request.build)
+        sample = as_batch(import_function(request.sample, "--sample")())
+        module = called_empty(import_function(request.build, "--module"), {}, 0, "--module", request.build)
         plan = sharding.plan(module, sample=sample, cluster=request.cluster, hints=hints)
     picture = _picture(plan) if request.picture else ""
     return Answer(plan=plan.to_json(), explained=plan.explain(), picture=picture)

@@ -327,7 +327,7 @@ class Driver:
         from moe.storage.folder import Folder
         from moe.train.checkpoint import marker
 
-        newest = marker.committed(Folder.of_job(self._launch.storage).below(marker.FOLDER))
+        newest = marker.list_committed(Folder.of_job(self._launch.storage).below(marker.FOLDER))
         place = marker.order(newest[0]) if newest else None
         return place[0] if place else 0
 

@@ -225,6 +225,6 @@ class _FirstStepTimed(Recorder):
 def _begin_group(folder: AttemptFolder, launch: Launch) -> tuple[int, int]:
     """(number of this worker group, step of the newest committed checkpoint, which may turn out to be damaged)."""
     group = folder.begin_group(launch.group_start)
-    newest = marker.committed(Folder.of_job(launch.storage).below(marker.FOLDER))
+    newest = marker.list_committed(Folder.of_job(launch.storage).below(marker.FOLDER))
     place = marker.order(newest[0]) if newest else None
     return group, place[0] if place else 0

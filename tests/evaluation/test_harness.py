@@ -25,7 +25,7 @@ from moe.evaluation.scores import Score  # noqa: E402
 from moe.evaluation.task_file import read_tasks  # noqa: E402
 from moe.export.base import base_folder, load_base  # noqa: E402
 from moe.export.hub import save_checkpoint_as_folder  # noqa: E402
-from moe.export.trained import Trained  # noqa: E402
+from moe.export.trained import TrainedModel  # noqa: E402
 from moe.spec import SpecError  # noqa: E402
 from moe.spec.generation import GenerationSpec  # noqa: E402
 from moe.tasks.language.generation import generate  # noqa: E402
@@ -54,7 +54,7 @@ class Made:
 
     def __init__(self, folder: Path) -> None:
         _, storage = trained_job(folder)
-        trained = Trained.load(str(checkpoint_in(storage)))
+        trained = TrainedModel.load(str(checkpoint_in(storage)))
         assert isinstance(trained.generator, LanguageGenerator)
         self.generator, self.trained, self.folder = trained.generator, trained, folder
         found = base_folder(trained.spec)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from moe.export.hub import save_checkpoint_as_folder
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 from moe.interchange.expand import expand
 from moe.spec import JobSpec, SpecError
 from moe.spec.generation import GenerationSpec
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
-from moe.train.checkpoint.marker import committed
+from moe.train.checkpoint.marker import list_committed
 from tests.interchange import tiny
 from tests.unit import chats
 from tests.unit.published_templates import published
@@ -52,7 +52,7 @@ def job(folder: Path, rows: list[dict[str, Any]], data: Path, **fields: Any) -> 
 
 def newest(storage: Path) -> str:
     checkpoints = Folder(str(storage / "checkpoints"))
-    return checkpoints.url_of(committed(checkpoints)[0])
+    return checkpoints.url_of(list_committed(checkpoints)[0])
 
 
 def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
@@ -64,7 +64,7 @@ def test_a_tuned_base_stops_at_what_closed_its_answers(tmp_path: Path):
     _, events = run(spec, tmp_path / "run", tmp_path / "cache")
     assert course(events)[-1]["nll"] < 0.05
     checkpoint = newest(tmp_path / "run")
-    generator = Trained.load(checkpoint).generator
+    generator = TrainedModel.load(checkpoint).generator
     spec_of_answer = GenerationSpec(max_tokens=40, chat=True)
     streamed = generator.stream("who?", spec_of_answer)
     said = ""
@@ -132,7 +132,7 @@ def test_a_template_given_to_training_is_used_and_not_written_over_the_folders(h
     _, resumed = run(spec, tmp_path / "resumed", tmp_path / "cache", attempt=2)
     assert course(resumed) == course(undisturbed)[2:]
     checkpoint = newest(tmp_path / "run")
-    template = Trained.load(checkpoint).generator._template()  # type: ignore[attr-defined]
+    template = TrainedModel.load(checkpoint).generator._template()  # type: ignore[attr-defined]
     assert template.asked("who?") == "[user]who?[assistant]!"
     for is_asked, name in ((False, "plain"), (True, "asked")):
         save_checkpoint_as_folder(checkpoint, tmp_path / name, chat_template=is_asked)

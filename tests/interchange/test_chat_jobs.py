@@ -16,7 +16,7 @@ from moe.records import LanguageReport
 from moe.spec import JobSpec, SpecError
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
-from moe.train.checkpoint.marker import committed
+from moe.train.checkpoint.marker import list_committed
 from tests.interchange import tiny
 from tests.unit import chats
 from tests.unit.train_runs import RequestAfter, course, run
@@ -56,7 +56,7 @@ def test_conversations_are_learned_paused_and_gone_on_with(corpus: str, tmp_path
     assert course(resumed) == course(undisturbed)[2:]
     exported = tmp_path / "exported"
     checkpoints = Folder(str(tmp_path / "whole" / "checkpoints"))
-    save_checkpoint_as_folder(checkpoints.url_of(committed(checkpoints)[0]), exported, merge=True)
+    save_checkpoint_as_folder(checkpoints.url_of(list_committed(checkpoints)[0]), exported, merge=True)
     card = (exported / "README.md").read_text()
     assert corpus in card
     assert str(tmp_path / "data") not in card, "where the data lies here is nobody's business"

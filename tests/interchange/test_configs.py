@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.interchange.config import described, known_keys
+from moe.interchange.config import describe_config, known_keys
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.families import BY_TYPE
 from moe.spec import LanguageModelSpec, SpecError, model_spec
@@ -76,7 +76,7 @@ def config(family: str, **over: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(family: str, changes: dict[str, Any], key: str):
     with pytest.raises(SpecError) as raised:
-        described(config(family, **changes), "F/config.json")
+        describe_config(config(family, **changes), "F/config.json")
     assert [problem.path for problem in raised.value.problems] == [f"F/config.json:{key}"]
     assert all(problem.remedy for problem in raised.value.problems)
 
@@ -116,7 +116,7 @@ def test_what_does_not_go_with_a_config_is_told_of_the_job(tmp_path: Path):
 
 def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(SpecError) as raised:
-        described(config("llama", mlp_bias=True, hidden_act="relu", brand_new=1), "c")
+        describe_config(config("llama", mlp_bias=True, hidden_act="relu", brand_new=1), "c")
     assert [problem.path for problem in raised.value.problems] == [
         "c:hidden_act",
         "c:mlp_bias",
@@ -127,7 +127,7 @@ def test_all_that_is_wrong_is_told_at_once():
 def test_another_type_is_refused_with_those_there_are():
     for kind in ("gpt2", None, 3, ["llama"]):
         with pytest.raises(SpecError, match=r"must be one of llama, qwen3, mixtral, .*kimi_k2"):
-            described({"model_type": kind}, "c")
+            describe_config({"model_type": kind}, "c")
 
 
 HUB = {
@@ -178,7 +178,7 @@ HUB = {
 
 @pytest.mark.parametrize("preset", sorted(HUB))
 def test_the_hubs_configs_are_our_presets(preset: str):
-    found = LanguageModelSpec(**described(HUB[preset], "c").given)
+    found = LanguageModelSpec(**describe_config(HUB[preset], "c").given)
     known = model_spec({"preset": preset})
     assert isinstance(known, LanguageModelSpec)
     if known.moe is not None and found.moe is not None:
@@ -273,7 +273,7 @@ def test_whatever_a_config_says_is_read_or_refused(family: str, data: st.DataObj
     keys = st.sampled_from(sorted(known_keys(BY_TYPE[family])))
     changes = data.draw(st.dictionaries(keys, _VALUES, min_size=1, max_size=4))
     with suppress(SpecError):
-        LanguageModelSpec(**described({**config(family), **changes}, "c").given)
+        LanguageModelSpec(**describe_config({**config(family), **changes}, "c").given)
 
 
 def test_expanding_loads_no_torch():

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from moe.interchange.config import anew, described, differences, meaning, written
+from moe.interchange.config import anew, build_config, describe_config, differences, meaning
 from moe.interchange.families import BY_TYPE, FAMILIES
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
@@ -90,7 +90,7 @@ def test_a_config_made_anew_says_the_same(family: tuple[str, Path]):
     name, folder = family
     spec = tiny.spec_of(tiny.config_of(folder / "hub"))
     assert list(differences(spec, anew(spec, BY_TYPE[name], "bfloat16"))) == []
-    first = BY_TYPE[str(written(spec, None, "bfloat16")["model_type"])]
+    first = BY_TYPE[str(build_config(spec, None, "bfloat16")["model_type"])]
     assert list(differences(spec, anew(spec, first, "bfloat16"))) == []
 
 
@@ -106,9 +106,9 @@ def test_every_class_default_is_transformers():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_config_of_nothing_but_its_type_means_what_transformers_takes_it_for(name: str):
     required = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"hidden_size": 12288}}.get(name, {})
-    bare = LanguageModelSpec(**described({"model_type": name, **required}, "c").given)
+    bare = LanguageModelSpec(**describe_config({"model_type": name, **required}, "c").given)
     full = AutoConfig.for_model(name, **required).to_dict()
-    assert meaning(bare) == meaning(LanguageModelSpec(**described(full, "c").given))
+    assert meaning(bare) == meaning(LanguageModelSpec(**describe_config(full, "c").given))
 
 
 ROPES: list[dict[str, Any]] = [
@@ -216,14 +216,14 @@ def test_published_models_have_a_family():
     for name, kind in kinds.items():
         given_ = presets.load(name)
         assert isinstance(given_, LanguageModelSpec)
-        assert written(given_, None, "bfloat16")["model_type"] == kind, name
+        assert build_config(given_, None, "bfloat16")["model_type"] == kind, name
 
 
 def test_a_model_that_no_family_has_is_refused_with_all_reasons():
     spec = tiny.spec_of({"model_type": "mixtral", **tiny._BASE, **tiny.CONFIGS["mixtral"]})
     changed = LanguageModelSpec(**{**spec.model_dump(), "embedding_multiplier": 3.0, "norm_eps": 1e-3})
     with pytest.raises(SpecError) as raised:
-        written(changed, None, "bfloat16")
+        build_config(changed, None, "bfloat16")
     problems = raised.value.problems
     assert len(problems) == 1 + len(FAMILIES)
     assert problems[1].value == "mixtral"
@@ -234,7 +234,7 @@ def test_a_model_that_no_family_has_is_refused_with_all_reasons():
 def test_what_was_written_beside_from_is_in_the_config_of_an_export():
     config = tiny.config_of_family("qwen3_moe")
     spec = tiny.spec_of(config, norm_eps=1e-3)
-    found = written(spec, config, "float32")
+    found = build_config(spec, config, "float32")
     assert found["rms_norm_eps"] == 1e-3
     assert found["dtype"] == "float32"
     kept = config.keys() & found.keys()

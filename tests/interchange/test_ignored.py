@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from transformers import GenerationConfig
 
-from moe.interchange.config import described, known_keys
+from moe.interchange.config import describe_config, known_keys
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.families import FAMILIES
 from moe.plan import Cluster, plan_anywhere
@@ -39,7 +39,7 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("family", "keys"), HARMLESS)
 def test_keys_that_change_nothing_are_accepted(family: str, keys: dict[str, Any]):
     plain = tiny.config_of_family(family) | ({"attention_bias": False} if "attention_bias" in keys else {})
-    assert described({**plain, **keys}, "c").given == described(plain, "c").given
+    assert describe_config({**plain, **keys}, "c").given == describe_config(plain, "c").given
 
 
 def test_keys_of_generation_that_a_config_may_have_are_known():

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe.data.sequences import ModelTokenizer
 from moe.export.hub import save_checkpoint_as_folder
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 from moe.interchange.expand import expand
 from moe.parallel import codings_of
 from moe.spec import JobSpec, LanguageModelSpec, SpecError
@@ -143,7 +143,7 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     assert outcome.kind == "succeeded"
     assert course(resumed) == course(undisturbed)[2:]
     checkpoint = stored_in(tmp_path / "resumed", 4)
-    trained = Trained.load(str(checkpoint))
+    trained = TrainedModel.load(str(checkpoint))
 
     for merge, name in ((False, "adapter"), (True, "merged")):
         save_checkpoint_as_folder(str(checkpoint), tmp_path / name, merge=merge)
@@ -187,7 +187,10 @@ def test_an_adapter_is_its_checkpoint_and_goes_on_beside_the_same_base_alone(tmp
     started = {**further(folder, tmp_path, 6).model_dump(mode="json"), "start_from": {"job": "job-another"}}
     with pytest.raises(SpecError, match=r"this adapter was trained beside those of"):
         run(with_adapter(JobSpec.parse(started), rank=2), tmp_path / "started", tmp_path / "cache")
-    for use in (Trained.load, lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True)):
+    for use in (
+        TrainedModel.load,
+        lambda path: save_checkpoint_as_folder(path, tmp_path / "later", merge=True),
+    ):
         with pytest.raises((CheckpointError, SpecError), match=r"this adapter was trained beside those of"):
             use(str(checkpoint))
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "again")
@@ -239,7 +242,7 @@ def test_an_adapter_above_a_narrower_base_resumes_and_is_merged_into_the_folders
     save_checkpoint_as_folder(str(checkpoint), tmp_path / "adapter")
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs_merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
-    model = Trained.load(str(checkpoint)).model
+    model = TrainedModel.load(str(checkpoint)).model
     assert {each.form for each in spec.model.parameters() if each.name in codings_of(model)} == {base}
     tokens = torch.arange(4, 24)[None]
     with torch.no_grad():

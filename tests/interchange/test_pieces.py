@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.interchange.copying import fill_ours, fill_theirs
-from moe.interchange.pieces import Piece, parsed, piece, split
+from moe.interchange.pieces import Piece, parse_pattern, piece, split
 from moe.spec.parameter import Slices
 
 CASES: dict[str, list[Piece]] = {
@@ -139,9 +139,9 @@ def test_a_box_is_split_into_parts_of_at_most_so_many_elements(name: str, data: 
 @pytest.mark.parametrize("text", ["a b)", "A b", "(a", "a@3"])
 def test_a_pattern_that_says_nothing_is_our_own_mistake(text: str):
     with pytest.raises(AssertionError):
-        parsed(text)
+        parse_pattern(text)
 
 
 def test_letters_of_patterns_are_axes():
     for letter in string.ascii_lowercase:
-        assert parsed(letter)[0].terms[0].axis == letter
+        assert parse_pattern(letter)[0].terms[0].axis == letter

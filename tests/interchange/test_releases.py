@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from moe.interchange.config import written
+from moe.interchange.config import build_config
 from moe.interchange.families import BY_TYPE
 from moe.interchange.releases import CURRENT, OLDER, PEFT, adapter_readers, readers, unlike_older
 from moe.spec import LanguageModelSpec
@@ -81,7 +81,7 @@ def config_of(family: str, rope: dict[str, Any]) -> dict[str, Any]:
 def test_both_forms_of_positions_are_written_and_say_the_same(family: str, rope: dict[str, Any]):
     config = config_of(family, rope)
     spec = tiny.spec_of(config)
-    for exported in (written(spec, None, "bfloat16"), written(spec, config, "bfloat16")):
+    for exported in (build_config(spec, None, "bfloat16"), build_config(spec, config, "bfloat16")):
         assert exported["rope_parameters"]["rope_theta"] == exported["rope_theta"] == 3e4
         assert rope_of_older(exported) == rope_of_ours(spec.attention.rope)
         assert tiny.spec_of(exported).attention.rope == spec.attention.rope
@@ -94,7 +94,7 @@ def test_transformers_5_reads_an_export_as_the_folder_it_came_from(family: str, 
     for number, rope in enumerate(ROPES):
         config = config_of(family, rope)
         spec = tiny.spec_of(config)
-        exported = written(spec, config, "float32")
+        exported = build_config(spec, config, "float32")
         for name, content in (("before", {**config, "dtype": "float32"}), ("after", exported)):
             (tmp_path / f"{name}{number}").mkdir()
             (tmp_path / f"{name}{number}" / "config.json").write_text(json.dumps(content))
@@ -111,7 +111,7 @@ def test_experts_are_counted_under_the_name_that_every_release_knows(family: str
     config = tiny.config_of_family(family)
     spec = tiny.spec_of(config)
     aliases = BY_TYPE[family].aliases
-    for exported in (written(spec, None, "bfloat16"), written(spec, config, "bfloat16")):
+    for exported in (build_config(spec, None, "bfloat16"), build_config(spec, config, "bfloat16")):
         if exported["model_type"] == family:
             assert exported[EXPERTS[family]] == 4
             assert not exported.keys() & aliases.keys()
@@ -132,7 +132,7 @@ def test_what_vllm_takes_for_something_else_where_it_is_missing_is_written(
     has no selection bias."""
     config = tiny.config_of_family(family)
     spec = tiny.spec_of(config)
-    for exported in (written(spec, None, "bfloat16"), written(spec, config, "bfloat16")):
+    for exported in (build_config(spec, None, "bfloat16"), build_config(spec, config, "bfloat16")):
         assert {key: exported[key] for key in expected} == expected
 
 
@@ -142,7 +142,7 @@ def test_a_window_that_no_layer_uses_is_switched_off():
     spec = tiny.spec_of(config)
     assert config["use_sliding_window"]
     assert spec.attention.window is None
-    exported = written(spec, config, "bfloat16")
+    exported = build_config(spec, config, "bfloat16")
     assert (exported["use_sliding_window"], exported["sliding_window"]) == (False, None)
 
 

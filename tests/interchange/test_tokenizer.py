@@ -16,7 +16,14 @@ from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
 from moe.interchange.sources import ModelSource
-from moe.interchange.tokenizer import NUM_SPECIAL, PATTERN, exported, of_tiktoken, ranks_of, tokenizer_json
+from moe.interchange.tokenizer import (
+    NUM_SPECIAL,
+    PATTERN,
+    export_tokenizer,
+    of_tiktoken,
+    ranks_of,
+    tokenizer_json,
+)
 from moe.spec import SpecError
 from tests.interchange import tiny
 
@@ -88,7 +95,7 @@ def test_special_tokens_have_the_ids_behind_the_files():
 )
 def test_another_file_is_no_tiktoken_file(content: bytes, told: str):
     with pytest.raises(SpecError, match=told):
-        exported({"tiktoken.model": content})
+        export_tokenizer({"tiktoken.model": content})
 
 
 def test_a_folder_with_a_tiktoken_file_is_written_with_a_tokenizer_that_needs_no_code(tmp_path: Path):
@@ -167,10 +174,10 @@ def test_code_beside_a_tokenizer_is_named_no_more() -> None:
     }
     rest = {"eos_token": "x", "chat_template": "\ud800"}
     files = {"tokenizer.json": b"{}", "tokenizer_config.json": json.dumps(config).encode()}
-    kept = json.loads(exported(files)["tokenizer_config.json"])
+    kept = json.loads(export_tokenizer(files)["tokenizer_config.json"])
     assert kept == {**rest, "tokenizer_class": "PreTrainedTokenizerFast"}
     plain = {**files, "tokenizer_config.json": b'{"eos_token":  "x"}'}
-    assert exported(plain) == plain, "byte by byte, where there is none"
+    assert export_tokenizer(plain) == plain, "byte by byte, where there is none"
     of_sentences = {"tokenizer.model": b"", "tokenizer_config.json": files["tokenizer_config.json"]}
-    kept = json.loads(exported(of_sentences)["tokenizer_config.json"])
+    kept = json.loads(export_tokenizer(of_sentences)["tokenizer_config.json"])
     assert kept == {**rest, "tokenizer_class": "Theirs"}, "there is nothing that the fast one could read"

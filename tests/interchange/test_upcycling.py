@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moe.export.hub import save_checkpoint_as_folder
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin
@@ -281,7 +281,7 @@ def test_a_job_is_planned_trained_resumed_without_its_folder_and_given_back(tmp_
     with torch.no_grad():
         expected, ours = (
             theirs.eval()(tokens, use_cache=False).logits,
-            Trained.load(str(stored)).model(tokens),
+            TrainedModel.load(str(stored)).model(tokens),
         )
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     assert "4 for each token" in (tmp_path / "out" / "README.md").read_text()

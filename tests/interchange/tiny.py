@@ -10,8 +10,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import logging as their_logging
 
-from moe.interchange.config import described
-from moe.interchange.fitting import wanted
+from moe.interchange.config import describe_config
+from moe.interchange.fitting import expected_tensors
 from moe.parallel import Layout, apply, declare
 from moe.plan.placement import Placement
 from moe.plan.profile import OURS
@@ -89,7 +89,7 @@ def folder_of(model: nn.Module, path: Path, *, original: bool = True, dtype: Any
 
 
 def spec_of(config: dict[str, Any], **over: Any) -> LanguageModelSpec:
-    return LanguageModelSpec(**{**described(config, "config.json").given, **over})
+    return LanguageModelSpec(**{**describe_config(config, "config.json").given, **over})
 
 
 class Blank(nn.Module):
@@ -104,7 +104,7 @@ class Blank(nn.Module):
 def blank(spec: LanguageModelSpec, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A model's parameters and buffers by their names, full of NaN, without anything that computes."""
     model = Blank()
-    for each in wanted(spec):
+    for each in expected_tensors(spec):
         *path, name = each.name.split(".")
         into = model
         for part in path:
@@ -120,7 +120,7 @@ def placed(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
     """This rank's part of such a model, on all axes that a layout has: what is split by tensor and expert axes, and by
     FSDP, which need not come out even."""
     model = Blank()
-    for each in wanted(spec):
+    for each in expected_tensors(spec):
         *path, name = each.name.split(".")
         into = model
         for part in path:

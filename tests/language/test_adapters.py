@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import nn
 
 from moe.interchange import load_weights
-from moe.interchange.adapters import Merged, load_adapter, save_adapter
+from moe.interchange.adapters import MergedSource, load_adapter, save_adapter
 from moe.interchange.expand import expand_model
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
@@ -208,7 +208,7 @@ def test_targets_are_written_as_short_as_they_stand_for_the_same(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_weights_compute_what_adapters_beside_them_do(family: str, tmp_path: Path) -> None:
     of = made(family, 7, tmp_path)
-    save_folder(of.spec, Merged(ModelSource(of.ours), of.spec), tmp_path / "merged", origin=of.origin)
+    save_folder(of.spec, MergedSource(ModelSource(of.ours), of.spec), tmp_path / "merged", origin=of.origin)
     plain = of.spec.model_copy(update={"adapter": None})
     merged = build_model(plain, dtype=torch.float64)
     load_weights(str(tmp_path / "merged"), merged, plain)

@@ -72,7 +72,7 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_pat
     workers, answer = start(spec, storage, cache, tmp_path / "rendezvous")
     try:
         checkpoints, deadline = Folder(f"{storage}/checkpoints"), time.monotonic() + _DEADLINE_S
-        while len(markers.committed(checkpoints)) < 2:
+        while len(markers.list_committed(checkpoints)) < 2:
             assert time.monotonic() < deadline
             assert workers[1].is_alive(), answer.poll() and answer.recv()
             time.sleep(0.005)
@@ -84,7 +84,7 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_commit(ranks, tmp_pat
             worker.kill()
             worker.join()
 
-    resumed_at = markers.order(markers.committed(checkpoints)[0])[0]
+    resumed_at = markers.order(markers.list_committed(checkpoints)[0])[0]
     rest, logs = ranks[2].run(course_of, spec, storage, cache, 1)[0]
     assert logs[0].startswith(f"resumed at step {resumed_at} from ")
     assert rest == undisturbed[resumed_at:]
@@ -125,12 +125,12 @@ def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_pa
     step, looks, rank = random.randint(1, 9), random.randint(0, 200), random.randint(0, 1)
     checkpoints, deadline = Folder(f"{storage}/checkpoints"), time.monotonic() + _DEADLINE_S
     try:
-        while not (done := markers.committed(checkpoints)) or markers.order(done[0])[0] < step:
+        while not (done := markers.list_committed(checkpoints)) or markers.order(done[0])[0] < step:
             assert time.monotonic() < deadline
             assert workers[rank].is_alive(), answer.poll() and answer.recv()
             time.sleep(0.005)  # between looks: a marker on storage tells nobody
         for _ in range(looks):  # somewhere within a step, or what is written after it
-            markers.committed(checkpoints)
+            markers.list_committed(checkpoints)
         workers[rank].kill()
         workers[rank].join()
     finally:
@@ -138,7 +138,7 @@ def test_a_killed_fine_tune_goes_on_to_the_same_losses_and_adapter(ranks, tmp_pa
             worker.kill()
             worker.join()
 
-    resumed_at = markers.order(markers.committed(checkpoints)[0])[0]
+    resumed_at = markers.order(markers.list_committed(checkpoints)[0])[0]
     assert step <= resumed_at < 12
     stored = Folder(str(stored_in(storage, resumed_at)))
     assert all(name.endswith(("_lora_a", "_lora_b")) for name in StoredParts(stored).names())

@@ -221,7 +221,7 @@ def test_divergence_is_raised_on_all_ranks_together(ranks, tmp_path):
     )  # fmt: skip
     first, second = ranks[2].run(diverge, spec, f"{tmp_path}/storage", tmp_path / "cache")
     assert first == second
-    assert markers.committed(Folder(f"{tmp_path}/storage/checkpoints"))[0] in first[0]
+    assert markers.list_committed(Folder(f"{tmp_path}/storage/checkpoints"))[0] in first[0]
 
 
 def test_the_checkpoint_of_two_ranks_translates_in_one_process(ranks, tmp_path):

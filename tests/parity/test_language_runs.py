@@ -119,7 +119,7 @@ def test_a_job_that_starts_from_another(
     cache, source = tmp_path / "cache", f"{tmp_path}/source"
     run_course(spec_of(tmp_path, 1, "GQA", {}, num_steps=2, freeze=before), source, cache)
     checkpoints = Folder(f"{source}/checkpoints")
-    marker = markers.read(checkpoints, markers.committed(checkpoints)[0])
+    marker = markers.read(checkpoints, markers.list_committed(checkpoints)[0])
 
     def started(number: int, of: dict[str, Any]) -> JobSpec:
         copy_checkpoint(checkpoints, marker, Folder(f"{tmp_path}/{number}/checkpoints"), lambda: False)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint
 
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 from moe.parallel import Layout
 from moe.plan import Cluster, Plan
 from moe.records import ModuleReport
@@ -135,7 +135,7 @@ def test_whoever_loads_its_checkpoint_calls_no_code_that_it_names(tmp_path: Path
     run(planned(1, job()), f"{tmp_path}")
     (folder,) = tmp_path.glob("checkpoints/step-00000006.a1.g0")
     with pytest.raises(CheckpointError, match=r"own module .* not called here; load its weights with torch"):
-        Trained.load(str(folder))
+        TrainedModel.load(str(folder))
 
 
 def test_torch_alone_loads_what_two_ranks_saved(ranks: Pools, tmp_path: Path) -> None:

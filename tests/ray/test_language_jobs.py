@@ -15,7 +15,7 @@ from peft import PeftModel
 from examples import docstrings
 from examples.small_folder import FAMILIES, VOCAB_SIZE, make
 from moe.export.hub import save_checkpoint_as_folder
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 from moe.spec.generation import GenerationSpec
 from service.client import ApiError, Client, Job
 from service.head.local_head import LocalHead
@@ -77,7 +77,7 @@ def checkpoint_of(job: Job) -> str:
 def librarys_text(job: Job, num_tokens: int) -> str:
     """What the library makes of a job's weights. The folder that is given back has those of a folder in bfloat16 as
     narrow again, with which so short a training may say something else."""
-    (text,) = Trained.load(checkpoint_of(job)).generate([PROMPT], GenerationSpec(max_tokens=num_tokens))
+    (text,) = TrainedModel.load(checkpoint_of(job)).generate([PROMPT], GenerationSpec(max_tokens=num_tokens))
     return text
 
 

@@ -239,7 +239,7 @@ def test_killed_in_the_middle_of_the_copy(own_plane: ControlPlane) -> None:
     own_plane.start()
     assert len(own_plane.http.get("/v1/jobs").json()["items"]) == 1
     await_that(lambda: not torn.parents[2].exists())
-    assert markers.committed(Folder(f"{other['storage']}/checkpoints"))
+    assert markers.list_committed(Folder(f"{other['storage']}/checkpoints"))
     commit(other["storage"], 3, spec=other["spec"])  # of less, to be copied in a moment
     answer = own_plane.http.post("/v1/jobs", json=given, headers=headers)
     assert answer.status_code == 201
@@ -302,7 +302,7 @@ def test_a_service_that_stops_gives_the_copy_up(copies: Copies) -> None:
     copies.while_copying = lambda: True
     with pytest.raises(Unavailable, match="this service is stopping"):
         copies.copy("first")
-    assert not markers.committed(Folder(str(copies.folder / "first/checkpoints")))
+    assert not markers.list_committed(Folder(str(copies.folder / "first/checkpoints")))
 
 
 def test_a_link_that_is_planted_while_it_is_copied_changes_no_answer(copies: Copies) -> None:
@@ -339,7 +339,7 @@ def test_a_job_that_is_deleted_while_it_is_copied_is_said_to_be(copies: Copies) 
     copies.while_copying = delete
     with pytest.raises(SpecError, match="was deleted, and its checkpoints with it"):
         copies.copy("first")
-    assert not markers.committed(Folder(str(copies.folder / "first/checkpoints")))
+    assert not markers.list_committed(Folder(str(copies.folder / "first/checkpoints")))
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, Full), (errno.EIO, Unavailable)])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from moe.export.base import load_base
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 from moe.tasks.language.generator import LanguageGenerator
 from tests.evaluation.models import checkpoint_in, documents, task, trained_job, write_lines
 from tests.service.checkpoints import commit
@@ -71,7 +71,7 @@ def test_a_job_beside_what_it_began_with(adapted: Path, tmp_path: Path) -> None:
     done = typed(tmp_path, adapted / "storage", "--tasks", tasks, "--limit", "10", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
-    trained = Trained.load(str(checkpoint))
+    trained = TrainedModel.load(str(checkpoint))
     expected = accuracy(trained.generator, 10)
     of_base = accuracy(load_base(str(adapted / "hub"), trained.max_tokens, trained.dtype), 10)
     first = told["scores"][0]

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 from moe.data.conversations.conversation import Rendering, Unreadable, Written
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
-from moe.data.limited import Ended, answer_of
+from moe.data.limited import NoAnswer, answer_of
 from moe.data.sequences.corpus import Document
-from moe.data.sequences.encoding import encoded
+from moe.data.sequences.encoding import encode_documents
 from moe.data.tokenizer import Tokenizer
 from moe.spec import SpecError
 from tests.unit import chats
@@ -58,7 +58,7 @@ def test_what_is_learned_is_what_a_plain_reading_says_token_by_token(name: str):
     plain = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
     texts = written(structure.source, *rows)
     documents = [Document("x", each.text, False, each.spans) for each in texts]
-    for row, found in zip(rows, encoded(tokenizer, documents), strict=True):
+    for row, found in zip(rows, encode_documents(tokenizer, documents), strict=True):
         pieces = structure.read(row["messages"], row.get("tools"))
         assert found.document.text == "".join(text for text, _ in pieces)
         is_learned = [learned for text, learned in pieces for _ in text]
@@ -82,7 +82,7 @@ def test_ids_and_marked_masks_are_those_of_transformers(
     rows = [chats.conversation(rng, structure) for _ in range(25)]
     tokenizer = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
     documents = [Document("x", each.text, False, each.spans) for each in written(structure.source, *rows)]
-    for row, found in zip(rows, encoded(tokenizer, documents), strict=True):
+    for row, found in zip(rows, encode_documents(tokenizer, documents), strict=True):
         told = theirs.apply_chat_template(
             row["messages"], tools=row.get("tools"), return_dict=True,
             return_assistant_tokens_mask="marked" in name,
@@ -238,7 +238,10 @@ def test_spaces_are_learned_also_where_a_tokenizer_trims_offsets():
     plain = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
     (text,) = written(CHATML.source, {"prompt": "q", "completion": "if x:\n        return   1"})
     for one, other in zip(
-        *(encoded(each, [Document("x", text.text, False, text.spans)]) for each in (trimming, plain)),
+        *(
+            encode_documents(each, [Document("x", text.text, False, text.spans)])
+            for each in (trimming, plain)
+        ),
         strict=True,
     ):
         assert one.ids.tolist() == other.ids.tolist()
@@ -252,7 +255,7 @@ def test_conversations_of_which_one_ends_the_process_are_told_apart(monkeypatch:
     # What ends a process by itself takes long, or memory that a busy machine may not have.
     def ending(module: str, given: bytes, **limits: float) -> bytes:
         if b'"bad"' in given:
-            raise Ended("ends the process that reads it")
+            raise NoAnswer("ends the process that reads it")
         return answer_of(module, given, **limits)  # type: ignore[arg-type]
 
     monkeypatch.setattr("moe.data.conversations.template.answer_of", ending)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
-from moe.data.limited import Ended, answer_of
+from moe.data.limited import NoAnswer, answer_of
 from moe.data.sequences import ModelTokenizer, check, encoding, model_tokenizer
 from moe.data.sequences.corpus import Document
-from moe.data.sequences.encoding import encoded
+from moe.data.sequences.encoding import encode_documents
 from moe.data.sequences.learned_tokenizer import sample
 from moe.data.sequences.model_tokenizer import require_usable
 from moe.data.tokenizer import UNK, TextForm, Tokenizer
@@ -59,7 +59,7 @@ def test_a_long_document_is_encoded_in_parts_to_the_same_text(monkeypatch):
     monkeypatch.setattr(encoding, "PART_CHARS", 1000)
     text = "x = 1\n" * 300 + "y" * 1010
     documents = [Document("a", "short", False), Document("a", text, False), Document("b", "last", True)]
-    found = list(encoded(OURS, documents))
+    found = list(encode_documents(OURS, documents))
     assert [each.document for each in found] == documents
     assert [OURS.decode(each.ids.tolist()) for each in found] == [document.text for document in documents]
 
@@ -153,7 +153,7 @@ def test_a_limited_process_has_little_memory_no_environment_and_tells_how_it_end
     monkeypatch.setenv("SECRET", "token")
     monkeypatch.setattr("moe.data.limited._PLACE", f"{tmp_path}{os.pathsep}{os.getcwd()}")
     assert answer_of("greedy", b"given", timeout_s=60, memory_bytes=4 << 30) == b"None given\n"
-    with pytest.raises(Ended, match=r"ends the process that reads it \(exit status 1: MemoryError\)"):
+    with pytest.raises(NoAnswer, match=r"ends the process that reads it \(exit status 1: MemoryError\)"):
         answer_of("greedy", b"", timeout_s=60, memory_bytes=512 << 20)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moe.spec import SpecError
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding import beam_search, chosen, one_by_one
+from moe.tasks.decoding import beam_search, choose_tokens, one_by_one
 
 STATES = 251
 
@@ -76,7 +76,7 @@ def test_greedy_is_a_plain_loop(seed: int, starts: list[int], max_tokens: int) -
 
 def test_of_equal_logits_the_lower_token_is_taken() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
-    assert chosen(logits, GenerationSpec(), torch.zeros(1, dtype=torch.int64), 0).tolist() == [1]
+    assert choose_tokens(logits, GenerationSpec(), torch.zeros(1, dtype=torch.int64), 0).tolist() == [1]
 
 
 @given(
@@ -164,7 +164,7 @@ def test_where_nothing_can_follow_but_the_end_the_text_is_empty() -> None:
 def test_draws_are_as_frequent_as_their_probabilities(temperature: float) -> None:
     logits = torch.tensor([1.0, -1.0, 0.3, 2.0, -3.0])
     number = 40_000
-    tokens = chosen(
+    tokens = choose_tokens(
         logits.expand(number, -1), GenerationSpec(temperature=temperature), torch.arange(number), 3
     )
     frequencies = torch.bincount(tokens, minlength=5) / number
@@ -190,7 +190,7 @@ def test_what_may_be_drawn_is_what_a_slow_reference_says(
         reached += math.exp(scores[token]) / total
     spec = GenerationSpec(temperature=temperature, top_k=top_k, top_p=top_p)
     logits = torch.tensor(tenths, dtype=torch.float64).div(10).expand(600, -1)
-    drawn = set(chosen(logits, spec, torch.arange(600), 0).tolist())
+    drawn = set(choose_tokens(logits, spec, torch.arange(600), 0).tolist())
     assert drawn <= standing
     likely = {
         token
@@ -203,7 +203,10 @@ def test_what_may_be_drawn_is_what_a_slow_reference_says(
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300])
 def test_hardly_any_temperature_takes_the_likeliest(temperature: float) -> None:
     logits = torch.tensor([[-4.0, -2.0, -3.0], [5.0, 1.0, 9.0]])
-    assert chosen(logits, GenerationSpec(temperature=temperature), torch.arange(2), 0).tolist() == [1, 2]
+    assert choose_tokens(logits, GenerationSpec(temperature=temperature), torch.arange(2), 0).tolist() == [
+        1,
+        2,
+    ]
 
 
 @given(st.integers(0, 99), st.lists(st.integers(0, STATES - 1), min_size=2, max_size=8), st.integers(0, 9))

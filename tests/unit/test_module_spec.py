@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec, SpecError
-from moe.tasks.module.code import check_allowed, functions_of, imported
+from moe.tasks.module.code import check_allowed, functions_of, import_function
 from service.settings import Settings
 
 
@@ -137,6 +137,6 @@ def test_a_function_that_cannot_be_had_is_told_of() -> None:
         "math:pi": "is no function",
     }.items():
         with pytest.raises(SpecError, match=words) as error:
-            imported(code, "model.build")
+            import_function(code, "model.build")
         assert (error.value.problems[0].path, error.value.problems[0].value) == ("model.build", code)
-    assert imported("math:sqrt", "model.build")(4.0) == 2.0
+    assert import_function("math:sqrt", "model.build")(4.0) == 2.0

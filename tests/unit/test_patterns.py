@@ -15,7 +15,7 @@ from moe.data.locations import Locator
 from moe.spec import SpecError
 from moe.spec.patterns import matches
 from moe.storage import beneath
-from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, followed
+from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, follow_links
 from service.control.lifecycle.roots import StorageRoots
 
 names = st.text("ab.", max_size=10)
@@ -166,9 +166,9 @@ def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:
     (deep / "0").touch()
     for number in range(6):
         (deep / f"{number + 1}").symlink_to(f"../{deep.name}/" * 500 + f"{number}")
-    assert followed(f"{deep}/4") == f"{deep}/0"
+    assert follow_links(f"{deep}/4") == f"{deep}/0"
     with pytest.raises(OSError, match=f"links of more than {MAX_LINK_PARTS:,} parts together"):
-        followed(f"{deep}/6")
+        follow_links(f"{deep}/6")
     with pytest.raises(SpecError, match=f"links of more than {MAX_LINK_PARTS:,} parts together"):
         Locator([str(tmp_path)]).locate("data.paths[0]", f"{deep}/6")
     with pytest.raises(SpecError, match=f"links of more than {MAX_LINK_PARTS:,} parts together"):
@@ -218,7 +218,7 @@ def test_links_lead_where_the_library_s_own_walk_leads(
                 path.symlink_to("/".join(target) or ".")
     path = f"{root}/{'/'.join(wanted)}"
     try:
-        assert followed(path) == os.path.realpath(path)
+        assert follow_links(path) == os.path.realpath(path)
     except OSError:
         with pytest.raises(OSError, match="Too many levels"):
             os.stat(path)

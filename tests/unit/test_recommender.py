@@ -11,14 +11,14 @@ from recommender import data, model, score
 
 from moe.spec import JobSpec
 from moe.tasks.module.building import digest
-from moe.tasks.module.code import functions_of, imported
+from moe.tasks.module.code import functions_of, import_function
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_its_job_names_functions_that_are_there() -> None:
     spec = JobSpec.parse(yaml.safe_load((EXAMPLES / "recommender" / "job.yaml").read_text()))
-    named = [imported(code, path) for path, code in functions_of(spec).items()]
+    named = [import_function(code, path) for path, code in functions_of(spec).items()]
     assert named == [model.build, data.batch]
 
 

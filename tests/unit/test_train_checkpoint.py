@@ -50,7 +50,7 @@ class Run:
         return {float(value) for tensor in self.tensors.values() for value in tensor.unique()}
 
     def committed(self):
-        return markers.committed(self.folder)
+        return markers.list_committed(self.folder)
 
     def announced(self):
         return [(record.step, record.url) for record in self.recorder.checkpoints]
@@ -376,7 +376,7 @@ def test_killed_in_the_middle_of_a_save_the_one_before_it_counts(tmp_path):
             process.kill()
             process.wait()
             process.stdout.close()
-        newest = markers.order(markers.committed(folder)[0])[0]
+        newest = markers.order(markers.list_committed(folder)[0])[0]
         run = Run(tmp_path, group=group + 1)
         assert run.checkpointer.restore().step == newest
         assert run.values() == {float(newest)}

@@ -10,7 +10,7 @@ import pytest
 from moe.spec import SpecError
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
-from moe.train.checkpoint.copying import Damaged, copy_checkpoint
+from moe.train.checkpoint.copying import DamagedCheckpoint, copy_checkpoint
 from moe.train.checkpoint.marker import FileSeal, Marker
 from tests.unit.train_runs import corpus, course, job, run
 
@@ -58,7 +58,7 @@ def test_killed_anywhere_there_is_a_whole_checkpoint_or_none(tmp_path: Path, blo
     command = [sys.executable, "-c", COPY_AND_DIE, source.url, to.url, str(block)]
     survived = subprocess.run(command, check=False).returncode == 0
     assert survived == (block == NUM_BLOCKS)
-    assert markers.committed(to) == (["step-00000004.a0.g0"] if survived else [])
+    assert markers.list_committed(to) == (["step-00000004.a0.g0"] if survived else [])
     copy = copy_checkpoint(source, marker, to)  # over what the dead one left
     assert (copy.name, copy.files) == ("step-00000004.a0.g0", marker.files)
     assert markers.fault(to, markers.read(to, copy.name)) is None
@@ -108,6 +108,8 @@ def test_a_file_that_has_grown_is_copied_no_further_than_what_was_written(tmp_pa
         num_blocks += 1
         return num_blocks > 100
 
-    with pytest.raises(Damaged, match=f"{path} has more than the {SIZES[0]} bytes that were written"):
+    with pytest.raises(
+        DamagedCheckpoint, match=f"{path} has more than the {SIZES[0]} bytes that were written"
+    ):
         copy_checkpoint(source, marker, Folder(str(tmp_path / "to")), stopped)
     assert num_blocks == 3

@@ -13,7 +13,7 @@ from torch.nn import functional
 from moe.data.pairs import Tokenizers
 from moe.export.exported import ExportError, load_exported, save_exported
 from moe.export.load import load_trained
-from moe.export.trained import Trained
+from moe.export.trained import TrainedModel
 from moe.parallel import Layout
 from moe.records import Example
 from moe.storage.folder import MAX_READ_BYTES, Folder
@@ -126,7 +126,7 @@ def test_a_set_without_pairs_has_no_loss(tmp_path):
 
 def test_an_exported_model_is_the_model(trained, translator, tmp_path):
     checkpoint = f"{trained[2]}/checkpoints/step-00000080.a1.g0"
-    folder = save_exported(Trained.load(checkpoint), tmp_path / "deep" / "exported")
+    folder = save_exported(TrainedModel.load(checkpoint), tmp_path / "deep" / "exported")
     files = sorted(path.name for path in folder.iterdir())
     assert files == ["config.json", "model.safetensors", "tokenizer.json"]
     weights = safetensors.torch.load_file(folder / "model.safetensors")
@@ -163,11 +163,11 @@ def test_a_checkpoint_that_is_no_run_s_is_refused_in_words(trained, tmp_path, pa
         files[path] = markers.seal(altered.read_bytes())
     checkpoints.write(name + markers.SUFFIX, before.model_copy(update={"files": files}).to_bytes())
     with pytest.raises(CheckpointError, match=f"(?s)must be a run's checkpoint: .*{why}"):
-        Trained.load(f"{tmp_path}/checkpoints/{name}")
+        TrainedModel.load(f"{tmp_path}/checkpoints/{name}")
 
 
 def test_an_export_overwrites_nothing_and_leaves_nothing_half(trained, tmp_path, monkeypatch):
-    model = Trained.load(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
+    model = TrainedModel.load(f"{trained[2]}/checkpoints/step-00000080.a1.g0")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").touch()
     with pytest.raises(ExportError, match="is there already; name a new folder"):

@@ -48,7 +48,7 @@ def undisturbed(data, cache, tmp_path_factory):
 def state(storage, step):
     """Every tensor of the newest checkpoint, which must be that of `step`."""
     checkpoints = Folder(f"{storage}/checkpoints")
-    name = markers.committed(checkpoints)[0]
+    name = markers.list_committed(checkpoints)[0]
     assert markers.order(name)[0] == step
     folder = checkpoints.below(name)
     tensors = {
@@ -100,7 +100,7 @@ def test_stops_when_asked_with_a_checkpoint_and_goes_on_bit_by_bit(
 ):
     first, before = run(job(data), tmp_path, cache, control=RequestAfter(request_, 3))
     assert (first.kind, first.step, first.report) == (kind, 3, None)
-    assert markers.committed(Folder(f"{tmp_path}/checkpoints"))[0] == "step-00000003.a1.g0"
+    assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0] == "step-00000003.a1.g0"
 
     second, after = run(job(data), tmp_path, cache, attempt=2)
     assert second.kind == "succeeded"
@@ -251,7 +251,7 @@ def test_divergence_names_step_place_and_last_good_checkpoint(data, cache, tmp_p
         str(error), error.step, error.last_checkpoint, error.where,
     )  # fmt: skip
     # The update that would have spoilt the weights was not taken, and the checkpoint is from before it.
-    assert markers.committed(Folder(f"{tmp_path}/checkpoints"))[0] == error.last_checkpoint
+    assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0] == error.last_checkpoint
 
 
 def test_a_run_whose_last_checkpoint_cannot_be_written_fails(data, cache, tmp_path):
@@ -402,7 +402,7 @@ def test_a_run_ends_with_its_evaluation_when_its_time_is_over(data, cache, tmp_p
     assert outcome.kind == "succeeded"
     assert 1 <= outcome.step < 100_000
     assert outcome.report.sets["seen"].loss > 0
-    assert markers.committed(Folder(f"{tmp_path}/checkpoints"))[0].startswith(f"step-{outcome.step:08d}")
+    assert markers.list_committed(Folder(f"{tmp_path}/checkpoints"))[0].startswith(f"step-{outcome.step:08d}")
     seconds = [record.step_s for record in recorder.metrics]
     assert sum(seconds) >= 1.0 - 0.1 * len(seconds)
     # What was trained before counts: another attempt takes the one step at which all ranks learn that it is over.

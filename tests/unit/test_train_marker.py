@@ -57,12 +57,12 @@ def commit(folder, **fields):
 
 
 def test_newest_first_by_steps_then_attempt_then_group(folder):
-    assert markers.committed(folder) == []
+    assert markers.list_committed(folder) == []
     for step, attempt, group in [(50, 1, 0), (100, 1, 0), (100, 2, 0), (100, 1, 3), (60, 3, 0)]:
         commit(folder, step=step, attempt=attempt, group=group)
     folder.write("step-00000900.a1.g0/spec.json", b"{}")  # never committed
     folder.write("notes.commit.json", b"{}")  # none of ours
-    assert markers.committed(folder) == [
+    assert markers.list_committed(folder) == [
         "step-00000100.a2.g0", "step-00000100.a1.g3", "step-00000100.a1.g0", "step-00000060.a3.g0",
         "step-00000050.a1.g0",
     ]  # fmt: skip
@@ -139,8 +139,8 @@ def test_markers_are_read_from_their_folder_alone(tmp_path):
         markers.read(Folder(str(folder)), marker().name)
     checkpoints = Folder(str(tmp_path / "job")).below("checkpoints")
     (tmp_path / "job").mkdir()
-    assert markers.committed(checkpoints) == []
+    assert markers.list_committed(checkpoints) == []
     (tmp_path / "job" / "checkpoints").symlink_to(outside)
-    for look in (markers.committed, lambda each: markers.read(each, marker().name)):
+    for look in (markers.list_committed, lambda each: markers.read(each, marker().name)):
         with pytest.raises(OSError, match="lies outside"):
             look(checkpoints)

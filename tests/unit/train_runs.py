@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from moe.data.pairs import Prepared
+from moe.data.pairs import PreparedPairs
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
@@ -92,14 +92,14 @@ def run(
     return outcome, recorder
 
 
-def prepared(spec: JobSpec, cache: Path) -> Prepared:
+def prepared(spec: JobSpec, cache: Path) -> PreparedPairs:
     return build_task(spec).prepare(cache)
 
 
 def rewrite(storage: Path | str, path: str, change: Callable[[bytes], bytes]) -> None:
     """Put another file into the newest checkpoint, as if it had been committed so."""
     checkpoints = Folder(f"{storage}/checkpoints")
-    marker = markers.read(checkpoints, markers.committed(checkpoints)[0])
+    marker = markers.read(checkpoints, markers.list_committed(checkpoints)[0])
     content = change(checkpoints.read(f"{marker.name}/{path}"))
     checkpoints.write(f"{marker.name}/{path}", content)
     sealed = marker.model_copy(update={"files": {**marker.files, path: markers.seal(content)}})

@@ -12,7 +12,7 @@ from typing import Any
 
 from moe.data.conversations.conversation import ASSISTANT, Conversation, Message, Unreadable
 from moe.data.conversations.jinja_template import JinjaTemplate
-from moe.data.conversations.thoughts import parted, without_thoughts
+from moe.data.conversations.thoughts import split_thoughts, without_thoughts
 
 _OPENED = re.compile(r"<((?:\w+:)?(?:think|thought|reason)\w*)>(\s*)$")
 """Open thought at the end of a prompt."""
@@ -128,7 +128,7 @@ class Texts:
         between, closes, gap = head[len(prompt_before) :].partition(close)
         if between.strip() and not closes:
             return None
-        thoughts, _ = parted(message)
+        thoughts, _ = split_thoughts(message)
         thoughts = thoughts.strip("\n") if space else thoughts
         return prompt + thoughts + space + close + (gap if closes else 2 * space) + answer
 
@@ -149,7 +149,7 @@ class Texts:
             if place >= 0:
                 return place + len(asks)
         else:  # the text of a repeated message is what one message adds
-            twice = self._tried([message, message])
+            twice = self._render_or_empty([message, message])
             length = len(twice) - len(text)
             if length > 0 and twice == text + text[len(text) - length :]:
                 return len(text) - length
@@ -158,14 +158,14 @@ class Texts:
             **without_thoughts(message),
             "content": ("b" if content[:1] == "a" else "a") + content,
         }
-        return common_length(text, self._tried([variant]))
+        return common_length(text, self._render_or_empty([variant]))
 
     def _asking(self) -> str:
         """Generation prompt after a user message; empty if there is none."""
-        plain, prompt = self._tried([_PROBE]), self._tried([_PROBE], asks=True)
+        plain, prompt = self._render_or_empty([_PROBE]), self._render_or_empty([_PROBE], asks=True)
         return prompt[len(plain) :] if plain and prompt.startswith(plain) else ""
 
-    def _tried(self, messages: Sequence[Message], *, asks: bool = False) -> str:
+    def _render_or_empty(self, messages: Sequence[Message], *, asks: bool = False) -> str:
         try:
             return self.of(messages, asks=asks)
         except Unreadable:
@@ -176,7 +176,7 @@ def _with_own_thoughts(message: Message, prompt: str, answer: str) -> str:
     """`answer`, which follows `prompt`, with its message's thoughts in place of an empty thought at its
     beginning. Kimi K2's template drops the thoughts of an answer without tool calls, although its prompt leaves
     thinking on; DeepSeek-V3.1's immediately closes the thought that its prompt opens."""
-    thoughts = parted(message)[0].strip("\n")
+    thoughts = split_thoughts(message)[0].strip("\n")
     if not thoughts.strip():
         return answer
     if opening := _OPENED.search(prompt):

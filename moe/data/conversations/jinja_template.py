@@ -17,7 +17,7 @@ MAX_CHARS = 1 << 24
 SHORTER = "cut it into several conversations, or correct the template"
 
 
-class _Refused(Exception):
+class _TemplateRefusal(Exception):
     """A template's own refusal."""
 
 
@@ -40,7 +40,7 @@ class JinjaTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             where = f", at line {line}" if line else ""
-            raise Unreadable(f"is no template: {_told(error)}{where}", "correct it") from None
+            raise Unreadable(f"is no template: {_error_text(error)}{where}", "correct it") from None
 
     @property
     def has_marks(self) -> bool:
@@ -69,14 +69,14 @@ class JinjaTemplate:
         }
         try:
             text = self._template.render(context)
-        except _Refused as error:
+        except _TemplateRefusal as error:
             raise Unreadable(f"refuses it: {error}", "correct the record, or leave it out") from None
         except Unreadable:
             raise
         except MemoryError:
             raise Unreadable("takes more memory than a template may", "correct it") from None
         except Exception as error:  # whatever an expression of it does
-            raise Unreadable(f"fails: {_told(error)}", "correct the template, or the record") from None
+            raise Unreadable(f"fails: {_error_text(error)}", "correct the template, or the record") from None
         if len(text) > MAX_CHARS:
             raise Unreadable(f"writes more than {MAX_CHARS} characters", SHORTER)
         return self._marks.found(text) if self.has_marks else Written(text, ())
@@ -111,9 +111,9 @@ def _to_json(value: Any, indent: int | None = None, separators: Any = None, sort
 
 
 def _refuse(message: object) -> NoReturn:
-    raise _Refused(str(message)[:200])
+    raise _TemplateRefusal(str(message)[:200])
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     message = str(error).strip() or type(error).__name__
     return message[:200]

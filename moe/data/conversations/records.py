@@ -52,14 +52,14 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     _refuse_media(row)
     messages = _prompt(row)
     if messages is None:
-        raise Unreadable(f"has {_shown(row)}, and none of {_KEYS}", "name them so")
+        raise Unreadable(f"has {_describe_keys(row)}, and none of {_KEYS}", "name them so")
     for key in REJECTED:
         if row.get(key) is False:
             raise Unreadable(f"has {key} false: its answer must not be learned", "leave the record out")
     answer = _answer_key(row)
     if answer is not None:
         messages = [*messages, *_answer(row[answer], answer)]
-    return _checked(Conversation(tuple(messages), _tools(row), arguments=_arguments(row)))
+    return _require_answer(Conversation(tuple(messages), _tools(row), arguments=_arguments(row)))
 
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
@@ -67,7 +67,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     alike, up to the last of what others say, is given. Raises Unreadable."""
     for key in _PAIR:
         if _is_missing(row, key):
-            raise Unreadable(f"has {_shown(row)}, and no {key!r}", "give both, chosen and rejected")
+            raise Unreadable(f"has {_describe_keys(row)}, and no {key!r}", "give both, chosen and rejected")
     _refuse_media(row)
     prompt = _prompt(row) or []
     ends = [_answer(row[key], key) for key in _PAIR]
@@ -88,7 +88,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
                              "put what both answer to before them, or under 'prompt'")  # fmt: skip
     tools, arguments = _tools(row), _arguments(row)
     chosen_conversation, rejected_conversation = (
-        _checked(Conversation((*prompt, *end), tools, num_given, arguments), key)
+        _require_answer(Conversation((*prompt, *end), tools, num_given, arguments), key)
         for key, end in zip(_PAIR, ends, strict=True)
     )
     if chosen_conversation == rejected_conversation:
@@ -134,7 +134,9 @@ def _answer_key(row: Mapping[str, Any]) -> str | None:
         return None
     key = "output" if not _is_missing(row, "instruction") else "completion"
     if _is_missing(row, key):
-        raise Unreadable(f"has {_shown(row)}, and no {key!r}", "add the answer, or leave the record out")
+        raise Unreadable(
+            f"has {_describe_keys(row)}, and no {key!r}", "add the answer, or leave the record out"
+        )
     return key
 
 
@@ -216,7 +218,7 @@ def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
         fields["tool_calls"] = [fields.pop("function_call")]
     is_call = role == _CALLS
     if is_call:
-        role, fields["tool_calls"], content = ASSISTANT, _called(content, place), ""
+        role, fields["tool_calls"], content = ASSISTANT, _parse_calls(content, place), ""
     if fields.get("tool_calls"):
         fields["tool_calls"] = [
             _call(call, place) for call in _list(fields["tool_calls"], f"{place}.tool_calls")
@@ -234,7 +236,9 @@ def _role(fields: dict[str, Any], place: str) -> str:
     if "content" not in fields and "value" in fields:
         fields["content"] = fields.pop("value")
     if role is None:
-        raise Unreadable(f"has {place} with {_shown(fields)}, and no 'role' nor 'from'", "say who speaks")
+        raise Unreadable(
+            f"has {place} with {_describe_keys(fields)}, and no 'role' nor 'from'", "say who speaks"
+        )
     speaker = role.strip().lower() if isinstance(role, str) else None
     if speaker not in _SPEAKERS:
         choices = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
@@ -300,7 +304,7 @@ def _call(raw_call: Any, place: str) -> dict[str, Any]:
         "type": "function", "function": function_call}  # fmt: skip
 
 
-def _called(content: str | None, place: str) -> list[Any]:
+def _parse_calls(content: str | None, place: str) -> list[Any]:
     """Calls that ShareGPT's records write as text."""
     calls = _object(content or "", f"{place}, the function that is called")
     return calls if isinstance(calls, list) else [calls]
@@ -380,7 +384,7 @@ def _alike(first: Sequence[Message], second: Sequence[Message]) -> int:
     return alike
 
 
-def _checked(conversation: Conversation, key: str | None = None) -> Conversation:
+def _require_answer(conversation: Conversation, key: str | None = None) -> Conversation:
     """The same, which somebody answers in."""
     if conversation.first_answer == len(conversation.messages):
         rule = f"{'has' if key is None else f'has a {key!r} with'} no message of the role {ASSISTANT}"
@@ -394,6 +398,6 @@ def _is_missing(row: Mapping[str, Any], key: str) -> bool:
     return row.get(key) is None
 
 
-def _shown(row: Mapping[str, Any]) -> str:
+def _describe_keys(row: Mapping[str, Any]) -> str:
     keys = [key for key, value in row.items() if value is not None]
     return f"the keys {', '.join(map(repr, keys[:8]))}"[:200] if keys else "no keys"

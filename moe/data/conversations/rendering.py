@@ -58,7 +58,7 @@ def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def described(conversations: Sequence[Conversation]) -> list[dict[str, Any]]:
+def to_json(conversations: Sequence[Conversation]) -> list[dict[str, Any]]:
     """Conversations as the process is given them."""
     return [
         {

@@ -19,7 +19,7 @@ from moe.data.conversations.conversation import (
     Written,
 )
 from moe.data.conversations.jinja_template import JinjaTemplate
-from moe.data.conversations.thoughts import parted, with_thoughts
+from moe.data.conversations.thoughts import split_thoughts, with_thoughts
 from moe.data.conversations.tool_calls import CallForms
 
 
@@ -37,7 +37,7 @@ class RowWriter:
 
     def rendering(self, conversation: Conversation) -> Rendering:
         """Rows of a conversation. Raises Unreadable."""
-        template_conversation = self._prepared(conversation)
+        template_conversation = self._normalize(conversation)
         texts = Texts(self._template, template_conversation)
         notes = ["calls"] if len(template_conversation.messages) > len(conversation.messages) else []
         if self._template.has_marks:
@@ -51,10 +51,10 @@ class RowWriter:
 
     def asked(self, conversation: Conversation) -> Written:
         """The text of a conversation with the generation prompt. Raises Unreadable."""
-        texts = Texts(self._template, self._prepared(conversation))
+        texts = Texts(self._template, self._normalize(conversation))
         return Written(texts.first(len(texts.messages), asks=True), ())
 
-    def _prepared(self, conversation: Conversation) -> Conversation:
+    def _normalize(self, conversation: Conversation) -> Conversation:
         """The conversation with thoughts and calls in the form that the template reads."""
         messages = tuple(with_thoughts(message) for message in conversation.messages)
         conversation = replace(conversation, messages=messages)
@@ -143,7 +143,7 @@ class RowWriter:
         for row in rows:
             text, spans = row[-1].text, []
             for answer in row:
-                marked_text = self._marked(conversation, answer.at + 1)
+                marked_text = self._render_marked(conversation, answer.at + 1)
                 own = [span for span in marked_text.spans if span[0] < span[1] and span[1] > answer.begin]
                 for begin, end in own:
                     text, end = self._with_end(texts, answer.at, text, begin, end)
@@ -154,7 +154,7 @@ class RowWriter:
 
     def _by_marks(self, texts: Texts, marked_answers: Sequence[Answer]) -> Written:
         conversation = texts.conversation
-        marked_text = self._marked(conversation, len(conversation.messages))
+        marked_text = self._render_marked(conversation, len(conversation.messages))
         answers = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         learn_flags = [conversation.learns(at, conversation.messages[at]) for at in answers]
         spans = marked_text.spans
@@ -184,14 +184,14 @@ class RowWriter:
     ) -> tuple[tuple[int, int], ...]:
         """Marked spans after the first `num_given` messages, of a template that does not mark each answer once."""
         num_given = conversation.num_given
-        prefix = self._marked(conversation, num_given).text if num_given else ""
+        prefix = self._render_marked(conversation, num_given).text if num_given else ""
         is_after = all(learn_flags[place] for place, at in enumerate(answers) if at >= num_given)
         if not num_given or not is_after or not marked_text.text.startswith(prefix):
             rule = f"marks {len(marked_text.spans)} spans for {len(answers)} answers, some of which must not be learned"
             raise Unreadable(rule, "mark each answer once")
         return tuple((begin, end) for begin, end in marked_text.spans if begin >= len(prefix))
 
-    def _marked(self, conversation: Conversation, number: int) -> Written:
+    def _render_marked(self, conversation: Conversation, number: int) -> Written:
         return self._template.render(
             conversation.messages[:number], conversation.tools, conversation.arguments
         )
@@ -241,7 +241,7 @@ def _left_out(message: Message, answer: Answer, at: int, texts: Texts) -> list[s
             raise Unreadable(
                 rule, "remove the record, or name a template that renders calls by data.chat_template"
             )
-    thoughts, content = parted(message)
+    thoughts, content = split_thoughts(message)
     if thoughts.strip() and thoughts.strip() not in answer_text:
         notes.append("thoughts")
     if content.strip() and content.strip() not in answer_text:

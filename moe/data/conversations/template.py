@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from moe.data.conversations.conversation import Conversation, Rendering, Unreadable, Written
-from moe.data.limited import Ended, answer_of
+from moe.data.limited import NoAnswer, answer_of
 from moe.spec import Problem, SpecError
 
 _TOOL_USE = "additional_chat_templates.tool_use.jinja"
@@ -119,11 +119,11 @@ class ChatTemplate:
         deadline: float | None = None,
     ) -> Iterator[Rendering | Unreadable]:
         """Where the process is ended, each half by another, to tell which conversation it was, until `deadline`."""
-        from moe.data.conversations.rendering import described
+        from moe.data.conversations.rendering import to_json
 
         request = {
             "template": self.sources[name], "variables": self.variables, "date": self.date,
-            "conversations": described(conversations), "seconds_each": SECONDS_EACH,
+            "conversations": to_json(conversations), "seconds_each": SECONDS_EACH,
             "asks": asks, "ends": self.ends,
         }  # fmt: skip
         began = time.monotonic()
@@ -131,7 +131,7 @@ class ChatTemplate:
         try:
             answer = answer_of("moe.data.conversations.rendering", json.dumps(request, default=str).encode(),
                                timeout_s=min(TIMEOUT_S, deadline - began), memory_bytes=MEMORY_BYTES)  # fmt: skip
-        except (Ended, RecursionError) as error:
+        except (NoAnswer, RecursionError) as error:
             if len(conversations) == 1 or time.monotonic() >= deadline - 1:
                 subject = "this conversation" + f" or one of {len(conversations) - 1} behind it" * (
                     len(conversations) > 1

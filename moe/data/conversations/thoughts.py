@@ -20,10 +20,10 @@ def with_thoughts(message: Message) -> Message:
 def without_thoughts(message: Message) -> Message:
     """The message without its thoughts."""
     fields = {name: value for name, value in message.items() if name not in NAMES}
-    return {**fields, "content": parted(message)[1]}
+    return {**fields, "content": split_thoughts(message)[1]}
 
 
-def parted(message: Message) -> tuple[str, str]:
+def split_thoughts(message: Message) -> tuple[str, str]:
     """(thoughts, spoken content) of a message; thoughts between tags in the content are split off."""
     content = message["content"]
     texts = [str(message[name]) for name in NAMES if message.get(name) is not None]

@@ -30,17 +30,17 @@ class CallForms:
     def of(cls, render: Callable[[Sequence[Message]], str]) -> "CallForms":
         """Forms of the template behind `render`; raises nothing."""
 
-        def rendered(*calls: Mapping[str, Any]) -> str:
+        def render_calls(*calls: Mapping[str, Any]) -> str:
             try:
                 return render([_QUESTION, {"role": ASSISTANT, "content": "", "tool_calls": list(calls)}])
             except Unreadable:
                 return ""
 
         text = json.dumps(_ARGUMENTS)
-        of_text, of_object = rendered(_call(text)), rendered(_call(_ARGUMENTS))
+        of_text, of_object = render_calls(_call(text)), render_calls(_call(_ARGUMENTS))
         takes_objects = "probe" in of_object.replace(_NAMES[0], "") and repr(_ARGUMENTS) not in of_object
         form, of_one = (_ARGUMENTS, of_object) if takes_objects else (text, of_text)
-        of_two = rendered(_call(form), _call(form, 1))
+        of_two = render_calls(_call(form), _call(form, 1))
         writes_ids = _NAMES[0] not in of_one and _ID.format(0) in of_one
         signs = (_ID.format(0), _ID.format(1)) if writes_ids else _NAMES
         return cls(text in of_text, takes_objects, signs[0] not in of_one or signs[1] in of_two, writes_ids)
@@ -48,7 +48,9 @@ class CallForms:
     def applied(self, conversation: Conversation) -> Conversation:
         """The same conversation with its calls in these forms."""
         messages, num_given = list[Message](), 0
-        messages_with_ids = _named(conversation.messages) if self.writes_ids else conversation.messages
+        messages_with_ids = (
+            _rename_call_ids(conversation.messages) if self.writes_ids else conversation.messages
+        )
         for at, turn_messages in self._in_turn(messages_with_ids):
             messages += turn_messages
             if at <= conversation.num_given:
@@ -86,7 +88,7 @@ def _call(arguments: Any, number: int = 0) -> dict[str, Any]:
     return {"id": _ID.format(number), "type": "function", "function": function}
 
 
-def _named(messages: Sequence[Message]) -> list[Message]:
+def _rename_call_ids(messages: Sequence[Message]) -> list[Message]:
     """The same messages with call ids that contain the function's name, as Kimi K2 was trained on:
     `functions.NAME:NUMBER`, numbered over the conversation. Results without an id are matched to the calls in order."""
     number, named_messages, waiting = 0, list[Message](), list[tuple[Any, str]]()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moe.data.pairs.corpora import check
     from moe.data.pairs.description import describe
     from moe.data.pairs.evaluation import evaluation_batches
-    from moe.data.pairs.prepared import Prepared, prepare
+    from moe.data.pairs.prepared import PreparedPairs, prepare
     from moe.data.pairs.sampler import Sampler
     from moe.data.pairs.store import TokenStore
     from moe.data.pairs.tokenizers import Tokenizers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "check": "corpora",
     "prepare": "prepared",
-    "Prepared": "prepared",
+    "PreparedPairs": "prepared",
     "describe": "description",
     "Tokenizers": "tokenizers",
     "TokenStore": "store",
@@ -32,7 +32,7 @@ _WHERE = {
 }
 
 __all__ = [
-    "check", "prepare", "Prepared", "describe", "Tokenizers", "TokenStore", "Sampler", "GlobalBatch", "BatchPart",
+    "check", "prepare", "PreparedPairs", "describe", "Tokenizers", "TokenStore", "Sampler", "GlobalBatch", "BatchPart",
     "evaluation_batches",
 ]  # fmt: skip
 

@@ -42,13 +42,16 @@ class Catalogs(Corpus):
         files = []
         if "pip" in self._data.sources:
             for package in PACKAGES:
-                folder = _installed(package)
+                folder = _package_folder(package)
                 files += [
-                    _named(path, package, folder) for path in sorted(folder.rglob("LC_MESSAGES/*.[mp]o"))
+                    _catalog_file(path, package, folder)
+                    for path in sorted(folder.rglob("LC_MESSAGES/*.[mp]o"))
                 ]
         if "system" in self._data.sources:
             folder = self._system_folder
-            files += [_named(path, "system", folder) for path in sorted(folder.glob("*/LC_MESSAGES/*.mo"))]
+            files += [
+                _catalog_file(path, "system", folder) for path in sorted(folder.glob("*/LC_MESSAGES/*.mo"))
+            ]
         compiled_paths = {file.path for file in files if file.path.suffix == ".mo"}
         return [
             file
@@ -105,7 +108,7 @@ class Catalogs(Corpus):
         return {"corpus": "catalogs", "files": len(self._files), "unreadable": list(self._unreadable)}
 
 
-def _installed(package: str) -> Path:
+def _package_folder(package: str) -> Path:
     """The folder of a package, found without importing it."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -121,5 +124,5 @@ def _installed(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _named(path: Path, source: str, folder: Path) -> _File:
+def _catalog_file(path: Path, source: str, folder: Path) -> _File:
     return _File(path.parent.parent.name, f"{source}/{path.relative_to(folder).as_posix()}", path)

@@ -61,7 +61,7 @@ def require_languages(
         base = lang.replace("-", "_").partition("_")[0]
         near = [name for name in sorted(there) if name.partition("_")[0] == base]
         near = near or get_close_matches(lang, sorted(there), n=3, cutoff=0.5)
-        choices = ", ".join(near) if near else _some(sorted(there))
+        choices = ", ".join(near) if near else _join_names(sorted(there))
         remedy = f"use one of {choices}" if choices else "leave data.languages out"
         problems.append(Problem("not_a_choice", f"data.languages[{index}]", lang, rule, remedy))
     if problems:
@@ -73,5 +73,5 @@ def combined_fingerprint(locations: "Iterable[Location]") -> str:
     return hashlib.sha256("\n".join(location.fingerprint() for location in locations).encode()).hexdigest()
 
 
-def _some(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 20 else ", ".join(names[:20]) + f" ({len(names)} in all)"

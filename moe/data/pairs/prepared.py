@@ -38,7 +38,7 @@ _TOKENIZER_FIELDS = ("source_vocab_size", "target_vocab_size", "share_vocabulary
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPairs:
     """Everything a run reads."""
 
     folder: Path
@@ -71,7 +71,7 @@ def prepare(
     roots: Sequence[str] | None = None,
     progress: Tell | None = None,
     shared_dir: str | Path | None = None,
-) -> Prepared:
+) -> PreparedPairs:
     """The prepared corpus, found in `cache_dir` by content hash or built there.
 
     The hash covers the corpus's content, the spec's fields that matter and the vocabulary's size, so any
@@ -104,7 +104,7 @@ def prepare(
             link(shared_folder, empty)
 
     folder = Cache(cache_dir, report).find_or_build(key, fill if shared_dir is None else fill_from_shared)
-    return Prepared(
+    return PreparedPairs(
         folder=folder,
         tokenizers=Tokenizers.load(folder / "tokenizers"),
         train=TokenStore(folder / "train"),

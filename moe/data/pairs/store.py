@@ -39,11 +39,11 @@ class TokenStore:
 
     def source(self, index: int) -> NDArray[np.int32]:
         """The source's ids, EOS last: int32 [source_lengths[index]]."""
-        return self._one("source", index)
+        return self._token_ids("source", index)
 
     def target(self, index: int) -> NDArray[np.int32]:
         """The target's ids, EOS last, which is what a model is to predict: int32 [target_lengths[index]]."""
-        return self._one("target", index)
+        return self._token_ids("target", index)
 
     def text(self, index: int) -> tuple[str, str, str]:
         """(source, target, language) as cleaned."""
@@ -60,7 +60,7 @@ class TokenStore:
         ids = self._ids[side][np.where(real, positions, 0)]
         return np.where(real, ids, 0).astype(np.int64)
 
-    def _one(self, side: str, index: int) -> NDArray[np.int32]:
+    def _token_ids(self, side: str, index: int) -> NDArray[np.int32]:
         start, end = self._starts[side][index : index + 2]
         return self._ids[side][start:end].astype(np.int32)
 

@@ -108,7 +108,7 @@ class Conversations(Corpus):
             )
         rows = [
             row
-            for _, renderings in self._written(sample_entries, faults)
+            for _, renderings in self._render_entries(sample_entries, faults)
             for rendering in renderings
             for row in rendering.rows
         ]
@@ -133,7 +133,7 @@ class Conversations(Corpus):
         counts = self._counts = Counter()
         faults = self._faults = Faults.of(self._data)
         self._unread.clear()
-        for entry, renderings in self._written(self._entries(self._files, faults), faults):
+        for entry, renderings in self._render_entries(self._entries(self._files, faults), faults):
             counts["conversations"] += 1
             is_held_out = self._is_held_out(entry.conversations[0])
             for rendering in renderings:
@@ -171,7 +171,7 @@ class Conversations(Corpus):
                 else:
                     yield _Entry(file, where, conversations, num_bytes)
 
-    def _written(
+    def _render_entries(
         self, entries: Iterable[_Entry], faults: Faults
     ) -> Iterator[tuple[_Entry, tuple[Rendering, ...]]]:
         """Each entry with its renderings; an entry that the template refuses is added to `faults`."""

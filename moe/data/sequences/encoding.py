@@ -58,7 +58,7 @@ def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype(np.uint16 if tokenizer.num_ids <= 2**16 else np.uint32)
 
 
-def encoded(tokenizer: Tokenizer, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
+def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
     """Each document with its ids. Raises SpecError for text that breaks the tokenizer."""
     dtype = id_type(tokenizer)
     for chunk in _chunks(documents):
@@ -66,9 +66,9 @@ def encoded(tokenizer: Tokenizer, documents: Iterable[Document]) -> Iterator[Enc
         chats = [document for document in chunk if document.spans is not None]
         parts = [list(_parts(document.text)) for document in plain]
         texts = [part for of_document in parts for part in of_document]
-        ids = iter(_tried(lambda texts=texts: list(tokenizer.encode_each(texts)), chunk))  # type: ignore[misc]
+        ids = iter(_encode_or_raise(lambda texts=texts: list(tokenizer.encode_each(texts)), chunk))  # type: ignore[misc]
         chat_texts = [chat.text for chat in chats]
-        encodings = iter(_tried(lambda texts=chat_texts: tokenizer.encode_written(texts), chunk))  # type: ignore[misc]
+        encodings = iter(_encode_or_raise(lambda texts=chat_texts: tokenizer.encode_written(texts), chunk))  # type: ignore[misc]
         of_plain = iter(parts)
         for document in chunk:
             if document.spans is None:
@@ -95,7 +95,7 @@ def _overlaps(offsets: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> N
     return within & (begins[first] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1])
 
 
-def _tried(encode: Callable[[], list[T]], chunk: Sequence[Document]) -> list[T]:
+def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[Document]) -> list[T]:
     try:
         return encode()
     except BaseException as error:

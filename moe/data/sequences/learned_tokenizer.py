@@ -14,7 +14,7 @@ MAX_DOCUMENT_CHARS = 200_000
 """Text that the sample takes of one document."""
 
 
-def learned(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
+def train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
     """A tokenizer of at most `vocab_size` entries; the same for the same documents in any order."""
     return Tokenizer.train(sample(documents), vocab_size, TextForm.DOCUMENTS)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from string import ascii_letters, digits, punctuation
 from typing import TYPE_CHECKING, Any
 
-from moe.data.limited import Ended, answer_of, take_limits
+from moe.data.limited import NoAnswer, answer_of, take_limits
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, start_token
 from moe.spec import Problem, SpecError
 
@@ -73,7 +73,7 @@ class ModelTokenizer:
     def token_texts(self) -> dict[int, str]:
         """Texts of the added tokens, by id, and of those that end a text."""
         tokenizer = self._plain()
-        texts = {token["id"]: token["content"] for token in _added(tokenizer)}
+        texts = {token["id"]: token["content"] for token in _added_tokens(tokenizer)}
         model = tokenizer.get("model")
         vocabulary = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(vocabulary, dict) and (missing := set(self.all_ends) - texts.keys()):
@@ -82,7 +82,7 @@ class ModelTokenizer:
 
     def special_texts(self) -> tuple[str, ...]:
         """Texts of the special tokens."""
-        return tuple(token["content"] for token in _added(self._plain()) if token.get("special"))
+        return tuple(token["content"] for token in _added_tokens(self._plain()) if token.get("special"))
 
     def _plain(self) -> dict[str, Any]:
         try:
@@ -110,7 +110,7 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
             timeout_s=TIMEOUT_S,
             memory_bytes=MEMORY_BYTES,
         )
-    except Ended as error:
+    except NoAnswer as error:
         raise _refusal(tokenizer, f"{error}, when it encodes text") from None
     result = json.loads(answer)
     if "problem" in result:
@@ -123,7 +123,7 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
             raise _refusal(tokenizer, f"has {num_ids} ids, and {name} {id} is none of them")
 
 
-def _added(tokenizer: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _added_tokens(tokenizer: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Added tokens of a `tokenizer.json`, those that say what they are."""
     tokens = tokenizer.get("added_tokens")
     return [

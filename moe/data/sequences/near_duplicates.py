@@ -22,11 +22,11 @@ class SeenLines:
     """Lines of the documents so far."""
 
     def __init__(self) -> None:
-        self._seen: set[bytes] = set()
+        self._line_hashes: set[bytes] = set()
 
     def add(self, lines: frozenset[bytes]) -> None:
-        self._seen |= lines
+        self._line_hashes |= lines
 
     def has_most_of(self, lines: frozenset[bytes]) -> bool:
         """Whether half of a document's lines are there; one of none is nothing new either."""
-        return len(lines & self._seen) >= MAX_SEEN * len(lines)
+        return len(lines & self._line_hashes) >= MAX_SEEN * len(lines)

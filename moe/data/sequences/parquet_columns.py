@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from moe.data.limited import Ended, answer_of, take_limits
+from moe.data.limited import NoAnswer, answer_of, take_limits
 from moe.data.sequences.formats import File, column_types, footer_of
 
 TIMEOUT_S, MEMORY_BYTES = 60.0, 4 << 30
@@ -30,7 +30,7 @@ def check_columns(reader: Columns, files: Sequence[File]) -> None:
         answer = answer_of(
             "moe.data.sequences.parquet_columns", request, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES
         )
-    except Ended as error:
+    except NoAnswer as error:
         raise looked_at[0].broken(
             "unreadable", f"cannot be read as Parquet: {error}", "write the file anew"
         ) from None

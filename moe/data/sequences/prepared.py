@@ -21,8 +21,8 @@ from moe.data.sequences.closers import Closers
 from moe.data.sequences.corpora import build
 from moe.data.sequences.corpus import Corpus, Document
 from moe.data.sequences.description import describe
-from moe.data.sequences.encoding import encoded, id_type
-from moe.data.sequences.learned_tokenizer import learned
+from moe.data.sequences.encoding import encode_documents, id_type
+from moe.data.sequences.learned_tokenizer import train_tokenizer
 from moe.data.sequences.model_tokenizer import (
     CLOSERS,
     ENDS,
@@ -234,7 +234,7 @@ def _write(
         held_out = {
             name: writer(f"held_out-{at}", [name], keeps_text=True) for at, name in enumerate(corpus.held_out)
         }
-        encoded_documents = encoded(tokenizer, documents.to_encode())
+        encoded_documents = encode_documents(tokenizer, documents.to_encode())
         while together := list(islice(encoded_documents, num_each)):
             document = together[0].document
             store = held_out[document.source] if document.is_held_out else train
@@ -302,7 +302,7 @@ def _tokenizer_files(
     documents: _Documents, vocab_size: int, model_tokenizer: ModelTokenizer | None
 ) -> dict[str, bytes]:
     if model_tokenizer is None:
-        return {TOKENIZER: learned(documents.to_learn(), vocab_size).to_json().encode()}
+        return {TOKENIZER: train_tokenizer(documents.to_learn(), vocab_size).to_json().encode()}
     corpus = documents.corpus
     sample = islice((document.text[:_SAMPLE_CHARS] for document in corpus.documents()), _SAMPLE_DOCUMENTS)
     require_usable(model_tokenizer, vocab_size, list(sample))

@@ -58,7 +58,7 @@ class SequenceSampler:
 
     def epoch_start(self, epoch: int) -> int:
         """Rows drawn before an epoch (from 0) begins."""
-        return sum(_taken(epoch, num_rows, weight) for _, num_rows, weight in self._sources)
+        return sum(_num_rows_before(epoch, num_rows, weight) for _, num_rows, weight in self._sources)
 
     def epoch_of(self, number: int) -> int:
         """The epoch that the row `number`, of all that are ever drawn, is in."""
@@ -74,15 +74,15 @@ class SequenceSampler:
     def _order(self, epoch: int) -> NDArray[np.int64]:
         """Rows of an epoch, mixed. The last two are kept, since a batch may lie in two."""
         if epoch not in self._orders:
-            rows = np.concatenate([self._drawn(index, epoch) for index in range(len(self._sources))])
+            rows = np.concatenate([self._epoch_rows(index, epoch) for index in range(len(self._sources))])
             order = rows[self._permutation(len(rows), epoch, 0, _DRAWS_OF_EPOCHS)]
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
         return self._orders[epoch]
 
-    def _drawn(self, index: int, epoch: int) -> NDArray[np.int64]:
+    def _epoch_rows(self, index: int, epoch: int) -> NDArray[np.int64]:
         """A source's rows of an epoch, in the order of its passes."""
         start, num_rows, weight = self._sources[index]
-        begin, end = (_taken(boundary, num_rows, weight) for boundary in (epoch, epoch + 1))
+        begin, end = (_num_rows_before(boundary, num_rows, weight) for boundary in (epoch, epoch + 1))
         row_chunks = [np.zeros(0, np.int64)]
         for number in range(begin // num_rows, -(-end // num_rows)):
             order = self._permutation(num_rows, number, index, _DRAWS_OF_PASSES)
@@ -98,7 +98,7 @@ class SequenceSampler:
         return np.argsort(generator.random_raw(num_rows), kind="stable")
 
 
-def _taken(epoch: int, num_rows: int, weight: Fraction) -> int:
+def _num_rows_before(epoch: int, num_rows: int, weight: Fraction) -> int:
     """Rows of a source that epochs before this one take."""
     return int(epoch * num_rows * weight)
 

@@ -1,6 +1,6 @@
 """Lines of the tables that most families have in common."""
 
-from moe.interchange.family import Row, in_layers, same, turned
+from moe.interchange.family import Row, in_layers, transposed_row, unchanged_row
 from moe.interchange.fields import FULL, EveryLayer, Key, Told, always
 
 DECODER = (
@@ -20,30 +20,30 @@ AUXILIARY = (Told("router_aux_loss_coef", "moe.aux_coefficient"), always(moe__au
 ours writes `moe: {aux_coefficient: 0.01}` beside `from`."""
 
 STACK: tuple[Row, ...] = (
-    same("embedding.weight", "model.embed_tokens.weight"),
-    same("norm.weight", "model.norm.weight"),
-    same("output.weight", "lm_head.weight"),
+    unchanged_row("embedding.weight", "model.embed_tokens.weight"),
+    unchanged_row("norm.weight", "model.norm.weight"),
+    unchanged_row("output.weight", "lm_head.weight"),
     *in_layers(
-        same("norm.weight", "input_layernorm.weight"),
-        same("feed_forward.norm.weight", "post_attention_layernorm.weight"),
+        unchanged_row("norm.weight", "input_layernorm.weight"),
+        unchanged_row("feed_forward.norm.weight", "post_attention_layernorm.weight"),
     ),
 )
 """Embedding, norms, logits."""
 
 ATTENTION: tuple[Row, ...] = in_layers(
     *(
-        same(f"attention.{our_name}.{kind}", f"self_attn.{their_name}_proj.{kind}")
+        unchanged_row(f"attention.{our_name}.{kind}", f"self_attn.{their_name}_proj.{kind}")
         for our_name, their_name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
         for kind in ("weight", "bias")
     ),
-    same("attention.query_norm.weight", "self_attn.q_norm.weight"),
-    same("attention.key_norm.weight", "self_attn.k_norm.weight"),
+    unchanged_row("attention.query_norm.weight", "self_attn.q_norm.weight"),
+    unchanged_row("attention.key_norm.weight", "self_attn.k_norm.weight"),
 )
 """Grouped queries; of a model without biases or norms, those lines say nothing."""
 
 DENSE: tuple[Row, ...] = in_layers(
     *(
-        same(f"feed_forward.dense.{our_name}.weight", f"mlp.{their_name}_proj.weight")
+        unchanged_row(f"feed_forward.dense.{our_name}.weight", f"mlp.{their_name}_proj.weight")
         for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
     )
 )
@@ -69,7 +69,7 @@ def experts(where: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     )
 
 
-def fused(gate_up: str, down: str) -> tuple[Row, ...]:
+def fused_experts(gate_up: str, down: str) -> tuple[Row, ...]:
     """All experts in one tensor, the gate before the other in the rows of one."""
     return in_layers(
         Row("feed_forward.moe.experts.w_gate", gate_up, "e m h", "e (0/2 h) m"),
@@ -79,29 +79,29 @@ def fused(gate_up: str, down: str) -> tuple[Row, ...]:
 
 
 def router(where: str) -> tuple[Row, ...]:
-    return in_layers(turned("feed_forward.moe.router", where))
+    return in_layers(transposed_row("feed_forward.moe.router", where))
 
 
 def selection_bias(where: str) -> tuple[Row, ...]:
-    return in_layers(same("feed_forward.moe.router_bias", where))
+    return in_layers(unchanged_row("feed_forward.moe.router_bias", where))
 
 
-def shared(where: str, gate: str | None = None) -> tuple[Row, ...]:
+def shared_experts(where: str, gate: str | None = None) -> tuple[Row, ...]:
     """Shared experts, and the gate that weighs them."""
     rows = [
-        turned(f"feed_forward.moe.shared.{our_name}", f"{where}.{their_name}_proj.weight")
+        transposed_row(f"feed_forward.moe.shared.{our_name}", f"{where}.{their_name}_proj.weight")
         for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
     ]
-    return in_layers(*rows, *([turned("feed_forward.moe.shared.gate", gate)] if gate else []))
+    return in_layers(*rows, *([transposed_row("feed_forward.moe.shared.gate", gate)] if gate else []))
 
 
-FUSED = fused("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+FUSED = fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 """As transformers has experts in memory, and writes them without `save_original_format`."""
 
 LATENT: tuple[Row, ...] = in_layers(
-    same("attention.query.weight", "self_attn.q_proj.weight"),
+    unchanged_row("attention.query.weight", "self_attn.q_proj.weight"),
     *(
-        same(f"attention.{our_name}.{kind}", f"self_attn.{their_name}.{kind}")
+        unchanged_row(f"attention.{our_name}.{kind}", f"self_attn.{their_name}.{kind}")
         for our_name, their_name in (
             ("query_down", "q_a_proj"),
             ("key_value_down", "kv_a_proj_with_mqa"),
@@ -109,9 +109,9 @@ LATENT: tuple[Row, ...] = in_layers(
         )
         for kind in ("weight", "bias")
     ),
-    same("attention.query_norm.weight", "self_attn.q_a_layernorm.weight"),
-    same("attention.query_up.weight", "self_attn.q_b_proj.weight"),
-    same("attention.key_value_norm.weight", "self_attn.kv_a_layernorm.weight"),
-    same("attention.key_value_up.weight", "self_attn.kv_b_proj.weight"),
+    unchanged_row("attention.query_norm.weight", "self_attn.q_a_layernorm.weight"),
+    unchanged_row("attention.query_up.weight", "self_attn.q_b_proj.weight"),
+    unchanged_row("attention.key_value_norm.weight", "self_attn.kv_a_layernorm.weight"),
+    unchanged_row("attention.key_value_up.weight", "self_attn.kv_b_proj.weight"),
 )
 """Keys and values of a latent (DeepSeek)."""

@@ -9,7 +9,7 @@ from moe.interchange.families.decoder import (
     STACK,
     experts,
     router,
-    shared,
+    shared_experts,
 )
 from moe.interchange.family import Family
 from moe.interchange.fields import (
@@ -78,7 +78,7 @@ DEEPSEEK_V2 = Family(
         *DENSE,
         *router("mlp.gate.weight"),
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-        *shared("mlp.shared_experts"),
+        *shared_experts("mlp.shared_experts"),
     ),
     fused=FUSED,
     fixed={"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1},

@@ -10,7 +10,7 @@ from moe.interchange.families.decoder import (
     experts,
     router,
     selection_bias,
-    shared,
+    shared_experts,
 )
 from moe.interchange.families.deepseek_v2 import LATENT_KEYS, LATENT_UNUSED
 from moe.interchange.family import Family
@@ -65,7 +65,7 @@ DEEPSEEK_V3 = Family(
         *router("mlp.gate.weight"),
         *selection_bias("mlp.gate.e_score_correction_bias"),
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-        *shared("mlp.shared_experts"),
+        *shared_experts("mlp.shared_experts"),
     ),
     fused=FUSED,
     untrained="model.layers.{beyond}.",

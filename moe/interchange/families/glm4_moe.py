@@ -10,7 +10,7 @@ from moe.interchange.families.decoder import (
     experts,
     router,
     selection_bias,
-    shared,
+    shared_experts,
 )
 from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
 from moe.interchange.family import Family
@@ -53,7 +53,7 @@ GLM4_MOE = Family(
         *router("mlp.gate.weight"),
         *selection_bias("mlp.gate.e_score_correction_bias"),
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-        *shared("mlp.shared_experts"),
+        *shared_experts("mlp.shared_experts"),
     ),
     fused=FUSED,
     untrained="model.layers.{beyond}.",

@@ -1,7 +1,15 @@
 """Granite 3 with experts, and with a shared expert beside them."""
 
-from moe.interchange.families.decoder import ATTENTION, AUXILIARY, DECODER, FULL_LAYERS, STACK, fused, router
-from moe.interchange.family import Family, in_layers, part, turned
+from moe.interchange.families.decoder import (
+    ATTENTION,
+    AUXILIARY,
+    DECODER,
+    FULL_LAYERS,
+    STACK,
+    fused_experts,
+    router,
+)
+from moe.interchange.family import Family, in_layers, part, transposed_row
 from moe.interchange.fields import Heads, Key, Optional, Scale, Switch, always
 from moe.interchange.rope import Rope
 
@@ -31,11 +39,11 @@ _TENSORS = (
     *STACK,
     *ATTENTION,
     *router("block_sparse_moe.router.layer.weight"),
-    *fused("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    *fused_experts("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
 )
 _FUSED = (
     *router("block_sparse_moe.router.weight"),
-    *fused("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+    *fused_experts("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
 )
 
 GRANITE_MOE = Family(
@@ -57,7 +65,7 @@ GRANITE_MOE_SHARED = Family(
         *in_layers(
             part("feed_forward.moe.shared.w_gate", "m h", "shared_mlp.input_linear.weight", "(0/2 h) m"),
             part("feed_forward.moe.shared.w_in", "m h", "shared_mlp.input_linear.weight", "(1/2 h) m"),
-            turned("feed_forward.moe.shared.w_out", "shared_mlp.output_linear.weight"),
+            transposed_row("feed_forward.moe.shared.w_out", "shared_mlp.output_linear.weight"),
         ),
     ),
     fused=_FUSED,

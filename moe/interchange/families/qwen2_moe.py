@@ -9,7 +9,7 @@ from moe.interchange.families.decoder import (
     STACK,
     experts,
     router,
-    shared,
+    shared_experts,
 )
 from moe.interchange.family import Family
 from moe.interchange.fields import Heads, Key, SparseSteps, Switch, Windows, always
@@ -47,7 +47,7 @@ QWEN2_MOE = Family(
         *DENSE,
         *router("mlp.gate.weight"),
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-        *shared("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
+        *shared_experts("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
     ),
     fused=FUSED,
 )  # fmt: skip

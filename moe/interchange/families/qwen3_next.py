@@ -9,9 +9,9 @@ from moe.interchange.families.decoder import (
     STACK,
     experts,
     router,
-    shared,
+    shared_experts,
 )
-from moe.interchange.family import Family, in_layers, part, same
+from moe.interchange.family import Family, in_layers, part, unchanged_row
 from moe.interchange.fields import Heads, Key, LinearLayers, SparseSteps, Switch, always
 from moe.interchange.rope import Rope
 
@@ -77,18 +77,18 @@ QWEN3_NEXT = Family(
         *STACK,
         *ATTENTION,
         *in_layers(
-            same("linear_attention.projection.weight", "linear_attn.in_proj_qkvz.weight"),
-            same("linear_attention.decays.weight", "linear_attn.in_proj_ba.weight"),
+            unchanged_row("linear_attention.projection.weight", "linear_attn.in_proj_qkvz.weight"),
+            unchanged_row("linear_attention.decays.weight", "linear_attn.in_proj_ba.weight"),
             _CONVOLUTION,
-            same("linear_attention.decay", "linear_attn.A_log"),
-            same("linear_attention.time_step", "linear_attn.dt_bias"),
-            same("linear_attention.value_norm.weight", "linear_attn.norm.weight"),
-            same("linear_attention.output.weight", "linear_attn.out_proj.weight"),
+            unchanged_row("linear_attention.decay", "linear_attn.A_log"),
+            unchanged_row("linear_attention.time_step", "linear_attn.dt_bias"),
+            unchanged_row("linear_attention.value_norm.weight", "linear_attn.norm.weight"),
+            unchanged_row("linear_attention.output.weight", "linear_attn.out_proj.weight"),
         ),
         *DENSE,
         *router("mlp.gate.weight"),
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-        *shared("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
+        *shared_experts("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
     ),
     fused=FUSED,
     untrained="mtp.",

@@ -1,8 +1,8 @@
 """Making of sequences token by token, by whatever model gives the next token's logits."""
 
 from moe.tasks.decoding.beams import beam_search
-from moe.tasks.decoding.choice import chosen
+from moe.tasks.decoding.choice import choose_tokens
 from moe.tasks.decoding.one_by_one import one_by_one
 from moe.tasks.decoding.steps import Steps
 
-__all__ = ["Steps", "beam_search", "chosen", "one_by_one"]
+__all__ = ["Steps", "beam_search", "choose_tokens", "one_by_one"]

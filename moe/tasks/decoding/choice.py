@@ -7,7 +7,7 @@ from moe.random import Purpose, fold, gumbel
 from moe.spec.generation import GenerationSpec
 
 
-def chosen(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -> Tensor:
+def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -> Tensor:
     """int64 `[B]`: the token of each row of `logits` `[B, V]`, at `position` of the texts with the numbers `texts`
     int64 `[B]`. Of equal logits the lower token is taken.
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding.choice import chosen
+from moe.tasks.decoding.choice import choose_tokens
 from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
 
 
@@ -32,7 +32,7 @@ def one_by_one(
     numbers, device = list(range(logits.shape[0])), logits.device
     live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)
     for position in range(spec.max_tokens):
-        tokens = chosen(logits, spec, keys, position)
+        tokens = choose_tokens(logits, spec, keys, position)
         new_tokens = {row: token for row, token in zip(numbers, tokens.tolist(), strict=True) if row in live}
         ended_rows = (yield new_tokens) or ()
         live -= {row for row, token in new_tokens.items() if token in ends} | set(ended_rows)

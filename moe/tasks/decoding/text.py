@@ -50,7 +50,7 @@ class TextSoFar:
         self._tokens = list(before)
         """Those that are decoded: the first `_num_known` of them were."""
         self._num_known = len(self._tokens)
-        self._held = ""
+        self._pending_text = ""
         """Text that a stop string may begin with."""
         self.num_tokens = 0
         self.stopped = False
@@ -81,10 +81,10 @@ class TextSoFar:
     def _certain(self, text: str, *, is_last: bool) -> str:
         if self.stopped:
             return ""
-        text, self._held = self._held + text, ""
+        text, self._pending_text = self._pending_text + text, ""
         if (cut := before_stop(text, self._stop)) is not None:
             self.stopped = True
             return cut
         if not is_last and (number := num_held_back(text, self._stop)):
-            text, self._held = text[:-number], text[-number:]
+            text, self._pending_text = text[:-number], text[-number:]
         return text

@@ -73,10 +73,10 @@ class DecoderBlock(nn.Module):
         """`[t, M]` for `x` `[t, M]`; the tokens join what is `kept`, where it is given, and go on from it."""
         rows = run.rows.within(f"layer {self.layer}")
         run = Pass(run.tokens, rows)
-        x = x + self._weighed(self.attention(self.norm(x), rows, kept))
-        return x + self._weighed(self.feed_forward(x, run))
+        x = x + self._scale(self.attention(self.norm(x), rows, kept))
+        return x + self._scale(self.feed_forward(x, run))
 
-    def _weighed(self, y: Tensor) -> Tensor:
+    def _scale(self, y: Tensor) -> Tensor:
         return y if self.multiplier == 1 else y * self.multiplier
 
 

@@ -7,7 +7,7 @@ import torch
 
 from moe.parallel import Layout
 from moe.spec import LanguageModelSpec
-from moe.tasks.built import built
+from moe.tasks.built import build_sharded
 from moe.tasks.language.model import LanguageModel
 
 
@@ -22,4 +22,6 @@ def build_model(
     """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
     without; those whose names match a pattern of `freeze` get no gradients. Raises SpecError, as `built` does."""
     layers = {f"layers.{layer}": f"layer {layer}" for layer in range(spec.num_layers)}
-    return built(partial(LanguageModel, spec), spec, layers, layout, seed=seed, dtype=dtype, freeze=freeze)
+    return build_sharded(
+        partial(LanguageModel, spec), spec, layers, layout, seed=seed, dtype=dtype, freeze=freeze
+    )

@@ -79,7 +79,7 @@ def held_out_losses(
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _HeldOutLoss:
     """Means over held-out text; None without any."""
 
     loss: float | None
@@ -99,16 +99,18 @@ class _Measuring:
     spec: JobSpec
 
     @torch.no_grad()
-    def __call__(self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False) -> _Measured:
+    def __call__(
+        self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False
+    ) -> _HeldOutLoss:
         """Over all ranks' rows; `beside`: with what the model beneath an adapter has."""
         if isinstance(self.spec.data, PreferenceSpec):
             sums = self._sums(store, max_sequences, self._of_pairs)
-            return _Measured(_mean(sums[0], sums[1]), preferred=_mean(sums[2], sums[1]))
+            return _HeldOutLoss(_mean(sums[0], sums[1]), preferred=_mean(sums[2], sums[1]))
         loss = _mean(*self._sums(store, max_sequences, self._of_tokens))
         if not beside or self.model.spec.adapter is None:
-            return _Measured(loss)
+            return _HeldOutLoss(loss)
         with self.model.without_adapters():
-            return _Measured(loss, _mean(*self._sums(store, max_sequences, self._of_tokens)))
+            return _HeldOutLoss(loss, _mean(*self._sums(store, max_sequences, self._of_tokens)))
 
     def _sums(
         self,
@@ -171,12 +173,12 @@ class _Source:
     xz_bits: float | None
     """Of all its bytes."""
     base_nats: float | None = None
-    preference: _Measured | None = None
+    preference: _HeldOutLoss | None = None
     """Of pairs, which have none of these."""
 
     @classmethod
     def of(
-        cls, store: SequenceStore, measured: _Measured, unigram: float | None, xz: float | None
+        cls, store: SequenceStore, measured: _HeldOutLoss, unigram: float | None, xz: float | None
     ) -> "_Source":
         """From nats a token, and bits a byte of xz."""
         num_tokens, num_bytes = store.num_targets, store.num_bytes

@@ -75,8 +75,8 @@ class LanguageGenerator(Generator):
         Raises SpecError for a text of more tokens than those that the model was trained on.
         """
         spec = spec or GenerationSpec()
-        prompts = [self._encoded(text, chat=spec.chat) for text in texts]
-        return self._generated(prompts, spec)
+        prompts = [self._encode_prompt(text, chat=spec.chat) for text in texts]
+        return self._generate(prompts, spec)
 
     def generate_cut(self, texts: Sequence[str], spec: GenerationSpec) -> tuple[list[str], int]:
         """(the same of texts of any length; how many lost their beginning, so that they and what is generated have at
@@ -90,12 +90,12 @@ class LanguageGenerator(Generator):
             raise SpecError(Problem("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it"))
         prompts = self._tokenizer.prompts(texts)
         num_cut = sum(len(prompt) > room for prompt in prompts)
-        return self._generated([prompt[-room:] for prompt in prompts], spec), num_cut
+        return self._generate([prompt[-room:] for prompt in prompts], spec), num_cut
 
     def scorer(self) -> TextScorer:
         return TextScorer(self._model, self._tokenizer, self.max_tokens)
 
-    def _generated(self, prompts: Sequence[list[int]], spec: GenerationSpec) -> list[str]:
+    def _generate(self, prompts: Sequence[list[int]], spec: GenerationSpec) -> list[str]:
         outputs = list[str]()
         longest = max(map(len, prompts), default=1)
         batch = max(1, min(_BATCH_ROWS // spec.num_beams, _BATCH_PAIRS // longest**2))
@@ -109,9 +109,9 @@ class LanguageGenerator(Generator):
     ) -> collections.abc.Generator[str, None, Ending]:
         """The same for one text, in pieces of whole characters; of a search all at its end."""
         spec = spec or GenerationSpec()
-        return self._streamed(self._encoded(text, chat=spec.chat), spec)
+        return self._stream_text(self._encode_prompt(text, chat=spec.chat), spec)
 
-    def _streamed(
+    def _stream_text(
         self, prompt: list[int], spec: GenerationSpec
     ) -> collections.abc.Generator[str, None, Ending]:
         so_far, has_ended = self._following(prompt, spec), False
@@ -136,7 +136,7 @@ class LanguageGenerator(Generator):
             remedy = "leave it out, to go on from the text as it is"
             raise SpecError(Problem("missing", "chat", True, rule, remedy)) from None
 
-    def _encoded(self, text: str, *, chat: bool) -> list[int]:
+    def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
         """The tokens of a text, as its tokenizer begins one; in a chat, of what a user says, as the template writes
         it."""
         if chat:

@@ -10,10 +10,10 @@ from moe.data.locations import Locator
 from moe.data.sequences import ModelTokenizer
 from moe.interchange.adapter_folder import AdapterFolder
 from moe.interchange.catalog import family_in
-from moe.interchange.config import written
+from moe.interchange.config import build_config
 from moe.interchange.hub_folder import MAX_CONFIG_BYTES, HubFolder
 from moe.interchange.origin import RECORD, Origin
-from moe.interchange.tokenizer import CONFIG, JSON, exported, special_tokens
+from moe.interchange.tokenizer import CONFIG, JSON, export_tokenizer, special_tokens
 from moe.spec import ConversationsSpec, LanguageModelSpec, Problem, SequencesSpec, SpecError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def model_tokenizer(
     given. Reads no weights. Raises SpecError."""
     assert spec.from_folder is not None
     origin = replace(Origin.of_folder(spec.from_folder, spec, roots), digest=digest)
-    files = exported(origin.files, PLACE)
+    files = export_tokenizer(origin.files, PLACE)
     if JSON not in files:
         raise SpecError(Problem("not_found", PLACE, spec.from_folder, f"has no {JSON}, which says what its tokens are",
                                 "add the tokenizer that the model came with"))  # fmt: skip
@@ -139,7 +139,7 @@ def load_trained_adapter(
 def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
     """Warning, before training, of a model that cannot be written in the Hugging Face format; none of others."""
     try:
-        written(spec, None, "float32")
+        build_config(spec, None, "float32")
     except SpecError as error:
         _, nearest, *_ = error.problems
         rule = (
@@ -158,7 +158,9 @@ def _ids_of(origin: Origin, role: str) -> list[int]:
     key = f"{role}_token_id"
     of_config = _ids(origin.config.get(key), "config.json", key)
     of_generation = _ids(plain(origin.files, GENERATION).get(key), GENERATION, key)
-    ids = [*of_config[:1], *(of_generation or of_config)] or _named(plain(origin.files, CONFIG), role)
+    ids = [*of_config[:1], *(of_generation or of_config)] or _special_token_ids(
+        plain(origin.files, CONFIG), role
+    )
     return list(dict.fromkeys(ids))
 
 
@@ -170,7 +172,7 @@ def _ids(value: Any, file: str, key: str) -> list[int]:
     return ids
 
 
-def _named(tokenizer_config: Mapping[str, Any], role: str) -> list[int]:
+def _special_token_ids(tokenizer_config: Mapping[str, Any], role: str) -> list[int]:
     """The id of the token that a `tokenizer_config.json` names."""
     token = tokenizer_config.get(f"{role}_token")
     text = token.get("content") if isinstance(token, dict) else token

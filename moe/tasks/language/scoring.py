@@ -19,7 +19,7 @@ class TextScorer:
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Likelihood], int]:
         """(log-likelihood of each continuation given its context; how many contexts lost their beginning, as the model
         was trained on shorter texts). Raises SpecError for a continuation that is too long by itself."""
-        token_pairs = [self._encoded(*pair) for pair in pairs]
+        token_pairs = [self._encode_pair(*pair) for pair in pairs]
         for (_, text), (_, continuation) in zip(pairs, token_pairs, strict=True):
             if not 0 < len(continuation) <= self._max_tokens:
                 rule = (
@@ -46,7 +46,7 @@ class TextScorer:
         )
         return [sum(next(likelihoods).nats for _ in text_pairs) for text_pairs in pairs]
 
-    def _encoded(self, context: str, continuation: str) -> Pair:
+    def _encode_pair(self, context: str, continuation: str) -> Pair:
         """Tokens of both. White space between them goes with the continuation, to which tokens mostly join it; what of
         the whole text's tokens goes beyond the number of the context's is the continuation, as lm-evaluation-harness
         has it."""

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding.arguments import register_data_classes
 from moe.spec import ModuleDataSpec, ModuleModelSpec, Problem, SpecError
-from moe.tasks.module.code import imported
+from moe.tasks.module.code import import_function
 
 Batch = tuple[Any, ...] | list[Any] | Mapping[str, Any]
 """Arguments of one call of a module: in order, or by name."""
@@ -20,15 +20,19 @@ Batch = tuple[Any, ...] | list[Any] | Mapping[str, Any]
 def build(spec: ModuleModelSpec, seed: int) -> nn.Module:
     """The module with the initial values that its own code draws, which `seed` decides. Raises SpecError for what is no
     module."""
-    return called(imported(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
+    return call_builder(
+        import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build
+    )
 
 
 def build_empty(spec: ModuleModelSpec, seed: int) -> nn.Module:
     """As `build`, without values where its code does without them."""
-    return called_empty(imported(spec.build, "model.build"), spec.options, seed, "model.build", spec.build)
+    return called_empty(
+        import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build
+    )
 
 
-def called(
+def call_builder(
     function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str
 ) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
@@ -48,14 +52,14 @@ def called_empty(
     """On the meta device; with values where the code needs some, for instance to count with."""
     try:
         with torch.device("meta"):
-            return called(function, options, seed, path, code)
+            return call_builder(function, options, seed, path, code)
     except (NotImplementedError, RuntimeError):
-        return called(function, options, seed, path, code)
+        return call_builder(function, options, seed, path, code)
 
 
 def batches(spec: ModuleDataSpec, seed: int) -> Callable[[int], Batch]:
     """The global batch of each step, from 0."""
-    function = imported(spec.batches, "data.batches")
+    function = import_function(spec.batches, "data.batches")
     return lambda step: as_batch(function(seed, step))
 
 

@@ -40,7 +40,7 @@ def _not_allowed(functions: dict[str, str], allowed_code: Collection[str]) -> It
             )
 
 
-def imported(code: str, path: str) -> Callable[..., Any]:
+def import_function(code: str, path: str) -> Callable[..., Any]:
     """The function `module:function`. It runs what the module has at its top: whoever calls this has seen that it is
     allowed. Raises SpecError, naming the `path` in the spec, where there is none."""
     module, _, name = code.partition(":")

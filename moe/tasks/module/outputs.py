@@ -26,21 +26,21 @@ def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]
         case (Tensor() as loss, Mapping() as other_outputs):
             pass
         case _:
-            raise _refused(code, f"returns a {type(output).__name__} without a loss")
+            raise _output_error(code, f"returns a {type(output).__name__} without a loss")
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise _refused(code, "returns a loss that is no scalar")
+        raise _output_error(code, "returns a loss that is no scalar")
     numbers = {
         str(name): value.detach()
         for name, value in other_outputs.items()
         if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
     }
     if len(numbers) > MAX_NUMBERS or any(len(name) > MAX_NAME for name in numbers):
-        raise _refused(
+        raise _output_error(
             code, f"returns more than {MAX_NUMBERS} scalars, or names of more than {MAX_NAME} characters"
         )
     return loss.reshape(()), numbers
 
 
-def _refused(code: str, rule: str) -> SpecError:
+def _output_error(code: str, rule: str) -> SpecError:
     remedy = f"return the loss, or a dict of it as {LOSS!r} and of at most {MAX_NUMBERS} scalars beside it"
     return SpecError(Problem("unsupported", "model.build", code, f"gives a module that {rule}", remedy))

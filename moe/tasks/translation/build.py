@@ -7,7 +7,7 @@ import torch
 
 from moe.parallel import Layout
 from moe.spec import TranslationModelSpec
-from moe.tasks.built import built
+from moe.tasks.built import build_sharded
 from moe.tasks.translation.model import TranslationModel
 
 
@@ -22,4 +22,6 @@ def build_model(
     """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
     without; those whose names match a pattern of `freeze` get no gradients. Raises SpecError, as `built` does."""
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
-    return built(partial(TranslationModel, spec), spec, layers, layout, seed=seed, dtype=dtype, freeze=freeze)
+    return build_sharded(
+        partial(TranslationModel, spec), spec, layers, layout, seed=seed, dtype=dtype, freeze=freeze
+    )

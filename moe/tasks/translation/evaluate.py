@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moe.activity import doing
 from moe.clock import Clock
-from moe.data.pairs import Prepared, TokenStore, evaluation_batches
+from moe.data.pairs import PreparedPairs, TokenStore, evaluation_batches
 from moe.data.tokenizer import PAD
 from moe.parallel import Layout, together
 from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, TranslationReport
@@ -28,7 +28,9 @@ _POSITIONS_PER_RANK = 8192
 """Positions of a batch, sources and targets together, that one rank takes at a time."""
 
 
-def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: JobSpec) -> TranslationReport:
+def evaluate(
+    model: TranslationModel, layout: Layout, prepared: PreparedPairs, spec: JobSpec
+) -> TranslationReport:
     """The report of a finished run, the same on every rank. All ranks call it together.
 
     With `max_pairs`, a fixed subset of each held-out set stands for it.
@@ -51,10 +53,10 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
             model, layout, prepared, store, evaluation.max_pairs, spec.data.max_tokens
         )
         clock.lap("translate")
-        scored_by_rank = together.gathered(_Scored.of(store, rows, hypotheses, most_frequent).to_plain())
+        scored_by_rank = together.gathered(_ScoreRows.of(store, rows, hypotheses, most_frequent).to_plain())
         clock.lap("score")
         if scored_by_rank is not None:
-            whole = _Scored.joined([_Scored.of_plain(plain) for plain in scored_by_rank])
+            whole = _ScoreRows.joined([_ScoreRows.of_plain(plain) for plain in scored_by_rank])
             sets[name] = SetReport(
                 num_pairs=len(whole.rows),
                 num_target_tokens=losses.num_target_tokens,
@@ -77,7 +79,7 @@ def evaluate(model: TranslationModel, layout: Layout, prepared: Prepared, spec: 
 
 
 def held_out_loss(
-    model: TranslationModel, layout: Layout, prepared: Prepared, spec: EvaluationSpec
+    model: TranslationModel, layout: Layout, prepared: PreparedPairs, spec: EvaluationSpec
 ) -> HeldOutLosses:
     """Nats a target token on a fixed part of each held-out set, by set; None where a set is empty. All ranks
     call it together."""
@@ -135,7 +137,7 @@ def _losses(
 def _translate(
     model: TranslationModel,
     layout: Layout,
-    data: Prepared,
+    data: PreparedPairs,
     store: TokenStore,
     max_pairs: int | None,
     max_tokens: int,
@@ -153,7 +155,7 @@ def _translate(
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _ScoreRows:
     """Translated rows of a held-out set with the statistics that scores are made of."""
 
     rows: NDArray[np.int64]
@@ -164,7 +166,7 @@ class _Scored:
     @classmethod
     def of(
         cls, store: TokenStore, rows: NDArray[np.int64], hypotheses: list[str], most_frequent: str
-    ) -> "_Scored":
+    ) -> "_ScoreRows":
         texts = [store.text(int(row)) for row in rows]
         references = [target for _, target, _ in texts]
         systems = {
@@ -186,7 +188,7 @@ class _Scored:
         return {"rows": self.rows.tolist(), "hypotheses": self.hypotheses, "systems": systems}
 
     @classmethod
-    def of_plain(cls, plain: dict[str, Any]) -> "_Scored":
+    def of_plain(cls, plain: dict[str, Any]) -> "_ScoreRows":
         """Another rank's, by what its `to_plain` told."""
         systems = {
             name: RowStatistics.of_plain(*plain_statistics)
@@ -195,7 +197,7 @@ class _Scored:
         return cls(np.array(plain["rows"], np.int64), plain["hypotheses"], systems)
 
     @classmethod
-    def joined(cls, parts: list["_Scored"]) -> "_Scored":
+    def joined(cls, parts: list["_ScoreRows"]) -> "_ScoreRows":
         """All ranks' rows, in the order of the store."""
         rows = np.concatenate([part.rows for part in parts])
         order = np.argsort(rows, kind="stable")

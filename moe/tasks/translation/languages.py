@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.pairs import Prepared, TokenStore
+from moe.data.pairs import PreparedPairs, TokenStore
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Languages:
     low: frozenset[str]
 
     @classmethod
-    def of(cls, prepared: Prepared) -> "Languages":
+    def of(cls, prepared: PreparedPairs) -> "Languages":
         """The subsets, from the prepared corpus's statistics. A third is one of languages, not of pairs."""
         facts = prepared.stats["languages"]
         by_size = sorted(facts, key=lambda lang: (-facts[lang]["train"], lang))

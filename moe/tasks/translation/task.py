@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from moe.data.pairs import Prepared
+    from moe.data.pairs import PreparedPairs
     from moe.parallel import Layout
     from moe.plan import Plan
     from moe.tasks.translation.batches import PairsBatch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moe.tasks.translation.translator import Translator
 
 
-class TranslationTask(Task["Prepared", "PairsBatch"]):
+class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
     """An encoder-decoder that learns to translate from pairs of texts."""
 
     def __init__(self, spec: JobSpec) -> None:
@@ -47,7 +47,7 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
         report: Callable[[str], None] | None = None,
         kept: Callable[[], Mapping[str, bytes]] | None = None,
         progress: Tell | None = None,
-    ) -> "Prepared":
+    ) -> "PreparedPairs":
         from moe.data.pairs import prepare  # and tokenizers, which the control plane has no use for
 
         return prepare(self._data, self._model, cache, roots=roots, report=report, progress=progress)
@@ -76,7 +76,7 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
         return Translator.of(model, max_tokens, read)
 
     def batches(
-        self, data: "Prepared", plan: "Plan", layout: "Layout"
+        self, data: "PreparedPairs", plan: "Plan", layout: "Layout"
     ) -> Callable[[int], RankBatch["PairsBatch"]]:
         from moe.tasks.translation.batches import PairsBatches
 
@@ -93,12 +93,12 @@ class TranslationTask(Task["Prepared", "PairsBatch"]):
 
         return loss_of(_translating(model), micro_batch, self.spec.label_smoothing)
 
-    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "Prepared") -> HeldOutLosses:
+    def held_out_losses(self, model: "nn.Module", layout: "Layout", data: "PreparedPairs") -> HeldOutLosses:
         from moe.tasks.translation.evaluate import held_out_loss
 
         return held_out_loss(_translating(model), layout, data, self.spec.train.evaluation)
 
-    def evaluate(self, model: "nn.Module", layout: "Layout", data: "Prepared") -> TranslationReport:
+    def evaluate(self, model: "nn.Module", layout: "Layout", data: "PreparedPairs") -> TranslationReport:
         from moe.tasks.translation.evaluate import evaluate
 
         return evaluate(_translating(model), layout, data, self.spec)

@@ -23,7 +23,7 @@ _BATCH_ROWS = 128
 
 
 @dataclass(frozen=True)
-class _Decoded:
+class _TokenSequence:
     tokens: list[int]
     ended: bool
     """Else it was cut short."""
@@ -48,13 +48,13 @@ class Translator(Generator):
         A source longer than what the model was trained on (`data.max_tokens`) is cut there. A translation has at most
         as many tokens, and is cut short where it is much longer than its source.
         """
-        return [text for text, _ in self._translated(texts, spec)]
+        return [text for text, _ in self._translate(texts, spec)]
 
     def stream(
         self, text: str, spec: GenerationSpec | None = None
     ) -> collections.abc.Generator[str, None, Ending]:
         """The translation in one piece: it is short, and a search knows it at its end."""
-        ((translation, ending),) = self._translated([text], spec)
+        ((translation, ending),) = self._translate([text], spec)
         if translation:
             yield translation
         return ending
@@ -62,7 +62,7 @@ class Translator(Generator):
     def save_tokenizers(self, folder: Path) -> None:
         self._tokenizers.save(folder)
 
-    def _translated(self, texts: Sequence[str], spec: GenerationSpec | None) -> list[tuple[str, Ending]]:
+    def _translate(self, texts: Sequence[str], spec: GenerationSpec | None) -> list[tuple[str, Ending]]:
         """The translation of each text, and how it ended. Raises SpecError for a chat."""
         if spec is not None and spec.chat:
             raise SpecError(
@@ -83,27 +83,27 @@ class Translator(Generator):
         translations = [("", Ending("end", 0))] * len(texts)
         for start in range(0, len(order), _BATCH_ROWS):
             rows = order[start : start + _BATCH_ROWS]
-            for row, output in zip(rows, self._decoded(rows, source_ids, spec), strict=True):
+            for row, output in zip(rows, self._decode_batch(rows, source_ids, spec), strict=True):
                 text = self._tokenizers.target.decode(output.tokens)
                 cut = before_stop(text, spec.stop if spec else ())
                 reason: Reason = "stop" if cut is not None else "end" if output.ended else "max_tokens"
                 translations[row] = text if cut is None else cut, Ending(reason, len(output.tokens))
         return translations
 
-    def _decoded(
+    def _decode_batch(
         self, rows: list[int], source_ids: list[list[int]], spec: GenerationSpec | None
-    ) -> list[_Decoded]:
+    ) -> list[_TokenSequence]:
         """Of the sources with these numbers."""
-        source = self._padded([source_ids[row] for row in rows])
+        source = self._pad([source_ids[row] for row in rows])
         if spec is None:
             greedy = greedy_decode(self._model, source, self._max_tokens).tolist()
-            return [_Decoded([id for id in ids if id not in (EOS, PAD)], EOS in ids) for ids in greedy]
+            return [_TokenSequence([id for id in ids if id not in (EOS, PAD)], EOS in ids) for ids in greedy]
         longest = min(spec.max_tokens, self._max_tokens)
         limits = [min(longest_of(len(source_ids[row]) + 1), longest) for row in rows]
         outputs = decode(self._model, source, spec, limits, texts=rows)
-        return [_Decoded(ids, len(ids) < limit) for ids, limit in zip(outputs, limits, strict=True)]
+        return [_TokenSequence(ids, len(ids) < limit) for ids, limit in zip(outputs, limits, strict=True)]
 
-    def _padded(self, sources: list[list[int]]) -> torch.Tensor:
+    def _pad(self, sources: list[list[int]]) -> torch.Tensor:
         """int64 [B, L], each row ended by EOS."""
         length = max(map(len, sources)) + 1
         rows = [[*ids, EOS, *[PAD] * (length - len(ids) - 1)] for ids in sources]

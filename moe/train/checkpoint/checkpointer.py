@@ -86,7 +86,7 @@ class Checkpointer:
         Raises CheckpointError where no checkpoint is whole and one cannot be read: it may hold the run.
         """
         unreadable: list[str] = []
-        for name in together.from_first(lambda: markers.committed(self._folder)):
+        for name in together.from_first(lambda: markers.list_committed(self._folder)):
             plain_marker, *faults = together.from_first(partial(_read_marker, self._folder, name))
             marker = Marker.model_validate(plain_marker) if plain_marker else None
             if marker is not None:
@@ -247,7 +247,7 @@ class Checkpointer:
         Nothing of a later attempt or worker group is touched: this one may be thought dead.
         """
         own = (self._attempt, self._group)
-        committed_names = markers.committed(self._folder)
+        committed_names = markers.list_committed(self._folder)
         num_kept, superfluous = 0, set(self._passed_over)
         for name in committed_names:  # the newest first
             if num_kept == self._keep:
@@ -256,14 +256,14 @@ class Checkpointer:
                 num_kept += 1
         for name in superfluous:
             # The marker first, so that none is without its files.
-            if (markers.order(name) or ())[1:] <= own and self._removed(name + markers.SUFFIX, name):
+            if (markers.order(name) or ())[1:] <= own and self._try_remove(name + markers.SUFFIX, name):
                 self._passed_over.discard(name)
         for name in set(self._folder.names()) - set(committed_names):
             order = markers.order(name)
             if order and (order[1:] < own or (order[1:] == own and order[0] < saving.step)):
-                self._removed(name)
+                self._try_remove(name)
 
-    def _removed(self, *paths: str) -> bool:
+    def _try_remove(self, *paths: str) -> bool:
         """Whether all could be removed. What stays takes up room; it does not make a committed save a failed one."""
         try:
             for path in paths:

@@ -11,11 +11,11 @@ from moe.train.checkpoint.marker import FileSeal, Marker
 _BLOCK_BYTES = 1 << 20
 
 
-class Damaged(ValueError):
+class DamagedCheckpoint(ValueError):
     """A checkpoint is not what its marker says, or cannot be read; the message says how."""
 
 
-class Stopped(Exception):
+class CopyStopped(Exception):
     """The copy was given up because its process is about to end."""
 
 
@@ -31,11 +31,11 @@ def copy_checkpoint(
     copy = marker.model_copy(update={"attempt": 0, "group": 0})
     for path, seal in marker.files.items():
         if posixpath.isabs(path) or ".." in path.split("/"):
-            raise Damaged(f"its marker names {path!r}, which lies elsewhere")
+            raise DamagedCheckpoint(f"its marker names {path!r}, which lies elsewhere")
         with to.create(f"{copy.name}/{path}") as stream:
             for block in _checked_blocks(checkpoints, f"{marker.name}/{path}", seal):
                 if stopped():
-                    raise Stopped
+                    raise CopyStopped
                 stream.write(block)
     to.write(copy.name + markers.SUFFIX, copy.to_bytes())
     return copy
@@ -50,13 +50,15 @@ def _checked_blocks(checkpoints: Folder, path: str, seal: FileSeal) -> Iterator[
                 digest.update(block)
                 size_bytes += len(block)
                 if size_bytes > seal.size_bytes:
-                    raise Damaged(f"{path} has more than the {seal.size_bytes} bytes that were written")
+                    raise DamagedCheckpoint(
+                        f"{path} has more than the {seal.size_bytes} bytes that were written"
+                    )
                 yield block
     except FileNotFoundError:
-        raise Damaged(f"{path} is missing") from None
+        raise DamagedCheckpoint(f"{path} is missing") from None
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
     if size_bytes != seal.size_bytes:
-        raise Damaged(f"{path} has {size_bytes} bytes instead of {seal.size_bytes}")
+        raise DamagedCheckpoint(f"{path} has {size_bytes} bytes instead of {seal.size_bytes}")
     if digest.hexdigest() != seal.sha256:
-        raise Damaged(f"{path} does not have the checksum of what was written")
+        raise DamagedCheckpoint(f"{path} does not have the checksum of what was written")

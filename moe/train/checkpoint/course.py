@@ -50,7 +50,9 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
     """
     rule = "must be what the checkpoint in this storage was trained with"
     return [
-        Problem("conflict", path, value, f"{rule} (={_shown(then)})", "use another storage for another run")
+        Problem(
+            "conflict", path, value, f"{rule} (={_format_value(then)})", "use another storage for another run"
+        )
         for path, then, value in _all_differences(_COURSE, before, now)
     ]
 
@@ -67,7 +69,7 @@ def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
             "conflict",
             path,
             value,
-            f"{rule} (={_shown(then)})",
+            f"{rule} (={_format_value(then)})",
             "keep that, or leave start_from out to train anew",
         )
         for path, then, value in _all_differences(_STATE, before, now)
@@ -119,6 +121,6 @@ def _differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any
         yield from _differences(f"{path}.{key}", then.get(key), now.get(key))
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 120 else text[:117] + "..."

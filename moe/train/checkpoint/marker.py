@@ -92,7 +92,7 @@ def is_copy(name: str) -> bool:
     return (order(name) or (0, 1, 0))[1] == 0
 
 
-def committed(checkpoints: Folder) -> list[str]:
+def list_committed(checkpoints: Folder) -> list[str]:
     """Names of the checkpoints that have a marker, newest first; whether they are whole is not yet known."""
     names = [name.removesuffix(SUFFIX) for name in checkpoints.names() if name.endswith(SUFFIX)]
     return sorted((name for name in names if order(name)), key=lambda name: order(name) or (), reverse=True)

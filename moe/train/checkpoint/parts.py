@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from moe.storage.folder import Folder
-from moe.train.checkpoint.shards import Stored, read_stored
+from moe.train.checkpoint.shards import FolderContents, read_stored
 
 Rectangle = tuple[tuple[int, int], ...]
 """(first, end) of each dimension."""
@@ -36,7 +36,7 @@ class StoredParts:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._stored: Stored = read_stored(folder)
+        self._stored: FolderContents = read_stored(folder)
         self._runs: dict[str, list[_Run]] = {}
 
     def names(self) -> list[str]:

@@ -37,7 +37,7 @@ def kept_tokenizers(storage: str) -> dict[str, bytes]:
     One that was copied from another job is not the run's own. Raises OSError.
     """
     checkpoints = Folder.of_job(storage).below(markers.FOLDER)
-    own = next((name for name in markers.committed(checkpoints) if not markers.is_copy(name)), None)
+    own = next((name for name in markers.list_committed(checkpoints) if not markers.is_copy(name)), None)
     if own is None:
         return {}
     return files_of(checkpoints.below(own))

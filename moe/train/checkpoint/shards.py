@@ -108,17 +108,17 @@ def stored_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
     return _tensors_in(_PlainReader(folder).read_metadata())
 
 
-class Stored(NamedTuple):
+class FolderContents(NamedTuple):
     """Contents of a checkpoint's folder: its tensors by name, and where each piece of one lies."""
 
     tensors: dict[str, TensorStorageMetadata]
     places: Mapping[MetadataIndex, Any]
 
 
-def read_stored(folder: Folder) -> Stored:
+def read_stored(folder: Folder) -> FolderContents:
     """Read a checkpoint's folder. Raises SpecError for one that is no checkpoint's."""
     metadata = _PlainReader(folder).read_metadata()
-    return Stored(_tensors_in(metadata), metadata.storage_data)
+    return FolderContents(_tensors_in(metadata), metadata.storage_data)
 
 
 def load(folder: Folder, tensors: Mapping[str, Tensor | Piece]) -> None:

@@ -14,7 +14,7 @@ def newest_whole(storage: Folder) -> str:
     Raises NoCheckpoint where there is none.
     """
     checkpoints, faults = storage.below(markers.FOLDER), list[str]()
-    for name in markers.committed(checkpoints):
+    for name in markers.list_committed(checkpoints):
         if (fault := fault_of(checkpoints, name)) is None:
             return checkpoints.url_of(name)
         faults.append(f"{name}: {fault}")

@@ -8,7 +8,7 @@ import typer
 from service.cli.options import AsJson, StateDir, Url
 
 if TYPE_CHECKING:
-    from moe.export.trained import Trained
+    from moe.export.trained import TrainedModel
 
 
 def evaluate(
@@ -39,7 +39,7 @@ def evaluate(
     Tasks are data: no file of tasks runs code or reads anything but its data files. pip install 'shardyard[evaluate]'
     brings the harness.
     """
-    from moe.evaluation.extra import NotInstalled, require_harness
+    from moe.evaluation.extra import HarnessMissing, require_harness
     from moe.evaluation.task_file import read_tasks
     from service.cli.failures import Failed
     from service.cli.trained import loaded, newest_checkpoint, require_use
@@ -48,7 +48,7 @@ def evaluate(
 
     try:
         require_harness()
-    except NotInstalled as error:
+    except HarnessMissing as error:
         raise Failed(str(error)) from None
     read = read_tasks(tasks)
     checkpoint = newest_checkpoint(job, url, state_dir)
@@ -57,7 +57,7 @@ def evaluate(
     base = None if no_base else _base_of(model)
 
     from moe.evaluation.harness import evaluate as evaluated
-    from moe.evaluation.scores import compared
+    from moe.evaluation.scores import compare_scores
     from moe.export.base import load_base
     from moe.tasks.language.generator import LanguageGenerator
     from service.cli.view.scores import scores_view
@@ -68,7 +68,7 @@ def evaluate(
     if base is not None:
         del model, generator  # one model at a time
         of_base = evaluated(load_base(base, max_tokens, dtype), read, limit)
-    rows = compared(scores, of_base)
+    rows = compare_scores(scores, of_base)
     if as_json:
         fields = {"checkpoint": checkpoint, "base": base, "scores": [row.to_plain() for row in rows]}
         print_json({**fields, "contexts_cut": scores.num_cut})
@@ -76,7 +76,7 @@ def evaluate(
         console().print(scores_view(rows, base, scores.num_cut, max_tokens))
 
 
-def _base_of(model: "Trained") -> str | None:
+def _base_of(model: "TrainedModel") -> str | None:
     """The folder that the model began with. Raises Misuse where it is not there any more."""
     from moe.export.base import base_folder
     from moe.spec import SpecError

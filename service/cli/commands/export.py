@@ -70,7 +70,7 @@ def export(
     checkpoint = newest_checkpoint(job, url, state_dir)
     from moe.export.exported import ExportError, save_exported  # torch: seconds
     from moe.export.hub import save_checkpoint_as_folder
-    from moe.export.trained import Trained
+    from moe.export.trained import TrainedModel
     from moe.storage.home import expand_home
     from moe.train.checkpoint.checkpointer import CheckpointError
 
@@ -80,7 +80,7 @@ def export(
             if format is Format.HUGGINGFACE:
                 save_checkpoint_as_folder(checkpoint, target, merge=merge, chat_template=chat_template)
             else:
-                save_exported(Trained.load(checkpoint), target)
+                save_exported(TrainedModel.load(checkpoint), target)
     except ExportError as error:
         raise Misuse(str(error)) from None
     except CheckpointError as error:

@@ -7,11 +7,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from moe.evaluation.scores import Compared, Score
+from moe.evaluation.scores import Score, ScoreComparison
 from service.cli.view.printable import printable
 
 
-def scores_view(rows: Sequence[Compared], base: str | None, num_cut: int, max_tokens: int) -> RenderableType:
+def scores_view(
+    rows: Sequence[ScoreComparison], base: str | None, num_cut: int, max_tokens: int
+) -> RenderableType:
     """A row for each task and metric; `base` is the folder of the other model, where there is one."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("task", overflow="ellipsis", max_width=40)

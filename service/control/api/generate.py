@@ -132,7 +132,7 @@ def _wanted(services: Services, job_id: str) -> Wanted:
     if words := refusal(model.get("kind", "translation"), GENERATE, job_id):
         raise Invalid(words)
     try:
-        names = markers.committed(services.storage_roots.folder(job.storage).below(markers.FOLDER))
+        names = markers.list_committed(services.storage_roots.folder(job.storage).below(markers.FOLDER))
     except OSError as error:
         raise Unavailable(f"the storage of {job_id} cannot be read: {error}") from None
     if not names:

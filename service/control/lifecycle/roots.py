@@ -86,7 +86,7 @@ class StorageRoots:
             raise self._problem(storage, "must be an absolute path or a URL")
         fault = None
         try:
-            real = links.followed(path)
+            real = links.follow_links(path)
         except OSError as error:
             real, fault = str(error.filename), str(error.strerror)
         for root_protocol, root in self._roots:

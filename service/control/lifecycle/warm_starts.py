@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from moe.spec import JobSpec, Problem, SpecError
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
-from moe.train.checkpoint.copying import Damaged, Stopped, copy_checkpoint
+from moe.train.checkpoint.copying import CopyStopped, DamagedCheckpoint, copy_checkpoint
 from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC, other_state, spec_of
 from moe.train.checkpoint.marker import Marker
 from service.control.errors import Full, Unavailable
@@ -64,7 +64,7 @@ class WarmStarts:
             try:
                 with self._unless_deleted(source.id, owner):
                     return take(checkpoints, _fitting(spec, checkpoints, name))
-            except Damaged as error:
+            except DamagedCheckpoint as error:
                 faults.append(f"{name}: {error}")
         raise SpecError(
             Problem("not_found", "start_from.step", spec.start_from.step,
@@ -77,7 +77,7 @@ class WarmStarts:
         """Raises what `_source` does in place of a fault, where that is why."""
         try:
             yield
-        except (Damaged, SpecError):
+        except (DamagedCheckpoint, SpecError):
             self._source(job_id, owner)
             raise
 
@@ -97,11 +97,11 @@ class WarmStarts:
         to = self._roots.folder(storage).below(markers.FOLDER)
         try:
             return copy_checkpoint(checkpoints, marker, to, self._stopped)
-        except Damaged:
+        except DamagedCheckpoint:
             with suppress(OSError):  # what cannot be removed has no marker, and the run clears it away
                 to.remove("")
             raise
-        except Stopped:
+        except CopyStopped:
             raise Unavailable("this service is stopping; submit the job again when it is back") from None
         except OSError as error:
             why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
@@ -117,17 +117,19 @@ def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
     try:
         marker = markers.read(checkpoints, name)
         if (num_bytes := marker.files[SPEC].size_bytes) > MAX_SPEC_BYTES:  # not to be looked through at all
-            raise Damaged(f"its {SPEC} has {num_bytes:,} bytes; at most {MAX_SPEC_BYTES:,} are read")
+            raise DamagedCheckpoint(
+                f"its {SPEC} has {num_bytes:,} bytes; at most {MAX_SPEC_BYTES:,} are read"
+            )
         # Sealed before it is read: what a mistake in it quotes, the run has written.
         if (fault := markers.fault(checkpoints, marker, [SPEC])) is not None:
-            raise Damaged(fault)
+            raise DamagedCheckpoint(fault)
         before = spec_of(checkpoints.below(name))
     except FileNotFoundError:
-        raise Damaged("it was removed just now, as checkpoint.keep asks") from None
+        raise DamagedCheckpoint("it was removed just now, as checkpoint.keep asks") from None
     except KeyError:
-        raise Damaged(f"its marker names no {SPEC}") from None
+        raise DamagedCheckpoint(f"its marker names no {SPEC}") from None
     except (OSError, ValueError) as error:
-        raise Damaged(str(error)) from None
+        raise DamagedCheckpoint(str(error)) from None
     problems = other_state(before, spec)
     if marker.step >= spec.train.num_steps:
         problems.append(
@@ -144,7 +146,7 @@ def _candidates(checkpoints: Folder, job_id: str, step: int | None) -> list[str]
     """Names of committed checkpoints, the newest first; only those of `step` where it is given. Raises SpecError for
     none, Unavailable."""
     try:
-        names = markers.committed(checkpoints)
+        names = markers.list_committed(checkpoints)
     except OSError as error:
         raise Unavailable(f"the storage of {job_id} cannot be read: {error}; try again later") from None
     if not names:

@@ -10,7 +10,7 @@ from moe.train.checkpoint import marker as markers
 def list_checkpoints(storage: Folder) -> list[StoredCheckpoint]:
     """Oldest first. One whose marker cannot be read is listed with its `fault`. Raises OSError."""
     folder = storage.below(markers.FOLDER)
-    return [_describe(folder, name) for name in reversed(markers.committed(folder))]
+    return [_describe(folder, name) for name in reversed(markers.list_committed(folder))]
 
 
 def _describe(folder: Folder, name: str) -> StoredCheckpoint:
