@@ -71,7 +71,7 @@ def ours(case: Case) -> Round:
     assert isinstance(model, LanguageModel)
     load_weights(case.folder, model, model.spec)
     with tempfile.TemporaryDirectory() as run:
-        layers, cache = state.moe_layers.here.values(), Path(case.folder) / "experts"
+        layers, cache = state.moe_layers.local_layers.values(), Path(case.folder) / "experts"
         expert_costs.decide(layers, layout.device, state.dtype, Folder(run), cache)
     tokens = _tokens()
     labels = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], NOTHING)), dim=1)

@@ -45,7 +45,7 @@ def training(
     state = TrainState.build(build_task(spec), LAYOUT)
     if isinstance(spec.model, LanguageModelSpec) and spec.model.from_folder is not None:
         state.task.begin(state.model, LAYOUT, None)
-    layers = state.moe_layers.here.values()
+    layers = state.moe_layers.local_layers.values()
     with tempfile.TemporaryDirectory() as folder:
         expert_costs.decide(layers, LAYOUT.device, state.dtype, Folder(folder), cache / "experts")
     of_batches = batches_of or spec

@@ -147,7 +147,7 @@ def _in_turns(run: Callable[[Any], None], control: type, steps: int) -> Round:
         class Turns(control):  # type: ignore[misc, valid-type]
             done, began = 0, time.perf_counter()
 
-            def requested(self) -> None:
+            def poll(self) -> None:
                 if self.done and self.done % steps == 0:
                     _say(seconds=(time.perf_counter() - self.began) / steps)
                     _asked()

@@ -39,7 +39,7 @@ def step_seconds(
     """
     layout = Layout.build(plan, device)
     state = TrainState.build(task, layout)
-    layers = state.moe_layers.here.values()
+    layers = state.moe_layers.local_layers.values()
     expert_costs.decide(layers, layout.device, state.dtype, Folder.of_job(storage), cache / "experts")
     batches = BatchesAhead(task.batches(data, plan, layout))
     try:

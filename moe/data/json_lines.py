@@ -137,7 +137,7 @@ class _Items:
                 self._at += 1
                 if self._next(file, to_text):
                     raise self._broken("invalid_syntax", "is followed by more than one array", _ONE_A_LINE)
-                self._lines.ended = True
+                self._lines.has_ended = True
         except UnicodeDecodeError:
             raise self._broken("invalid_encoding", "is not UTF-8 text", "save the file as UTF-8") from None
         except DAMAGED as error:

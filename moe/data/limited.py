@@ -15,11 +15,11 @@ class NoAnswer(Exception):
     """The process gave no answer: it says why."""
 
 
-def answer_of(module: str, given: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
-    """Standard output of `python -m MODULE`, which is given `given` on standard input.
+def answer_of(module: str, request: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
+    """Standard output of `python -m MODULE`, which is given `request` on standard input.
 
     It is a new interpreter, with nothing of this process but what it is given: not its environment, which holds
-    credentials. The module begins with `take_limits`. Raises Ended where there is no answer: it went beyond a limit,
+    credentials. The module begins with `take_limits`. Raises NoAnswer where there is no answer: it went beyond a limit,
     or broke.
     """
     environment = {
@@ -31,7 +31,7 @@ def answer_of(module: str, given: bytes, *, timeout_s: float, memory_bytes: int)
     command = [sys.executable, "-P", "-m", module, str(memory_bytes), str(int(timeout_s) + 1)]
     try:
         process = subprocess.run(
-            command, input=given, capture_output=True, timeout=timeout_s, env=environment, check=False
+            command, input=request, capture_output=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"takes longer than {timeout_s:g} s") from None

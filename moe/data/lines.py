@@ -14,7 +14,7 @@ _BOM = b"\xef\xbb\xbf"
 class Lines:
     """Iterates (number, line) over a UTF-8 file; lines end in a newline and in nothing else.
 
-    Stops after `limit_bytes` (None: never), but not before the first line; `ended` tells whether the file's
+    Stops after `limit_bytes` (None: never), but not before the first line; `has_ended` tells whether the file's
     end was reached. Raises SpecError at `place`, naming file and line, for what cannot be read; `remedy` is that of a
     line that is too long. With `faults`, a line that is not UTF-8 or too long is added to them and read as empty.
     """
@@ -31,7 +31,7 @@ class Lines:
     ) -> None:
         self.place = place
         self.location = location
-        self.ended = False
+        self.has_ended = False
         self.limit_bytes, self.max_line_bytes = limit_bytes, max_line_bytes
         self._remedy = remedy
         self._faults = faults
@@ -51,7 +51,7 @@ class Lines:
                 while self.limit_bytes is None or num_bytes < self.limit_bytes or number == 0:
                     raw = file.readline(self.max_line_bytes + 1)
                     if not raw:
-                        self.ended = True
+                        self.has_ended = True
                         return
                     number, num_bytes = number + 1, num_bytes + len(raw)
                     yield number, self._line(number, raw)

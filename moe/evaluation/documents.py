@@ -66,35 +66,33 @@ class _Line:
     number: int
     values: Mapping[str, object]
 
-    def refused(self, code: ProblemCode, rule: str, remedy: str) -> SpecError:
+    def error(self, code: ProblemCode, rule: str, remedy: str) -> SpecError:
         return self.lines.broken(code, self.number, rule, remedy)
 
     def text_of(self, column: str, value: object) -> str:
         if not isinstance(value, str):
             remedy = f"write it in quotes, or {{{{{column}}}}} in the task"
-            raise self.refused(
-                "wrong_type", f"has {kind_of(value)} as {column!r}, which must be text", remedy
-            )
+            raise self.error("wrong_type", f"has {kind_of(value)} as {column!r}, which must be text", remedy)
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise self.refused(
+            raise self.error(
                 "invalid_encoding", f"has half a character in {column!r}", "remove the lone surrogate"
             ) from None
         return value
 
     def value_of(self, column: str) -> object:
         if column not in self.values:
-            raise self.refused("missing", f"has no {column!r}", "give every document the same columns")
+            raise self.error("missing", f"has no {column!r}", "give every document the same columns")
         return self.values[column]
 
-    def rendered(self, template: Template) -> str:
+    def render(self, template: Template) -> str:
         values = dict[str, str | int | float]()
         for column in template.columns:
             value = self.value_of(column)
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 rule = f"has {kind_of(value)} as {column!r}, which must be text or a number"
-                raise self.refused("wrong_type", rule, "write it as one")
+                raise self.error("wrong_type", rule, "write it as one")
             values[column] = self.text_of(column, value) if isinstance(value, str) else value
         return template.render(values)
 
@@ -156,7 +154,7 @@ def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> Document:
         assert isinstance(task.doc_to_target, str)
         target = _text(task.doc_to_target, line, columns)
         if not target and task.output_type != "generate_until":
-            raise line.refused("empty", "has an empty target (doc_to_target)", "give it some text")
+            raise line.error("empty", "has an empty target (doc_to_target)", "give it some text")
     return Document(
         _text(task.doc_to_text, line, columns), target, choices, _text(task.description, line, columns)
     )
@@ -166,7 +164,7 @@ def _text(source: str, line: _Line, columns: Container[str]) -> str:
     """The text of a column, or of a template."""
     if source in columns:
         return line.text_of(source, line.value_of(source))
-    return line.rendered(Template.parse(source))
+    return line.render(Template.parse(source))
 
 
 def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str, ...]:
@@ -177,12 +175,12 @@ def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str,
         value = line.value_of(source)
         if not isinstance(value, list):
             rule = f"has {kind_of(value)} as {source!r}, which must be a list of choices"
-            raise line.refused("wrong_type", rule, "write a list of texts")
+            raise line.error("wrong_type", rule, "write a list of texts")
         choices = tuple(line.text_of(source, choice) for choice in value)
     else:
-        choices = tuple(line.rendered(Template.parse(choice_template)) for choice_template in source)
+        choices = tuple(line.render(Template.parse(choice_template)) for choice_template in source)
     if len(choices) < 2 or not all(choices):
-        raise line.refused("invalid_value", f"has the choices {list(choices)!r}, and must have two or more, none empty",
+        raise line.error("invalid_value", f"has the choices {list(choices)!r}, and must have two or more, none empty",
                            "add what is missing")  # fmt: skip
     return choices
 
@@ -195,11 +193,11 @@ def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequen
     if isinstance(source, str) and source in columns:
         value = line.value_of(source)
     elif isinstance(source, str):
-        text = line.rendered(Template.parse(source))
+        text = line.render(Template.parse(source))
         value = int(text) if text.isdecimal() else text
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
         return value
     if isinstance(value, str) and value in choices:
         return choices.index(value)
     rule = f"has the target {value!r} (doc_to_target), which is neither one of its {len(choices)} choices nor an index"
-    raise line.refused("out_of_range", rule, f"use 0 to {len(choices) - 1}, or the choice's text")
+    raise line.error("out_of_range", rule, f"use 0 to {len(choices) - 1}, or the choice's text")

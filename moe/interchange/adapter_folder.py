@@ -43,12 +43,12 @@ class AdapterFolder:
         }
 
     def filled_in(
-        self, given: Mapping[str, Any], place: str, model: tuple[LanguageModelSpec, Family] | None = None
+        self, adapter: Mapping[str, Any], place: str, model: tuple[LanguageModelSpec, Family] | None = None
     ) -> dict[str, Any]:
         """A job's adapter as plain data, with what the folder says of it; its targets only where the `model` is known,
         which must be the one that it was made beside. Raises SpecError, also for one that was filled in from another
         config, with what is written otherwise than the folder has it."""
-        if given.get("from_config") not in (None, self._digest):
+        if adapter.get("from_config") not in (None, self._digest):
             raise SpecError(Problem("changed",
                 self._place, self.url, f"has another {CONFIG} than the one that the other fields were filled in from",
                 f"write {place}: {{from: FOLDER}} and nothing else",
@@ -63,18 +63,18 @@ class AdapterFolder:
             Problem(
                 "mismatch",
                 f"{place}.{name}",
-                given[name],
+                adapter[name],
                 f"must be {value!r}, as {self._says} says",
                 "leave it out",
             )
             for name, value in fields.items()
-            if given.get(name) not in (None, value)
+            if adapter.get(name) not in (None, value)
         ]
         if model is not None and not problems:
             spec, family = model
             matrices, adapted_matrices = _matrices(spec), self._find_adapted_matrices(spec, family)
             fields["targets"] = _targets(adapted_matrices, matrices)
-            if (targets := given.get("targets")) is not None:
+            if (targets := adapter.get("targets")) is not None:
                 fields["targets"] = targets
                 problems += _other_targets(f"{place}.targets", targets, adapted_matrices, matrices)
             if not adapted_matrices:
@@ -83,13 +83,13 @@ class AdapterFolder:
                 problems += self._problems_of(fields, place, spec, family)
         if problems:
             raise SpecError(problems)
-        return {"dropout": self._dropout(), **given, **fields, "from_config": self._digest}
+        return {"dropout": self._dropout(), **adapter, **fields, "from_config": self._digest}
 
     def problems(self, spec: LanguageModelSpec, family: Family) -> Iterator[Problem]:
         """Differences from the adapter that a model has, each with both sides."""
         assert spec.adapter is not None
         yield from misfits(self._config, spec.adapter, self._says)
-        shapes = {half.piece.name: half.piece.theirs.shape for half in halves(spec, family)}
+        shapes = {half.piece.name: half.piece.their_side.shape for half in halves(spec, family)}
         for name, shape in shapes.items():
             where = f"{self._holds}:{name}"
             if (tensor := self.held.get(name)) is None:
@@ -125,7 +125,7 @@ class AdapterFolder:
         """Halves of a model's adapter by our names. Raises SpecError for an adapter of another model, base or kind."""
         if problems := list(self.problems(spec, family)):
             raise SpecError(problems)
-        return {half.ours: half for half in halves(spec, family)}
+        return {half.our_name: half for half in halves(spec, family)}
 
     def _value(self, key: str, kinds: tuple[type, ...]) -> Any:
         value = self._config.get(key, False if bool in kinds else None)

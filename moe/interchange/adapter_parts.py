@@ -36,7 +36,7 @@ class Place:
     def of(cls, row: Row, layer: int | None, *, is_module: bool) -> "Place":
         """That of a tensor of theirs, whose module is wrapped as a whole or not."""
         module, _, last = row.name_in(layer).rpartition(".")
-        within = row.theirs.rpartition("{layer}.")[2].rpartition(".")[0]
+        within = row.their_name.rpartition("{layer}.")[2].rpartition(".")[0]
         return cls(module, within, None if is_module else last)
 
     @property
@@ -54,7 +54,7 @@ class Place:
 class Half:
     """A or B of one adapter."""
 
-    ours: str
+    our_name: str
     shape: tuple[int, ...]
     piece: Piece
     place: Place
@@ -89,9 +89,9 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
             )
     owner_by_tensor: dict[str, str] = {}
     for adapter_half in adapter_halves:
-        owner = owner_by_tensor.setdefault(adapter_half.piece.name, adapter_half.ours)
-        if owner != adapter_half.ours and adapter_half.ours.endswith(A):
-            problems.append(_inexpressible(adapter_half.ours, family))
+        owner = owner_by_tensor.setdefault(adapter_half.piece.name, adapter_half.our_name)
+        if owner != adapter_half.our_name and adapter_half.our_name.endswith(A):
+            problems.append(_inexpressible(adapter_half.our_name, family))
     if problems:
         raise SpecError(problems)
     return adapter_halves

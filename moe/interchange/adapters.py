@@ -51,8 +51,8 @@ def save_adapter(
         Made(
             name,
             NAMES[dtype],
-            parts[0].piece.theirs.shape,
-            tuple((half.ours, half.piece, 0) for half in parts),
+            parts[0].piece.their_side.shape,
+            tuple((half.our_name, half.piece, 0) for half in parts),
         )
         for name, parts in sorted(halves_by_tensor.items())
     ]

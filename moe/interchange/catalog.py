@@ -86,7 +86,7 @@ def catalog(folder: HubFolder) -> Catalog:
                                           f"lies in {by_name[name].file}, too", "remove one of them"))  # fmt: skip
         if not _IGNORED.fullmatch(name):
             by_name[name] = entry
-    for tensor in _pair_with_scales(by_name, folder_catalog.described.quantization, folder_catalog):
+    for tensor in _pair_with_scales(by_name, folder_catalog.description.quantization, folder_catalog):
         folder_catalog.held[tensor.name] = tensor
     return folder_catalog
 

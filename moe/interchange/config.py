@@ -128,7 +128,7 @@ def known_keys(family: Family) -> set[str]:
 def _reasons(family: Family) -> dict[str, str]:
     """Keys that change nothing of a family's models, each with the reason."""
     read = _read(family)
-    return {key: reason for key, reason in {**REASONS, **family.unused}.items() if key not in read}
+    return {key: reason for key, reason in {**REASONS, **family.unused_keys}.items() if key not in read}
 
 
 def _read(family: Family) -> set[str]:
@@ -215,14 +215,16 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield before + key, value
 
 
-def build_config(spec: LanguageModelSpec, carried: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
+def build_config(
+    spec: LanguageModelSpec, origin_config: Mapping[str, Any] | None, dtype: str
+) -> dict[str, Any]:
     """The config of a model: the one it came with, where it did and still says what the model is; else one made anew,
     of the first family that can say it. Weights are written in `dtype`.
 
     Raises SpecError, with what each of the families cannot say, where none can.
     """
-    if carried is not None:
-        return _update_origin(spec, carried, dtype)
+    if origin_config is not None:
+        return _update_origin(spec, origin_config, dtype)
     reasons = []
     for family in FAMILIES:
         config = anew(spec, family, dtype)
@@ -261,7 +263,9 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
     for field in family.fields:
         config |= field.write(_with_router_defaults(spec))
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    return _for_any_release({**config, "hidden_act": "silu", **family.written, **tokens}, spec, family, dtype)
+    return _for_any_release(
+        {**config, "hidden_act": "silu", **family.new_config_keys, **tokens}, spec, family, dtype
+    )
 
 
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
@@ -313,7 +317,7 @@ def _for_any_release(
 ) -> dict[str, Any]:
     """A config that transformers 4 and 5 and vLLM read alike: keys under the names that all of them know, positions in
     both forms, and what those that read a key take for something else where it is missing."""
-    full_config = dict(family.fixed)
+    full_config = dict(family.constant_keys)
     full_config |= {family.aliases.get(key, key): value for key, value in config.items()}
     for field in family.fields:
         full_config |= field.older(spec, config)

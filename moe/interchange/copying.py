@@ -43,14 +43,16 @@ def fill_ours(
     checked, with the tensor that it comes from."""
     within = tuple((low, low + size) for low, size in zip(origin, local.shape, strict=True))
     for piece in pieces:
-        for part in piece.ours.boxes(within):
+        for part in piece.our_side.boxes(within):
             for name, box in piece.by_tensor(part):
-                for block in split(box, piece.theirs, BLOCK_ELEMENTS):
-                    bounds = piece.theirs.bounds(block)
+                for block in split(box, piece.their_side, BLOCK_ELEMENTS):
+                    bounds = piece.their_side.bounds(block)
                     their_tensor = read(name, bounds)
                     check(name, their_tensor)
-                    source = view(their_tensor, [low for low, _ in bounds], piece.theirs, block, piece.axes)
-                    into = view(local, origin, piece.ours, block, piece.axes)
+                    source = view(
+                        their_tensor, [low for low, _ in bounds], piece.their_side, block, piece.axes
+                    )
+                    into = view(local, origin, piece.our_side, block, piece.axes)
                     copy(into, source)
                     if piece.factor != 1:
                         into.mul_(piece.factor)
@@ -70,20 +72,20 @@ def fill_theirs(
     """Fill a rectangle of one of their tensors of what `read` gives of our parameters."""
     origin = [low for low, _ in within]
     for name, piece, box in _boxes(within, made_of):
-        bounds = piece.ours.bounds(box)
+        bounds = piece.our_side.bounds(box)
         source = view(
-            read(name, bounds, block.dtype), [low for low, _ in bounds], piece.ours, box, piece.axes
+            read(name, bounds, block.dtype), [low for low, _ in bounds], piece.our_side, box, piece.axes
         )
-        copy(view(block, origin, piece.theirs, box, piece.axes), source)
+        copy(view(block, origin, piece.their_side, box, piece.axes), source)
 
 
 def reads_of(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Slices]]:
     """Reads of `fill_theirs`, in its order."""
     for name, piece, box in _boxes(within, made_of):
-        yield name, piece.ours.bounds(box)
+        yield name, piece.our_side.bounds(box)
 
 
 def _boxes(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Piece, Box]]:
     for name, piece, expert in made_of:
-        for box in piece.theirs.boxes(within):
+        for box in piece.their_side.boxes(within):
             yield name, piece, {**box, IN_NAME: (expert, expert + 1)} if piece.counts_tensors else box

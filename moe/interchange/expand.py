@@ -127,7 +127,7 @@ def _expand(
             f"{file}:output_router_logits", True, "asks for a loss over all layers together, which is none of ours",
             f"say how the router is balanced, {place}: {{from: FOLDER, moe: {{aux_coefficient: 0.01}}}}, or 0 for not",
         ))  # fmt: skip
-    provenance = {"ignored_keys": description.ignored, "from_config": digest}
+    provenance = {"ignored_keys": description.ignored_keys, "from_config": digest}
     if model.get("upcycle") is not None:
         return {**mixture(description, model, place), **provenance}
     return {**expansion.over(description.given, model), **provenance}

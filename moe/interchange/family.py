@@ -47,8 +47,8 @@ class Row:
     """A line of a table of tensors: a parameter of ours, or part of it, and where it lies; patterns as `pieces` has
     them. Without patterns both are the same."""
 
-    ours: str
-    theirs: str
+    our_name: str
+    their_name: str
     our_axes: str | None = None
     their_axes: str | None = None
 
@@ -67,22 +67,22 @@ class Row:
 
     def name_in(self, layer: int | None) -> str:
         """Theirs in that layer."""
-        return self.theirs if layer is None else self.theirs.replace("{layer}", str(layer))
+        return self.their_name if layer is None else self.their_name.replace("{layer}", str(layer))
 
 
-def unchanged_row(ours: str, theirs: str) -> Row:
+def unchanged_row(our_name: str, their_name: str) -> Row:
     """The tensor as it is."""
-    return Row(ours, theirs)
+    return Row(our_name, their_name)
 
 
-def transposed_row(ours: str, theirs: str) -> Row:
+def transposed_row(our_name: str, their_name: str) -> Row:
     """A matrix, transposed."""
-    return Row(ours, theirs, "a b", "b a")
+    return Row(our_name, their_name, "a b", "b a")
 
 
-def part(ours: str, our_axes: str, theirs: str, their_axes: str) -> Row:
+def part(our_name: str, our_axes: str, their_name: str, their_axes: str) -> Row:
     """Pieces by two patterns; `$name` in them is one of `sizes_of`."""
-    return Row(ours, theirs, our_axes, their_axes)
+    return Row(our_name, their_name, our_axes, their_axes)
 
 
 def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
@@ -101,7 +101,8 @@ def in_layers(*rows: Row | Iterable[Row]) -> tuple[Row, ...]:
     """Lines of what lies in every layer."""
     flat = [line for row in rows for line in ([row] if isinstance(row, Row) else row)]
     return tuple(
-        Row(LAYER + row.ours, f"model.{LAYER}{row.theirs}", row.our_axes, row.their_axes) for row in flat
+        Row(LAYER + row.our_name, f"model.{LAYER}{row.their_name}", row.our_axes, row.their_axes)
+        for row in flat
     )
 
 
@@ -117,22 +118,24 @@ class Family:
     fields: tuple[Field, ...]
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys that may have these values alone: others change what the model computes, in ways that ours does not."""
-    unused: Mapping[str, str] = field(default_factory=dict)
+    unused_keys: Mapping[str, str] = field(default_factory=dict)
     """Keys that change nothing here, beside those that change nothing anywhere, each with the reason."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys."""
     tensors: tuple[Row, ...] = ()
     """As they lie on the hub, and as they are written."""
-    fused: tuple[Row, ...] = ()
+    fused_tensors: tuple[Row, ...] = ()
     """As they may lie otherwise: transformers writes its own memory's layout when asked to."""
     untrained: str | None = None
     """Pattern of names of tensors that are carried through without being trained (multi-token prediction)."""
-    written: Mapping[str, Any] = field(default_factory=dict)
+    new_config_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a config that is made anew, beside those of the fields."""
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    constant_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys that are so of every model of the family, and that vLLM takes for something else where they are missing."""
 
     def rows(self, name: str) -> list[list[Row]]:
         """The lines of a parameter, as it is called in the tables, in each layout."""
-        by_table = ([row for row in table if row.ours == name] for table in (self.tensors, self.fused))
+        by_table = (
+            [row for row in table if row.our_name == name] for table in (self.tensors, self.fused_tensors)
+        )
         return [rows for rows in by_table if rows]

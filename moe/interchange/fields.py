@@ -24,63 +24,63 @@ def value(spec: LanguageModelSpec, path: str) -> Any:
 class Key(Field):
     """A key that is a field of ours under another name."""
 
-    theirs: str
-    ours: str
+    their_key: str
+    our_path: str
     kind: type = int
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
+        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
-        return {self.ours: config.get(self.theirs, self.kind)}
+        return {self.our_path: config.get(self.their_key, self.kind)}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        field_value = value(spec, self.ours)
-        return {self.theirs: field_value if field_value is None else self.kind(field_value)}
+        field_value = value(spec, self.our_path)
+        return {self.their_key: field_value if field_value is None else self.kind(field_value)}
 
 
 @dataclass(frozen=True)
 class Switch(Field):
     """A key that is true or false, where ours has one value or another."""
 
-    theirs: str
-    ours: tuple[str, ...]
+    their_key: str
+    our_path: tuple[str, ...]
     on: Any = True
     off: Any = False
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
+        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
-        return dict.fromkeys(self.ours, self.on if config.get(self.theirs, bool) else self.off)
+        return dict.fromkeys(self.our_path, self.on if config.get(self.their_key, bool) else self.off)
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        return {self.theirs: value(spec, self.ours[0]) == self.on}
+        return {self.their_key: value(spec, self.our_path[0]) == self.on}
 
 
 @dataclass(frozen=True)
 class Optional(Field):
     """A key that may be null, as the field may be none."""
 
-    theirs: str
-    ours: str
+    their_key: str
+    our_path: str
     kind: type = float
     none: Any = None
     """Value of the key where the field is None."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
+        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
-        key_value = config.get(self.theirs, self.kind, null=None)
-        return {self.ours: None if key_value == self.none else key_value}
+        key_value = config.get(self.their_key, self.kind, null=None)
+        return {self.our_path: None if key_value == self.none else key_value}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        field_value = value(spec, self.ours)
-        return {self.theirs: self.none if field_value is None else self.kind(field_value)}
+        field_value = value(spec, self.our_path)
+        return {self.their_key: self.none if field_value is None else self.kind(field_value)}
 
 
 @dataclass(frozen=True)
@@ -143,17 +143,17 @@ class Heads(Field):
 class Scale(Field):
     """A key that is the factor of the scores, whatever the heads' width."""
 
-    theirs: str
+    their_key: str
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
+        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
-        return {"attention.scale": config.get(self.theirs, float)}
+        return {"attention.scale": config.get(self.their_key, float)}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        return {self.theirs: float(spec.attention.score_scale)}
+        return {self.their_key: float(spec.attention.score_scale)}
 
 
 _DENSE = "a model without experts is of another model_type"
@@ -329,20 +329,20 @@ class LinearLayers(Field):
 class EveryLayer(Field):
     """A list with an entry for each layer, all of which are this one."""
 
-    theirs: str
+    their_key: str
     entry: Any
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
+        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
-        entries = config.raw(self.theirs)
+        entries = config.raw(self.their_key)
         if entries is not None and (
             not isinstance(entries, list) or any(not json_equal(entry, self.entry) for entry in entries)
         ):
             config.refuse(
-                self.theirs, None, f"must be {self.entry!r} for every layer: nothing else is supported"
+                self.their_key, None, f"must be {self.entry!r} for every layer: nothing else is supported"
             )
         return {}
 
@@ -391,19 +391,19 @@ class ExpertGroups(Field):
 
 
 @dataclass(frozen=True)
-class Told(Field):
+class WriteOnlyKey(Field):
     """A key that is written of ours, and says nothing that is read."""
 
-    theirs: str
-    ours: str
+    their_key: str
+    our_path: str
     kind: type = float
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
+        return (self.their_key,)
 
     def read(self, config: Reading) -> Fields:
         return {}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        return {self.theirs: self.kind(value(spec, self.ours) or 0)}
+        return {self.their_key: self.kind(value(spec, self.our_path) or 0)}

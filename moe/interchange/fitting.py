@@ -84,7 +84,7 @@ def _sources(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) ->
 
 def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
     """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
-    family, tensors = found.described.family, found.held
+    family, tensors = found.description.family, found.held
     _check_size(spec, found)
     result, problems = Fit(), list(found.problems)
     used_names: set[str] = set()
@@ -176,9 +176,9 @@ def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iter
 def _misshapen(catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
-            if (shape := catalog.held[name].shape) != piece.theirs.shape:
+            if (shape := catalog.held[name].shape) != piece.their_side.shape:
                 usage = f"of which {tensor.name} {list(tensor.shape)} is made"
-                rule = f"must have the shape {list(piece.theirs.shape)}, {usage}"
+                rule = f"must have the shape {list(piece.their_side.shape)}, {usage}"
                 yield catalog.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
 
 

@@ -66,9 +66,9 @@ class HubFolder:
 
     def has(self, name: str) -> bool:
         """Whether there is such a file, or any that a pattern means. Raises SpecError outside the roots."""
-        return bool(self.several(name))
+        return bool(self.glob(name))
 
-    def several(self, pattern: str) -> list[Location]:
+    def glob(self, pattern: str) -> list[Location]:
         """Files that a pattern means; none where there are none. Raises SpecError outside the roots."""
         try:
             return self._locator.locate(self.place, self.path(pattern))
@@ -123,7 +123,7 @@ class HubFolder:
             names = sorted(set(self._read_index()))
             self._require_few(len(names))
             return {name: self.find(name) for name in names}
-        files = {location.path.rpartition("/")[2]: location for location in self.several("*.safetensors")}
+        files = {location.path.rpartition("/")[2]: location for location in self.glob("*.safetensors")}
         if not files:
             pickle = next((name for name in _PICKLES if self.has(name)), None)
             rule = "has no weights: no *.safetensors"

@@ -102,7 +102,7 @@ def load_weights(
             agree(each_told(folder, fill))
     finally:
         weights.close()
-    return LoadReport(len(reader.read), (*folder_catalog.described.notes, *_notes(fit_result, spec)))
+    return LoadReport(len(reader.read), (*folder_catalog.description.notes, *_notes(fit_result, spec)))
 
 
 def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_Part]:
@@ -151,9 +151,9 @@ def _fill_coded(
 
 def _order_of_reading(piece: Piece) -> list[int]:
     """Our dimensions as they follow in the files: a block that is short in the first ones lies in few rows there."""
-    places = {dim: (len(piece.theirs.shape), 0) for dim in range(len(piece.ours.shape))}
-    for axis, (dim, _) in piece.ours.steps.items():
-        their_dim, step = piece.theirs.steps.get(axis, (-1, 0))
+    places = {dim: (len(piece.their_side.shape), 0) for dim in range(len(piece.our_side.shape))}
+    for axis, (dim, _) in piece.our_side.steps.items():
+        their_dim, step = piece.their_side.steps.get(axis, (-1, 0))
         places[dim] = min(places[dim], (their_dim, -step))
     return sorted(places, key=places.__getitem__)
 

@@ -127,6 +127,6 @@ def _small_files(folder: HubFolder) -> Iterator[tuple[str, bytes]]:
                 name,
                 folder.read(name, MAX_CONFIG_BYTES if name.endswith("config.json") else MAX_READ_BYTES),
             )
-    for location in folder.several(f"{TEMPLATES}/*.jinja"):
+    for location in folder.glob(f"{TEMPLATES}/*.jinja"):
         path = f"{TEMPLATES}/{location.path.rpartition('/')[2]}"
         yield path, folder.read(path, MAX_CONFIG_BYTES)

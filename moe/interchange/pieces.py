@@ -150,10 +150,10 @@ class Side:
 class Piece:
     """Part of one parameter of ours, or all of it, and the tensors that it is in."""
 
-    ours: Side
+    our_pattern: Side
     name: str
     """Of theirs, with `{e}` where the axis of experts counts tensors."""
-    theirs: Side
+    their_pattern: Side
     axes: tuple[str, ...]
     """In the order of ours."""
     factor: float = 1.0
@@ -167,9 +167,9 @@ class Piece:
         """Every tensor that it is in."""
         if not self.counts_tensors:
             return [self.name]
-        return [self.named(at) for at in range(self.ours.lengths[IN_NAME])]
+        return [self.tensor_name(at) for at in range(self.our_side.lengths[IN_NAME])]
 
-    def named(self, at: int) -> str:
+    def tensor_name(self, at: int) -> str:
         return self.name.replace("{" + IN_NAME + "}", str(at))
 
     def by_tensor(self, box: Box) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
@@ -178,7 +178,7 @@ class Piece:
             yield self.name, dict(box)
             return
         for at in range(*box[IN_NAME]):
-            yield self.named(at), {**box, IN_NAME: (at, at + 1)}
+            yield self.tensor_name(at), {**box, IN_NAME: (at, at + 1)}
 
 
 def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[int, int]]]:
@@ -203,17 +203,17 @@ def split(box: Box, side: Side, max_elements: int) -> Iterator[dict[str, tuple[i
 
 def piece(
     our_shape: Sequence[int],
-    ours: str,
+    our_pattern: str,
     name: str,
-    theirs: str,
+    their_pattern: str,
     sizes: Mapping[str, int] | None = None,
     factor: float = 1.0,
 ) -> Piece:
     """The piece that two patterns say, of a parameter of that shape, which is `factor` times theirs; `sizes` are
     lengths of axes that its shape does not tell."""
-    our_dims, their_dims = parse_pattern(ours), parse_pattern(theirs)
+    our_dims, their_dims = parse_pattern(our_pattern), parse_pattern(their_pattern)
     lengths = dict(sizes or {})
-    assert len(our_dims) == len(our_shape), f"{ours} of {list(our_shape)}"
+    assert len(our_dims) == len(our_shape), f"{our_pattern} of {list(our_shape)}"
     for dimension, size in zip(our_dims, our_shape, strict=True):
         if dimension.total is not None:
             continue
@@ -222,16 +222,16 @@ def piece(
         ]
         known_size = prod(_places(term, lengths) for term in dimension.terms if term not in unknown)
         if unknown:
-            assert len(unknown) == 1, f"{ours} of {list(our_shape)}"
-            assert size % known_size == 0, f"{ours} of {list(our_shape)}"
+            assert len(unknown) == 1, f"{our_pattern} of {list(our_shape)}"
+            assert size % known_size == 0, f"{our_pattern} of {list(our_shape)}"
             assert unknown[0].axis is not None
             lengths[unknown[0].axis] = size // known_size
     our_side, their_side = _side(our_dims, lengths), _side(their_dims, lengths)
-    assert our_side.shape == tuple(our_shape), f"{ours} is {our_side.shape}, not {list(our_shape)}"
+    assert our_side.shape == tuple(our_shape), f"{our_pattern} is {our_side.shape}, not {list(our_shape)}"
     name_axes = {IN_NAME} if "{" + IN_NAME + "}" in name else set()
     once = {COPIES} & our_side.steps.keys()
     assert our_side.steps.keys() == their_side.steps.keys() | name_axes | once, (
-        f"{ours} has other axes than {theirs}"
+        f"{our_pattern} has other axes than {their_pattern}"
     )
     return Piece(our_side, name, their_side, tuple(our_side.steps), factor)
 

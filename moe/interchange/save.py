@@ -183,7 +183,7 @@ def _tensors(
     for our_tensor in expected_tensors(spec):
         for piece in alternatives(spec, family, our_tensor)[0]:
             for expert, name in enumerate(piece.names()):
-                their_tensors.setdefault(name, (piece.theirs.shape, []))[1].append(
+                their_tensors.setdefault(name, (piece.their_side.shape, []))[1].append(
                     (our_tensor.name, piece, expert)
                 )
                 if our_tensor.is_buffer:

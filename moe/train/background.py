@@ -24,7 +24,7 @@ class Background(Generic[Result]):
             self.error = error
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return not self._thread.is_alive()
 
     def wait(self) -> None:

@@ -12,12 +12,12 @@ class Control(ABC):
     """Rank 0 asks it before every step; all ranks learn the answer from that step's all-reduce."""
 
     @abstractmethod
-    def requested(self) -> Request | None:
+    def poll(self) -> Request | None:
         """Return what is asked for now, without waiting."""
 
 
 class NoControl(Control):
     """Never asks for anything."""
 
-    def requested(self) -> Request | None:
+    def poll(self) -> Request | None:
         return None

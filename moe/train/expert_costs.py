@@ -28,7 +28,7 @@ def decide(
     shapes_by_rank = together.all_gathered([_shape(layer) for layer in layers])
     shapes = sorted({tuple(shape) for of_rank in shapes_by_rank for shape in of_rank})
 
-    def decided() -> list[dict[str, dict[str, float]]]:
+    def measure_costs() -> list[dict[str, dict[str, float]]]:
         shape_costs = []
         for shape in shapes:
             w_in = torch.ones(shape, dtype=dtype, device=device)
@@ -43,7 +43,7 @@ def decide(
             shape_costs.append(_read_costs(run)[key])
         return shape_costs
 
-    costs = dict(zip(shapes, map(from_json, together.from_first(decided)), strict=True))
+    costs = dict(zip(shapes, map(from_json, together.from_first(measure_costs)), strict=True))
     for layer in layers:
         layer.experts.costs = costs[_shape(layer)]
 

@@ -94,9 +94,9 @@ def train(
     with doing("loading", "loading of weights"):
         num_done = _resume(state, data, checkpointer, recorder, roots)
         if layout.rank == 0:
-            recorder.resumed(num_done, checkpointer.last_committed)
+            recorder.record_resume(num_done, checkpointer.last_committed)
     with doing("loading", "measuring of the experts' arithmetic"):
-        layers = state.moe_layers.here.values()
+        layers = state.moe_layers.local_layers.values()
         expert_costs.decide(layers, layout.device, state.dtype, folder, cache / "experts")
     batches = BatchesAhead(task.batches(data, plan, layout))
     trained_s = _trained_s(checkpointer, folder) if layout.rank == 0 else 0.0
@@ -149,7 +149,7 @@ def train(
 def _next_request(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
     """The request that rank 0 hands to all ranks before a step."""
     limit_s = spec.train.max_duration_s
-    return "finish" if limit_s is not None and trained_s >= limit_s else control.requested()
+    return "finish" if limit_s is not None and trained_s >= limit_s else control.poll()
 
 
 def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:

@@ -32,12 +32,17 @@ class MoELayers:
 
     def __init__(self, model: nn.Module) -> None:
         """All ranks call it together. Raises ValueError where two layers have one number."""
-        self.here: dict[int, MoELayer] = {}
+        self.local_layers: dict[int, MoELayer] = {}
         """Those of this rank, by number, in order of the model."""
         for module in model.modules():
-            if isinstance(module, MoELayer) and self.here.setdefault(module.layer, module) is not module:
+            if (
+                isinstance(module, MoELayer)
+                and self.local_layers.setdefault(module.layer, module) is not module
+            ):
                 raise ValueError(f"two MoE layers have the number {module.layer}; give each its own")
-        facts_by_rank = together.all_gathered([vars(LayerFacts.of(layer)) for layer in self.here.values()])
+        facts_by_rank = together.all_gathered(
+            [vars(LayerFacts.of(layer)) for layer in self.local_layers.values()]
+        )
         facts_by_number = {
             facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank
         }
@@ -54,7 +59,7 @@ class MoELayers:
             if torch.is_grad_enabled():
                 routings.append((layer.layer, output[1].detached()))
 
-        hooks = [layer.register_forward_hook(note) for layer in self.here.values()]
+        hooks = [layer.register_forward_hook(note) for layer in self.local_layers.values()]
         try:
             yield routings
         finally:

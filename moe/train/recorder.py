@@ -16,7 +16,7 @@ class Recorder(ABC):
         """Take the record of one finished step."""
 
     @abstractmethod
-    def resumed(self, step: int, checkpoint: str | None) -> None:
+    def record_resume(self, step: int, checkpoint: str | None) -> None:
         """Take the news that training goes on after `step` steps, from a checkpoint that is loaded; from the start
         where there is none."""
 
@@ -47,7 +47,7 @@ class MemoryRecorder(Recorder):
         self.logs: list[dict[str, Any]] = []
         self.resumed_at: tuple[int, str | None] | None = None
 
-    def resumed(self, step: int, checkpoint: str | None) -> None:
+    def record_resume(self, step: int, checkpoint: str | None) -> None:
         self.resumed_at = (step, checkpoint)
 
     def metric(self, record: StepRecord) -> None:

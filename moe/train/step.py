@@ -47,6 +47,6 @@ def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResu
     if record.is_finite:
         set_learning_rate(state.optimizer, lr)
         state.optimizer.step()
-        for number, layer in state.moe_layers.here.items():
-            layer.end_step(totals.chosen(number))
+        for number, layer in state.moe_layers.local_layers.items():
+            layer.end_step(totals.expert_choices(number))
     return StepResult(record, signals)

@@ -91,7 +91,7 @@ class StepTotals:
                 )
             )
             row[: len(sums)] += sums
-            of_experts = torch.cat((routing.load, routing.chosen))
+            of_experts = torch.cat((routing.load, routing.expert_choices))
             row[len(_COLUMNS) : len(_COLUMNS) + len(of_experts)] += of_experts
 
     def reduce(self, signals: Signals) -> tuple[StepRecord, Signals]:
@@ -121,7 +121,7 @@ class StepTotals:
         )
         return record, Signals.from_numbers(numbers)
 
-    def chosen(self, layer: int) -> Tensor:
+    def expert_choices(self, layer: int) -> Tensor:
         """`[E]`, once reduced: the choices of each expert of a layer before capacity decided."""
         place = self._index[layer]
         num_experts = self._layers.facts[place].num_experts
@@ -131,7 +131,7 @@ class StepTotals:
         """Add what each layer here exchanged, forward and backward. Seconds are means over the ranks."""
         first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
         traffic_rows = [[0.0, 0.0, 0.0] for _ in self._layers.facts]
-        for number, layer in self._layers.here.items():
+        for number, layer in self._layers.local_layers.items():
             traffic = layer.dispatch.take_traffic()
             seconds = (traffic.transfer_s / ranks, traffic.waiting_s / ranks)
             traffic_rows[self._index[number]] = [traffic.num_bytes, *seconds]

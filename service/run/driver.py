@@ -244,7 +244,7 @@ class Driver:
     def _look(self) -> None:
         """Reports dead groups, and obeys requests while there is no group to obey them."""
         self._tell_of_dead_groups()
-        if self._recorder.control.requested() and not self._group_runs():
+        if self._recorder.control.poll() and not self._group_runs():
             self._obey()
 
     def _look_after_files(self) -> None:
@@ -318,7 +318,7 @@ class Driver:
         return len(self._folder.groups()) > self._num_dead_groups
 
     def _obey(self) -> None:
-        how = "cancelled" if self._recorder.control.requested() == "cancel" else "paused"
+        how = "cancelled" if self._recorder.control.poll() == "cancel" else "paused"
         message = f"{how} while no worker group ran"
         self._end(Result(outcome=how, step=self._last_step(), message=message))  # type: ignore[arg-type]
 

@@ -116,7 +116,7 @@ class SpoolRecorder(Recorder):
     def metric(self, record: StepRecord) -> None:
         self.record("metric", record.to_plain())
 
-    def resumed(self, step: int, checkpoint: str | None) -> None:
+    def record_resume(self, step: int, checkpoint: str | None) -> None:
         self.record("resumed", {"step": step, "checkpoint": checkpoint, **self.of_group})
 
     def checkpoint(self, record: CheckpointRecord) -> None:
@@ -171,7 +171,7 @@ class _SenderControl(Control):
     def __init__(self, sender: Sender | None) -> None:
         self._sender = sender
 
-    def requested(self) -> Request | None:
+    def poll(self) -> Request | None:
         return self._sender.request if self._sender is not None else None
 
 

@@ -206,8 +206,8 @@ class _FirstStepTimed(Recorder):
             self._heartbeat.step_s = record.step_s or 0.0
         self._recorder.metric(record)
 
-    def resumed(self, step: int, checkpoint: str | None) -> None:
-        self._recorder.resumed(step, checkpoint)
+    def record_resume(self, step: int, checkpoint: str | None) -> None:
+        self._recorder.record_resume(step, checkpoint)
 
     def checkpoint(self, record: CheckpointRecord) -> None:
         self._recorder.checkpoint(record)

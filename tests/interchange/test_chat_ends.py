@@ -133,7 +133,7 @@ def test_a_template_given_to_training_is_used_and_not_written_over_the_folders(h
     assert course(resumed) == course(undisturbed)[2:]
     checkpoint = newest(tmp_path / "run")
     template = TrainedModel.load(checkpoint).generator._template()  # type: ignore[attr-defined]
-    assert template.asked("who?") == "[user]who?[assistant]!"
+    assert template.render_prompt("who?") == "[user]who?[assistant]!"
     for is_asked, name in ((False, "plain"), (True, "asked")):
         save_checkpoint_as_folder(checkpoint, tmp_path / name, chat_template=is_asked)
         written = (tmp_path / name / "chat_template.jinja").read_text()

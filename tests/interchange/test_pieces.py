@@ -41,24 +41,24 @@ def plainly(pieces: list[Piece], shape: tuple[int, ...], tensors: dict[str, torc
     """Our parameter, element by element, by the patterns' own meaning."""
     ours = torch.full(shape, torch.nan)
     for each in pieces:
-        lengths = each.ours.lengths
+        lengths = each.our_side.lengths
         for places in product(*(range(lengths[axis]) for axis in each.axes)):
             at = dict(zip(each.axes, places, strict=True))
             indices = []
-            for side in (each.ours, each.theirs):
+            for side in (each.our_side, each.their_side):
                 index = list(side.first)
                 for axis, (dim, step) in side.steps.items():
                     index[dim] += at[axis] * step
                 indices.append(tuple(index))
-            tensor = tensors[each.named(at["e"]) if each.counts_tensors else each.name]
+            tensor = tensors[each.tensor_name(at["e"]) if each.counts_tensors else each.name]
             ours[indices[0]] = each.factor * tensor[indices[1]]
     return ours
 
 
 def example(name: str) -> tuple[list[Piece], dict[str, torch.Tensor], torch.Tensor]:
     pieces = {**CASES, **COPIED}[name]
-    tensors = {each: torch.randn(case.theirs.shape) for case in pieces for each in case.names()}
-    return pieces, tensors, plainly(pieces, pieces[0].ours.shape, tensors)
+    tensors = {each: torch.randn(case.their_side.shape) for case in pieces for each in case.names()}
+    return pieces, tensors, plainly(pieces, pieces[0].our_side.shape, tensors)
 
 
 def rectangle(data: st.DataObject, shape: tuple[int, ...]) -> Slices:
@@ -75,7 +75,7 @@ def cut(tensor: torch.Tensor, within: Slices) -> torch.Tensor:
 
 def test_a_pattern_says_where_axes_lie():
     (case,) = CASES["even columns"]
-    assert case.theirs.shape == (3, 4, 10)
+    assert case.their_side.shape == (3, 4, 10)
     _, tensors, ours = example("even columns")
     assert torch.equal(ours, tensors["t"][:, :, ::2])
     _, tensors, ours = example("second half")
@@ -125,10 +125,10 @@ def test_any_rectangle_of_theirs_is_that_of_the_tensor(name: str, data: st.DataO
 @given(data=st.data())
 def test_a_box_is_split_into_parts_of_at_most_so_many_elements(name: str, data: st.DataObject):
     (case,) = {**CASES, **COPIED}[name]
-    box = {axis: (0, length) for axis, length in case.ours.lengths.items()}
+    box = {axis: (0, length) for axis, length in case.our_side.lengths.items()}
     limit = data.draw(st.integers(1, 50))
-    parts = list(split(box, case.theirs, limit))
-    covered = torch.zeros([case.ours.lengths[axis] for axis in case.axes])
+    parts = list(split(box, case.their_side, limit))
+    covered = torch.zeros([case.our_side.lengths[axis] for axis in case.axes])
     for part in parts:
         some = covered[tuple(slice(*part[axis]) for axis in case.axes)]
         some += 1

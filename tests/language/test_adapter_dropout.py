@@ -93,7 +93,7 @@ def test_it_is_pefts_with_our_masks(family: str, probability: float, tmp_path: P
     assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["lora_dropout"] == probability
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True).double().train()
     every = halves(spec, BY_TYPE[family])
-    names = {each.place.module: each.ours.removesuffix(A) for each in every if each.ours.endswith(A)}
+    names = {each.place.module: each.our_name.removesuffix(A) for each in every if each.our_name.endswith(A)}
     wrapped = [
         (path, each) for path, each in theirs.named_modules() if isinstance(each, peft.tuners.lora.Linear)
     ]

@@ -51,18 +51,18 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
     stage = layout.index("pipeline")
     model = model_of(stages[stage])
     layers, here = MoELayers(model), layout.groups_here(GROUPS)
-    assert list(layers.here) == stages[stage]
+    assert list(layers.local_layers) == stages[stage]
     found = StepTotals(layers, RankBatch(0, [None], 10, 20), layout, shares_tokens=True)
     ids = torch.arange(GROUPS * GROUP_TOKENS).view(GROUPS, GROUP_TOKENS)[here.start : here.stop]
     tokens = TokenContext(ids, batch=BatchCounts(GROUPS, GROUPS, GROUPS * GROUP_TOKENS))
     with layers.routings() as routings:
-        for layer in layers.here.values():
+        for layer in layers.local_layers.values():
             layer(rows(layer.layer)[here.start : here.stop], tokens)
     # The last stage knows the loss: of each group 1.5 nats.
     nats = torch.tensor(1.5 * len(here) * (stage == len(stages) - 1), dtype=torch.float64)
     found.add(Loss(nats, nats / 2), routings)
     record, _ = found.reduce(Signals())
-    return record.to_plain(), {number: found.chosen(number).tolist() for number in layers.here}
+    return record.to_plain(), {number: found.chosen(number).tolist() for number in layers.local_layers}
 
 
 def totals_of_ranks(degrees: dict[str, int], stages: list[list[int]]) -> tuple[dict, dict[int, list[float]]]:
@@ -97,7 +97,7 @@ def test_totals_are_those_of_one_process_that_has_all_layers(ranks: Pools, mesh:
 def costs(stages: list[list[int]], run: str, cache: Path) -> dict[int, dict[str, float]]:
     """By layer that this rank has, the seconds that each backend takes for each row."""
     layout = Layout.over({"pipeline": 4})
-    layers = MoELayers(model_of(stages[layout.rank])).here
+    layers = MoELayers(model_of(stages[layout.rank])).local_layers
     expert_costs.decide(layers.values(), layout.device, torch.float32, Folder(run), cache)
     layout.close()
     return {

@@ -145,7 +145,7 @@ def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str =
     state = TrainState.build(task_of(model_spec, train, learned), layout)
     if isinstance(model_spec, LanguageModelSpec) and model_spec.from_folder is not None:
         state.task.begin(state.model, layout, None)
-    for layer in state.moe_layers.here.values():
+    for layer in state.moe_layers.local_layers.values():
         if (
             layer.router_bias is not None and not layer.spec.routing.bias_rate
         ):  # frozen, as a model was loaded with it
@@ -258,10 +258,10 @@ def run(
                 if each.name.endswith("router"):
                     each.local.zero_()
     if backend is not None:
-        for layer in state.moe_layers.here.values():
+        for layer in state.moe_layers.local_layers.values():
             layer.experts.costs = {backend: Cost(0.0, 0.0)}
     decisions: dict[int, list[Tensor]] = {}
-    for layer in state.moe_layers.here.values():
+    for layer in state.moe_layers.local_layers.values():
         layer.register_forward_hook(partial(_note_decisions, decisions))
     trained = [each for each in state.parameters if each.local.requires_grad]
     records, whole = [], Whole(trained, layout)
@@ -295,7 +295,7 @@ def run(
         left["moments"] = whole.of(
             [state.optimizer.state[each.local]["exp_avg_sq"].cpu() for each in trained]
         )
-    biases = {number: layer.router_bias for number, layer in state.moe_layers.here.items()}
+    biases = {number: layer.router_bias for number, layer in state.moe_layers.local_layers.items()}
     left["biases"] = {str(number): bias.cpu() for number, bias in biases.items() if bias is not None}
     for kind, in_full in left.items():
         records[-1][kind] = {name: tensor.norm().item() for name, tensor in in_full.items()}

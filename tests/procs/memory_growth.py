@@ -41,7 +41,7 @@ def growth(spec: JobSpec, plan: Plan, length: int) -> int:
         if micro_batch:
             before = resident("VmRSS")
             CLEAR.write_text(RESET_PEAK)
-        hidden = model.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
+        hidden = model.hidden_states(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
         loss, _ = smoothed_nll(hidden, model.output_embedding, model.share(tokens), 0.1, 0)
         loss.backward()
         del hidden, loss

@@ -63,13 +63,13 @@ def _run_twice(rank: int, degrees: Degrees, rendezvous: str, blow: int, struck: 
         rows.register_hook(strike)
 
     def run(again: bool) -> None:
-        *_, layer = MoELayers(model).here.values()
+        *_, layer = MoELayers(model).local_layers.values()
         batch = rank_batch(layout, degrees.plan(8), Shape(), 300, 1).micro_batches[0]
         if again and where == "forward":
             layer.register_forward_pre_hook(strike)
         if again and where == "experts' backward":
             layer.experts.register_forward_pre_hook(lambda _, given: strike_when_gradient_of(given[0]))
-        y = model.hidden(batch.source, batch.target_in, batch.context)
+        y = model.hidden_states(batch.source, batch.target_in, batch.context)
         if again and where == "backward":
             y.register_hook(strike)
         y.sum().backward()

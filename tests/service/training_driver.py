@@ -27,7 +27,7 @@ class _Reports(Recorder):
     def __init__(self, launch: Launch, sender: Sender) -> None:
         self._launch, self._sender = launch, sender
 
-    def resumed(self, step: int, checkpoint: str | None) -> None:
+    def record_resume(self, step: int, checkpoint: str | None) -> None:
         self._sender.add("resumed", group=0, num_workers=1, step=step, checkpoint=checkpoint)
 
     def metric(self, record: StepRecord) -> None:
@@ -53,7 +53,7 @@ class _Requests(Control):
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
 
-    def requested(self) -> Request | None:
+    def poll(self) -> Request | None:
         return self._sender.request  # type: ignore[return-value]
 
 

@@ -67,7 +67,7 @@ class Training:
         self.micro_batches = [torch.randint(5, 50, (4, 8), generator=numbers) for _ in range(2)]
 
     def micro_batch(self, tokens: Tensor) -> float:
-        hidden = self.model.hidden(tokens, tokens, BatchContext())
+        hidden = self.model.hidden_states(tokens, tokens, BatchContext())
         loss, nll = smoothed_nll(hidden, self.model.output_embedding, tokens, 0.1, 0)
         loss.backward()
         return float(nll)

@@ -17,7 +17,7 @@ def rendering(
     source: str, *messages: dict[str, Any], ends: tuple[str, ...] = (), **arguments: Any
 ) -> Rendering:
     template = ChatTemplate({"default": source}, {"bos_token": "<s>", **arguments}, "2026-03-09", ends)
-    (found,) = template.written([conversation_of({"messages": list(messages)})])
+    (found,) = template.render_rows([conversation_of({"messages": list(messages)})])
     assert isinstance(found, Rendering), found
     return found
 
@@ -216,7 +216,7 @@ def test_arguments_of_a_call_are_given_in_the_form_that_the_template_takes(
 def test_a_template_that_leaves_out_a_call_is_refused():
     template = ChatTemplate({"default": BEGINS_WITH_SYSTEM}, {}, None)
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    (found,) = template.written([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
+    (found,) = template.render_rows([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
     assert isinstance(found, Unreadable)
     assert found.rule.startswith("drops a call of the tool 'f' from an answer (messages[1])")
 
@@ -231,7 +231,7 @@ def test_text_that_a_template_drops_from_an_answer_is_told_and_refused_where_it_
     assert learned(found) == [["<assistant>f"]]
     assert found.notes == ("contents",)
     template = ChatTemplate({"default": source}, {"drops": True}, None)
-    (refusal,) = template.written([Conversation((QUESTION, said("assistant", "it is so")))])
+    (refusal,) = template.render_rows([Conversation((QUESTION, said("assistant", "it is so")))])
     assert isinstance(refusal, Unreadable)
     assert refusal.rule == "drops the text of an answer (messages[1])"
 
@@ -270,7 +270,7 @@ def test_what_a_template_with_marks_drops_is_told_too():
     assert rendering(source, QUESTION, said("assistant", "b", thinking="hm")).notes == ("thoughts",)
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     template = ChatTemplate({"default": source}, {}, None)
-    (found,) = template.written([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
+    (found,) = template.render_rows([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
     assert isinstance(found, Unreadable)
     assert found.rule.startswith("drops a call of the tool 'f'")
 
@@ -303,7 +303,7 @@ def test_a_record_sets_arguments_of_the_template():
     ]
     texts = [
         each.rows[0].text
-        for each in template.written([conversation_of(row) for row in rows])
+        for each in template.render_rows([conversation_of(row) for row in rows])
         if isinstance(each, Rendering)
     ]
     assert texts == ["qay", "qax"]

@@ -50,7 +50,7 @@ def rows_of(name: str, rows: list[dict[str, Any]], **arguments: Any) -> list[tup
         {"default": published(name)}, {**TOKENS, **arguments}, DATE.isoformat(), ENDS.get(name, ())
     )
     found = []
-    for each in template.written([conversation_of(row) for row in rows]):
+    for each in template.render_rows([conversation_of(row) for row in rows]):
         assert isinstance(each, Rendering), each
         found.append(each.rows)
     return found

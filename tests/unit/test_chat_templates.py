@@ -41,11 +41,11 @@ def rows_of(found: Iterable[Rendering | Unreadable]) -> list[Written]:
 
 
 def written(source: str, *rows: dict[str, Any]) -> list[Written]:
-    return rows_of(template_of(source).written([conversation_of(row) for row in rows]))
+    return rows_of(template_of(source).render_rows([conversation_of(row) for row in rows]))
 
 
 def refusal(source: str, row: dict[str, Any]) -> Unreadable:
-    (found,) = template_of(source).written([conversation_of(row)])
+    (found,) = template_of(source).render_rows([conversation_of(row)])
     assert isinstance(found, Unreadable), found
     return found
 
@@ -142,7 +142,7 @@ def test_a_template_that_fails_is_refused_with_what_it_did(
 
 def test_a_template_that_is_none_is_refused():
     with pytest.raises(SpecError, match=r"model.from/chat_template is no template: .* at line 2"):
-        list(template_of("{{ messages }}\n{% if %}").written([conversation_of(ROW)]))
+        list(template_of("{{ messages }}\n{% if %}").render_rows([conversation_of(ROW)]))
 
 
 def test_a_template_may_end_the_process_that_reads_it(monkeypatch: pytest.MonkeyPatch):
@@ -164,7 +164,7 @@ def test_a_template_that_never_ends_is_given_up_in_bounded_time(monkeypatch: pyt
     monkeypatch.setattr("moe.data.conversations.template.TIMEOUT_S", 2.0)
     # Starts the real process, and notes how long it may take: the sum of these is what is promised.
     monkeypatch.setattr("moe.data.conversations.template.answer_of", noted)
-    (found,) = template_of("{{ (10 ** 9) ** (10 ** 9) }}").written([conversation_of(ROW)] * 500)
+    (found,) = template_of("{{ (10 ** 9) ** (10 ** 9) }}").render_rows([conversation_of(ROW)] * 500)
     assert isinstance(found, Unreadable)
     assert "when it writes this conversation or one of" in found.rule
     assert len(limits) > 1
@@ -173,7 +173,7 @@ def test_a_template_that_never_ends_is_given_up_in_bounded_time(monkeypatch: pyt
 
 def test_a_date_that_nobody_gave_is_asked_for():
     template = ChatTemplate({"default": STRUCTURES["llama"].source}, {"bos_token": "<s>"})
-    (found,) = template.written([conversation_of(ROW)])
+    (found,) = template.render_rows([conversation_of(ROW)])
     assert isinstance(found, Unreadable)
     assert found.rule == "asks for the date, and data.date has none"
 
@@ -201,7 +201,7 @@ def test_conversations_with_tools_are_written_by_their_own_template():
     plain, tools = STRUCTURES["llama"].source, CHATML.source
     template = ChatTemplate({"default": plain, "tool_use": tools}, {"bos_token": "<s>"}, DATE.isoformat())
     rows = [ROW, {**ROW, "tools": [chats.WEATHER]}, ROW]
-    found = template.written([conversation_of(row) for row in rows])
+    found = template.render_rows([conversation_of(row) for row in rows])
     assert ["<|im_start|>" in each.text for each in rows_of(found)] == [False, True, False]
 
 
@@ -212,7 +212,7 @@ def test_only_what_follows_what_both_answer_to_is_learned_of_a_pair():
             {"chosen": [*early, ANSWER], "rejected": [*early, OTHER]},
             {"prompt": early, "chosen": [ANSWER], "rejected": [OTHER]},
         ):
-            found = rows_of(template_of(STRUCTURES[name].source).written(pair_of(row)))
+            found = rows_of(template_of(STRUCTURES[name].source).render_rows(pair_of(row)))
             said = [[each.text[a:b] for a, b in each.spans] for each in found]
             assert said == [["a<|im_end|>\n"], ["b<|im_end|>\n"]], name
 
@@ -261,7 +261,7 @@ def test_conversations_of_which_one_ends_the_process_are_told_apart(monkeypatch:
     monkeypatch.setattr("moe.data.conversations.template.answer_of", ending)
     source = CHATML.source
     rows = [{"prompt": said, "completion": "a"} for said in ("x", "y", "bad", "z")]
-    found = list(template_of(source).written([conversation_of(row) for row in rows]))
+    found = list(template_of(source).render_rows([conversation_of(row) for row in rows]))
     assert [isinstance(each, Rendering) for each in found] == [True, True, False]
 
 
@@ -277,7 +277,7 @@ def test_answers_that_are_not_learned_may_be_marked_as_nothing():
     prompt = [USER, call, {"role": "tool", "content": "2"}]
     only_last = source.replace("m.role == 'assistant'", "m.role == 'assistant' and loop.last")
     for each in (source, only_last):
-        found = template_of(each).written(pair_of({"prompt": prompt, "chosen": "a", "rejected": "b"}))
+        found = template_of(each).render_rows(pair_of({"prompt": prompt, "chosen": "a", "rejected": "b"}))
         assert [[one.text[a:b] for a, b in one.spans] for one in rows_of(found)] == [["a"], ["b"]]
 
 

@@ -85,7 +85,7 @@ def pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def texts(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    hidden = model.hidden(tokens, SequenceContext(documents=torch.zeros_like(tokens)))
+    hidden = model.hidden_states(tokens, SequenceContext(documents=torch.zeros_like(tokens)))
     return smoothed_nll(hidden, model.output_embedding, tokens, 0.0, 0)[0]
 
 

@@ -216,11 +216,11 @@ def test_a_line_without_end_is_read_up_to_the_limit(tmp_path: Path) -> None:
     faults = Faults()
     lines = Lines("data", place, 1000, max_line_bytes=100, faults=faults)
     assert list(lines) == [(1, "")]
-    assert not lines.ended, "the rest of the line was not looked for"
+    assert not lines.has_ended, "the rest of the line was not looked for"
     assert (faults.num_records, faults.num_bad) == (1, 1)
     lines = Lines("data", place, max_line_bytes=100, faults=Faults())
     assert list(lines) == [(1, ""), (2, "y")]
-    assert lines.ended
+    assert lines.has_ended
 
 
 def test_bad_lines_of_parallel_text_count_once(tmp_path: Path) -> None:

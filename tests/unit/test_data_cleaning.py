@@ -33,7 +33,7 @@ def cleaner(**fields):
 def test_a_pair_is_left_out_under_the_rule_it_breaks(rule, source, target):
     cleaning = cleaner()
     assert cleaning.clean([Pair("de", source, target)]) == []
-    assert cleaning.dropped == {**dict.fromkeys(RULES, 0), rule: 1}
+    assert cleaning.drop_counts == {**dict.fromkeys(RULES, 0), rule: 1}
     assert cleaning.read == 1
 
 
@@ -63,8 +63,8 @@ def test_duplicates_are_one_language_s_own_and_are_seen_through_white_space_and_
     cleaning = cleaner()
     kept = cleaning.clean(pairs)
     assert [pair.lang for pair in kept] == ["fr", "oc", "fr"]
-    assert cleaning.dropped["duplicate"] == 1
-    assert cleaning.normalised == 2
+    assert cleaning.drop_counts["duplicate"] == 1
+    assert cleaning.num_normalised == 2
 
 
 def test_a_language_with_too_few_pairs_is_left_out_and_counted():
@@ -72,7 +72,7 @@ def test_a_language_with_too_few_pairs_is_left_out_and_counted():
     pairs += [Pair("fr", f"Phrase {index} !", f"Sentence {index}") for index in range(2)]
     cleaning = cleaner(min_pairs_per_language=3)
     assert {pair.lang for pair in cleaning.clean(pairs)} == {"de"}
-    assert cleaning.dropped["rare_language"] == 2
+    assert cleaning.drop_counts["rare_language"] == 2
 
 
 @pytest.mark.parametrize(

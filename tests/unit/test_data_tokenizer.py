@@ -63,7 +63,7 @@ def test_what_is_saved_is_loaded(tmp_path, shared):
     tokenizers = Tokenizers.train(PAIRS, model)
     tokenizers.save(tmp_path / "new folder")
     loaded = Tokenizers.load(tmp_path / "new folder")
-    assert loaded.shared is tokenizers.shared is shared
+    assert loaded.is_shared is tokenizers.is_shared is shared
     for side in ("source", "target"):
         before, after = getattr(tokenizers, side), getattr(loaded, side)
         assert before.vocab_size == after.vocab_size <= 400

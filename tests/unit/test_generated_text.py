@@ -27,7 +27,7 @@ def pieces(tokens: Sequence[bytes], stop: Sequence[str] = (), before: Sequence[b
     found = list[str]()
     for token in range(len(before), len(numbered)):
         found.append(text.take(token))
-        if text.stopped:
+        if text.has_stopped:
             return found
     return [*found, text.end()]
 

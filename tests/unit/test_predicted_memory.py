@@ -202,9 +202,11 @@ def measured(model: TranslationModelSpec | LanguageModelSpec, dtype: str, recomp
                     tracker._peak_mem, tracker._peak_mem_snap = {}, {}
                 with layers.routings() as routings:  # which are kept to the end of the pass
                     if model.kind == "language":
-                        hidden = built.hidden(sequences, SequenceContext(documents=documents))
+                        hidden = built.hidden_states(sequences, SequenceContext(documents=documents))
                     else:
-                        hidden = built.hidden(tokens, tokens, BatchContext(rows_per_group=rows_per_group))
+                        hidden = built.hidden_states(
+                            tokens, tokens, BatchContext(rows_per_group=rows_per_group)
+                        )
                 loss, _ = smoothed_nll(hidden, built.output_embedding, tokens, 0.1, 0)
                 loss.backward()
                 del hidden, loss, routings

@@ -213,7 +213,7 @@ def test_resumes_what_routers_remember_and_the_products_that_were_taken(data, ca
 
 def test_what_a_run_has_taken_it_takes_again_whatever_a_cache_says(data, tmp_path):
     model, storage = build_model(job(data).model), Folder(f"{tmp_path}/run")
-    layers = list(MoELayers(model).here.values())
+    layers = list(MoELayers(model).local_layers.values())
 
     def decide(storage):
         expert_costs.decide(layers, torch.device("cpu"), torch.float32, storage, tmp_path / "one")

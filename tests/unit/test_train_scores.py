@@ -27,7 +27,7 @@ def test_equal_sacrebleus_own(rows):
             bleu=round(sacrebleu.corpus_bleu(mine[0], [mine[1]], force=True).score, 2),
         )
         assert statistics.at(mask).scores() == expected
-        assert RowStatistics.joined(halves).at(mask).scores() == expected
+        assert RowStatistics.concatenate(halves).at(mask).scores() == expected
 
 
 def test_a_perfect_translation_scores_100():

@@ -51,7 +51,7 @@ class RequestAfter(Control):
     def __init__(self, request: Request, num_steps: int) -> None:
         self._request, self._left = request, num_steps
 
-    def requested(self) -> Request | None:
+    def poll(self) -> Request | None:
         self._left -= 1
         return self._request if self._left <= 0 else None
 

@@ -79,7 +79,7 @@ class JinjaTemplate:
             raise Unreadable(f"fails: {_error_text(error)}", "correct the template, or the record") from None
         if len(text) > MAX_CHARS:
             raise Unreadable(f"writes more than {MAX_CHARS} characters", SHORTER)
-        return self._marks.found(text) if self.has_marks else Written(text, ())
+        return self._marks.strip_marks(text) if self.has_marks else Written(text, ())
 
     def _renders_only_parts(self) -> bool:
         """Whether the template renders a message's content only if it is a list of parts, as templates of some vision

@@ -13,7 +13,8 @@ _SIGN_BYTES = 12
 
 
 class GenerationMarks(Extension):
-    """Writes a sign before and behind each marked part, which no text of a user can know; `found` takes them out."""
+    """Writes a sign before and behind each marked part, which no text of a user can know; `strip_marks` takes them
+    out."""
 
     tags = frozenset({"generation"})  # type: ignore[assignment]
 
@@ -32,7 +33,7 @@ class GenerationMarks(Extension):
     def _marked(self, caller: Callable[[], str]) -> str:
         return f"{self._begin}{caller()}{self._end}"
 
-    def found(self, text: str) -> Written:
+    def strip_marks(self, text: str) -> Written:
         """The rendered text without its signs, and the stretches that they were around, empty ones too. Marks within
         marks are one."""
         plain, spans, depth, begins = "", list[tuple[int, int]](), 0, 0

@@ -31,10 +31,10 @@ def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"rule": error.rule, "remedy": error.remedy, "is_template": True}]
     writer = RowWriter(template, request["ends"])
 
-    def asked(conversation: Conversation) -> Rendering:
-        return Rendering((writer.asked(conversation),))
+    def render_prompt(conversation: Conversation) -> Rendering:
+        return Rendering((writer.render_prompt(conversation),))
 
-    write: Callable[[Conversation], Rendering] = asked if request["asks"] else writer.rendering
+    write: Callable[[Conversation], Rendering] = render_prompt if request["asks"] else writer.rendering
     answers: list[dict[str, Any]] = []
     for fields in request["conversations"]:
         tools = None if fields["tools"] is None else tuple(fields["tools"])

@@ -49,7 +49,7 @@ class RowWriter:
         rows, growth_notes = self._by_growth(texts)
         return Rendering(rows, (*notes, *growth_notes))
 
-    def asked(self, conversation: Conversation) -> Written:
+    def render_prompt(self, conversation: Conversation) -> Written:
         """The text of a conversation with the generation prompt. Raises Unreadable."""
         texts = Texts(self._template, self._normalize(conversation))
         return Written(texts.first(len(texts.messages), asks=True), ())
@@ -62,7 +62,7 @@ class RowWriter:
             return conversation
         if self._forms is None:
             self._forms = CallForms.of(lambda messages: self._template.render(messages).text)
-        return self._forms.applied(conversation)
+        return self._forms.apply(conversation)
 
     def _by_growth(self, texts: Texts) -> tuple[tuple[Written, ...], list[str]]:
         whole, notes = texts.first(len(texts.messages)), list[str]()

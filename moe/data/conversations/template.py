@@ -83,7 +83,7 @@ class ChatTemplate:
         }
         return cls(sources, {**variables, **plain(files, ARGUMENTS)}, date, ends, place)
 
-    def written(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | Unreadable]:
+    def render_rows(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | Unreadable]:
         """Each conversation's rows, in order, up to the first that has none, and why that is so; by a process that may
         not last long nor take much memory. Raises SpecError for a template that is none."""
         for name, chunk in groupby(conversations, self._name):
@@ -92,7 +92,7 @@ class ChatTemplate:
                 if isinstance(outcome, Unreadable):
                     return
 
-    def asked(self, text: str) -> str:
+    def render_prompt(self, text: str) -> str:
         """Text of what a user says, for an answer to follow. Raises SpecError where the template fails."""
         (outcome,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
         if isinstance(outcome, Unreadable):

@@ -45,7 +45,7 @@ class CallForms:
         signs = (_ID.format(0), _ID.format(1)) if writes_ids else _NAMES
         return cls(text in of_text, takes_objects, signs[0] not in of_one or signs[1] in of_two, writes_ids)
 
-    def applied(self, conversation: Conversation) -> Conversation:
+    def apply(self, conversation: Conversation) -> Conversation:
         """The same conversation with its calls in these forms."""
         messages, num_given = list[Message](), 0
         messages_with_ids = (

@@ -60,14 +60,14 @@ class GlobalBatch:
             raise ValueError(f"{group_range} are not among the {self.num_groups} of step {self.step}")
         first_row = first_group * self.rows_per_group
         rows = self.rows[first_row : last_group * self.rows_per_group]
-        target_out = self.store.padded("target", rows, self.target_length)
+        target_out = self.store.pad_rows("target", rows, self.target_length)
         # What is fed in is what is to come out, a position later: the EOS that would follow the last word is
         # left out, so that an input row is PAD exactly where its label is.
         target_in = np.full_like(target_out, BOS)
         target_in[:, 1:] = target_out[:, :-1]
         target_in[target_out == PAD] = PAD
         return BatchPart(
-            first_row, self.store.padded("source", rows, self.source_length), target_in, target_out
+            first_row, self.store.pad_rows("source", rows, self.source_length), target_in, target_out
         )
 
 

@@ -27,13 +27,13 @@ _BYTES_A_TOKEN = 32
 
 
 class Cleaner:
-    """Normalises pairs and keeps the good ones; `dropped` counts the others by rule."""
+    """Normalises pairs and keeps the good ones; `drop_counts` counts the others by rule."""
 
     def __init__(self, data: PairsSpec) -> None:
         self._data = data
         self.read = 0
-        self.normalised = 0
-        self.dropped: Counter[str] = Counter(dict.fromkeys(RULES, 0))
+        self.num_normalised = 0
+        self.drop_counts: Counter[str] = Counter(dict.fromkeys(RULES, 0))
 
     def clean(self, pairs: Iterable[Pair]) -> list[Pair]:
         """The pairs that break no rule, in order, normalised. Rules that need tokens come later."""
@@ -42,12 +42,12 @@ class Cleaner:
             self.read += 1
             clean = Pair(pair.lang, normalise(pair.source), normalise(pair.target))
             if clean != pair:
-                self.normalised += 1
+                self.num_normalised += 1
             rule = self._broken_rule(clean)
             if rule is None and clean in unique_pairs:
                 rule = "duplicate"
             if rule is not None:
-                self.dropped[rule] += 1
+                self.drop_counts[rule] += 1
             else:
                 unique_pairs[clean] = None
         return self.drop_rare_languages(list(unique_pairs))
@@ -57,7 +57,7 @@ class Cleaner:
         least = self._data.min_pairs_per_language
         num_pairs = Counter(pair.lang for pair in pairs)
         frequent_pairs = [pair for pair in pairs if num_pairs[pair.lang] >= least]
-        self.dropped["rare_language"] += len(pairs) - len(frequent_pairs)
+        self.drop_counts["rare_language"] += len(pairs) - len(frequent_pairs)
         return frequent_pairs
 
     def _broken_rule(self, pair: Pair) -> str | None:

@@ -36,7 +36,7 @@ class Jsonl(Corpus):
         for place, location in self._files:
             lines = Lines(place, location, CHECK_BYTES // len(self._files), faults=faults)
             langs.update(pair.lang for pair in self._read(lines, faults))
-            is_whole_corpus = is_whole_corpus and lines.ended
+            is_whole_corpus = is_whole_corpus and lines.has_ended
         faults.require_none()
         if is_whole_corpus:
             require_languages(self._data.languages, langs)

@@ -96,7 +96,7 @@ def _read(files: _Files, faults: Faults, limit_bytes: int | None = None) -> Iter
         faults.read(num_records - faults.num_records)  # a faulty line was counted when it was read
         if source is not None and target is not None:
             yield Pair(files.lang, source[1], target[1])
-    if sources.ended and targets.ended and num_sources != num_targets:
+    if sources.has_ended and targets.has_ended and num_sources != num_targets:
         counts = f"{num_sources} lines in {files.source}, {num_targets} in {files.target}"
         rule = "must have as many source lines as target lines"
         raise SpecError(Problem("mismatch", files.place, counts, rule, "align the files line by line"))

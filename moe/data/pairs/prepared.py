@@ -188,8 +188,8 @@ def _build(
     stats = {
         **corpus.facts(),
         "read": cleaner.read,
-        "normalised": cleaner.normalised,
-        "dropped": dict(cleaner.dropped),
+        "normalised": cleaner.num_normalised,
+        "dropped": dict(cleaner.drop_counts),
         **_statistics(members, ids, tokenizers),
         "seconds": clock.laps,
     }
@@ -216,7 +216,7 @@ def _short_enough(
         for pair in pairs
         if len(ids["source"][pair.source]) < max_tokens and len(ids["target"][pair.target]) < max_tokens
     ]
-    cleaner.dropped["too_long"] += len(pairs) - len(short_pairs)
+    cleaner.drop_counts["too_long"] += len(pairs) - len(short_pairs)
     return short_pairs
 
 
@@ -251,7 +251,7 @@ def _statistics(
 
 
 def _nothing_left(cleaner: Cleaner) -> SpecError:
-    counts = ", ".join(f"{rule} {count}" for rule, count in cleaner.dropped.items() if count)
+    counts = ", ".join(f"{rule} {count}" for rule, count in cleaner.drop_counts.items() if count)
     rule = "has no pairs left to train on" + (f" (left out: {counts})" if counts else "")
     return SpecError(
         Problem("empty", "data", f"{cleaner.read} pairs read", rule, "give it more text, or relax its rules")

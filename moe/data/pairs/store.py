@@ -51,7 +51,7 @@ class TokenStore:
         source, target = self._text[start:middle].tobytes(), self._text[middle:end].tobytes()
         return source.decode(), target.decode(), self.langs[self.lang_ids[index]]
 
-    def padded(self, side: str, rows: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    def pad_rows(self, side: str, rows: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """One side of several pairs as int64 [len(rows), length], zeros (PAD) after each row's EOS."""
         starts = self._starts[side]
         ends = starts[rows + 1]

@@ -33,7 +33,7 @@ class Tokenizers:
         self.target = target
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         return self.source is self.target
 
     @classmethod
@@ -57,7 +57,7 @@ class Tokenizers:
     def files(self) -> dict[str, bytes]:
         """Hugging Face `tokenizer.json` files, by name."""
         files = {"tokenizer.json": self.source}
-        if not self.shared:
+        if not self.is_shared:
             files = {"tokenizer.source.json": self.source, "tokenizer.target.json": self.target}
         return {name: tokenizer.to_json().encode() for name, tokenizer in files.items()}
 

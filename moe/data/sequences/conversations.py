@@ -179,7 +179,7 @@ class Conversations(Corpus):
         for chunk in _chunks(entries):
             left = chunk
             while left:
-                renderings = self._template.written(
+                renderings = self._template.render_rows(
                     [conversation for entry in left for conversation in entry.conversations]
                 )
                 for at, entry in enumerate(left):

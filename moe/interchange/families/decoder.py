@@ -1,7 +1,7 @@
 """Lines of the tables that most families have in common."""
 
 from moe.interchange.family import Row, in_layers, transposed_row, unchanged_row
-from moe.interchange.fields import FULL, EveryLayer, Key, Told, always
+from moe.interchange.fields import FULL, EveryLayer, Key, WriteOnlyKey, always
 
 DECODER = (
     Key("vocab_size", "vocab_size"),
@@ -15,7 +15,7 @@ DECODER = (
 FULL_LAYERS = EveryLayer("layer_types", FULL)
 """Layer types of families without windows or linear attention."""
 
-AUXILIARY = (Told("router_aux_loss_coef", "moe.aux_coefficient"), always(moe__aux_coefficient=0.0))
+AUXILIARY = (WriteOnlyKey("router_aux_loss_coef", "moe.aux_coefficient"), always(moe__aux_coefficient=0.0))
 """A loss that is computed only with `output_router_logits`, over all layers together: not one of ours. A user who wants
 ours writes `moe: {aux_coefficient: 0.01}` beside `from`."""
 

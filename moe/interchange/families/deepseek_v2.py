@@ -19,7 +19,7 @@ from moe.interchange.fields import (
     Optional,
     SharedExperts,
     Switch,
-    Told,
+    WriteOnlyKey,
     always,
 )
 from moe.interchange.rope import Rope
@@ -32,7 +32,7 @@ LATENT_KEYS = (
     Key("qk_rope_head_dim", "attention.rope_dim"),
     Key("v_head_dim", "attention.value_dim"),
     Switch("attention_bias", ("attention.bias",)),
-    Told("num_key_value_heads", "attention.num_heads", int),
+    WriteOnlyKey("num_key_value_heads", "attention.num_heads", int),
     always(attention__kind="latent"),
 )
 LATENT_UNUSED = {
@@ -70,7 +70,7 @@ DEEPSEEK_V2 = Family(
     ),
     # transformers ignores `norm_topk_prob`, the hub's own code heeds it: true would mean two things.
     only={"norm_topk_prob": (False,), "scoring_func": ("softmax",), "moe_layer_freq": (1,), "mlp_bias": (False,)},
-    unused=LATENT_UNUSED,
+    unused_keys=LATENT_UNUSED,
     aliases={"num_experts": "n_routed_experts"},
     tensors=(
         *STACK,
@@ -80,6 +80,6 @@ DEEPSEEK_V2 = Family(
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
         *shared_experts("mlp.shared_experts"),
     ),
-    fused=FUSED,
-    fixed={"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1},
+    fused_tensors=FUSED,
+    constant_keys={"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1},
 )  # fmt: skip

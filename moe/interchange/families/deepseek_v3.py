@@ -56,7 +56,7 @@ DEEPSEEK_V3 = Family(
         SIGMOID,
     ),
     only={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
-    unused=LATENT_UNUSED | FURTHER_TOKENS,
+    unused_keys=LATENT_UNUSED | FURTHER_TOKENS,
     aliases={"num_local_experts": "n_routed_experts"},
     tensors=(
         *STACK,
@@ -67,8 +67,8 @@ DEEPSEEK_V3 = Family(
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
         *shared_experts("mlp.shared_experts"),
     ),
-    fused=FUSED,
+    fused_tensors=FUSED,
     untrained="model.layers.{beyond}.",
-    written={"num_nextn_predict_layers": 0},
-    fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+    new_config_keys={"num_nextn_predict_layers": 0},
+    constant_keys={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
 )  # fmt: skip

@@ -22,7 +22,7 @@ LLAMA = Family(
         Key("intermediate_size", "ffn_dim"),
     ),
     only={"use_qk_norm": (False,)},
-    unused={"is_llama_config": "a note of its author"},
+    unused_keys={"is_llama_config": "a note of its author"},
     tensors=(*STACK, *ATTENTION, *DENSE),
 )  # fmt: skip
 

@@ -44,7 +44,7 @@ GLM4_MOE = Family(
         Key("routed_scaling_factor", "moe.routed_scaling_factor", float),
         SIGMOID,
     ),
-    unused=FURTHER_TOKENS,
+    unused_keys=FURTHER_TOKENS,
     aliases={"num_local_experts": "n_routed_experts"},
     tensors=(
         *STACK,
@@ -55,7 +55,7 @@ GLM4_MOE = Family(
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
         *shared_experts("mlp.shared_experts"),
     ),
-    fused=FUSED,
+    fused_tensors=FUSED,
     untrained="model.layers.{beyond}.",
-    written={"num_nextn_predict_layers": 0},
+    new_config_keys={"num_nextn_predict_layers": 0},
 )  # fmt: skip

@@ -38,7 +38,7 @@ GPT_OSS = Family(
         ),
         *AUXILIARY,
     ),
-    unused=dict.fromkeys(("initial_context_length", "experts_per_token"), "another key says the same"),
+    unused_keys=dict.fromkeys(("initial_context_length", "experts_per_token"), "another key says the same"),
     aliases={"num_experts": "num_local_experts"},
     tensors=(
         *STACK,

@@ -52,7 +52,7 @@ GRANITE_MOE = Family(
     defaults=_DEFAULTS,
     fields=_FIELDS,
     tensors=_TENSORS,
-    fused=_FUSED,
+    fused_tensors=_FUSED,
 )
 
 GRANITE_MOE_SHARED = Family(
@@ -68,5 +68,5 @@ GRANITE_MOE_SHARED = Family(
             transposed_row("feed_forward.moe.shared.w_out", "shared_mlp.output_linear.weight"),
         ),
     ),
-    fused=_FUSED,
+    fused_tensors=_FUSED,
 )

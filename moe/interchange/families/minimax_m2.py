@@ -42,7 +42,7 @@ MINIMAX_M2 = Family(
         "qk_norm_type": ("per_layer",), "use_routing_bias": (True,), "shared_intermediate_size": (0,),
         "sliding_window": (), "layernorm_full_attention_beta": (1,), "layernorm_mlp_beta": (1,),
     },
-    unused={
+    unused_keys={
         **dict.fromkeys(("use_mtp", "num_mtp_modules", "mtp_transformer_layers"), FURTHER_TOKENS["num_mtp_layers"]),
         **dict.fromkeys(
             ("shared_moe_mode", "mlp_intermediate_size", "layernorm_linear_attention_beta"),
@@ -57,9 +57,9 @@ MINIMAX_M2 = Family(
         *selection_bias("block_sparse_moe.e_score_correction_bias"),
         *experts("block_sparse_moe", gate="w1", up="w3", down="w2"),
     ),
-    fused=(*router("mlp.gate.weight"), *selection_bias("mlp.e_score_correction_bias"), *FUSED),
+    fused_tensors=(*router("mlp.gate.weight"), *selection_bias("mlp.e_score_correction_bias"), *FUSED),
     untrained="model.layers.{beyond}.",
-    fixed={
+    constant_keys={
         "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True,
         "shared_intermediate_size": 0,
     },

@@ -32,5 +32,5 @@ MIXTRAL = Family(
         *router("block_sparse_moe.gate.weight"),
         *experts("block_sparse_moe", gate="w1", up="w3", down="w2"),
     ),
-    fused=(*router("mlp.gate.weight"), *FUSED),
+    fused_tensors=(*router("mlp.gate.weight"), *FUSED),
 )  # fmt: skip

@@ -45,5 +45,5 @@ OLMOE = Family(
         *router("mlp.gate.weight"),
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
     ),
-    fused=FUSED,
+    fused_tensors=FUSED,
 )  # fmt: skip

@@ -49,5 +49,5 @@ QWEN2_MOE = Family(
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
         *shared_experts("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
     ),
-    fused=FUSED,
+    fused_tensors=FUSED,
 )  # fmt: skip

@@ -39,7 +39,7 @@ QWEN3_MOE = Family(
         *AUXILIARY,
     ),
     only={"qkv_bias": (False,), "shared_expert_intermediate_size": (0,), "use_qk_norm": (True,)},
-    unused={"max_window_layers": "a window is on all layers, or on none"},
+    unused_keys={"max_window_layers": "a window is on all layers, or on none"},
     aliases={"num_local_experts": "num_experts"},
     tensors=(
         *STACK,
@@ -48,5 +48,5 @@ QWEN3_MOE = Family(
         *router("mlp.gate.weight"),
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
     ),
-    fused=FUSED,
+    fused_tensors=FUSED,
 )  # fmt: skip

@@ -90,6 +90,6 @@ QWEN3_NEXT = Family(
         *experts("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
         *shared_experts("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
     ),
-    fused=FUSED,
+    fused_tensors=FUSED,
     untrained="mtp.",
 )  # fmt: skip

@@ -53,7 +53,7 @@ class TextSoFar:
         self._pending_text = ""
         """Text that a stop string may begin with."""
         self.num_tokens = 0
-        self.stopped = False
+        self.has_stopped = False
         """Whether a stop string was found: the text is over."""
 
     def take(self, token: int) -> str:
@@ -79,11 +79,11 @@ class TextSoFar:
         return self._certain(rest, is_last=True)
 
     def _certain(self, text: str, *, is_last: bool) -> str:
-        if self.stopped:
+        if self.has_stopped:
             return ""
         text, self._pending_text = self._pending_text + text, ""
         if (cut := before_stop(text, self._stop)) is not None:
-            self.stopped = True
+            self.has_stopped = True
             return cut
         if not is_last and (number := num_held_back(text, self._stop)):
             text, self._pending_text = text[:-number], text[-number:]

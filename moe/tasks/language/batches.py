@@ -40,7 +40,7 @@ class SequencesBatch:
         in_documents = documents if part.documents.any() else None
         return cls(tokens, labels, context.within(in_documents))
 
-    def evaluated(self) -> "SequencesBatch":
+    def for_evaluation(self) -> "SequencesBatch":
         """The same outside of training, each row a group."""
         context = replace(self.context, training=False, rows_per_group=1, counts=None)
         return replace(self, context=context)

@@ -57,7 +57,7 @@ def evaluate(
     }
     clock.lap("loss")
     if len(sources) > 1:
-        sources[ALL] = _Source.joined(sources.values())
+        sources[ALL] = _Source.combine(sources.values())
     completions = _completions(model, layout, prepared, min(evaluation.num_examples, _MAX_COMPLETIONS))
     clock.lap("complete")
     report = LanguageReport(
@@ -195,7 +195,7 @@ class _Source:
         )
 
     @classmethod
-    def joined(cls, sources: Iterable["_Source"]) -> "_Source":
+    def combine(cls, sources: Iterable["_Source"]) -> "_Source":
         nonempty_sources = [source for source in sources if source.num_tokens]
         counts = (
             sum(getattr(source, name) for source in nonempty_sources)

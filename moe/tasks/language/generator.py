@@ -52,14 +52,14 @@ class LanguageGenerator(Generator):
         assert isinstance(model, LanguageModel)
         files = dict[str, bytes]()
 
-        def noted(name: str) -> bytes:
+        def record_file(name: str) -> bytes:
             files[name] = read(name)
             return files[name]
 
-        tokenizer = load_tokenizer(noted)
+        tokenizer = load_tokenizer(record_file)
         for name in (ENDS, CLOSERS):
             with suppress(FileNotFoundError):
-                noted(name)
+                record_file(name)
         template_files = {}
         for name in TEMPLATE_FILES:
             with suppress(FileNotFoundError):
@@ -119,10 +119,12 @@ class LanguageGenerator(Generator):
             has_ended = token in self._ends
             if not has_ended:
                 yield so_far.take(token)
-            if so_far.stopped:
+            if so_far.has_stopped:
                 break
         yield so_far.end()
-        return Ending("stop" if so_far.stopped else "end" if has_ended else "max_tokens", so_far.num_tokens)
+        return Ending(
+            "stop" if so_far.has_stopped else "end" if has_ended else "max_tokens", so_far.num_tokens
+        )
 
     def save_tokenizers(self, folder: Path) -> None:
         for name, content in {**self._files, **self._template_files}.items():
@@ -140,7 +142,7 @@ class LanguageGenerator(Generator):
         """The tokens of a text, as its tokenizer begins one; in a chat, of what a user says, as the template writes
         it."""
         if chat:
-            (encoding,) = self._tokenizer.encode_written([self._template().asked(text)])
+            (encoding,) = self._tokenizer.encode_written([self._template().render_prompt(text)])
             ids = encoding.ids
         else:
             ids = self._tokenizer.prompt(text)
@@ -184,5 +186,5 @@ class LanguageGenerator(Generator):
                 for row, token in new_tokens.items():
                     if token not in ends:
                         pieces[row].append(so_far[row].take(token))
-                stopped_rows = [row for row in new_tokens if so_far[row].stopped]
+                stopped_rows = [row for row in new_tokens if so_far[row].has_stopped]
         return ["".join([*row_pieces, text.end()]) for row_pieces, text in zip(pieces, so_far, strict=True)]

@@ -103,7 +103,7 @@ def _together(model: LanguageModel, rows: Sequence[_Row]) -> list[Likelihood]:
     if int(lengths_B.min()) < length:
         documents_BL = torch.where(torch.arange(length) < lengths_B[:, None], 0, -1).to(device)
     context = SequenceContext(documents_BL, training=False, rows_per_group=1)
-    hidden_TM = model.hidden(tokens_BL.to(device), context)
+    hidden_TM = model.hidden_states(tokens_BL.to(device), context)
     labels_T = labels_BL.view(-1)
     places_P = (labels_T != NOTHING).nonzero().squeeze(1)
     nats_P, is_likeliest_P = _of_labels(model, hidden_TM, places_P.to(device), labels_T[places_P].to(device))

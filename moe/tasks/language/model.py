@@ -41,7 +41,7 @@ class Table(nn.Module):
 class LanguageModel(nn.Module):
     """The model, as for one device. It has no values until it is applied to a layout."""
 
-    entry_points = ("hidden", "extend")
+    entry_points = ("hidden_states", "extend")
     tensor_group: dist.ProcessGroup | None = None
 
     def __init__(self, spec: LanguageModelSpec, dtype: torch.dtype = torch.float32) -> None:
@@ -76,13 +76,13 @@ class LanguageModel(nn.Module):
         """Logits `[B, L, V]` of the token after each of `tokens` int64 `[B, L]`. Without a `context` each row is one
         document, at step 0 of seed 0, in training or not as `train()` and `eval()` have set it.
 
-        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden`, which needs
-        no logits of other ranks' tokens.
+        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden_states`,
+        which needs no logits of other ranks' tokens.
         """
-        logits = self._project(self.hidden(tokens, context))
+        logits = self._project(self.hidden_states(tokens, context))
         return self._shares(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
 
-    def hidden(self, tokens: Tensor, context: SequenceContext | None = None) -> Tensor:
+    def hidden_states(self, tokens: Tensor, context: SequenceContext | None = None) -> Tensor:
         """This rank's share `[t, M]` of what is projected to logits, for those who need few of them. `share` gives the
         tokens that it is of; one tensor rank has all of them."""
         context = context or SequenceContext(training=self.training)
@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
         """This rank's share `[t]` of tokens `[B, L]` that its tensor ranks all have."""
         return self._shares(tokens).of(tokens.reshape(-1))
 
-    def gathered(self, tokens: Tensor, share: Tensor) -> Tensor:
+    def gather_tokens(self, tokens: Tensor, share: Tensor) -> Tensor:
         """`[T, ...]` of all tensor ranks' shares `[t, ...]` of tokens `[B, L]`, the same on all of them."""
         return self._shares(tokens).gather_results(share)
 

@@ -10,7 +10,7 @@ def unigram_logp(store: TokenStore, vocab_size: int) -> NDArray[np.float64]:
     """[V], log-probability of each target token by its frequency in training, one added to each count."""
     counts = np.ones(vocab_size)
     for rows, length in _by_length(store):
-        counts += np.bincount(store.padded("target", rows, length).reshape(-1), minlength=vocab_size)
+        counts += np.bincount(store.pad_rows("target", rows, length).reshape(-1), minlength=vocab_size)
     return np.asarray(np.log(counts / counts.sum()))
 
 
@@ -18,7 +18,7 @@ def most_frequent_target(store: TokenStore) -> str:
     """The text of the target that most pairs have; of several, that of the first pair."""
     best_count, best_row = 0, 0
     for rows, length in _by_length(store):
-        ids = store.padded("target", rows, length)
+        ids = store.pad_rows("target", rows, length)
         _, firsts, counts = np.unique(ids, axis=0, return_index=True, return_counts=True)
         count, row = int(counts.max()), int(rows[firsts[counts == counts.max()]].min())
         if count > best_count or (count == best_count and row < best_row):

@@ -56,7 +56,7 @@ def evaluate(
         scored_by_rank = together.gathered(_ScoreRows.of(store, rows, hypotheses, most_frequent).to_plain())
         clock.lap("score")
         if scored_by_rank is not None:
-            whole = _ScoreRows.joined([_ScoreRows.of_plain(plain) for plain in scored_by_rank])
+            whole = _ScoreRows.concatenate([_ScoreRows.of_plain(plain) for plain in scored_by_rank])
             sets[name] = SetReport(
                 num_pairs=len(whole.rows),
                 num_target_tokens=losses.num_target_tokens,
@@ -197,13 +197,13 @@ class _ScoreRows:
         return cls(np.array(plain["rows"], np.int64), plain["hypotheses"], systems)
 
     @classmethod
-    def joined(cls, parts: list["_ScoreRows"]) -> "_ScoreRows":
+    def concatenate(cls, parts: list["_ScoreRows"]) -> "_ScoreRows":
         """All ranks' rows, in the order of the store."""
         rows = np.concatenate([part.rows for part in parts])
         order = np.argsort(rows, kind="stable")
         hypotheses = [text for part in parts for text in part.hypotheses]
         systems = {
-            name: RowStatistics.joined([part.systems[name] for part in parts]).at(order)
+            name: RowStatistics.concatenate([part.systems[name] for part in parts]).at(order)
             for name in parts[0].systems
         }
         return cls(rows[order], [hypotheses[index] for index in order], systems)

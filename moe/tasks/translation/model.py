@@ -29,7 +29,7 @@ class TranslationModel(nn.Module):
     """`[V, M]`"""
     target_embedding: nn.Parameter | None
     """`[V, M]`; None where one table serves both sides."""
-    entry_points = ("hidden", "start_decoding", "decode_step")
+    entry_points = ("hidden_states", "start_decoding", "decode_step")
     tensor_group: dist.ProcessGroup | None = None
 
     def __init__(self, spec: TranslationModelSpec, dtype: torch.dtype = torch.float32) -> None:
@@ -52,13 +52,13 @@ class TranslationModel(nn.Module):
         and padded with 0 at the row's end. Without a `context` it is step 0 of seed 0, in training or not as `train()`
         and `eval()` have set it.
 
-        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden`, which needs
-        no logits of other ranks' tokens.
+        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden_states`,
+        which needs no logits of other ranks' tokens.
         """
-        logits = self._project(self.hidden(source, target, context))
+        logits = self._project(self.hidden_states(source, target, context))
         return self._shares(target).gather_results(logits).view(*target.shape, logits.shape[-1])
 
-    def hidden(self, source: Tensor, target: Tensor, context: BatchContext | None = None) -> Tensor:
+    def hidden_states(self, source: Tensor, target: Tensor, context: BatchContext | None = None) -> Tensor:
         """This rank's share `[t, M]` of the decoder's output: logits before their projection, for those who need few
         of them. `share` gives the tokens that it is of; one tensor rank has all of them."""
         context = context or BatchContext(training=self.training)

@@ -48,7 +48,7 @@ class RowStatistics:
         return cls(np.array(chrf, np.int64).reshape(-1, 18), np.array(bleu, np.int64).reshape(-1, 10))
 
     @classmethod
-    def joined(cls, parts: Sequence["RowStatistics"]) -> "RowStatistics":
+    def concatenate(cls, parts: Sequence["RowStatistics"]) -> "RowStatistics":
         return cls(
             np.concatenate([part.chrf for part in parts]), np.concatenate([part.bleu for part in parts])
         )

@@ -25,7 +25,7 @@ _BATCH_ROWS = 128
 @dataclass(frozen=True)
 class _TokenSequence:
     tokens: list[int]
-    ended: bool
+    has_ended: bool
     """Else it was cut short."""
 
 
@@ -86,7 +86,7 @@ class Translator(Generator):
             for row, output in zip(rows, self._decode_batch(rows, source_ids, spec), strict=True):
                 text = self._tokenizers.target.decode(output.tokens)
                 cut = before_stop(text, spec.stop if spec else ())
-                reason: Reason = "stop" if cut is not None else "end" if output.ended else "max_tokens"
+                reason: Reason = "stop" if cut is not None else "end" if output.has_ended else "max_tokens"
                 translations[row] = text if cut is None else cut, Ending(reason, len(output.tokens))
         return translations
 

@@ -145,7 +145,7 @@ class Checkpointer:
         if self._saving is None:
             return 0, 0
         current = self._saving.current
-        return int(current.done), int(current.done and current.error is not None)
+        return int(current.is_done), int(current.is_done and current.error is not None)
 
     def advance(self, num_done: int, num_failed: int) -> None:
         """Take the present work further, given every rank's vote. All ranks together, with the same sums.

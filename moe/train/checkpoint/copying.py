@@ -20,13 +20,13 @@ class CopyStopped(Exception):
 
 
 def copy_checkpoint(
-    checkpoints: Folder, marker: Marker, to: Folder, stopped: Callable[[], bool] = lambda: False
+    checkpoints: Folder, marker: Marker, to: Folder, should_stop: Callable[[], bool] = lambda: False
 ) -> Marker:
     """Copies a checkpoint to other `checkpoints`, as one of before the first attempt; answers with its marker there.
 
     What is read is checked as it is written, and the marker comes last, when all of it is durable: whenever this is
-    killed, there is a whole checkpoint or none. `stopped` is asked now and then. Raises Damaged, Stopped, and OSError
-    where `to` cannot be written.
+    killed, there is a whole checkpoint or none. `should_stop` is asked now and then. Raises DamagedCheckpoint,
+    CopyStopped, and OSError where `to` cannot be written.
     """
     copy = marker.model_copy(update={"attempt": 0, "group": 0})
     for path, seal in marker.files.items():
@@ -34,7 +34,7 @@ def copy_checkpoint(
             raise DamagedCheckpoint(f"its marker names {path!r}, which lies elsewhere")
         with to.create(f"{copy.name}/{path}") as stream:
             for block in _checked_blocks(checkpoints, f"{marker.name}/{path}", seal):
-                if stopped():
+                if should_stop():
                     raise CopyStopped
                 stream.write(block)
     to.write(copy.name + markers.SUFFIX, copy.to_bytes())
@@ -42,7 +42,7 @@ def copy_checkpoint(
 
 
 def _checked_blocks(checkpoints: Folder, path: str, seal: FileSeal) -> Iterator[bytes]:
-    """The content of a file. Raises Damaged, at its end where it is not what was sealed."""
+    """The content of a file. Raises DamagedCheckpoint, at its end where it is not what was sealed."""
     digest, size_bytes = hashlib.sha256(), 0
     try:
         with checkpoints.open(path) as stream:

@@ -93,7 +93,7 @@ class WarmStarts:
         )
 
     def _copied(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
-        """The marker of the copy. Raises Damaged, with nothing left of it, Full, Unavailable."""
+        """The marker of the copy. Raises DamagedCheckpoint, with nothing left of it, Full, Unavailable."""
         to = self._roots.folder(storage).below(markers.FOLDER)
         try:
             return copy_checkpoint(checkpoints, marker, to, self._stopped)
@@ -113,7 +113,7 @@ class WarmStarts:
 
 
 def _fitting(spec: JobSpec, checkpoints: Folder, name: str) -> Marker:
-    """The marker of a checkpoint that the job can start from. Raises Damaged, SpecError."""
+    """The marker of a checkpoint that the job can start from. Raises DamagedCheckpoint, SpecError."""
     try:
         marker = markers.read(checkpoints, name)
         if (num_bytes := marker.files[SPEC].size_bytes) > MAX_SPEC_BYTES:  # not to be looked through at all
