@@ -50,12 +50,12 @@ def spec_of(gigabytes: float) -> LanguageModelSpec:
         "moe_intermediate_size": 512, "num_hidden_layers": 1,
     }  # fmt: skip
     one, two = (
-        LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").given)
+        LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").model_fields)
         for layers in (1, 2)
     )
     each = two.num_parameters() - one.num_parameters()
     layers = max(1, round((gigabytes * 1e9 / 2 - one.num_parameters()) / each) + 1)
-    return LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").given)
+    return LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").model_fields)
 
 
 class Random(Source):

@@ -91,20 +91,20 @@ class Locator:
         self._num_names = 0
         """Looked at so far, for all patterns together."""
 
-    def locate(self, place: str, given: str) -> list[Location]:
+    def locate(self, place: str, pattern: str) -> list[Location]:
         """The files that a path or URL names, `*` expanded, in order of name; at least one. Raises SpecError at
         `place`."""
-        protocol, path = _parse(place, given, self._roots)
+        protocol, path = _parse(place, pattern, self._roots)
         try:
             if protocol == "file":
-                return self._locate_local(place, given, path)
-            return self._locate_remote(place, given, protocol, path)
+                return self._locate_local(place, pattern, path)
+            return self._locate_remote(place, pattern, protocol, path)
         except _OutwardLink as error:
-            raise _outward(place, given, str(error), self._roots or ()) from None
+            raise _outward(place, pattern, str(error), self._roots or ()) from None
         except beneath.Outside:
-            raise _outside(place, given, self._roots or ()) from None
+            raise _outside(place, pattern, self._roots or ()) from None
         except OSError as error:
-            raise _missing(place, given, error) from None
+            raise _missing(place, pattern, error) from None
 
     def _locate_local(self, place: str, pattern: str, path: str) -> list[Location]:
         def step(folder: str, part: str) -> Iterator[str]:

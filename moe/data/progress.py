@@ -32,14 +32,14 @@ class Stages:
         raise KeyError(stage)
 
     def through(
-        self, stage: str, items: Iterable[T], done: Callable[[int], float | None], every: int = _EVERY
+        self, stage: str, items: Iterable[T], share_of: Callable[[int], float | None], interval: int = _EVERY
     ) -> Iterator[T]:
-        """The items as they come, their number turned into a share of the stage by `done`."""
-        self.at(stage, done(0))
+        """The items as they come, their number turned into a share of the stage by `share_of`."""
+        self.at(stage, share_of(0))
         for number, item in enumerate(items, start=1):
             yield item
-            if number % every == 0:
-                self.at(stage, done(number), number)
+            if number % interval == 0:
+                self.at(stage, share_of(number), number)
 
 
 def of_total(total: int, before: int = 0) -> Callable[[int], float | None]:

@@ -33,7 +33,7 @@ class Document:
 class Documents:
     """All of a task's documents that are used."""
 
-    evaluated: tuple[Document, ...]
+    test_documents: tuple[Document, ...]
     examples: tuple[Document, ...]
     """Few-shot examples are drawn from these; none where the task has none."""
 

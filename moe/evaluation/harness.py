@@ -102,7 +102,7 @@ def _require_room(max_tokens: int, tasks: Sequence[Task]) -> None:
 def _harness_task(task: Task) -> ConfigurableTask:
     """The task as the harness has it: its templates are names of our columns, and its data is in memory."""
     spec = task.spec
-    documents = {"evaluated": _data_set(task.documents.evaluated)}
+    documents = {"evaluated": _data_set(task.documents.test_documents)}
     examples = None
     if spec.num_fewshot:
         examples = "evaluated" if spec.fewshot_split == spec.split else "examples"

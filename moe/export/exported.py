@@ -32,7 +32,7 @@ def is_exported(folder: str | Path) -> bool:
     return (Path(folder) / CONFIG).is_file() and (Path(folder) / WEIGHTS).is_file()
 
 
-def save_exported(trained: TrainedModel, folder: str | Path) -> Path:
+def save_exported(trained_model: TrainedModel, folder: str | Path) -> Path:
     """Writes a new folder, all of it or nothing, and returns its path.
 
     Raises ExportError where something is there already, OSError where it cannot be written.
@@ -45,17 +45,17 @@ def save_exported(trained: TrainedModel, folder: str | Path) -> Path:
     shutil.rmtree(draft, ignore_errors=True)
     try:  # an interruption may come as soon as the folder is there
         draft.mkdir()
-        tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
+        tensors = {name: tensor.contiguous() for name, tensor in trained_model.model.state_dict().items()}
         save_file(tensors, draft / WEIGHTS, metadata={"format": "pt"})
         config = {
             "version": FORMAT_VERSION,
-            "step": trained.step,
-            "max_tokens": trained.max_tokens,
-            "dtype": trained.dtype,
-            "model": trained.spec.model_dump(mode="json"),
+            "step": trained_model.step,
+            "max_tokens": trained_model.max_tokens,
+            "dtype": trained_model.dtype,
+            "model": trained_model.spec.model_dump(mode="json"),
         }
         (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        trained.generator.save_tokenizers(draft)
+        trained_model.generator.save_tokenizers(draft)
         draft.replace(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

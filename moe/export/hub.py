@@ -49,16 +49,16 @@ class FolderBeneath(Source):
     def __init__(self, adapters: Source, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
         assert spec.from_folder is not None
         folder_catalog = catalog(HubFolder(spec.from_folder, roots))
-        self._adapters, self._stored = adapters, TensorReader(folder_catalog.held, folder_catalog.files)
+        self._adapters, self._reader = adapters, TensorReader(folder_catalog.tensors, folder_catalog.files)
         self._pieces = fit(spec, folder_catalog).pieces
-        is_double = any(tensor.entry.dtype == "F64" for tensor in folder_catalog.held.values())
+        is_double = any(tensor.entry.dtype == "F64" for tensor in folder_catalog.tensors.values())
         self._dtype = torch.float64 if is_double else torch.float32
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
         if is_adapter(name):
             return self._adapters.read(name, within, dtype)
         block = torch.empty([end - first for first, end in within], dtype=dtype or self._dtype)
-        fill_ours(block, [first for first, _ in within], self._pieces[name], self._stored.read, skip_check)
+        fill_ours(block, [first for first, _ in within], self._pieces[name], self._reader.read, skip_check)
         return block
 
 

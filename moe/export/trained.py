@@ -81,11 +81,11 @@ def _fill_beneath(task: Task[Any, Any], model: nn.Module, layout: Layout, checkp
         raise CheckpointError(f"{checkpoint.url} has an adapter alone, and {error}") from error
 
 
-def not_ours(stored: Folder, spec: ModuleModelSpec) -> str:
+def not_ours(checkpoint: Folder, spec: ModuleModelSpec) -> str:
     return (
-        f"{stored.url} is of a user's own module (model.build={spec.build!r}), whose code is not called here; load its "
-        "weights with torch: torch.distributed.checkpoint.load(tensors, checkpoint_id=FOLDER) fills the tensors of a "
-        "module's state_dict(), each under its name with 'model.' before it, as examples/recommender/score.py does"
+        f"{checkpoint.url} is of a user's own module (model.build={spec.build!r}), whose code is not called here; load "
+        "its weights with torch: torch.distributed.checkpoint.load(tensors, checkpoint_id=FOLDER) fills the tensors of "
+        "a module's state_dict(), each under its name with 'model.' before it, as examples/recommender/score.py does"
     )
 
 

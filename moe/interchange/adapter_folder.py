@@ -37,7 +37,7 @@ class AdapterFolder:
                 remedy = "save it as safetensors where you trust it"
             raise SpecError(Problem("not_found", place, self.url, rule, remedy))
         self.location = folder.find(WEIGHTS)
-        self.held = {
+        self.tensors = {
             entry.name: Held(entry.name, entry.shape, entry)
             for entry in entries(WEIGHTS, self.location, place)
         }
@@ -92,7 +92,7 @@ class AdapterFolder:
         shapes = {half.piece.name: half.piece.their_side.shape for half in halves(spec, family)}
         for name, shape in shapes.items():
             where = f"{self._holds}:{name}"
-            if (tensor := self.held.get(name)) is None:
+            if (tensor := self.tensors.get(name)) is None:
                 yield Problem("missing", where, None, f"is missing, of shape {list(shape)}", AGAIN)
             elif tensor.shape != shape:
                 yield Problem(
@@ -102,7 +102,7 @@ class AdapterFolder:
                 yield Problem("dtype_mismatch", where, tensor.entry.dtype, f"must be one of {', '.join(PLAIN)}",
                               "convert it to float32")  # fmt: skip
         yield from (
-            problem for name in self.held if name not in shapes for problem in [self._left_over(name)]
+            problem for name in self.tensors if name not in shapes for problem in [self._left_over(name)]
         )
 
     def _problems_of(
@@ -153,10 +153,10 @@ class AdapterFolder:
             if len(rows) != 1:
                 continue
             place = Place.of(rows[0], layer, is_module=False)
-            has = f"{PREFIX}{place.module}.lora_A.weight" in self.held
+            has = f"{PREFIX}{place.module}.lora_A.weight" in self.tensors
             if (
                 place.parameter in (FIRST, SECOND)
-                and f"{PREFIX}{place.module}.base_layer.lora_A.weight" not in self.held
+                and f"{PREFIX}{place.module}.base_layer.lora_A.weight" not in self.tensors
             ):
                 has = has and names_target(self._config, place)  # the one wrapper may be of either
             if has:
@@ -164,15 +164,15 @@ class AdapterFolder:
         return names
 
     def _of_another_base(self) -> Iterator[Problem]:
-        if not self.held:
+        if not self.tensors:
             yield Problem(
                 "empty", self._place, self.url, "has an adapter of no matrix", "name another folder"
             )
-        yield from map(self._left_over, self.held)
+        yield from map(self._left_over, self.tensors)
 
     def _left_over(self, name: str) -> Problem:
         rule = "is no part of the adapter that this model has"
-        return Problem("not_found", f"{self._holds}:{name}", list(self.held[name].shape), rule, AGAIN)
+        return Problem("not_found", f"{self._holds}:{name}", list(self.tensors[name].shape), rule, AGAIN)
 
 
 def _matrices(spec: LanguageModelSpec) -> list[str]:

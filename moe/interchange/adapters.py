@@ -131,7 +131,7 @@ def load_adapter(
     except SpecError as error:
         problems = error.problems
     agree(problems)
-    weights = TensorReader(adapter_folder.held, {WEIGHTS: adapter_folder.location})
+    weights = TensorReader(adapter_folder.tensors, {WEIGHTS: adapter_folder.location})
 
     def fill() -> list[Problem]:
         check = _FiniteCheck(adapter_folder)

@@ -49,12 +49,12 @@ class Catalog:
     config: dict[str, object]
     description: ConfigDescription
     files: dict[str, Location]
-    held: dict[str, Held] = field(default_factory=dict)
+    tensors: dict[str, Held] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def problem(self, code: ProblemCode, name: str, rule: str, remedy: str, value: object = None) -> Problem:
         """Of one of its tensors."""
-        tensor = self.held.get(name)
+        tensor = self.tensors.get(name)
         where = self.folder.url if tensor is None else self.folder.path(tensor.file)
         return Problem(code, f"{where}:{name}", value, rule, remedy)
 
@@ -87,7 +87,7 @@ def catalog(folder: HubFolder) -> Catalog:
         if not _IGNORED.fullmatch(name):
             by_name[name] = entry
     for tensor in _pair_with_scales(by_name, folder_catalog.description.quantization, folder_catalog):
-        folder_catalog.held[tensor.name] = tensor
+        folder_catalog.tensors[tensor.name] = tensor
     return folder_catalog
 
 

@@ -46,7 +46,7 @@ class ConfigDescription:
     """Contents of a `config.json`."""
 
     family: Family
-    given: dict[str, Any]
+    model_fields: dict[str, Any]
     """The model, as a job's spec has it."""
     keys: Mapping[str, tuple[str, ...]]
     """Keys of the config that each of its fields is read from, by the field's path."""
@@ -271,7 +271,7 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
     """Differences of a config from a spec."""
     try:
-        their_meaning = meaning(LanguageModelSpec(**describe_config(config, "config.json").given))
+        their_meaning = meaning(LanguageModelSpec(**describe_config(config, "config.json").model_fields))
     except SpecError as error:
         yield in_words(error.problems, "; ")
         return

@@ -16,9 +16,9 @@ def digest_of(url: str, roots: Sequence[str] | None) -> str:
     weights that were trained, merged or quantised otherwise differ there, where single values that changed need not.
     Raises SpecError for a folder that cannot be read."""
     folder_catalog = catalog(HubFolder(url, roots))
-    weights, digest = TensorReader(folder_catalog.held, folder_catalog.files), hashlib.sha256()
+    weights, digest = TensorReader(folder_catalog.tensors, folder_catalog.files), hashlib.sha256()
     try:
-        for name, tensor in sorted(folder_catalog.held.items()):
+        for name, tensor in sorted(folder_catalog.tensors.items()):
             for entry in (tensor.entry, tensor.scales):
                 if entry is None:
                     continue

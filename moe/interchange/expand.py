@@ -18,41 +18,41 @@ _DATED = ("chat", "preference")
 """Corpora whose templates may ask for a date."""
 
 
-def expand(given: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
+def expand(fields: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
     """A job as plain data, before it is parsed, with its model as `expand_model` has it, the adapter beside it, and the
     day that a chat template will be told."""
-    if not isinstance(model := given.get("model"), Mapping):
-        return dict(given)
-    model, data = expand_model(model, roots, trained=True), given.get("data")
-    job = {**given, "model": model, **_expanded_adapter(given, model, roots, "adapter", "model")}
+    if not isinstance(model := fields.get("model"), Mapping):
+        return dict(fields)
+    model, data = expand_model(model, roots, is_trained=True), fields.get("data")
+    job = {**fields, "model": model, **_expanded_adapter(fields, model, roots, "adapter", "model")}
     if isinstance(data, Mapping) and data.get("corpus") in _DATED and data.get("date") is None:
         job["data"] = {**data, "date": datetime.now(UTC).date().isoformat()}
     return job
 
 
-def names_folder(given: Any) -> bool:
+def names_folder(job: Any) -> bool:
     """Whether a job, before it is parsed, has a model that is filled in from a folder."""
-    model = given.get("model") if isinstance(given, Mapping) else None
+    model = job.get("model") if isinstance(job, Mapping) else None
     return isinstance(model, Mapping) and isinstance(model.get("from"), str)
 
 
-def expand_request(given: Any, roots: Sequence[str] | None) -> Any:
+def expand_request(request: Any, roots: Sequence[str] | None) -> Any:
     """The same of whatever was sent as a job, or as a request `{spec: ..., cluster: ...}` for a plan of one."""
-    if not isinstance(given, Mapping):
-        return given
-    if isinstance(given.get("spec"), Mapping):
-        return {**given, "spec": expand(given["spec"], roots)}
-    return expand(given, roots)
+    if not isinstance(request, Mapping):
+        return request
+    if isinstance(request.get("spec"), Mapping):
+        return {**request, "spec": expand(request["spec"], roots)}
+    return expand(request, roots)
 
 
 def expand_model(
-    given: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model", *, trained: bool = False
+    fields: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model", *, is_trained: bool = False
 ) -> dict[str, Any]:
-    """A model as plain data, whether it is to be `trained` or only read: its dimensions are those of the folder that it
+    """A model as plain data, whether it is to be trained or only read: its dimensions are those of the folder that it
     names by `from`, with what is written beside that in their place, part by part in `moe` and `attention`; with
     `upcycle`, those of the mixture that it becomes; and its adapter as the folder has it that this names. Raises
     SpecError."""
-    model = _expand(given, roots, place, trained)
+    model = _expand(fields, roots, place, is_trained)
     return {**model, **_expanded_adapter(model, model, roots, f"{place}.adapter", place)}
 
 
@@ -113,7 +113,7 @@ def _expand(
     description = describe_config(config, file)
     # What the job itself says is told when it is parsed.
     try:
-        LanguageModelSpec(**description.given)
+        LanguageModelSpec(**description.model_fields)
     except SpecError as error:
         problems = [
             replace(problem, path=f"{file}:{', '.join(keys)}", remedy="correct config.json")
@@ -130,7 +130,7 @@ def _expand(
     provenance = {"ignored_keys": description.ignored_keys, "from_config": digest}
     if model.get("upcycle") is not None:
         return {**mixture(description, model, place), **provenance}
-    return {**expansion.over(description.given, model), **provenance}
+    return {**expansion.over(description.model_fields, model), **provenance}
 
 
 def _keys_of(keys: Mapping[str, tuple[str, ...]], path: str) -> tuple[str, ...]:

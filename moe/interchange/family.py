@@ -126,7 +126,7 @@ class Family:
     """As they lie on the hub, and as they are written."""
     fused_tensors: tuple[Row, ...] = ()
     """As they may lie otherwise: transformers writes its own memory's layout when asked to."""
-    untrained: str | None = None
+    extra_head_pattern: str | None = None
     """Pattern of names of tensors that are carried through without being trained (multi-token prediction)."""
     new_config_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a config that is made anew, beside those of the fields."""

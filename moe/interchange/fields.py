@@ -67,7 +67,7 @@ class Optional(Field):
     their_key: str
     our_path: str
     kind: type = float
-    none: Any = None
+    null_value: Any = None
     """Value of the key where the field is None."""
 
     @property
@@ -76,11 +76,11 @@ class Optional(Field):
 
     def read(self, config: Reading) -> Fields:
         key_value = config.get(self.their_key, self.kind, null=None)
-        return {self.our_path: None if key_value == self.none else key_value}
+        return {self.our_path: None if key_value == self.null_value else key_value}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
         field_value = value(spec, self.our_path)
-        return {self.their_key: self.none if field_value is None else self.kind(field_value)}
+        return {self.their_key: self.null_value if field_value is None else self.kind(field_value)}
 
 
 @dataclass(frozen=True)
@@ -237,18 +237,18 @@ class Windows(Field):
     """`all` layers where there is a window; by `layer_types`, which tell `sliding_attention`."""
     default: Literal["even", "below", "from", ""] = ""
     """Where a config has no `layer_types`: even layers, even layers below `max_window_layers`, or layers from that."""
-    switched: bool = False
+    has_switch: bool = False
     """Whether `use_sliding_window` has to be true, too."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         keys = ["sliding_window"]
-        keys += ["use_sliding_window"] if self.switched else []
+        keys += ["use_sliding_window"] if self.has_switch else []
         keys += ["max_window_layers"] if self.default in ("below", "from") else []
         return (*keys, *(["layer_types"] if self.by == "types" else []))
 
     def read(self, config: Reading) -> Fields:
-        on = config.get("use_sliding_window", bool) if self.switched else True
+        on = config.get("use_sliding_window", bool) if self.has_switch else True
         window = config.get("sliding_window", int, null=None) if on else None
         if self.by == "all":
             return {
@@ -282,7 +282,7 @@ class Windows(Field):
         windows = [spec.window_of(layer) for layer in range(spec.num_layers)]
         window = next((layer_window for layer_window in windows if layer_window is not None), None)
         keys: dict[str, Any] = {"sliding_window": window}
-        if self.switched:
+        if self.has_switch:
             keys["use_sliding_window"] = window is not None
         if self.by == "types":
             keys["layer_types"] = [FULL if layer_window is None else SLIDING for layer_window in windows]

@@ -39,7 +39,7 @@ class Fit:
 
     pieces: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
     """By our name; without what a mixture has that is made of a dense folder, and that has nothing of."""
-    untrained: tuple[str, ...] = ()
+    extra_head_tensors: tuple[str, ...] = ()
     """Theirs, which are carried through without being trained."""
     tied_twice: bool = False
     """Whether there are logits' weights in a folder whose embeddings are tied, which must be the same."""
@@ -68,12 +68,12 @@ def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | N
     return layer, family.rows(LAYER + within)
 
 
-def alternatives(spec: LanguageModelSpec, family: Family, each: ExpectedTensor) -> list[tuple[Piece, ...]]:
+def alternatives(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[Piece, ...]]:
     """Pieces that make a tensor of ours, in each layout that a folder may have, the hub's first; none where the family
     has no such thing."""
-    layer, layouts = rows_of(spec, family, each.name)
+    layer, layouts = rows_of(spec, family, tensor.name)
     sizes = sizes_of(spec)
-    return [tuple(row.piece(each.shape, layer, sizes) for row in rows) for rows in layouts]
+    return [tuple(row.piece(tensor.shape, layer, sizes) for row in rows) for rows in layouts]
 
 
 def _sources(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[Piece, ...]]:
@@ -82,11 +82,11 @@ def _sources(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) ->
     return alternatives(spec, family, tensor) if dense_piece is None else [(dense_piece,)]
 
 
-def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
+def fit(spec: LanguageModelSpec, folder_catalog: Catalog) -> Fit:
     """The folder's tensors for each of a model's. Raises SpecError with every mismatch, both shapes in each."""
-    family, tensors = found.description.family, found.held
-    _check_size(spec, found)
-    result, problems = Fit(), list(found.problems)
+    family, tensors = folder_catalog.description.family, folder_catalog.tensors
+    _check_size(spec, folder_catalog)
+    result, problems = Fit(), list(folder_catalog.problems)
     used_names: set[str] = set()
     for tensor in expected_tensors(spec):
         if begins_anew(spec, tensor.name):
@@ -110,29 +110,29 @@ def fit(spec: LanguageModelSpec, found: Catalog) -> Fit:
         )
         if choice is None:
             problems += _missing(
-                found,
+                folder_catalog,
                 tensor,
                 min(names, key=lambda choice_names: sum(name not in tensors for name in choice_names)),
             )
             used_names.update(name for choice_names in names for name in choice_names)
             continue
         used_names.update(names[choice])
-        problems += _misshapen(found, tensor, choices[choice])
+        problems += _misshapen(folder_catalog, tensor, choices[choice])
         result.pieces[tensor.name] = choices[choice]
     if spec.tie_embeddings and LM_HEAD in tensors:
         used_names.add(LM_HEAD)
         result.tied_twice = True
-    untrained_names = _extra_head_tensors(family, found.config, set(tensors) - used_names)
-    result.untrained = tuple(sorted(untrained_names))
+    untrained_names = _extra_head_tensors(family, folder_catalog.config, set(tensors) - used_names)
+    result.extra_head_tensors = tuple(sorted(untrained_names))
     problems += [
-        found.problem(
+        folder_catalog.problem(
             "unknown_key", name, "is no tensor that this model has", _REMEDY, list(tensors[name].shape)
         )
         for name in sorted(set(tensors) - used_names - untrained_names)
     ]
     problems += [
-        found.problem("dtype_mismatch", name, f"must be one of {', '.join(PLAIN)}", "convert the folder to bfloat16",
-                      tensors[name].entry.dtype)
+        folder_catalog.problem("dtype_mismatch", name, f"must be one of {', '.join(PLAIN)}",
+                               "convert the folder to bfloat16", tensors[name].entry.dtype)
         for name in sorted(used_names & set(tensors))
         if not tensors[name].is_decoded and tensors[name].entry.dtype not in PLAIN
     ]  # fmt: skip
@@ -146,7 +146,7 @@ def _check_size(spec: LanguageModelSpec, catalog: Catalog) -> None:
     num_experts = 0 if spec.moe is None else len(spec.moe_layers) * spec.moe.num_experts
     if num_experts <= _FEW_EXPERTS or spec.upcycle is not None:
         return
-    num_matrices = sum(math.prod(tensor.shape[:-2]) for tensor in catalog.held.values())
+    num_matrices = sum(math.prod(tensor.shape[:-2]) for tensor in catalog.tensors.values())
     if num_experts > num_matrices:
         rule = f"would have {num_experts:,} experts in all its layers, and the folder has {num_matrices:,} matrices"
         raise SpecError(Problem("mismatch", catalog.folder.path(CONFIG), None, rule, _REMEDY))
@@ -164,7 +164,7 @@ def _once(problems: list[Problem]) -> Iterator[Problem]:
 def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iterator[Problem]:
     tie_hint = " (a model that ties it to the embedding says tie_word_embeddings)" if LM_HEAD in names else ""
     for name in names:
-        if name not in catalog.held:
+        if name not in catalog.tensors:
             yield catalog.problem(
                 "missing",
                 name,
@@ -176,7 +176,7 @@ def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iter
 def _misshapen(catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
-            if (shape := catalog.held[name].shape) != piece.their_side.shape:
+            if (shape := catalog.tensors[name].shape) != piece.their_side.shape:
                 usage = f"of which {tensor.name} {list(tensor.shape)} is made"
                 rule = f"must have the shape {list(piece.their_side.shape)}, {usage}"
                 yield catalog.problem("shape_mismatch", name, rule, _REMEDY, list(shape))
@@ -189,9 +189,9 @@ _OF_A_HEAD = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
 def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:
     """Tensors of heads that predict further tokens: of layers beyond the config's last that have what only such a head
     has, or under a name of their own."""
-    if family.untrained is None:
+    if family.extra_head_pattern is None:
         return set()
-    before, beyond, _ = family.untrained.partition("{beyond}")
+    before, beyond, _ = family.extra_head_pattern.partition("{beyond}")
     if not beyond:
         return {name for name in names if name.startswith(before)}
     numbers = {name: name.removeprefix(before).split(".")[0] for name in names if name.startswith(before)}

@@ -78,7 +78,7 @@ def load_weights(
     except SpecError as error:
         problems = error.problems
     agree(problems)
-    reader, weights = _Reader(folder_catalog), TensorReader(folder_catalog.held, folder_catalog.files)
+    reader, weights = _Reader(folder_catalog), TensorReader(folder_catalog.tensors, folder_catalog.files)
     beginning = None if spec.upcycle is None else Beginning(spec, seed)
     try:
         agree(
@@ -222,9 +222,9 @@ def _notes(fit_result: Fit, spec: LanguageModelSpec) -> Iterator[str]:
         experts, experts_per_token = spec.moe.num_experts, spec.moe.experts_per_token
         layers = f"{len(spec.moe_layers)} of its {spec.num_layers} feed-forward layers"
         yield f"{layers} become {experts} experts each, of which a token takes {experts_per_token}"
-    if fit_result.untrained:
-        first = fit_result.untrained[0]
+    if fit_result.extra_head_tensors:
+        first = fit_result.extra_head_tensors[0]
         yield (
-            f"{len(fit_result.untrained)} tensors of heads that predict further tokens ({first} and others) are not "
-            "trained: an export has them unchanged"
+            f"{len(fit_result.extra_head_tensors)} tensors of heads that predict further tokens ({first} and others) "
+            "are not trained: an export has them unchanged"
         )

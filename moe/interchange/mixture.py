@@ -22,24 +22,24 @@ _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embedd
 """Keys of a dense config that its mixture's has, too."""
 
 
-def mixture(found: ConfigDescription, given: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A model as plain data: what is `given`, `from` and `upcycle` among it, and all fields that the folder's model, as
-    its config was `found`, has as a mixture. `place` is the model's in errors. Raises SpecError.
+def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A model as plain data: the fields of `job_model`, `from` and `upcycle` among them, and all those that the model
+    of the `description` has as a mixture. `place` is the model's in errors. Raises SpecError.
 
     What is wrong with the fields that are given beside these two is left to who parses the model.
     """
     model, place = place, f"{place}.upcycle"
-    if (name := found.family.model_types[0]) not in ("llama", "qwen3"):
+    if (name := description.family.model_types[0]) not in ("llama", "qwen3"):
         rule = f"is for a llama or a qwen3, and this folder has a {name}, which has experts already"
         raise SpecError(
             Problem("conflict", place, None, rule, "leave upcycle out, or name another folder by from")
         )
-    upcycle = _upcycle(given["upcycle"], place)
-    dense = {key: value for key, value in found.given.items() if key != "ffn_dim"}
-    ffn_dim = found.given["ffn_dim"]
+    upcycle = _upcycle(job_model["upcycle"], place)
+    dense = {key: value for key, value in description.model_fields.items() if key != "ffn_dim"}
+    ffn_dim = description.model_fields["ffn_dim"]
     if problems := list(upcycle.problems_of_dense(ffn_dim, dense["num_layers"])):
         raise SpecError([replace(problem, path=f"{place}.{problem.path}") for problem in problems])
-    if changes := list(_of_another_function(found, given, model)):
+    if changes := list(_of_another_function(description, job_model, model)):
         raise SpecError(changes)
     if upcycle.every > 1:
         dense |= {"ffn_dim": ffn_dim, "moe_every": upcycle.every}
@@ -53,7 +53,7 @@ def mixture(found: ConfigDescription, given: Mapping[str, Any], place: str) -> d
             continue
         layer = {**upcycle.layer_of(ffn_dim), **_of_form(form, upcycle)}
         upcycle_fields = {**upcycle.model_dump(mode="json"), "form": form}
-        fields = {**expansion.over({**dense, "moe": layer}, given), "upcycle": upcycle_fields}
+        fields = {**expansion.over({**dense, "moe": layer}, job_model), "upcycle": upcycle_fields}
         try:
             spec = LanguageModelSpec(**fields)
         except SpecError:
@@ -82,7 +82,7 @@ def _of_another_function(
     try:
         was, becomes = (
             LanguageModelSpec(**spec_fields)
-            for spec_fields in (description.given, expansion.over(description.given, beside))
+            for spec_fields in (description.model_fields, expansion.over(description.model_fields, beside))
         )
     except SpecError:
         return

@@ -53,17 +53,21 @@ class Origin:
         return cls.of_catalog(folder_catalog, spec)
 
     @classmethod
-    def of_catalog(cls, found: Catalog, spec: LanguageModelSpec) -> "Origin":
+    def of_catalog(cls, folder_catalog: Catalog, spec: LanguageModelSpec) -> "Origin":
         """Origin of the model of a folder that has been looked at."""
-        fit_result = fit(spec, found)
-        config = dict(found.config) if spec.upcycle is None else config_of(spec, found.config)
-        dtypes = dict(_dtypes(found, spec, fit_result, BY_TYPE[str(config["model_type"])]))
-        dtype_counts = Counter(dtype for name, dtype in dtypes.items() if name not in fit_result.untrained)
+        fit_result = fit(spec, folder_catalog)
+        config = (
+            dict(folder_catalog.config) if spec.upcycle is None else config_of(spec, folder_catalog.config)
+        )
+        dtypes = dict(_dtypes(folder_catalog, spec, fit_result, BY_TYPE[str(config["model_type"])]))
+        dtype_counts = Counter(
+            dtype for name, dtype in dtypes.items() if name not in fit_result.extra_head_tensors
+        )
         main_dtype = dtype_counts.most_common(1)[0][0]
         other_dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != main_dtype}
         return cls(
-            found.folder.url, config, main_dtype, other_dtypes, fit_result.untrained, fit_result.tied_twice,
-            dict(_small_files(found.folder)),
+            folder_catalog.folder.url, config, main_dtype, other_dtypes, fit_result.extra_head_tensors,
+            fit_result.tied_twice, dict(_small_files(folder_catalog.folder)),
         )  # fmt: skip
 
     def dtype_of(self, name: str) -> str:
@@ -101,7 +105,7 @@ def _dtypes(
     bfloat16 if decoded. Of what the folder has nothing of only buffers, which are wide."""
 
     def of(name: str) -> str:
-        stored_tensor = folder_catalog.held[name]
+        stored_tensor = folder_catalog.tensors[name]
         return "BF16" if stored_tensor.is_decoded else stored_tensor.entry.dtype
 
     for tensor in expected_tensors(spec):
@@ -110,13 +114,13 @@ def _dtypes(
         ]
         for piece in alternatives(spec, family, tensor)[0]:
             for name in piece.names():
-                if name in folder_catalog.held or source_names:
-                    yield name, of(name if name in folder_catalog.held else source_names[0])
+                if name in folder_catalog.tensors or source_names:
+                    yield name, of(name if name in folder_catalog.tensors else source_names[0])
                 elif tensor.is_buffer:
                     yield name, "F32"
     if fit_result.tied_twice:
         yield LM_HEAD, of(LM_HEAD)
-    for name in fit_result.untrained:
+    for name in fit_result.extra_head_tensors:
         yield name, of(name)
 
 

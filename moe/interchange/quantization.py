@@ -19,17 +19,17 @@ class Quantization:
     """Rows and columns of FP8 that have one scale."""
 
 
-def quantization_of(given: Any, place: str, family: Family) -> tuple[Quantization | None, Problem | None]:
+def quantization_of(config: Any, place: str, family: Family) -> tuple[Quantization | None, Problem | None]:
     """Format that a `quantization_config` names, and the problems in it."""
-    if given is None:
+    if config is None:
         return None, None
-    if not isinstance(given, dict):
-        return None, Problem("wrong_type", place, given, "must be an object", _REMEDY)
-    method = given.get("quant_method")
+    if not isinstance(config, dict):
+        return None, Problem("wrong_type", place, config, "must be an object", _REMEDY)
+    method = config.get("quant_method")
     if method == "mxfp4" and family.model_types[0] == "gpt_oss":
         return Quantization("mxfp4"), None
-    if method == "fp8" and given.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"):
-        block = given.get("weight_block_size", list(FP8_BLOCK))
+    if method == "fp8" and config.get("fmt", "e4m3") in ("e4m3", "float8_e4m3fn"):
+        block = config.get("weight_block_size", list(FP8_BLOCK))
         if (
             isinstance(block, list)
             and len(block) == 2

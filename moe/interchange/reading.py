@@ -15,7 +15,6 @@ class Reading:
     def __init__(
         self, config: Mapping[str, Any], place: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]
     ) -> None:
-        self.given = config
         self.problems: list[Problem] = []
         self._place, self._defaults = place, defaults
         self._values = dict(config)
@@ -60,18 +59,20 @@ class Reading:
         """Note a problem of a key."""
         self.problems.append(Problem("unsupported", f"{self._place}:{key}", value, rule, remedy))
 
-    def only(self, key: str, allowed: Iterable[Any]) -> None:
+    def only(self, key: str, allowed_values: Iterable[Any]) -> None:
         """Note a problem where a key that is written has another value than these; null is as if it was not."""
-        allowed = list(allowed)
+        allowed_values = list(allowed_values)
         value = self._values.get(key)
-        if value is not None and not any(json_equal(value, allowed_value) for allowed_value in allowed):
-            choices = " or ".join(map(repr, allowed)) or "left out"
+        if value is not None and not any(
+            json_equal(value, allowed_value) for allowed_value in allowed_values
+        ):
+            choices = " or ".join(map(repr, allowed_values)) or "left out"
             self.refuse(key, value, f"must be {choices}: nothing else is supported", REMEDY)
 
 
-def json_equal(one: Any, other: Any) -> bool:
+def json_equal(left: Any, right: Any) -> bool:
     """Whether two values of JSON are the same: 0 is 0.0, and not false."""
-    return one == other and (type(one) is type(other) or (_is_number(one) and _is_number(other)))
+    return left == right and (type(left) is type(right) or (_is_number(left) and _is_number(right)))
 
 
 def _is_number(value: Any) -> bool:

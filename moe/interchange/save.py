@@ -156,7 +156,7 @@ def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
         raise SpecError(
             [Problem("not_found", "model.from", origin.url, rule, "bring it back"), *error.problems]
         ) from None
-    if missing_names := [name for name in origin.untrained if name not in folder_catalog.held]:
+    if missing_names := [name for name in origin.untrained if name not in folder_catalog.tensors]:
         raise SpecError(
             Problem(
                 "changed",
@@ -196,7 +196,7 @@ def _tensors(
     if origin is None or whence is None:
         return
     for name in origin.untrained:
-        yield Made(name, origin.dtype_of(name), whence.held[name].shape)
+        yield Made(name, origin.dtype_of(name), whence.tensors[name].shape)
 
 
 def _shards(tensors: Sequence[Made], max_bytes: int) -> list[tuple[str, list[Made]]]:
@@ -233,7 +233,7 @@ def _write_weights(
     folder: Folder, shards: list[tuple[str, list[Made]]], source: Source, whence: Catalog | None
 ) -> None:
     seals: dict[str, int] = {}
-    weights = None if whence is None else TensorReader(whence.held, whence.files)
+    weights = None if whence is None else TensorReader(whence.tensors, whence.files)
     for file, tensors in shards:
         with folder.create(file) as stream, _Writer(stream, seals) as writer:
             stream.write(header_bytes([(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]))

@@ -35,28 +35,28 @@ def seals_text(crc_by_name: dict[str, int]) -> bytes:
     return (json.dumps(record, indent=1) + "\n").encode()
 
 
-def faults(found: Catalog, stored: TensorReader, rank: int, num_ranks: int) -> list[Problem]:
+def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: int) -> list[Problem]:
     """Tensors of this rank's share that are not as they were written, where the folder says how they were."""
-    if not found.folder.has(SEALS):
+    if not folder_catalog.folder.has(SEALS):
         return []
-    record = found.folder.read_json(SEALS, MAX_INDEX_BYTES)
+    record = folder_catalog.folder.read_json(SEALS, MAX_INDEX_BYTES)
     if record.get("version") != VERSION or not isinstance(record.get("crc32"), dict):
-        return [Problem("wrong_version", found.folder.path(SEALS), record.get("version"),
+        return [Problem("wrong_version", folder_catalog.folder.path(SEALS), record.get("version"),
                         f"must be of version {VERSION}",
                         "remove it: then nothing is held against it")] if rank == 0 else []  # fmt: skip
     crcs, problems = record["crc32"], []
-    for name, entry in _share(found, rank, num_ranks):
+    for name, entry in _share(folder_catalog, rank, num_ranks):
         expected_crc, at, crc = crcs.get(name), 0, 0
         if expected_crc is None:
             continue
         while at < entry.num_bytes:
             end = min(entry.num_bytes, at + _BLOCK_BYTES)
             crc = crc_of(
-                stored.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc
+                reader.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc
             )
             at = end
         if f"{crc:08x}" != expected_crc:
-            problems.append(found.problem("corrupt", name,
+            problems.append(folder_catalog.problem("corrupt", name,
                                           "does not have the checksum of what was written: its bytes changed",
                                           f"write it anew; or, if you have changed it, remove {SEALS}",
                                           f"{crc:08x}"))  # fmt: skip
@@ -66,7 +66,7 @@ def faults(found: Catalog, stored: TensorReader, rank: int, num_ranks: int) -> l
 def _share(catalog: Catalog, rank: int, num_ranks: int) -> list[tuple[str, Entry]]:
     """Tensors that one of so many ranks looks at: about as many bytes as each other."""
     sizes, share = [0] * num_ranks, []
-    entries = {tensor.entry.name: (name, tensor.entry) for name, tensor in catalog.held.items()}
+    entries = {tensor.entry.name: (name, tensor.entry) for name, tensor in catalog.tensors.items()}
     for name, entry in sorted(entries.values(), key=lambda named_entry: -named_entry[1].num_bytes):
         least = sizes.index(min(sizes))
         sizes[least] += entry.num_bytes

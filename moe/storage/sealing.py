@@ -38,26 +38,26 @@ class SealingStream(io.RawIOBase):
         return self._digest.hexdigest()
 
 
-def fault(folder: Folder, path: str, size_bytes: int, sha256: str, named: str | None = None) -> str | None:
-    """Fault of a sealed file, which is called `named` in it, or None; `Unreadable` where the storage does not give a
+def fault(folder: Folder, path: str, size_bytes: int, sha256: str, label: str | None = None) -> str | None:
+    """Fault of a sealed file, which is called `label` in it, or None; `Unreadable` where the storage does not give a
     file that may be there."""
-    named = named or path
+    label = label or path
     try:
         with folder.open(path) as stream:
             stream.seek(0, os.SEEK_END)  # which some stores' files answer with nothing
             if (actual_bytes := stream.tell()) != size_bytes:
-                return f"{named} has {actual_bytes} bytes instead of {size_bytes}"
+                return f"{label} has {actual_bytes} bytes instead of {size_bytes}"
             stream.seek(0)
             digest, num_read = hashlib.sha256(), 0
             while block := stream.read(_BLOCK_BYTES):
                 digest.update(block)
                 num_read += len(block)
                 if num_read > size_bytes:
-                    return f"{named} grew beyond {size_bytes} bytes while it was read"
+                    return f"{label} grew beyond {size_bytes} bytes while it was read"
     except FileNotFoundError:
-        return f"{named} is missing"
+        return f"{label} is missing"
     except OSError as error:
-        return Unreadable(f"{named} cannot be read: {error}")
+        return Unreadable(f"{label} cannot be read: {error}")
     if digest.hexdigest() != sha256:
-        return f"{named} does not have the checksum of what was written"
+        return f"{label} does not have the checksum of what was written"
     return None

@@ -94,12 +94,12 @@ class Task(ABC, Generic[Data, MicroBatch]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
-        kept: Callable[[], Mapping[str, bytes]] | None = None,
+        read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
         progress: Tell | None = None,
     ) -> Data:
         """The data, found in the folder `cache` or built there; several processes may call this at once.
 
-        `report` is told decisions, `progress` how far it has come. `kept` gives `tokenizer_files` and
+        `report` is told decisions, `progress` how far it has come. `read_checkpoint_files` gives `tokenizer_files` and
         `carried_files` of the newest checkpoint of this very run, none where there is none: what a run took from
         elsewhere at first it has from there. Raises SpecError.
         Loads no torch.

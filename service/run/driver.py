@@ -202,7 +202,7 @@ class Driver:
                 launch.cache,
                 roots=launch.data_roots,
                 report=lambda message: self._recorder.log("info", message),
-                kept=lambda: kept_tokenizers(launch.storage),
+                read_checkpoint_files=lambda: kept_tokenizers(launch.storage),
                 progress=PreparationProgress(self._recorder),
             )
         except SpecError as error:

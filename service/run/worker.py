@@ -120,7 +120,7 @@ def _run(
                 launch.cache,
                 roots=launch.data_roots,
                 report=lambda message: recorder.log("info", message),
-                kept=lambda: kept_tokenizers(launch.storage),
+                read_checkpoint_files=lambda: kept_tokenizers(launch.storage),
                 progress=PreparationProgress(recorder),
             )
         recorder.phase("data", time.perf_counter() - began)

@@ -50,7 +50,7 @@ def test_documents_are_filled_in(tmp_path: Path) -> None:
         task(doc_to_text="{{ number }}: {{question|upper}}", description="Say.", doc_to_choice=["{{word|trim}}", "-"],
              doc_to_target=1),
     )  # fmt: skip
-    assert found.documents.evaluated == (
+    assert found.documents.test_documents == (
         Document("2: WHO?", 1, ("a", "-"), "Say."), Document("0.5: WHEN?", 1, ("B", "-"), "Say.")
     )  # fmt: skip
     assert found.documents.examples == ()
@@ -59,10 +59,12 @@ def test_documents_are_filled_in(tmp_path: Path) -> None:
         task(doc_to_target="answer"), task(task="b", doc_to_target="{{index}}"), task(task="c", **FREE),
         task(task="d", **WHOLE),
     )  # fmt: skip
-    assert [each.target for each in by_text.documents.evaluated] == [1, 2], "digits of a text are a choice"
-    assert [each.target for each in by_index.documents.evaluated] == [1, 0]
-    assert [each.target for each in free.documents.evaluated] == ["me", "0"]
-    assert [(each.text, each.target) for each in whole.documents.evaluated] == [("", " a "), ("", "B")]
+    assert [each.target for each in by_text.documents.test_documents] == [1, 2], (
+        "digits of a text are a choice"
+    )
+    assert [each.target for each in by_index.documents.test_documents] == [1, 0]
+    assert [each.target for each in free.documents.test_documents] == ["me", "0"]
+    assert [(each.text, each.target) for each in whole.documents.test_documents] == [("", " a "), ("", "B")]
 
 
 def test_several_files_compressed_or_not_are_one_split(tmp_path: Path) -> None:
@@ -73,8 +75,8 @@ def test_several_files_compressed_or_not_are_one_split(tmp_path: Path) -> None:
     (tmp_path / "more/b.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[1]).encode() + b"\n\n"))
     files = {"data_files": {"test": ["more/*.jsonl", "more/b.jsonl.gz"], "shots": "data.jsonl"}}
     (found,) = read(tmp_path, task(dataset_kwargs=files, num_fewshot=2, fewshot_split="shots"))
-    assert [each.text for each in found.documents.evaluated] == ["Who?", "When?"]
-    assert found.documents.examples == found.documents.evaluated
+    assert [each.text for each in found.documents.test_documents] == ["Who?", "When?"]
+    assert found.documents.examples == found.documents.test_documents
 
 
 def test_json_is_read_too(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ HUB = {
 
 @pytest.mark.parametrize("preset", sorted(HUB))
 def test_the_hubs_configs_are_our_presets(preset: str):
-    found = LanguageModelSpec(**describe_config(HUB[preset], "c").given)
+    found = LanguageModelSpec(**describe_config(HUB[preset], "c").model_fields)
     known = model_spec({"preset": preset})
     assert isinstance(known, LanguageModelSpec)
     if known.moe is not None and found.moe is not None:
@@ -273,7 +273,7 @@ def test_whatever_a_config_says_is_read_or_refused(family: str, data: st.DataObj
     keys = st.sampled_from(sorted(known_keys(BY_TYPE[family])))
     changes = data.draw(st.dictionaries(keys, _VALUES, min_size=1, max_size=4))
     with suppress(SpecError):
-        LanguageModelSpec(**describe_config({**config(family), **changes}, "c").given)
+        LanguageModelSpec(**describe_config({**config(family), **changes}, "c").model_fields)
 
 
 def test_expanding_loads_no_torch():

@@ -106,9 +106,9 @@ def test_every_class_default_is_transformers():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_config_of_nothing_but_its_type_means_what_transformers_takes_it_for(name: str):
     required = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"hidden_size": 12288}}.get(name, {})
-    bare = LanguageModelSpec(**describe_config({"model_type": name, **required}, "c").given)
+    bare = LanguageModelSpec(**describe_config({"model_type": name, **required}, "c").model_fields)
     full = AutoConfig.for_model(name, **required).to_dict()
-    assert meaning(bare) == meaning(LanguageModelSpec(**describe_config(full, "c").given))
+    assert meaning(bare) == meaning(LanguageModelSpec(**describe_config(full, "c").model_fields))
 
 
 ROPES: list[dict[str, Any]] = [

@@ -89,7 +89,7 @@ def folder_of(model: nn.Module, path: Path, *, original: bool = True, dtype: Any
 
 
 def spec_of(config: dict[str, Any], **over: Any) -> LanguageModelSpec:
-    return LanguageModelSpec(**{**describe_config(config, "config.json").given, **over})
+    return LanguageModelSpec(**{**describe_config(config, "config.json").model_fields, **over})
 
 
 class Blank(nn.Module):

@@ -141,7 +141,7 @@ def test_a_control_plane_that_lost_the_job_gets_its_records_once_it_is_recovered
 def test_requests_come_back_with_heartbeats(receiver: Receiver, storage: str) -> None:
     run = recorder(receiver.url, storage, "g0.rank-0")
     receiver.request = "pause"
-    await_that(lambda: run.control.requested() == "pause")
+    await_that(lambda: run.control.poll() == "pause")
     run.close()
 
 

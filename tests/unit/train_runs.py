@@ -83,7 +83,7 @@ def run(
         micro_batches = {"micro_batch_groups": micro_batch_groups, "num_micro_batches": num_micro_batches}
         plan = plan.model_copy(update={"options": replace(plan.options, **micro_batches)})
     recorder, layout = MemoryRecorder(), Layout.build(plan, device)
-    data = build_task(spec).prepare(cache, kept=lambda: kept_tokenizers(str(storage)))
+    data = build_task(spec).prepare(cache, read_checkpoint_files=lambda: kept_tokenizers(str(storage)))
     outcome = train(
         build_task(spec), plan, layout, data=data, storage=str(storage), cache=Path(cache),
         attempt=attempt, group=group, recorder=recorder, control=control or NoControl(),

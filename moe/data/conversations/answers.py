@@ -208,10 +208,11 @@ def _behind(head: str, text: str) -> str | None:
     return None
 
 
-def common_length(one: str, other: str) -> int:
+def common_length(first: str, second: str) -> int:
     """Length of the common prefix, in characters."""
     return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
     )
 
 

@@ -35,7 +35,7 @@ class _Box:
 
 
 class _Cut(NamedTuple):
-    saved: float
+    gain: float
     """Expected positions a pair, summed over the pairs' weights."""
     halves: tuple[_Box, _Box]
 
@@ -67,7 +67,7 @@ def plan_buckets(
     cuts = [_best_cut(boxes[0], mass, count, min_pairs)]
     positions = float(mass.sum()) * (shape[0] + shape[1] - 2)
     while len(boxes) < _MOST_BUCKETS:
-        best = max(range(len(boxes)), key=lambda index: cuts[index].saved)
+        best = max(range(len(boxes)), key=lambda index: cuts[index].gain)
         savings, halves = cuts[best]
         positions -= savings
         if savings < _WORTH_CUTTING * positions:

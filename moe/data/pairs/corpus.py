@@ -51,17 +51,17 @@ class Corpus(ABC):
 
 
 def require_languages(
-    wanted: Sequence[str] | None, there: set[str], rule: str = "has no pairs in this corpus"
+    languages: Sequence[str] | None, available: set[str], rule: str = "has no pairs in this corpus"
 ) -> None:
     """Raise SpecError for each language asked for that is not there, naming near ones that are."""
     problems = []
-    for index, lang in enumerate(wanted or ()):
-        if lang in there:
+    for index, lang in enumerate(languages or ()):
+        if lang in available:
             continue
         base = lang.replace("-", "_").partition("_")[0]
-        near = [name for name in sorted(there) if name.partition("_")[0] == base]
-        near = near or get_close_matches(lang, sorted(there), n=3, cutoff=0.5)
-        choices = ", ".join(near) if near else _join_names(sorted(there))
+        near = [name for name in sorted(available) if name.partition("_")[0] == base]
+        near = near or get_close_matches(lang, sorted(available), n=3, cutoff=0.5)
+        choices = ", ".join(near) if near else _join_names(sorted(available))
         remedy = f"use one of {choices}" if choices else "leave data.languages out"
         problems.append(Problem("not_a_choice", f"data.languages[{index}]", lang, rule, remedy))
     if problems:

@@ -22,18 +22,18 @@ class Closers:
         self._closing = tokenizer.special_ids | self._ends
         self._counts, self._num_answers = Counter[int](), 0
 
-    def add(self, encoded: EncodedDocument) -> None:
+    def add(self, encoded_document: EncodedDocument) -> None:
         """Count the closers of a document: of each span, or of the last one if the template marks the spans."""
-        document = encoded.document
+        document = encoded_document.document
         assert document.spans is not None
-        assert encoded.ends is not None
+        assert encoded_document.ends is not None
         for begin, end in document.spans[-1:] if document.by_marks else document.spans:
             place = begin + len(document.text[begin:end].rstrip())
-            at = int(np.searchsorted(encoded.ends, place))
-            if place == begin or at == len(encoded.ids):  # cut before its end
+            at = int(np.searchsorted(encoded_document.ends, place))
+            if place == begin or at == len(encoded_document.ids):  # cut before its end
                 continue
             self._num_answers += 1
-            if (id := int(encoded.ids[at])) in self._closing:
+            if (id := int(encoded_document.ids[at])) in self._closing:
                 self._counts[id] += 1
 
     def further(self) -> list[int]:

@@ -25,7 +25,7 @@ class EncodedDocument:
     document: Document
     ids: NDArray[Any]
     """[n]. Of a document with spans all of it, else what lies between BOS and EOS."""
-    learned: NDArray[np.bool_] | None = None
+    label_mask: NDArray[np.bool_] | None = None
     """[n], the ids that overlap a span; None where all are learned."""
     ends: NDArray[np.int64] | None = None
     """[n], likewise the character behind each."""
@@ -42,15 +42,17 @@ class EncodedDocument:
 
     def cut(self, num_ids: int) -> "EncodedDocument":
         """The first so many ids of a document with spans."""
-        assert self.learned is not None
+        assert self.label_mask is not None
         assert self.ends is not None
-        return EncodedDocument(self.document, self.ids[:num_ids], self.learned[:num_ids], self.ends[:num_ids])
+        return EncodedDocument(
+            self.document, self.ids[:num_ids], self.label_mask[:num_ids], self.ends[:num_ids]
+        )
 
     @property
     def num_learned(self) -> int:
         """Ids that are learned, and predicted by one before them."""
-        assert self.learned is not None
-        return int(self.learned[1:].sum())
+        assert self.label_mask is not None
+        return int(self.label_mask[1:].sum())
 
 
 def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:

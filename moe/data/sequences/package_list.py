@@ -95,23 +95,25 @@ class SourceFile(NamedTuple):
     path: Path
 
 
-def files_of(wanted: Distribution) -> Iterator[SourceFile]:
+def files_of(distribution: Distribution) -> Iterator[SourceFile]:
     """Python source of a distribution by its own record of what it has installed, in order of name; without tests,
     vendored code and what the names say is generated.
 
     Raises SpecError where it, or its record, is not on this machine.
     """
     try:
-        paths = metadata.distribution(wanted.name).files
+        paths = metadata.distribution(distribution.name).files
     except metadata.PackageNotFoundError:
-        raise _missing(wanted.name, "which is not installed here") from None
+        raise _missing(distribution.name, "which is not installed here") from None
     if not paths:
-        raise _missing(wanted.name, "which does not say what it has installed (no RECORD)")
-    source_paths = sorted((path.as_posix(), path) for path in paths if _is_source(wanted, path.as_posix()))
+        raise _missing(distribution.name, "which does not say what it has installed (no RECORD)")
+    source_paths = sorted(
+        (path.as_posix(), path) for path in paths if _is_source(distribution, path.as_posix())
+    )
     if not source_paths:
-        raise _missing(wanted.name, "which has no Python source here")
+        raise _missing(distribution.name, "which has no Python source here")
     for name, path in source_paths:
-        yield SourceFile(wanted.name, name, Path(str(path.locate())))
+        yield SourceFile(distribution.name, name, Path(str(path.locate())))
 
 
 def _is_source(distribution: Distribution, name: str) -> bool:

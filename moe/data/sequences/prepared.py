@@ -295,7 +295,7 @@ class _Documents:
 
     def to_encode(self) -> Iterator[Document]:
         share = (lambda number: None) if self._num is None else of_total(self._num)
-        return self._stages.through("encoding", self.corpus.documents(), share, every=100)
+        return self._stages.through("encoding", self.corpus.documents(), share, interval=100)
 
 
 def _tokenizer_files(

@@ -62,11 +62,11 @@ class SequenceStore:
         self._row_starts = _map_array(folder / "row_starts.npy")
         self.row_lengths = _map_array(folder / "row_lengths.npy")
         """int32 [num_rows], positions of each that hold something."""
-        self._learned = None
+        self._label_mask = None
         self.row_targets = self.row_lengths
         """int32 [num_rows], labels of each; of pairs, how many there are."""
         if (folder / "learned.bin").exists():
-            self._learned = _map(folder / "learned.bin", np.dtype(np.bool_))
+            self._label_mask = _map(folder / "learned.bin", np.dtype(np.bool_))
             self.row_targets = _map_array(folder / "row_targets.npy")
         self._has_text = (folder / "text.starts.npy").exists()
         if self._has_text:
@@ -103,17 +103,17 @@ class SequenceStore:
     @property
     def has_spans(self) -> bool:
         """Whether not all is learned, and documents lie whole."""
-        return self._learned is not None
+        return self._label_mask is not None
 
     def _labels(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         ids = self._ids[positions + 1].astype(np.int64)
-        return ids if self._learned is None else np.where(self._learned[positions + 1], ids, -1)
+        return ids if self._label_mask is None else np.where(self._label_mask[positions + 1], ids, -1)
 
     def beginning(self, index: int) -> NDArray[np.int64]:
         """The ids of a document with spans, up to the first that is learned; of a pair, of the preferred one."""
-        assert self._learned is not None
+        assert self._label_mask is not None
         start, stop = self._document_starts[index * self.num_each : index * self.num_each + 2]
-        first = int(np.argmax(self._learned[start + 1 : stop])) + 1
+        first = int(np.argmax(self._label_mask[start + 1 : stop])) + 1
         return self._ids[start : start + first].astype(np.int64)
 
     @cached_property
@@ -138,10 +138,10 @@ class SequenceStore:
     def label_counts(self, num_ids: int) -> NDArray[np.int64]:
         """[num_ids], how often each id is a label."""
         counts = np.zeros(num_ids, np.int64)
-        if self._learned is not None:
+        if self._label_mask is not None:
             for start in range(0, len(self._ids), _CHUNK_IDS):
                 chunk = slice(start, start + _CHUNK_IDS)
-                counts += np.bincount(self._ids[chunk][self._learned[chunk]], minlength=num_ids)
+                counts += np.bincount(self._ids[chunk][self._label_mask[chunk]], minlength=num_ids)
             return counts
         for start in range(0, len(self._ids), _CHUNK_IDS):
             counts += np.bincount(self._ids[start : start + _CHUNK_IDS], minlength=num_ids)
@@ -176,7 +176,9 @@ class StoreWriter:
         self._open = ExitStack()
         self._ids = self._open.enter_context((folder / "ids.bin").open("wb"))
         self._text = self._open.enter_context((folder / "text.bin").open("wb")) if keeps_text else None
-        self._learned = self._open.enter_context((folder / "learned.bin").open("wb")) if has_spans else None
+        self._label_mask = (
+            self._open.enter_context((folder / "learned.bin").open("wb")) if has_spans else None
+        )
         self._num_learned = [array("q") for _ in sources]
 
     def __enter__(self) -> "StoreWriter":
@@ -198,12 +200,12 @@ class StoreWriter:
     def add_whole(self, source: str, together: Sequence[EncodedDocument]) -> None:
         """Append documents with spans that belong together. Raises ValueError out of the order of sources."""
         index = self._place_of(source)
-        assert self._learned is not None
+        assert self._label_mask is not None
         for document in together:
-            assert document.learned is not None
+            assert document.label_mask is not None
             self._ids.write(document.ids.astype(self._dtype).tobytes())
-            self._learned.write(
-                np.concatenate([[False], document.learned[1:]]).tobytes()
+            self._label_mask.write(
+                np.concatenate([[False], document.label_mask[1:]]).tobytes()
             )  # nothing predicts the first
             self._lengths[index].append(len(document.ids) - 1)
             self._num_learned[index].append(document.num_learned)
@@ -229,7 +231,7 @@ class StoreWriter:
         """Pack what was added into rows of `max_tokens` positions, each of one source."""
         self._open.close()
         lengths = [np.array(source_lengths, np.int64) for source_lengths in self._lengths]
-        if self._learned is None:
+        if self._label_mask is None:
             packings = [pack(source_lengths, max_tokens) for source_lengths in lengths]
         else:
             packings = [pack_whole(source_lengths, max_tokens, self._num_each) for source_lengths in lengths]
@@ -254,7 +256,7 @@ class StoreWriter:
         np.save(folder / "row_starts.npy", packing.row_starts)
         ends = np.concatenate([[0], np.cumsum(packing.lengths)])[packing.row_starts]
         np.save(folder / "row_lengths.npy", np.diff(ends).astype(np.int32))
-        if self._learned is not None:
+        if self._label_mask is not None:
             num_learned = np.concatenate(
                 [np.array(source_counts, np.int64) for source_counts in self._num_learned]
             )

@@ -68,7 +68,7 @@ DEEPSEEK_V3 = Family(
         *shared_experts("mlp.shared_experts"),
     ),
     fused_tensors=FUSED,
-    untrained="model.layers.{beyond}.",
+    extra_head_pattern="model.layers.{beyond}.",
     new_config_keys={"num_nextn_predict_layers": 0},
     constant_keys={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
 )  # fmt: skip

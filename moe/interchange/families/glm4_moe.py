@@ -56,6 +56,6 @@ GLM4_MOE = Family(
         *shared_experts("mlp.shared_experts"),
     ),
     fused_tensors=FUSED,
-    untrained="model.layers.{beyond}.",
+    extra_head_pattern="model.layers.{beyond}.",
     new_config_keys={"num_nextn_predict_layers": 0},
 )  # fmt: skip

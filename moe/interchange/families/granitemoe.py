@@ -59,7 +59,7 @@ GRANITE_MOE_SHARED = Family(
     model_types=("granitemoeshared",),
     architecture="GraniteMoeSharedForCausalLM",
     defaults={**_DEFAULTS, "shared_intermediate_size": 0},
-    fields=(*_FIELDS, Optional("shared_intermediate_size", "moe.shared_hidden_dim", int, none=0)),
+    fields=(*_FIELDS, Optional("shared_intermediate_size", "moe.shared_hidden_dim", int, null_value=0)),
     tensors=(
         *_TENSORS,
         *in_layers(

@@ -58,7 +58,7 @@ MINIMAX_M2 = Family(
         *experts("block_sparse_moe", gate="w1", up="w3", down="w2"),
     ),
     fused_tensors=(*router("mlp.gate.weight"), *selection_bias("mlp.e_score_correction_bias"), *FUSED),
-    untrained="model.layers.{beyond}.",
+    extra_head_pattern="model.layers.{beyond}.",
     constant_keys={
         "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True,
         "shared_intermediate_size": 0,

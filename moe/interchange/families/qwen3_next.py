@@ -91,5 +91,5 @@ QWEN3_NEXT = Family(
         *shared_experts("mlp.shared_expert", gate="mlp.shared_expert_gate.weight"),
     ),
     fused_tensors=FUSED,
-    untrained="mtp.",
+    extra_head_pattern="mtp.",
 )  # fmt: skip

@@ -27,11 +27,11 @@ def is_sparse(num_live: int, num_rows: int) -> bool:
     return num_live < _SHARE_LEFT * num_rows
 
 
-def any_rank(here: bool, device: torch.device, together: dist.ProcessGroup | None) -> bool:
+def any_rank(flag: bool, device: torch.device, together: dist.ProcessGroup | None) -> bool:
     """Whether it is so on any rank of the group `together`, whose ranks all ask."""
     if together is None:
-        return here
-    anywhere = torch.tensor(int(here), dtype=torch.int32, device=device)
+        return flag
+    anywhere = torch.tensor(int(flag), dtype=torch.int32, device=device)
     with collective("all-reduce of who is still decoding"):
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=together)
     return bool(anywhere)

@@ -41,24 +41,24 @@ _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
 def evaluate(
-    model: LanguageModel, layout: Layout, prepared: PreparedSequences, spec: JobSpec
+    model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec
 ) -> LanguageReport:
     """The report of a finished run, the same on every rank. All ranks call it together.
 
     With `max_sequences`, the loss is that of a fixed part of each source.
     """
     evaluation, clock = spec.train.evaluation, Clock()
-    baselines = together.from_first(lambda: _baselines(prepared, model.spec.vocab_size))
+    baselines = together.from_first(lambda: _baselines(corpus, model.spec.vocab_size))
     clock.lap("baselines")
     measure = _Measuring(model, layout, spec)
     sources = {
         name: _Source.of(store, measure(store, evaluation.max_sequences, beside=True), *baselines[name])
-        for name, store in prepared.held_out.items()
+        for name, store in corpus.held_out.items()
     }
     clock.lap("loss")
     if len(sources) > 1:
         sources[ALL] = _Source.combine(sources.values())
-    completions = _completions(model, layout, prepared, min(evaluation.num_examples, _MAX_COMPLETIONS))
+    completions = _completions(model, layout, corpus, min(evaluation.num_examples, _MAX_COMPLETIONS))
     clock.lap("complete")
     report = LanguageReport(
         {name: source.report() for name, source in sources.items()}, completions, clock.laps
@@ -67,7 +67,7 @@ def evaluate(
 
 
 def held_out_losses(
-    model: LanguageModel, layout: Layout, prepared: PreparedSequences, spec: JobSpec
+    model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec
 ) -> HeldOutLosses:
     """Nats a token on a fixed part of each source, by source, or the loss of a pair; None where it has none. All ranks
     call it together."""
@@ -75,7 +75,7 @@ def held_out_losses(
         _Measuring(model, layout, spec),
         spec.train.evaluation.max_sequences_along_the_way,
     )
-    return {name: measure(store, max_sequences).loss for name, store in prepared.held_out.items()}
+    return {name: measure(store, max_sequences).loss for name, store in corpus.held_out.items()}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _HeldOutLoss:
     """Nats a token, or the loss of a pair."""
     base: float | None = None
     """The same by the model beneath an adapter."""
-    preferred: float | None = None
+    preferred_share: float | None = None
     """Of pairs, the share that is as preferred."""
 
 
@@ -105,7 +105,7 @@ class _Measuring:
         """Over all ranks' rows; `beside`: with what the model beneath an adapter has."""
         if isinstance(self.spec.data, PreferenceSpec):
             sums = self._sums(store, max_sequences, self._of_pairs)
-            return _HeldOutLoss(_mean(sums[0], sums[1]), preferred=_mean(sums[2], sums[1]))
+            return _HeldOutLoss(_mean(sums[0], sums[1]), preferred_share=_mean(sums[2], sums[1]))
         loss = _mean(*self._sums(store, max_sequences, self._of_tokens))
         if not beside or self.model.spec.adapter is None:
             return _HeldOutLoss(loss)
@@ -178,20 +178,20 @@ class _Source:
 
     @classmethod
     def of(
-        cls, store: SequenceStore, measured: _HeldOutLoss, unigram: float | None, xz: float | None
+        cls, store: SequenceStore, held_out_loss: _HeldOutLoss, unigram: float | None, xz: float | None
     ) -> "_Source":
         """From nats a token, and bits a byte of xz."""
         num_tokens, num_bytes = store.num_targets, store.num_bytes
         if store.num_each > 1:
-            return cls(store.num_documents, num_tokens, num_bytes, None, None, None, preference=measured)
+            return cls(store.num_documents, num_tokens, num_bytes, None, None, None, preference=held_out_loss)
         return cls(
             store.num_documents,
             num_tokens,
             num_bytes,
-            None if measured.loss is None else measured.loss * num_tokens,
+            None if held_out_loss.loss is None else held_out_loss.loss * num_tokens,
             None if unigram is None else unigram * num_tokens,
             None if xz is None else xz * num_bytes,
-            None if measured.base is None else measured.base * num_tokens,
+            None if held_out_loss.base is None else held_out_loss.base * num_tokens,
         )
 
     @classmethod
@@ -208,7 +208,7 @@ class _Source:
         loss = None if self.nats is None else self.nats / self.num_tokens
         base_loss = None if self.base_nats is None else self.base_nats / self.num_tokens
         if self.preference is not None:
-            loss, preferred_share = self.preference.loss, self.preference.preferred
+            loss, preferred_share = self.preference.loss, self.preference.preferred_share
             counts = (self.num_documents, self.num_tokens, self.num_bytes)
             return SourceReport(*counts, loss, None, None, None, None, preferred=preferred_share)
         return SourceReport(

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, Draws
-from moe.layers.kept import Kept
+from moe.layers.caches import Kept
 from moe.layers.linear import Linear, linear
 from moe.layers.moe import MoELayer
 from moe.layers.norm import RMSNorm
@@ -151,7 +151,7 @@ class LanguageModel(nn.Module):
             if not state.num_positions:
                 state.first = padding.sum(1)
         run, x = self._going_on(tokens, state), self._embed(tokens)
-        for block, cache in zip(self._blocks(), state.kept, strict=True):
+        for block, cache in zip(self._blocks(), state.caches, strict=True):
             x = block(x, run, cache)
         state.num_positions += tokens.shape[1]
         x = run.rows.shares.gather_results(x).view(*tokens.shape, x.shape[-1])[:, -1]
@@ -253,7 +253,7 @@ class GenerationState:
     """The memories of all layers for rows of tokens that grow."""
 
     def __init__(self, caches: Sequence[Kept], rows: Tensor, room: int) -> None:
-        self.kept, self.rows, self.room = caches, rows, room
+        self.caches, self.rows, self.room = caches, rows, room
         """`rows` int64 `[B]`: their numbers at first. The token at position p of row r is known by r · `room` + p
         (`moe.routing.recorded`), where p counts from the row's own beginning."""
         self.first: Tensor | None = None
@@ -262,7 +262,7 @@ class GenerationState:
 
     def take_rows(self, rows: Tensor) -> None:
         """Keep these rows alone, in this order (int64 indices, also several times the same)."""
-        for cache in self.kept:
+        for cache in self.caches:
             cache.take_rows(rows)
         self.rows = self.rows.index_select(0, rows)
         self.first = None if self.first is None else self.first.index_select(0, rows)

@@ -82,17 +82,18 @@ def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None
 
 
 def base_digest(
-    spec: LanguageModelSpec, roots: Sequence[str] | None, kept: Mapping[str, bytes]
+    spec: LanguageModelSpec, roots: Sequence[str] | None, checkpoint_files: Mapping[str, bytes]
 ) -> str | None:
     """Digest of the weights beneath an adapter, which checkpoints do without; None where there is nothing like it.
-    Raises SpecError where they are not those that `kept` files of a checkpoint tell of."""
+    Raises SpecError where they are not those that `checkpoint_files` tell of."""
     if not spec.keeps_frozen:
         return None
     from moe.interchange.digest import digest_of
 
     assert spec.from_folder is not None
     digest = digest_of(spec.from_folder, roots)
-    if RECORD in kept and (then := Origin.of_files(kept.__getitem__).digest) not in (None, digest):
+    then = Origin.of_files(checkpoint_files.__getitem__).digest if RECORD in checkpoint_files else None
+    if then not in (None, digest):
         rule = f"has weights of the digest {digest}, and this adapter was trained beside those of {then}"
         raise SpecError(
             Problem(

@@ -67,15 +67,15 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
-        kept: Callable[[], Mapping[str, bytes]] | None = None,
+        read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
         progress: Tell | None = None,
     ) -> "PreparedSequences":
         from moe.data.sequences import prepare
 
         tokenizer = None
         if self._model.from_folder is not None:
-            checkpoint_files = {} if kept is None else kept()
-            tokenizer = tokenizer_of_checkpoint(checkpoint_files)
+            files = {} if read_checkpoint_files is None else read_checkpoint_files()
+            tokenizer = tokenizer_of_checkpoint(files)
             if tokenizer is None:
                 digest = base_digest(self._model, roots, {})
                 tokenizer = with_template(model_tokenizer(self._model, roots, digest), self._data, roots)

@@ -63,10 +63,10 @@ def batches(spec: ModuleDataSpec, seed: int) -> Callable[[int], Batch]:
     return lambda step: as_batch(function(seed, step))
 
 
-def as_batch(given: Any) -> Batch:
+def as_batch(arguments: Any) -> Batch:
     """Arguments of a call: those of a list or tuple in order, those of a mapping by name, or the one that is given."""
-    register_data_classes(given)
-    return given if isinstance(given, list | tuple | Mapping) else (given,)
+    register_data_classes(arguments)
+    return arguments if isinstance(arguments, list | tuple | Mapping) else (arguments,)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -20,10 +20,10 @@ def functions_of(spec: JobSpec) -> dict[str, str]:
     return functions
 
 
-def check_allowed(spec: JobSpec, allowed: Collection[str]) -> None:
-    """Raises SpecError for each function that a job names and `allowed` does not. Texts are compared, nothing else is
-    done with them."""
-    if problems := list(_not_allowed(functions_of(spec), allowed)):
+def check_allowed(spec: JobSpec, allowed_code: Collection[str]) -> None:
+    """Raises SpecError for each function that a job names and `allowed_code` does not. Texts are compared, nothing else
+    is done with them."""
+    if problems := list(_not_allowed(functions_of(spec), allowed_code)):
         raise SpecError(problems)
 
 

@@ -6,10 +6,10 @@ from moe.parallel import Part
 from moe.sharding import Applied
 
 
-def note_parts(applied: Applied) -> None:
+def note_parts(module: Applied) -> None:
     """Note, at each parameter and buffer, where in the whole this rank's part of it lies."""
-    shards = applied.shards()
-    for name, tensor in (*applied.named_parameters(), *applied.named_buffers()):
+    shards = module.shards()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         shard = shards[name]
         place = Part(torch.Size(shard.shape), offsets=shard.offsets, is_first=shard.is_first)
         tensor.part = place  # type: ignore[attr-defined]

@@ -81,7 +81,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
-        kept: Callable[[], Mapping[str, bytes]] | None = None,
+        read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
         progress: Tell | None = None,
     ) -> ModuleData:
         check_allowed(self.spec, self._allowed_code)

@@ -29,28 +29,28 @@ _POSITIONS_PER_RANK = 8192
 
 
 def evaluate(
-    model: TranslationModel, layout: Layout, prepared: PreparedPairs, spec: JobSpec
+    model: TranslationModel, layout: Layout, corpus: PreparedPairs, spec: JobSpec
 ) -> TranslationReport:
     """The report of a finished run, the same on every rank. All ranks call it together.
 
     With `max_pairs`, a fixed subset of each held-out set stands for it.
     """
-    evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.of(prepared)
+    evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.of(corpus)
     most_frequent, unigram = together.from_first(
         lambda: (
-            most_frequent_target(prepared.train),
-            unigram_logp(prepared.train, model.spec.target_vocab_size).tolist(),
+            most_frequent_target(corpus.train),
+            unigram_logp(corpus.train, model.spec.target_vocab_size).tolist(),
         )
     )
     unigram_logp_V = np.array(unigram, np.float64)
     clock.lap("baselines")
     sets: dict[str, SetReport] = {}
     examples: list[Example] = []
-    for name, store in prepared.held_out.items():
+    for name, store in corpus.held_out.items():
         losses = _losses(model, layout, store, evaluation.max_pairs, unigram_logp_V)
         clock.lap("loss")
         rows, hypotheses = _translate(
-            model, layout, prepared, store, evaluation.max_pairs, spec.data.max_tokens
+            model, layout, corpus, store, evaluation.max_pairs, spec.data.max_tokens
         )
         clock.lap("translate")
         scored_by_rank = together.gathered(_ScoreRows.of(store, rows, hypotheses, most_frequent).to_plain())
@@ -64,7 +64,7 @@ def evaluate(
                 unigram_loss=losses.unigram,
                 subsets=whole.subsets(store, languages),
                 num_with_text_in_training=(
-                    prepared.stats["seen_with_text_in_training"] if name == "seen" else None
+                    corpus.stats["seen_with_text_in_training"] if name == "seen" else None
                 ),
             )
             examples += whole.examples(name, store, languages)
@@ -79,13 +79,13 @@ def evaluate(
 
 
 def held_out_loss(
-    model: TranslationModel, layout: Layout, prepared: PreparedPairs, spec: EvaluationSpec
+    model: TranslationModel, layout: Layout, corpus: PreparedPairs, spec: EvaluationSpec
 ) -> HeldOutLosses:
     """Nats a target token on a fixed part of each held-out set, by set; None where a set is empty. All ranks
     call it together."""
     return {
         name: _losses(model, layout, store, spec.max_pairs_along_the_way).model
-        for name, store in prepared.held_out.items()
+        for name, store in corpus.held_out.items()
     }
 
 

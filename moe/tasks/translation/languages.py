@@ -20,9 +20,9 @@ class Languages:
     low: frozenset[str]
 
     @classmethod
-    def of(cls, prepared: PreparedPairs) -> "Languages":
+    def of(cls, corpus: PreparedPairs) -> "Languages":
         """The subsets, from the prepared corpus's statistics. A third is one of languages, not of pairs."""
-        facts = prepared.stats["languages"]
+        facts = corpus.stats["languages"]
         by_size = sorted(facts, key=lambda lang: (-facts[lang]["train"], lang))
         third = -(-len(by_size) // 3)
         scripts = {lang: str(facts[lang]["script"]) for lang in by_size}

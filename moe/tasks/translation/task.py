@@ -45,7 +45,7 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
         *,
         roots: Sequence[str] | None = None,
         report: Callable[[str], None] | None = None,
-        kept: Callable[[], Mapping[str, bytes]] | None = None,
+        read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
         progress: Tell | None = None,
     ) -> "PreparedPairs":
         from moe.data.pairs import prepare  # and tokenizers, which the control plane has no use for

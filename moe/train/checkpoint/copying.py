@@ -15,7 +15,7 @@ class DamagedCheckpoint(ValueError):
     """A checkpoint is not what its marker says, or cannot be read; the message says how."""
 
 
-class CopyStopped(Exception):
+class CopyInterrupt(Exception):
     """The copy was given up because its process is about to end."""
 
 
@@ -35,7 +35,7 @@ def copy_checkpoint(
         with to.create(f"{copy.name}/{path}") as stream:
             for block in _checked_blocks(checkpoints, f"{marker.name}/{path}", seal):
                 if should_stop():
-                    raise CopyStopped
+                    raise CopyInterrupt
                 stream.write(block)
     to.write(copy.name + markers.SUFFIX, copy.to_bytes())
     return copy

@@ -36,18 +36,18 @@ class StoredParts:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._stored: FolderContents = read_stored(folder)
+        self._contents: FolderContents = read_stored(folder)
         self._runs: dict[str, list[_Run]] = {}
 
     def names(self) -> list[str]:
-        return sorted(self._stored.tensors)
+        return sorted(self._contents.tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._stored.tensors[name].size)
+        return tuple(self._contents.tensors[name].size)
 
     def read(self, name: str, within: Rectangle) -> Tensor:
         """A rectangle of a tensor, on the CPU."""
-        metadata = self._stored.tensors[name]
+        metadata = self._contents.tensors[name]
         tensor = torch.empty([end - first for first, end in within], dtype=metadata.properties.dtype)
         for run in self._runs_of(name):
             common = tuple(
@@ -75,11 +75,11 @@ class StoredParts:
 
     def _runs_of(self, name: str) -> list[_Run]:
         if name not in self._runs:
-            self._runs[name] = [self._run(name, chunk) for chunk in self._stored.tensors[name].chunks]
+            self._runs[name] = [self._run(name, chunk) for chunk in self._contents.tensors[name].chunks]
         return self._runs[name]
 
     def _run(self, name: str, chunk: Any) -> _Run:
-        lies: _StorageInfo = self._stored.places[MetadataIndex(name, chunk.offsets)]
+        lies: _StorageInfo = self._contents.places[MetadataIndex(name, chunk.offsets)]
         with self._folder.open(lies.relative_path) as stream, FakeTensorMode():
             archive = io.BufferedReader(_Slice(stream, lies.offset, lies.length))
             tensor = torch.load(archive, weights_only=True, map_location="cpu")

@@ -69,8 +69,8 @@ class ShardWriter:
 
     def __init__(self, tensors: Mapping[str, Tensor | Piece]) -> None:
         self._live = dict(tensors)
-        self._staged: dict[str, Tensor] = {}
-        self._planner = _StagedPlanner(self._staged)
+        self._staging_buffers: dict[str, Tensor] = {}
+        self._planner = _StagedPlanner(self._staging_buffers)
         self._planner.set_up_planner(dict(tensors), is_coordinator=together.rank() == 0)
         self._plan, self._metadata = self._plan_together()
 
@@ -85,9 +85,9 @@ class ShardWriter:
         """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""
         for name, live in self._live.items():
             tensor = _local(live)
-            if name not in self._staged:
-                self._staged[name] = torch.empty_like(tensor, device="cpu")
-            self._staged[name].copy_(tensor)
+            if name not in self._staging_buffers:
+                self._staging_buffers[name] = torch.empty_like(tensor, device="cpu")
+            self._staging_buffers[name].copy_(tensor)
 
     def write(self, folder: Folder) -> Written:
         """Write this rank's files into the folder. In any thread, without collectives."""
@@ -95,12 +95,12 @@ class ShardWriter:
         results = writer.write_data(self._plan, self._planner).wait()
         return Written(results, writer.sealing.seals)
 
-    def finish(self, folder: Folder, written: list[Written]) -> dict[str, FileSeal]:
+    def finish(self, folder: Folder, parts: list[Written]) -> dict[str, FileSeal]:
         """Seals of all files, having written where every tensor lies. On rank 0, when all have written."""
         assert self._metadata is not None, "rank 0 holds the metadata of the plan"
         writer = _SealingWriter(folder)
-        writer.finish(dataclasses.replace(self._metadata), [part.results for part in written])
-        return {path: seal for part in written for path, seal in part.seals.items()} | writer.sealing.seals
+        writer.finish(dataclasses.replace(self._metadata), [part.results for part in parts])
+        return {path: seal for part in parts for path, seal in part.seals.items()} | writer.sealing.seals
 
 
 def stored_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
@@ -144,10 +144,10 @@ class _StagedPlanner(DefaultSavePlanner):
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._staged = tensors
+        self._staging_buffers = tensors
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        return self._staged[index.fqn]
+        return self._staging_buffers[index.fqn]
 
 
 class _Planner(DefaultLoadPlanner):

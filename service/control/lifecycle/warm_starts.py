@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from moe.spec import JobSpec, Problem, SpecError
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
-from moe.train.checkpoint.copying import CopyStopped, DamagedCheckpoint, copy_checkpoint
+from moe.train.checkpoint.copying import CopyInterrupt, DamagedCheckpoint, copy_checkpoint
 from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC, other_state, spec_of
 from moe.train.checkpoint.marker import Marker
 from service.control.errors import Full, Unavailable
@@ -101,7 +101,7 @@ class WarmStarts:
             with suppress(OSError):  # what cannot be removed has no marker, and the run clears it away
                 to.remove("")
             raise
-        except CopyStopped:
+        except CopyInterrupt:
             raise Unavailable("this service is stopping; submit the job again when it is back") from None
         except OSError as error:
             why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
