@@ -28,9 +28,9 @@ class GenerationMarks(Extension):
         self.is_used = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_wrap"), [], [], body).set_lineno(line)
 
-    def _marked(self, caller: Callable[[], str]) -> str:
+    def _wrap(self, caller: Callable[[], str]) -> str:
         return f"{self._begin}{caller()}{self._end}"
 
     def strip_marks(self, text: str) -> Written:
