@@ -150,10 +150,10 @@ class Side:
 class Piece:
     """Part of one parameter of ours, or all of it, and the tensors that it is in."""
 
-    our_pattern: Side
+    our_side: Side
     name: str
     """Of theirs, with `{e}` where the axis of experts counts tensors."""
-    their_pattern: Side
+    their_side: Side
     axes: tuple[str, ...]
     """In the order of ours."""
     factor: float = 1.0

@@ -91,7 +91,7 @@ class StepTotals:
                 )
             )
             row[: len(sums)] += sums
-            of_experts = torch.cat((routing.load, routing.expert_choices))
+            of_experts = torch.cat((routing.load, routing.chosen))
             row[len(_COLUMNS) : len(_COLUMNS) + len(of_experts)] += of_experts
 
     def reduce(self, signals: Signals) -> tuple[StepRecord, Signals]:

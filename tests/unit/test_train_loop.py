@@ -379,7 +379,7 @@ def test_what_goes_wrong_while_a_batch_is_made_is_raised(data, cache, tmp_path, 
     def fail(*_):
         raise OSError("disk gone")
 
-    monkeypatch.setattr(TokenStore, "padded", fail)
+    monkeypatch.setattr(TokenStore, "pad_rows", fail)
     with pytest.raises(OSError, match="disk gone"):
         run(job(data), tmp_path, cache)
 

@@ -286,7 +286,7 @@ class _Documents:
     def to_learn(self) -> Iterator[Document]:
         num = 0
         for document in self._stages.through(
-            "reading", self.corpus.documents(), lambda number: None, every=100
+            "reading", self.corpus.documents(), lambda number: None, interval=100
         ):
             num += 1
             yield document
