@@ -64,8 +64,8 @@ def test_what_is_learned_is_what_a_plain_reading_says_token_by_token(name: str):
         is_learned = [learned for text, learned in pieces for _ in text]
         reference = plain.encode(found.document.text, add_special_tokens=False)
         assert found.ids.tolist() == reference.ids
-        assert found.learned is not None
-        assert found.learned.tolist() == [any(is_learned[a:b]) for a, b in reference.offsets]
+        assert found.label_mask is not None
+        assert found.label_mask.tolist() == [any(is_learned[a:b]) for a, b in reference.offsets]
         assert found.text.decode() == "".join(text for text, learned in pieces if learned)
 
 
@@ -89,8 +89,8 @@ def test_ids_and_marked_masks_are_those_of_transformers(
         )  # fmt: skip
         assert told["input_ids"] == found.ids.tolist()
         if "marked" in name:
-            assert found.learned is not None
-            assert told["assistant_masks"] == found.learned.astype(int).tolist()
+            assert found.label_mask is not None
+            assert told["assistant_masks"] == found.label_mask.astype(int).tolist()
 
 
 class _Fixed(datetime):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from moe.experts import Experts
 from moe.layers.adapter_dropout import AdapterDropout, Draws
-from moe.layers.caches import Kept
+from moe.layers.kept import Kept
 from moe.layers.linear import Linear, linear
 from moe.layers.moe import MoELayer
 from moe.layers.norm import RMSNorm
