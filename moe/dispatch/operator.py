@@ -19,14 +19,14 @@ from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
 from moe.sharding.rules.differentiated import (
     OperatorSharding,
-    differentiated,
+    define_differentiable,
     lower_backward,
     lower_begun,
     lower_forward,
 )
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
-from moe.sharding.rules.rule import Dims, Exchange, Factor, Grouped, Rule
+from moe.sharding.rules.rule import Dims, Exchange, Factor, GroupedMatmul, Rule
 
 MAX_CHUNKS = 2
 """Most chunks in which rows are exchanged: one is sent while experts work on the other."""
@@ -90,7 +90,7 @@ def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[
     return lambda: (dispatch(x, ChoicesInOrder(expert, weight, is_kept, num_here), experts),)
 
 
-EXPERTS = differentiated(
+EXPERTS = define_differentiable(
     "expert_feed_forward",
     "Tensor x, Tensor expert, Tensor weight, Tensor kept, Tensor w_in, Tensor w_out, Tensor? w_gate, Tensor? b_in, "
     "Tensor? b_out, Tensor? b_gate, str activation, float[] settings",
@@ -184,7 +184,7 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         unmasked=frozenset(on_tokens),
         work="product",
         flops=2.0 * num_matrices * per_token / sizes["e"] * passes,
-        grouped=Grouped("e", "t", per_token, passes),
+        grouped=GroupedMatmul("e", "t", per_token, passes),
         kept=None if is_backward else kept,
         exchanges=(exchange,) if sizes["e"] > 1 else (),
         lower=_lowered,

@@ -13,7 +13,12 @@ from moe.plan.cost.layer_bytes import loss_tokens
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.hints.annotate import is_capturing
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import OperatorSharding, differentiated, lower_backward, lower_forward
+from moe.sharding.rules.differentiated import (
+    OperatorSharding,
+    define_differentiable,
+    lower_backward,
+    lower_forward,
+)
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Factor, Rule
@@ -168,7 +173,7 @@ def _scalars(hidden_states: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return hidden_states.new_empty((), dtype=wide), hidden_states.new_empty((), dtype=wide)
 
 
-NLL = differentiated(
+NLL = define_differentiable(
     "smoothed_nll",
     "Tensor hidden, Tensor table, Tensor labels, float smoothing, int nothing",
     _run,

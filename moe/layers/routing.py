@@ -14,7 +14,12 @@ from moe.routing import ChoicesInOrder, Routing, RoutingState, TokenContext, bui
 from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import OperatorSharding, differentiated, lower_backward, lower_forward
+from moe.sharding.rules.differentiated import (
+    OperatorSharding,
+    define_differentiable,
+    lower_backward,
+    lower_forward,
+)
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Factor, Rule
@@ -161,7 +166,7 @@ def _by_token(routing: Routing, spec: MoESpec) -> tuple[Tensor, ...]:
     return experts.contiguous(), weight, number > 0, torch.zeros_like(experts)
 
 
-ROUTE = differentiated(
+ROUTE = define_differentiable(
     "route",
     "Tensor logits, Tensor ids, Tensor? padding, Tensor? step, Tensor? bias, Tensor? last_load, str spec, int number, "
     "int seed, int layer, bool training, int? sequence_tokens",

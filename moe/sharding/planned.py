@@ -24,7 +24,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A parameter or a buffer."""
 
     name: str
@@ -52,7 +52,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Considered:
+class PricedLayout:
     """A layout of a mesh that was priced."""
 
     mesh: dict[str, int]

@@ -13,24 +13,24 @@ from moe.parallel import together
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.applied.accumulated import steps_of
 from moe.sharding.arguments import arguments_of_sample
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.annotate import PLACED
 from moe.sharding.hints.hints import Hint
 from moe.sharding.hints.torch_forms import axes_of_mesh, hints_of_torch
 from moe.sharding.operands import is_operator, operands, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
-from moe.sharding.planned import Memory, Stored, in_words
+from moe.sharding.planned import Memory, StoredTensor, in_words
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.propagation.propagate import conflicts_in_words
 from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import described
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.accumulate import AXIS
-from moe.sharding.solve.asked import Asked, asked_cluster
+from moe.sharding.solve.asked import ShardingRequest, asked_cluster
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.no_room import no_room
-from moe.sharding.solve.solved import Solved
+from moe.sharding.solve.solved import ShardingSolution
 from moe.sharding.solve.subject import subject_of
 from moe.sharding.solve.ways import best_way
 from moe.spec import Problem, SpecError
@@ -75,7 +75,7 @@ def plan(
     def ask() -> Any:
         try:
             axes = axes_of_mesh(mesh)
-            request = Asked(
+            request = ShardingRequest(
                 model=model, sample=arguments_of_sample(model, sample), cluster=asked_cluster(cluster),
                 hints=hints_of_torch({} if hints is None else hints, axes), loss=loss, mesh=axes,
                 replicate=replicate, optimizer_slots=optimizer_slots, search=search, micro_batches=micro_batches,
@@ -98,7 +98,7 @@ def plan(
     return ShardingPlan.from_json(answer["plan"])
 
 
-def _planned(request: Asked) -> ShardingPlan:
+def _planned(request: ShardingRequest) -> ShardingPlan:
     subject = subject_of(request)
     capture = subject.captured
     best, candidates = best_way(subject)
@@ -141,19 +141,23 @@ def _planned(request: Asked) -> ShardingPlan:
     )
 
 
-def _stored(capture: Captured) -> tuple[Stored, ...]:
+def _stored(capture: CapturedGraph) -> tuple[StoredTensor, ...]:
     """In the order in which they are used."""
     at = {node: number for number, node in enumerate(capture.graph.graph.nodes)}
     leaves = [(node, leaf) for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")]
     leaves.sort(key=lambda entry: min((at[user] for user in entry[0].users), default=0))
     return tuple(
-        Stored(leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype).removeprefix("torch."))
+        StoredTensor(leaf.name, leaf.kind, list(leaf.shape), str(leaf.dtype).removeprefix("torch."))
         for _, leaf in leaves
     )
 
 
 def _memory(
-    capture: Captured, assignment: Assignment, costs: Costs, solution: Solved, optimizer_slots: int
+    capture: CapturedGraph,
+    assignment: Assignment,
+    costs: Costs,
+    solution: ShardingSolution,
+    optimizer_slots: int,
 ) -> Memory:
     parameters = trained_bytes = buffers = 0
     for node, leaf in capture.leaves.items():
@@ -181,7 +185,7 @@ def _memory(
     )
 
 
-def _annotated_placements(capture: Captured, assignment: Assignment, num_axes: int) -> dict[str, str]:
+def _annotated_placements(capture: CapturedGraph, assignment: Assignment, num_axes: int) -> dict[str, str]:
     return {
         f"{_said_of(capture, node)} {list(shape_of(node))}": in_words(
             result_placements(assignment.options[node.name])[-num_axes:]
@@ -191,7 +195,7 @@ def _annotated_placements(capture: Captured, assignment: Assignment, num_axes: i
     }
 
 
-def _said_of(capture: Captured, node: fx.Node) -> str:
+def _said_of(capture: CapturedGraph, node: fx.Node) -> str:
     """What is annotated: the line, or the name of what a graph begins with."""
     leaf = capture.leaves.get(operands(node)[0])
     return str(node.meta.get("where") or (leaf.name if leaf else node.name))

@@ -9,7 +9,7 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint, of_plain, to_plain
-from moe.sharding.planned import Collective, Considered, Memory, Stored
+from moe.sharding.planned import Collective, Memory, PricedLayout, StoredTensor
 from moe.spec import Problem, SpecError
 
 VERSION = 1
@@ -37,11 +37,11 @@ class ShardingPlan:
     """Bound of the integer program's relaxation."""
     memory: Memory
     collectives: tuple[Collective, ...]
-    stored: tuple[Stored, ...] = ()
+    stored: tuple[StoredTensor, ...] = ()
     """Parameters and buffers, in the order in which they are used."""
     annotated: dict[str, str] = field(default_factory=dict)
     """Placements of annotated tensors, by where they were annotated."""
-    considered: tuple[Considered, ...] = ()
+    considered: tuple[PricedLayout, ...] = ()
     conflicts: tuple[str, ...] = ()
     """Operators that two hints want split differently, in words."""
     micro_batches: int = 1
@@ -102,9 +102,9 @@ class ShardingPlan:
                     "cluster": one_cluster_of(plain["cluster"]),
                     "memory": Memory(**plain["memory"]),
                     "collectives": tuple(Collective(**fields) for fields in plain["collectives"]),
-                    "stored": tuple(Stored(**fields) for fields in plain["stored"]),
+                    "stored": tuple(StoredTensor(**fields) for fields in plain["stored"]),
                     "considered": tuple(
-                        Considered(**fields | {"mesh": dict(fields["mesh"])})
+                        PricedLayout(**fields | {"mesh": dict(fields["mesh"])})
                         for fields in plain["considered"]
                     ),
                     "conflicts": tuple(plain["conflicts"]),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.plan import Cluster
-from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.capture.capture import CapturedGraph, capture
 from moe.sharding.exchange.exchange import part_of, unpadded
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
@@ -56,14 +56,14 @@ def _flat(returned: Any) -> list[Tensor]:
     return [each for each in torch.utils._pytree.tree_leaves(returned) if isinstance(each, Tensor)]
 
 
-def possible(captured: Captured, node: Any, degrees: tuple[int, ...]) -> list[Options]:
+def possible(captured: CapturedGraph, node: Any, degrees: tuple[int, ...]) -> list[Options]:
     rule = rule_of(node)
     every = itertools.product(*[rule.axis_options()] * len(degrees))
     return [options for options in every if rule.is_possible(options, degrees)]
 
 
 def drawn(
-    captured: Captured,
+    captured: CapturedGraph,
     degrees: tuple[int, ...],
     draw: random.Random,
     prefer: Callable[[AxisOption], bool] | None = None,
@@ -83,7 +83,7 @@ def drawn(
     return Assignment(degrees, leaves, options)
 
 
-def programmed(captured: Captured, assignment: Assignment) -> Program:
+def programmed(captured: CapturedGraph, assignment: Assignment) -> Program:
     moves = _moves(assignment.degrees)
     return with_buckets(Partitioner(captured, assignment, rule_of, moves).program(), assignment.degrees)
 
@@ -123,7 +123,7 @@ def run_program(
 def differences(
     module: nn.Module,
     sample: Sequence[Any],
-    captured: Captured,
+    captured: CapturedGraph,
     assignment: Assignment,
     tolerance: float = 1e-10,
 ) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from moe.plan import Cluster
-from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.capture.capture import CapturedGraph, capture
 from moe.sharding.exchange import exchange, joint
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
@@ -33,7 +33,7 @@ class Layers(nn.Module):
         return x.pow(2).sum()
 
 
-def batch_split(captured: Captured, leaves: int | None = None) -> Assignment:
+def batch_split(captured: CapturedGraph, leaves: int | None = None) -> Assignment:
     """All that can be split along the batch is; parameters lie whole, or split in dimension `leaves`."""
     options = {}
     for node in captured.graph.graph.nodes:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.capture.capture import CapturedGraph, capture
 from moe.sharding.exchange.exchange import part_of, unpadded
 from moe.sharding.propagation.assignment import Assignment
 from tests.sharding.partitioned import MESHES, drawn, on_one_device, programmed, run_program
@@ -48,7 +48,7 @@ def _absolute(value: Any) -> Any:
     return value.abs() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def magnitudes(captured: Captured, module: torch.nn.Module, sample: tuple[Tensor, ...]) -> list[float]:
+def magnitudes(captured: CapturedGraph, module: torch.nn.Module, sample: tuple[Tensor, ...]) -> list[float]:
     """The largest value of each output, then of each gradient, of the program on absolute values."""
     named = dict(module.named_parameters()) | dict(module.named_buffers())
     values = []
@@ -66,7 +66,7 @@ def magnitudes(captured: Captured, module: torch.nn.Module, sample: tuple[Tensor
 
 
 def wrong_results(
-    captured: Captured, module: torch.nn.Module, sample: tuple[Tensor, ...], assignment: Assignment
+    captured: CapturedGraph, module: torch.nn.Module, sample: tuple[Tensor, ...], assignment: Assignment
 ) -> list[str]:
     """What differs from one device by more than 1e-10 of the program on absolute values."""
     expected, program = on_one_device(module, sample), programmed(captured, assignment)

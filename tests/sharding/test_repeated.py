@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from moe.plan import Cluster
-from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.capture.capture import CapturedGraph, capture
 from moe.sharding.capture.siblings import repeated
 from moe.sharding.operands import is_operator
 from moe.sharding.rules.registry import Rules
@@ -31,12 +31,12 @@ def spec_of(num_layers: int) -> TranslationModelSpec:
     )  # fmt: skip
 
 
-def captured(num_layers: int) -> Captured:
+def captured(num_layers: int) -> CapturedGraph:
     rows = torch.zeros(8, 6, dtype=torch.int64)
     return capture(TranslationLoss.of(spec_of(num_layers)), (rows, rows, rows, torch.tensor(1)))
 
 
-def structure(model: Captured) -> Counter[str]:
+def structure(model: CapturedGraph) -> Counter[str]:
     """Operators with all that they are computed of; in the backward pass, where gradients may be added up in another
     order, with the arguments that are no tensors."""
     signs: dict[fx.Node, str] = {}

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.capture.capture import Captured, capture
+from moe.sharding.capture.capture import CapturedGraph, capture
 from moe.sharding.operands import is_operator, operands, shape_of, source
 from moe.sharding.placement import WHOLE, Placements, split
 from moe.sharding.rules.registry import Rules
@@ -22,7 +22,7 @@ from moe.sharding.rules.rule import operand_placements, result_placements
 from moe.sharding.solve.costs import Choice, Costs
 from moe.sharding.solve.placements import PlacementProgram
 from moe.sharding.solve.search import Search
-from moe.sharding.solve.solved import Limits, Solved
+from moe.sharding.solve.solved import Limits, ShardingSolution
 from tests.sharding.gshard_listing import PaperModel
 
 LIMIT = 1 << 40
@@ -67,7 +67,7 @@ def cluster(draw: random.Random, num_devices: int) -> Cluster:
 class Plain:
     """The seconds and the bytes of assignments of one graph, each by a plain sum."""
 
-    def __init__(self, captured: Captured, costs: Costs, rules: Rules) -> None:
+    def __init__(self, captured: CapturedGraph, costs: Costs, rules: Rules) -> None:
         self.captured, self.costs, self.rules = captured, costs, rules
         self.nodes = [node for node in captured.graph.graph.nodes if is_operator(node)]
         self.operands = {node: list(operands(node)) for node in self.nodes}
@@ -90,7 +90,7 @@ class Plain:
                     dict(zip(self.nodes, chosen, strict=True)), dict(zip(self.leaves, placed, strict=True))
                 )
 
-    def of_solved(self, solved: Solved) -> tuple[float, float]:
+    def of_solved(self, solved: ShardingSolution) -> tuple[float, float]:
         """Seconds and bytes of one assignment."""
         found = solved.assignment
         chosen = {
@@ -268,7 +268,7 @@ def compare(plain: Plain, seed: int) -> None:
     assert PlacementProgram(plain.captured, plain.costs, plain.rules, limits).solved() is None
 
 
-def solution(plain: Plain, every: list[tuple[float, float]], limit: float) -> Solved:
+def solution(plain: Plain, every: list[tuple[float, float]], limit: float) -> ShardingSolution:
     """The cheapest that has room, with seconds and bytes that some assignment has."""
     solved = PlacementProgram(plain.captured, plain.costs, plain.rules, Limits(limit)).solved()
     assert solved is not None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.partition.loop import LoopProgram, looped
 from moe.sharding.partition.program import Program
@@ -41,10 +41,10 @@ class Steps:
         what is given."""
         if self.training is None or not torch.is_grad_enabled():
             return self.forward(mesh, [tensor.detach() for tensor in given])
-        return _Accumulated.apply(self, mesh, num_results, gradients_of, *given)
+        return _AccumulatedStep.apply(self, mesh, num_results, gradients_of, *given)
 
 
-def steps_of(program: Program, captured: Captured, micro_batches: int) -> Steps:
+def steps_of(program: Program, captured: CapturedGraph, micro_batches: int) -> Steps:
     dtypes = [leaf.dtype for leaf in captured.leaves.values() if leaf.kind == "tangent"]
     dtype = dtypes[0] if dtypes else torch.float32
     training = looped(program, micro_batches, dtype, True) if program.backward is not None else None
@@ -60,7 +60,7 @@ def check_once() -> None:
         )
 
 
-class _Accumulated(torch.autograd.Function):
+class _AccumulatedStep(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, steps: Steps, mesh: Mesh, num_results: int, gradients_of: Any, *given: Tensor

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from moe.parallel import together
 from moe.sharding.applied.materialise import tensors_of
 from moe.sharding.applied.ready import Ready, prepare, ready_of, written
-from moe.sharding.capture.capture import Captured, capture, device_of
+from moe.sharding.capture.capture import CapturedGraph, capture, device_of
 from moe.sharding.hints.hints import Pin
 from moe.sharding.placement import Placements
 from moe.sharding.planned import in_words
@@ -54,7 +54,7 @@ def of_other_call(
 
 
 def _chosen(
-    captured_graph: Captured,
+    captured_graph: CapturedGraph,
     plan: ShardingPlan,
     replicate: Sequence[str],
     rules: Rules,
@@ -99,7 +99,7 @@ def _chosen(
 
 
 def _ways(
-    captured_graph: Captured, plan: ShardingPlan, replicate: Sequence[str]
+    captured_graph: CapturedGraph, plan: ShardingPlan, replicate: Sequence[str]
 ) -> Iterator[tuple[float, int, Loop | None]]:
     """(share of the memory that may be used, micro-batches, loop over them), the best first."""
     yield 1.0, 1, None

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding.applied.accumulated import Steps, steps_of
 from moe.sharding.applied.batch import leaves_of
-from moe.sharding.capture.capture import TENSOR, Captured
+from moe.sharding.capture.capture import TENSOR, CapturedGraph
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
 from moe.sharding.partition.buckets import put_in_buckets, with_buckets
@@ -18,7 +18,7 @@ from moe.sharding.partition.program import Partitioner, Program, compiled, forwa
 from moe.sharding.placement import WHOLE
 from moe.sharding.planned import of_words
 from moe.sharding.propagation.assignment import Assignment
-from moe.sharding.propagation.named import Annotated, annotated
+from moe.sharding.propagation.named import AnnotatedGraph, annotated
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import AxisOption
 from moe.sharding.sharding_plan import ShardingPlan
@@ -58,7 +58,7 @@ class Ready:
         return program if self.options is None else compiled(program, **self.options)
 
 
-def ready_of(captured: Captured, program: Program, plan: ShardingPlan, batch: Sequence[Any]) -> Ready:
+def ready_of(captured: CapturedGraph, program: Program, plan: ShardingPlan, batch: Sequence[Any]) -> Ready:
     """What it takes to call the program of a plan, which with micro-batches becomes that of the loop's steps."""
     steps = None
     if plan.micro_batches > 1:
@@ -71,14 +71,14 @@ def ready_of(captured: Captured, program: Program, plan: ShardingPlan, batch: Se
     return Ready(program, captured.output_tree, values, leaves_of(batch), tree, steps)
 
 
-def program_of(captured: Captured, plan: ShardingPlan, replicate: Sequence[str] = ()) -> Program:
+def program_of(captured: CapturedGraph, plan: ShardingPlan, replicate: Sequence[str] = ()) -> Program:
     """The program of a plan for a graph, which is changed: hints become annotations. With micro-batches, the loop over
     them is axis 0 of its mesh. Raises SpecError for choices that are not possible."""
     prepare(captured, plan)
     return written(captured, plan, Rules(replicate, captured.parts, plan.mesh))
 
 
-def prepare(captured: Captured, plan: ShardingPlan) -> Annotated:
+def prepare(captured: CapturedGraph, plan: ShardingPlan) -> AnnotatedGraph:
     """The hints of a plan in a captured graph, which becomes the one that the plan's choices are of."""
     hints = annotated(captured, plan.hints)
     recompute_checkpointed(captured)
@@ -87,7 +87,7 @@ def prepare(captured: Captured, plan: ShardingPlan) -> Annotated:
     return hints
 
 
-def written(captured: Captured, plan: ShardingPlan, rules: Rules) -> Program:
+def written(captured: CapturedGraph, plan: ShardingPlan, rules: Rules) -> Program:
     """The program of a plan for a graph that is prepared. Raises SpecError for choices that are not possible."""
     degrees, is_loop = plan.degrees, plan.micro_batches > 1
     if is_loop:
@@ -97,7 +97,9 @@ def written(captured: Captured, plan: ShardingPlan, rules: Rules) -> Program:
     return program if is_loop else with_buckets(program, degrees)
 
 
-def _assignment(capture: Captured, plan: ShardingPlan, degrees: tuple[int, ...], rules: Rules) -> Assignment:
+def _assignment(
+    capture: CapturedGraph, plan: ShardingPlan, degrees: tuple[int, ...], rules: Rules
+) -> Assignment:
     """The plan's choices. Raises SpecError for one that is not possible."""
     options = {}
     for node in capture.graph.graph.nodes:

@@ -48,7 +48,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Captured:
+class CapturedGraph:
     """A module's joint graph."""
 
     graph: fx.GraphModule
@@ -128,7 +128,7 @@ def capture(
     sample: Sequence[Any],
     loss: Callable[[Any], Tensor] | None = None,
     device: torch.device | str = "cpu",
-) -> Captured:
+) -> CapturedGraph:
     """The joint graph of `module(*sample)`, then of `loss` of what that gives. The sample may end in `Keywords`.
 
     The module may lie on the meta device and is as it was afterwards; of tensors in `sample` only shape and dtype
@@ -149,7 +149,7 @@ def capture(
         )
     mode = torch_private.FakeTensorMode(allow_non_fake_inputs=True)
     arguments = tuple(fake(value, mode, device) for value in sample)
-    wrapper = _Traced(module, loss)
+    wrapper = _TracedModule(module, loss)
     parts: dict[str, ManualPart] = {}
     with (
         mode,
@@ -187,7 +187,9 @@ def capture(
     return _read(module, graph_module, wrapper, calls, parts, names)
 
 
-def _check_changes(wrapper: "_Traced", arguments: tuple[Any, ...], graph_module: fx.GraphModule) -> None:
+def _check_changes(
+    wrapper: "_TracedModule", arguments: tuple[Any, ...], graph_module: fx.GraphModule
+) -> None:
     """Raise SpecError where an input or a parameter is changed in place."""
     for descriptor in graph_module.graph.output_node().meta["desc"]:
         match descriptor:
@@ -199,7 +201,7 @@ def _check_changes(wrapper: "_Traced", arguments: tuple[Any, ...], graph_module:
                 raise changed(wrapper.module, lambda: wrapper(*arguments), name, parameter, False)
 
 
-def _observe(wrapper: "_Traced", arguments: tuple[Any, ...]) -> blocks.Calls:
+def _observe(wrapper: "_TracedModule", arguments: tuple[Any, ...]) -> blocks.Calls:
     """Run the module to see how blocks are called."""
     calls, token = blocks.Calls(repeated(wrapper.module)), PARTS.set({})
     try:
@@ -210,7 +212,7 @@ def _observe(wrapper: "_Traced", arguments: tuple[Any, ...]) -> blocks.Calls:
     return calls
 
 
-def _block(call: blocks.Call, wrapper: "_Traced") -> blocks.Block:
+def _block(call: blocks.Call, wrapper: "_TracedModule") -> blocks.Block:
     module = blocks.BlockModule(call, lambda: _marked(wrapper, call.module))
     tensors = tuple(argument for argument in call.arguments if isinstance(argument, Tensor))
     with ExitStack() as stack:
@@ -220,7 +222,7 @@ def _block(call: blocks.Call, wrapper: "_Traced") -> blocks.Block:
 
 
 @contextmanager
-def _marked(wrapper: "_Traced", module: nn.Module) -> Iterator[None]:
+def _marked(wrapper: "_TracedModule", module: nn.Module) -> Iterator[None]:
     """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
     wrapper.begin()
     with Lines(wrapper.mark, module), Substitutes(), written_back(module, wrapper.line_of):
@@ -231,7 +233,7 @@ TENSOR = object()
 """Where a tensor stands among what a module returns."""
 
 
-class _Traced(nn.Module):
+class _TracedModule(nn.Module):
     """The module with its loss, which marks every operation with the user's line and the module that it is of."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Any], Tensor] | None) -> None:
@@ -263,11 +265,11 @@ class _Traced(nn.Module):
 def _read(
     module: nn.Module,
     graph_module: fx.GraphModule,
-    wrapper: _Traced,
+    wrapper: _TracedModule,
     calls: blocks.Calls,
     parts: dict[str, ManualPart],
     names_of_inputs: dict[str, str],
-) -> Captured:
+) -> CapturedGraph:
     """Results and leaves of a joint graph by the module's own names; writes the graph out and simplifies it."""
     graph, first = graph_module.graph, _first_names(module)
     note_lines(graph)
@@ -280,7 +282,7 @@ def _read(
     note_blocks(module, graph)
     present, graph_outputs = set(graph.nodes), iter(graph.output_node().args[0])  # type: ignore[arg-type]
     assert wrapper.tree is not None
-    return Captured(
+    return CapturedGraph(
         graph_module,
         {node: leaf for node, leaf in leaves.items() if node in present},
         tuple(next(graph_outputs) for _ in outputs),

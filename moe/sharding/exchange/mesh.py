@@ -171,7 +171,7 @@ class ShardingMesh(Mesh):
         axes = tuple(names or (f"axis{axis}" for axis in range(len(degrees))))
         world, key = dist.group.WORLD, (tuple(degrees), axes, device_type, tuple(devices))
         if key not in _JOINED or _JOINED[key].world is not world:
-            _JOINED[key] = _joined(world, *key)
+            _JOINED[key] = _create_groups(world, *key)
         mesh_groups = _JOINED[key]
         return cls(tuple(degrees), indices, mesh_groups.groups, device_mesh=mesh_groups.device_mesh)
 
@@ -263,7 +263,7 @@ class ShardingMesh(Mesh):
 
 
 @dataclass(frozen=True)
-class _Joined:
+class _MeshGroups:
     """Process groups of a mesh, and the DeviceMesh of them."""
 
     world: Any
@@ -272,7 +272,7 @@ class _Joined:
     device_mesh: DeviceMesh
 
 
-_JOINED: dict[tuple[tuple[int, ...], tuple[str, ...], str, tuple[int, ...]], _Joined] = {}
+_JOINED: dict[tuple[tuple[int, ...], tuple[str, ...], str, tuple[int, ...]], _MeshGroups] = {}
 """By degrees, names of axes, type of device and order of ranks."""
 
 
@@ -284,9 +284,9 @@ def _indices(rank: int, degrees: Sequence[int]) -> tuple[int, ...]:
     return tuple(indices)
 
 
-def _joined(
+def _create_groups(
     world: Any, degrees: Sequence[int], axes: tuple[str, ...], device_type: str, devices: Sequence[int]
-) -> _Joined:
+) -> _MeshGroups:
     rank, ranks = dist.get_rank(), torch.tensor(devices or range(math.prod(degrees))).view(*degrees)
     groups: list[dist.ProcessGroup | None] = []
     for axis, degree in enumerate(degrees):
@@ -302,4 +302,4 @@ def _joined(
         device_mesh = DeviceMesh.from_group(all_groups[0], device_type, mesh_dim_names=axes)
     else:
         device_mesh = DeviceMesh.from_group(all_groups, device_type, ranks.to(torch.int), mesh_dim_names=axes)
-    return _Joined(world, tuple(groups), device_mesh)
+    return _MeshGroups(world, tuple(groups), device_mesh)

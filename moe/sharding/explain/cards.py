@@ -9,7 +9,7 @@ from typing import Any
 
 from moe.sharding.explain.explain import Plan, part_bytes
 from moe.sharding.explain.folded import Fold, folded
-from moe.sharding.planned import Collective, Stored
+from moe.sharding.planned import Collective, StoredTensor
 
 OUTSIDE = "the module itself"
 """What is computed outside of all cards' modules."""
@@ -57,7 +57,7 @@ def cards_of(plan: Plan) -> list[Card]:
     prefix = _common(names)
     opened_modules = _opened(names, prefix)
     of_name = {name: _block(name.split("."), prefix, opened_modules) for name in names}
-    stored_by_block: dict[str, list[Stored]] = defaultdict(list)
+    stored_by_block: dict[str, list[StoredTensor]] = defaultdict(list)
     for entry in plan.stored:
         stored_by_block[of_name[entry.name]].append(entry)
     about: dict[str, Hashable] = {
@@ -88,7 +88,11 @@ def cards_of(plan: Plan) -> list[Card]:
 
 
 def _card(
-    plan: Plan, fold: Fold, entries: Sequence[Stored], prefix_path: str, collectives: Sequence[Collective]
+    plan: Plan,
+    fold: Fold,
+    entries: Sequence[StoredTensor],
+    prefix_path: str,
+    collectives: Sequence[Collective],
 ) -> Card:
     count = len(fold.names)
     names = [_within(entry.name, fold.names[0]) for entry in entries]

@@ -136,7 +136,7 @@ def _legend(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _CardBox:
     """A card with its measures."""
 
     card: Card
@@ -153,7 +153,7 @@ class _Placed:
         return 30 + lines * LINE + (4 if lines else 0)
 
 
-def _placed(sheet: _Sheet, card: Card) -> _Placed:
+def _lay_out(sheet: _Sheet, card: Card) -> _CardBox:
     parameters, rest = card.parameters, []
     if len(parameters) > _MOST_NAMED:
         largest = sorted(range(len(parameters)), key=lambda at: (-parameters[at].num_bytes, at))[
@@ -167,7 +167,7 @@ def _placed(sheet: _Sheet, card: Card) -> _Placed:
     if card.num_buffers:
         buffers = "a buffer" if card.num_buffers == 1 else f"{card.num_buffers} buffers"
         rest.append(f"{buffers}, {in_bytes(card.buffer_bytes)}")
-    forward, backward = (_told(sheet, card, phase) for phase in ("forward", "backward"))
+    forward, backward = (_label_arrows(sheet, card, phase) for phase in ("forward", "backward"))
     widths = [text_width(_title(card), 12) * 1.06 + 24]
     widths += [
         text_width(parameter.name, 10.5)
@@ -178,14 +178,14 @@ def _placed(sheet: _Sheet, card: Card) -> _Placed:
     ]
     width = min(max(_NARROWEST, *widths), _WIDEST)
     width = max(width, *(text_width(words, 10) + 6 for _, words in (*forward, *backward)), 0)
-    return _Placed(card, width, parameters, tuple(rest), forward, backward)
+    return _CardBox(card, width, parameters, tuple(rest), forward, backward)
 
 
 def _title(card: Card) -> str:
     return card.title if card.count == 1 else f"{card.title}  x {card.count}"
 
 
-def _told(sheet: _Sheet, card: Card, phase: str) -> tuple[tuple[Arrow, str], ...]:
+def _label_arrows(sheet: _Sheet, card: Card, phase: str) -> tuple[tuple[Arrow, str], ...]:
     """Arrows of one pass with their words; the smallest of many become one."""
     arrows = [arrow for arrow in card.arrows if arrow.phase == phase]
     labels = [(arrow, _words(sheet, arrow)) for arrow in arrows]
@@ -213,7 +213,7 @@ def _lanes(sheet: _Sheet, labels: Iterable[tuple[Arrow, str]]) -> float:
 
 
 def _rows(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
-    boxes = [_placed(sheet, card) for card in cards]
+    boxes = [_lay_out(sheet, card) for card in cards]
     for row in _broken(boxes):
         above = max(_lanes(sheet, box.forward) for box in row)
         x, top = float(MARGIN), y + above
@@ -227,9 +227,9 @@ def _rows(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
     return y
 
 
-def _broken(boxes: Sequence[_Placed]) -> Iterator[list[_Placed]]:
+def _broken(boxes: Sequence[_CardBox]) -> Iterator[list[_CardBox]]:
     """Cards by row."""
-    row: list[_Placed] = []
+    row: list[_CardBox] = []
     x = 0.0
     for box in boxes:
         if row and x + box.width > WIDTH - 2 * MARGIN:
@@ -246,7 +246,7 @@ def _onward(sheet: _Sheet, x: float, y: float) -> None:
     sheet.add("path", d=f"M{x - 3:.1f} {y - 5:.1f}l6 5l-6 5", fill="none", stroke="#9aa4ae", stroke_width=1.5)
 
 
-def _card(sheet: _Sheet, box: _Placed, x: float, top: float) -> None:
+def _card(sheet: _Sheet, box: _CardBox, x: float, top: float) -> None:
     card = box.card
     group = sheet.add("g", class_="block", data_block=card.title, data_count=card.count)
     y = top - _lanes(sheet, box.forward)

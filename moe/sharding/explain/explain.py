@@ -10,7 +10,7 @@ from typing import Any
 
 from moe.sharding import placement
 from moe.sharding.explain.folded import Fold, folded
-from moe.sharding.planned import Collective, Stored, of_words
+from moe.sharding.planned import Collective, StoredTensor, of_words
 
 Plan = Any
 """A `ShardingPlan`, which explains itself by way of this file."""
@@ -80,7 +80,7 @@ def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -
     return f"[{', '.join(sizes)}]"
 
 
-def part_bytes(plan: Plan, stored: Stored) -> int:
+def part_bytes(plan: Plan, stored: StoredTensor) -> int:
     """Of one rank's part, padded."""
     placements = of_words(plan.parameters[stored.name])
     return placement.part_bytes(stored.shape, _ITEM_BYTES.get(stored.dtype, 4), placements, plan.degrees)
@@ -208,7 +208,7 @@ def _placements(plan: Plan) -> Iterator[str]:
     yield from _table(rows, right={2}) if rows else ["  no parameters"]
 
 
-def _cuts(plan: Plan, entry: Stored) -> Iterator[tuple[int, str]]:
+def _cuts(plan: Plan, entry: StoredTensor) -> Iterator[tuple[int, str]]:
     for axis_placement, axis in zip(of_words(plan.parameters[entry.name]), plan.mesh, strict=True):
         if axis_placement.dim is not None:
             yield entry.shape[axis_placement.dim], axis

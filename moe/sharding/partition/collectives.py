@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.hints.annotate import PLACED
 from moe.sharding.operands import operands
@@ -17,7 +17,7 @@ _LOCAL = ("slice", "keep_first")
 
 
 def collectives_of(
-    program: Program, axes: Sequence[str], degrees: Sequence[int], captured: Captured
+    program: Program, axes: Sequence[str], degrees: Sequence[int], captured: CapturedGraph
 ) -> tuple[Collective, ...]:
     """In the order in which they are made; what moves nothing is none."""
     collectives = []
@@ -32,7 +32,7 @@ def collectives_of(
     return tuple(collective for collective in collectives if collective.num_bytes)
 
 
-def _known(capture: Captured) -> dict[str, tuple[str, str | None]]:
+def _known(capture: CapturedGraph) -> dict[str, tuple[str, str | None]]:
     """(name, path of the module) of tensors that have a name of the user's, by node."""
     labels: dict[str, tuple[str, str | None]] = {}
     for node, leaf in capture.leaves.items():

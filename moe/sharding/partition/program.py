@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from moe.sharding.capture.capture import Captured, Leaf
+from moe.sharding.capture.capture import CapturedGraph, Leaf
 from moe.sharding.exchange.exchange import padded_to
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.lines import BLOCK
@@ -78,7 +78,11 @@ class Partitioner:
     """Writes the program of an assignment."""
 
     def __init__(
-        self, captured: Captured, assignment: Assignment, rule_of: Callable[[fx.Node], Rule], moves: Moves
+        self,
+        captured: CapturedGraph,
+        assignment: Assignment,
+        rule_of: Callable[[fx.Node], Rule],
+        moves: Moves,
     ) -> None:
         self._captured, self._assignment, self._rule_of = captured, assignment, rule_of
         self._forward = Writer(assignment.degrees, moves)
@@ -328,7 +332,7 @@ class Partitioner:
         )
 
 
-def _tangents_behind(capture: Captured) -> dict[fx.Node, frozenset[int]]:
+def _tangents_behind(capture: CapturedGraph) -> dict[fx.Node, frozenset[int]]:
     """Of every node, the outputs whose tangents it is made of."""
     tangents: dict[fx.Node, frozenset[int]] = {}
     for node in capture.graph.graph.nodes:
@@ -342,7 +346,7 @@ def _origin(node: fx.Node) -> dict[str, Any]:
     return {key: node.meta.get(key) for key in ("where", "block", BLOCK, AGAIN)}
 
 
-def _module(capture: Captured, graph: fx.Graph) -> fx.GraphModule:
+def _module(capture: CapturedGraph, graph: fx.Graph) -> fx.GraphModule:
     """With the manual parts that the graph uses."""
     parts = {attribute_of(name): part for name, part in capture.parts.items()}
     part_names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}

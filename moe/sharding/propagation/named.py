@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.annotate import PLACED, hint_of
 from moe.sharding.hints.device_arrays import Order, common_order, shape_of_array
 from moe.sharding.hints.hints import Devices, Hint, Pin, axes_named, matched, pin_of, to_plain
@@ -26,10 +26,10 @@ class Wish:
 
 
 @dataclass(frozen=True, eq=False)
-class Annotated:
+class AnnotatedGraph:
     """Wishes of a captured graph, whose annotations of inputs and parameters are nodes of it now."""
 
-    captured: Captured
+    captured: CapturedGraph
     wishes: tuple[Wish, ...]
 
     @property
@@ -101,7 +101,7 @@ def _path(hint_path: str, where: str | None) -> str:
     return f"{hint_path} ({where})" if where else hint_path
 
 
-def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
+def annotated(captured: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGraph:
     """The hints found in a captured graph, which is changed. Raises SpecError for a hint that matches nothing and for
     two that contradict each other."""
     leaves = {leaf.name: node for node, leaf in captured.leaves.items()}
@@ -151,10 +151,10 @@ def annotated(captured: Captured, hints: Mapping[str, Hint]) -> Annotated:
             where = node.meta.get("where") or node.name
             wishes.append(Wish(f"the annotation at {where}", hint_of(str(node.args[1])), node))
     captured.graph.graph.lint()
-    return Annotated(captured, tuple(wishes))
+    return AnnotatedGraph(captured, tuple(wishes))
 
 
-def _first_names(capture: Captured, names: Iterable[str]) -> dict[str, str]:
+def _first_names(capture: CapturedGraph, names: Iterable[str]) -> dict[str, str]:
     """The name that a graph has of a tied parameter, of its gradient and its states, by the others."""
     known_names = set(names)
     return {
@@ -170,7 +170,7 @@ def _with_others(names: Iterable[str], first: Mapping[str, str]) -> list[str]:
     return [*known_names, *(alias for alias, name in first.items() if name in known_names)]
 
 
-def _of_inputs(capture: Captured, hints: Mapping[str, Hint]) -> dict[str, Hint]:
+def _of_inputs(capture: CapturedGraph, hints: Mapping[str, Hint]) -> dict[str, Hint]:
     """The hint of `inputs`, which names every input that is no single number: as if in full, and so before patterns."""
     hint = hints.get("inputs")
     if hint is None:

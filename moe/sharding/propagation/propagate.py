@@ -13,7 +13,7 @@ from math import prod
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import is_operator, operands, result_nodes, shape_of
 from moe.sharding.placement import WHOLE, AxisPlacement, Placements
@@ -36,7 +36,7 @@ class Conflict:
 
 
 @dataclass(frozen=True)
-class Propagated:
+class PropagationResult:
     """Placements that follow from hints."""
 
     assignment: Assignment
@@ -64,7 +64,7 @@ class Propagation:
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedGraph,
         rule_of: Callable[[fx.Node], Rule],
         degrees: Sequence[int],
         pins: Mapping[str, Pin],
@@ -82,11 +82,11 @@ class Propagation:
                 if placement is not None:
                     self._known.learn(node, axis, placement, said.get(node.name, node.name))
 
-    def propagated(self) -> Propagated:
+    def propagated(self) -> PropagationResult:
         for round_ in range(ROUNDS):
             while self._pass_on(round_):
                 pass
-        return Propagated(self._assignment(), tuple(self._conflicts.values()))
+        return PropagationResult(self._assignment(), tuple(self._conflicts.values()))
 
     def _pass_on(self, round_: int) -> bool:
         """Have all operators follow what is known; whether anything was learned."""

@@ -29,7 +29,7 @@ Begin = Callable[..., Callable[[], tuple[Tensor, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
-class Differentiated:
+class DifferentiableOperator:
     """Both operators, `shardyard::NAME` and `shardyard::NAME_backward`.
 
     The second one's arguments are gradients of the results that have one, each a tensor or None, and then those of
@@ -82,10 +82,10 @@ def _same(first: Any, second: Any) -> bool:
     return type(first) is type(second) and bool(first == second)
 
 
-_BY_NAME: dict[str, Differentiated] = {}
+_BY_NAME: dict[str, DifferentiableOperator] = {}
 
 
-def differentiated(
+def define_differentiable(
     name: str,
     schema: str,
     run: Run,
@@ -95,10 +95,10 @@ def differentiated(
     differentiable: tuple[int, ...],
     trained: tuple[int, ...],
     begin: Begin | None = None,
-) -> Differentiated:
+) -> DifferentiableOperator:
     """Make both operators. `schema` has the arguments in torch's words, `Tensor x, Tensor? bias, int layer`; `shapes`,
     given these, makes empty results."""
-    operator = _BY_NAME[name] = Differentiated(name, run, num_results, differentiable, trained, begin)
+    operator = _BY_NAME[name] = DifferentiableOperator(name, run, num_results, differentiable, trained, begin)
     results = ", ".join(["Tensor"] * num_results)
     gradients = ", ".join(f"Tensor? gradient_{at}" for at in trained)
     path, backward_path = f"shardyard::{name}", f"shardyard::{name}_backward"
@@ -202,7 +202,7 @@ def finish(begun: Callable[[], Any]) -> Any:
 
 
 def _with_history(
-    operator: Differentiated, results: tuple[Tensor, ...], leaves: Sequence[Tensor]
+    operator: DifferentiableOperator, results: tuple[Tensor, ...], leaves: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     return tuple(result.detach() for result in results), [*(results[at] for at in operator.trained), *leaves]
 
@@ -229,7 +229,7 @@ def backward(
     return gradients_of_kept(forward_kept(mesh, name, sharding, *arguments)[1], gradients)
 
 
-def _leaves(operator: Differentiated, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
+def _leaves(operator: DifferentiableOperator, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
     """(the differentiable arguments without a history, all arguments with these in their places)."""
     inputs, leaves = list(arguments), []
     for at in operator.given(arguments):
@@ -238,14 +238,14 @@ def _leaves(operator: Differentiated, arguments: Sequence[Any]) -> tuple[list[Te
     return leaves, inputs
 
 
-def lower_forward(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
+def lower_forward(local: LocalCall, this: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
     """The operator on a rank's parts."""
     arguments, _ = local.arguments()
     run = local.runtime(forward_kept if local.is_kept else forward, this.name, sharding, *arguments)
     return _lowered_results(local, this, run, arguments)
 
 
-def lower_begun(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
+def lower_begun(local: LocalCall, this: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
     """The operator on a rank's parts, in two calls: one starts its exchange, one finishes the operator."""
     arguments, _ = local.arguments()
     begin = begin_forward_kept if local.is_kept else begin_forward
@@ -254,7 +254,7 @@ def lower_begun(local: LocalCall, this: Differentiated, sharding: OperatorShardi
 
 
 def _lowered_results(
-    local: LocalCall, operator: Differentiated, run: fx.Node, arguments: Sequence[Any]
+    local: LocalCall, operator: DifferentiableOperator, run: fx.Node, arguments: Sequence[Any]
 ) -> fx.Node:
     """All results, or the single one itself, from a call of `forward` or `forward_kept`."""
     results = run
@@ -265,7 +265,7 @@ def _lowered_results(
     return results if operator.num_results > 1 else local.call(getitem, results, 0)
 
 
-def lower_backward(local: LocalCall, this: Differentiated, sharding: OperatorSharding) -> fx.Node:
+def lower_backward(local: LocalCall, this: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
     """Its gradients on a rank's parts."""
     arguments, _ = local.arguments()
     gradients, rest = arguments[: len(this.trained)], arguments[len(this.trained) :]

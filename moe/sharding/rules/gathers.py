@@ -105,7 +105,7 @@ def take(node: fx.Node) -> Rule:
                 passes=COMBINES, indices=frozenset({1}))  # fmt: skip
 
 
-class Indexed:
+class AdvancedIndexing:
     """Dims of `tensor[indices]`: as numpy has it, the dimensions of the indices, broadcast against one another, come
     where those stand that they replace, or first where these do not stand together."""
 
@@ -162,7 +162,7 @@ class Indexed:
 
 
 def index(node: fx.Node) -> Rule:
-    indexing = Indexed(node)
+    indexing = AdvancedIndexing(node)
     assert not indexing.are_masks, "the result's shape would depend on the data"
 
     def lower(local: LocalCall) -> fx.Node:

@@ -75,7 +75,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Grouped:
+class GroupedMatmul:
     """A product of several groups of rows, each with a matrix of its own: of experts."""
 
     groups: Factor
@@ -120,7 +120,7 @@ class Rule:
     work: Work = "memory"
     flops: float = 2.0
     """Of a product, for each point of the space of all its factors."""
-    grouped: Grouped | None = None
+    grouped: GroupedMatmul | None = None
     kept: Callable[[Mapping[Factor, float]], float] | None = None
     """How many numbers a rank keeps for the operator's gradients beside its operands and results, given the sizes of
     factors there."""

@@ -11,7 +11,7 @@ from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import Combine
 from moe.sharding.rules import positions
 from moe.sharding.rules.dims import broadcast, named, sizes_of, unsplit
-from moe.sharding.rules.gathers import Indexed, span_of
+from moe.sharding.rules.gathers import AdvancedIndexing, span_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
 
@@ -109,7 +109,7 @@ def index_write(node: fx.Node) -> Rule:
 
 
 def index_put(node: fx.Node) -> Rule:
-    indexing = Indexed(node)
+    indexing = AdvancedIndexing(node)
     if indexing.are_masks:
         return _masked_put(node, indexing)
     values = shape_of(operands(node)[-1])
@@ -140,7 +140,7 @@ def index_put(node: fx.Node) -> Rule:
     )
 
 
-def _masked_put(node: fx.Node, indexing: Indexed) -> Rule:
+def _masked_put(node: fx.Node, indexing: AdvancedIndexing) -> Rule:
     """One value where a mask is true is written part by part; for other forms all is whole."""
     inputs, of_self = operands(node), named(indexing.shape)
     masks = [index for index in indexing.indices if index is not None]

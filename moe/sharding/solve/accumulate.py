@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import is_operator, operands, shape_of, source
 from moe.sharding.placement import WHOLE, AxisPlacement, split
@@ -24,7 +24,7 @@ AXIS = "micro_batch"
 """Name of the loop among the mesh's axes."""
 
 
-def loop_of(captured: Captured, rule_of: Callable[[fx.Node], Rule], micro_batches: int) -> Loop:
+def loop_of(captured: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_batches: int) -> Loop:
     """The loop over so many parts of the batch, which is dimension 0 of the inputs.
 
     Raises SpecError, naming the user's line, for an operator that needs the whole batch at once, and for outputs that
@@ -94,7 +94,7 @@ def classes_of(loop: Loop, pins: Mapping[str, Pin]) -> dict[str, tuple[str | Non
     return classes | {node.name: (option.name, pins.get(node.name)) for node, option in loop.items()}
 
 
-def _check_outputs(capture: Captured, micro_batches: int) -> None:
+def _check_outputs(capture: CapturedGraph, micro_batches: int) -> None:
     tangents = [leaf for leaf in capture.leaves.values() if leaf.kind == "tangent"]
     if len(tangents) > 1 or any(leaf.shape for leaf in tangents):
         names = ", ".join(f"{leaf.name} {list(leaf.shape)}" for leaf in tangents)
@@ -112,7 +112,7 @@ _APART = (
 class _Options:
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedGraph,
         rule_of: Callable[[fx.Node], Rule],
         micro_batches: int,
         inputs: Sequence[fx.Node],

@@ -17,7 +17,7 @@ from moe.spec.files import read_plain
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ShardingRequest:
     """The arguments of `sharding.plan`. Raises SpecError for those with which nothing can be planned; the module and
     the sample are checked where it is captured."""
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import is_operator
-from moe.sharding.propagation.propagate import Propagated
+from moe.sharding.propagation.propagate import PropagationResult
 from moe.sharding.rules.rule import Rule
 
 Bound = Mapping[fx.Node, tuple[str, ...]]
@@ -20,8 +20,8 @@ ANY, SPLIT = "any", "split"
 
 
 def bound_by(
-    captured: Captured,
-    followed: Propagated,
+    captured: CapturedGraph,
+    followed: PropagationResult,
     rule_of: Callable[[fx.Node], Rule],
     pins: Mapping[str, Pin],
     *,
@@ -54,7 +54,7 @@ def bound_by(
 
 
 def _axes_of_rings(
-    capture: Captured, propagation: Propagated, rule_of: Callable[[fx.Node], Rule]
+    capture: CapturedGraph, propagation: PropagationResult, rule_of: Callable[[fx.Node], Rule]
 ) -> set[int]:
     """Axes along which propagation has a product pass an operand round a ring."""
     return {

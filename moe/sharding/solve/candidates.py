@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from moe.plan.cluster.cluster import Cluster
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.accumulate import Loop, loop_of
 from moe.sharding.solve.recompute import recompute_blocks
@@ -55,7 +55,7 @@ def meshes(
 
 
 def runs(
-    captured: Captured, rules: Rules, micro_batches: int | None, recompute: bool | None
+    captured: CapturedGraph, rules: Rules, micro_batches: int | None, recompute: bool | None
 ) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
     """Ways to run a step: (whether blocks are computed again, which the captured graph then does; a number of
     micro-batches and its loop). Raises SpecError where what is asked for is not possible."""
@@ -77,7 +77,9 @@ def runs(
         )
 
 
-def _loops(capture: Captured, rules: Rules, micro_batches: int | None) -> Iterator[tuple[int, Loop | None]]:
+def _loops(
+    capture: CapturedGraph, rules: Rules, micro_batches: int | None
+) -> Iterator[tuple[int, Loop | None]]:
     """Numbers of micro-batches, each with its loop. Raises SpecError where what is asked for is not possible."""
     if micro_batches in (None, 1):
         yield 1, None

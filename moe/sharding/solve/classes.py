@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.operands import is_operator, operands
 
 _SHORTEST = 6
@@ -23,7 +23,7 @@ _KEYS = {"seed", "layer", "purpose"}
 """Names of the arguments of our own operators that key random numbers."""
 
 
-def classes(captured: Captured, pins: Mapping[str, Hashable]) -> dict[fx.Node, fx.Node]:
+def classes(captured: CapturedGraph, pins: Mapping[str, Hashable]) -> dict[fx.Node, fx.Node]:
     """The first node of its class, for every node. Nodes that something else is asked for are of classes of their
     own."""
     class_of: dict[fx.Node, fx.Node] = {}
@@ -47,7 +47,9 @@ def classes(captured: Captured, pins: Mapping[str, Hashable]) -> dict[fx.Node, f
     return class_of
 
 
-def _tie_leaves(capture: Captured, class_of: dict[fx.Node, fx.Node], pins: Mapping[str, Hashable]) -> None:
+def _tie_leaves(
+    capture: CapturedGraph, class_of: dict[fx.Node, fx.Node], pins: Mapping[str, Hashable]
+) -> None:
     """Parameters and buffers that the same place of a block uses."""
     gradient_names = set(capture.gradients)
     first: dict[Hashable, fx.Node] = {}

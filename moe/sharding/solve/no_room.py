@@ -9,7 +9,7 @@ from functools import cache
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.explain.explain import in_bytes
 from moe.sharding.hints.hints import Devices
-from moe.sharding.solve.asked import Asked
+from moe.sharding.solve.asked import ShardingRequest
 from moe.sharding.solve.subject import Subject, subject_of
 from moe.sharding.solve.ways import has_room, least_bytes
 from moe.spec import Problem, SpecError
@@ -88,7 +88,7 @@ def _larger(of: Subject) -> str:
     )
 
 
-def _with_room(request: Asked, num_devices: int) -> str | None:
+def _with_room(request: ShardingRequest, num_devices: int) -> str | None:
     """So many devices, in words with the mesh where one was given; None where no plan fits on them."""
     cluster, mesh = request.cluster, request.mesh
     request.progress.at(f"no plan fits; trying {num_devices} devices")
@@ -108,7 +108,7 @@ def _grown(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
         yield {name: size * (times if name == axis else 1) for name, size in (mesh or {}).items()}
 
 
-def _fits(request: Asked, without: frozenset[str] = frozenset()) -> bool:
+def _fits(request: ShardingRequest, without: frozenset[str] = frozenset()) -> bool:
     try:
         return has_room(subject_of(request, without))
     except SpecError:  # of this mesh alone: a part done by hand, whose sizes it does not divide

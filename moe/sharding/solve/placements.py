@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import AGAIN, is_operator, operands, result_nodes, shape_of, source
 from moe.sharding.placement import WHOLE, Placements
@@ -22,12 +22,12 @@ from moe.sharding.solve.bound import Bound, allows
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
 from moe.sharding.solve.room import Room
-from moe.sharding.solve.solved import Limits, Solved
+from moe.sharding.solve.solved import Limits, ShardingSolution
 from moe.sharding.solve.stored import has_no_empty_part, placements_of_stored
 from moe.sharding.solve.variables import Use, Variables
 from moe.sharding.solve.waiting import Waiting
 
-Allowed = Mapping[fx.Node, tuple[Container[str], ...]]
+AllowedOptions = Mapping[fx.Node, tuple[Container[str], ...]]
 """By operator names of options, by parameter placements in words, for each axis: a part of what there is to choose."""
 
 _TIE = 1e-11
@@ -39,13 +39,13 @@ class PlacementProgram:
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedGraph,
         costs: Costs,
         rule_of: Callable[[fx.Node], Rule],
         limits: Limits,
         pins: Mapping[str, Pin] | None = None,
         classes: Mapping[fx.Node, fx.Node] | None = None,
-        allowed: Allowed | None = None,
+        allowed: AllowedOptions | None = None,
         bound: Bound | None = None,
     ) -> None:
         self._captured, self._costs, self._rule_of, self._limits = captured, costs, rule_of, limits
@@ -327,7 +327,7 @@ class PlacementProgram:
 
     # What comes of it
 
-    def solved(self, most: float = INFINITY, *, quick: bool = False) -> Solved | None:
+    def solved(self, most: float = INFINITY, *, quick: bool = False) -> ShardingSolution | None:
         """The cheapest assignment; None where none has room, or where all take more than `most` seconds. With `quick`,
         one near it."""
         self._end_results()
@@ -375,7 +375,7 @@ class PlacementProgram:
                 [*((flow, 1.0) for flow in out[before]), *((maker, -1.0) for maker in makers)], upper=0.0
             )
 
-    def _read(self, solution: Solution) -> Solved:
+    def _read(self, solution: Solution) -> ShardingSolution:
         values = solution.values
         choices = {
             node: next(choice for variable, choice in variables if values[variable] > 0.5)
@@ -395,7 +395,7 @@ class PlacementProgram:
             frozenset((node.name, placements)
                       for node in nodes for of, placements in kept_tensors if self._class[node] is of),
         )  # fmt: skip
-        return Solved(
+        return ShardingSolution(
             assignment, solution.objective, self._room.used_bytes(values), solution.relaxed, solution.was_whole,
             self._program.num_variables, self._room.largest_bytes(values),
         )  # fmt: skip

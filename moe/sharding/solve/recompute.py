@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.capture.simplify import FREE
 from moe.sharding.hints.hints import Pin
 from moe.sharding.lines import BLOCK, REGION
@@ -15,18 +15,18 @@ from moe.sharding.operands import AGAIN, is_operator, source
 from moe.sharding.rules.manual import TARGETS
 
 
-def recompute_checkpointed(captured: Captured) -> None:
+def recompute_checkpointed(captured: CapturedGraph) -> None:
     """Recompute the user's calls of `torch.utils.checkpoint`, in place."""
     if any(node.meta.get(REGION) for node in captured.graph.graph.nodes):
         _recompute(captured, lambda node: _maker(node).meta.get(REGION))
 
 
-def recompute_blocks(captured: Captured) -> bool:
+def recompute_blocks(captured: CapturedGraph) -> bool:
     """Recompute the blocks of a captured graph, in place. Returns whether any operator is recomputed."""
     return _recompute(captured, lambda node: _maker(node).meta.get(BLOCK))
 
 
-def _recompute(capture: Captured, part_of: Callable[[fx.Node], str | None]) -> bool:
+def _recompute(capture: CapturedGraph, part_of: Callable[[fx.Node], str | None]) -> bool:
     """Recompute the parts that `part_of` names. Returns whether any operator is recomputed."""
     backward = capture.backward
     _delay_views(capture.graph.graph, backward)
@@ -47,7 +47,7 @@ def _recompute(capture: Captured, part_of: Callable[[fx.Node], str | None]) -> b
     return any(has_copies)
 
 
-def with_recomputed_pins(captured: Captured, pins: Mapping[str, Pin]) -> dict[str, Pin]:
+def with_recomputed_pins(captured: CapturedGraph, pins: Mapping[str, Pin]) -> dict[str, Pin]:
     """The pins, and the same pins for recomputed operators."""
     copies = {node.name: node.meta[AGAIN][1] for node in captured.graph.graph.nodes if AGAIN in node.meta}
     return {**pins, **{copy: pins[original] for copy, original in copies.items() if original in pins}}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import is_operator
 from moe.sharding.propagation.assignment import Assignment
@@ -20,8 +20,8 @@ from moe.sharding.rules.rule import Rule
 from moe.sharding.solve.bound import ANY, Bound
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY
-from moe.sharding.solve.placements import Allowed, PlacementProgram
-from moe.sharding.solve.solved import Limits, Solved
+from moe.sharding.solve.placements import AllowedOptions, PlacementProgram
+from moe.sharding.solve.solved import Limits, ShardingSolution
 
 SMALL = 40_000
 """Flows, above which axes are solved by turns."""
@@ -38,7 +38,7 @@ _HOPELESS = 2.0
 class Search:
     """The inner plan of one captured graph on one mesh."""
 
-    captured: Captured
+    captured: CapturedGraph
     costs: Costs
     rule_of: Callable[[fx.Node], Rule]
     limits: Limits
@@ -46,10 +46,10 @@ class Search:
     classes: Mapping[fx.Node, fx.Node] | None = None
     bound: Bound = field(default_factory=dict)
     """Dimensions that hints split: no assignment replicates them."""
-    _found: dict[tuple[int, tuple[str, ...]], Solved | None] = field(default_factory=dict)
+    _found: dict[tuple[int, tuple[str, ...]], ShardingSolution | None] = field(default_factory=dict)
     """Of one axis beside others, by what these have."""
 
-    def best(self, begin: Sequence[Assignment] = (), *, first: bool = False) -> Solved | None:
+    def best(self, begin: Sequence[Assignment] = (), *, first: bool = False) -> ShardingSolution | None:
         """The cheapest assignment that has room, or the first that is found; None where none is. Several axes are
         also searched from `begin`."""
         axes = [
@@ -82,12 +82,12 @@ class Search:
         if (alike := self._all_alike()) is not None:
             yield alike, axes
 
-    def priced(self, assignment: Assignment) -> Solved | None:
+    def priced(self, assignment: Assignment) -> ShardingSolution | None:
         """An assignment with its costs, with views where they save exchanges, and with what is best kept for the
         backward pass; None where it has no room."""
         return self._solved(self._but_views(assignment), 1)
 
-    def _but_views(self, assignment: Assignment) -> Allowed:
+    def _but_views(self, assignment: Assignment) -> AllowedOptions:
         """An assignment as it is, with any option for views."""
         return {
             node: tuple({name} for name in self._chosen(node, assignment))
@@ -96,8 +96,8 @@ class Search:
         }
 
     def _solved(
-        self, choices: Allowed, room: float, max_s: float = INFINITY, *, quick: bool = False
-    ) -> Solved | None:
+        self, choices: AllowedOptions, room: float, max_s: float = INFINITY, *, quick: bool = False
+    ) -> ShardingSolution | None:
         limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * room)
         return PlacementProgram(
             self.captured, self.costs, self.rule_of, limits, self.pins, self.classes, choices, self.bound
@@ -127,7 +127,7 @@ class Search:
             assignments.append(current)
         return min(least, best)
 
-    def _beside(self, free: int, assignment: Assignment, max_s: float) -> Solved | None:
+    def _beside(self, free: int, assignment: Assignment, max_s: float) -> ShardingSolution | None:
         """The best of one axis, the others as they are; None where it takes more than `most` seconds."""
         names_by_node = (self._chosen(node, assignment) for node in self._nodes())
         key = (free, tuple(name for names in names_by_node for at, name in enumerate(names) if at != free))
@@ -168,7 +168,7 @@ class Search:
     def _axes(self) -> range:
         return range(len(self.costs.degrees))
 
-    def _with_other_whole(self, free: int) -> Allowed:
+    def _with_other_whole(self, free: int) -> AllowedOptions:
         """Anything along one axis, along the others whole but for what is pinned."""
         choices = {}
         for node in self._nodes():
@@ -193,7 +193,7 @@ class Search:
             for tensor in (node, *node.users)
         )
 
-    def _with_others_fixed(self, free: int, assignment: Assignment) -> Allowed:
+    def _with_others_fixed(self, free: int, assignment: Assignment) -> AllowedOptions:
         """Anything along one axis, along the others an assignment as it is."""
         choices = {}
         for node in self._nodes():
@@ -202,7 +202,7 @@ class Search:
             choices[node] = tuple(names if axis == free else {current[axis]} for axis in self._axes())
         return choices
 
-    def _among(self, assignments: list[Assignment]) -> Allowed:
+    def _among(self, assignments: list[Assignment]) -> AllowedOptions:
         """Whatever some assignment has, or whole."""
         choices: dict[fx.Node, tuple[set[str], ...]] = {}
         for node in self._nodes():

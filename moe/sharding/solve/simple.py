@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import fx
 
-from moe.sharding.capture.capture import Captured
+from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.hints import Pin
 from moe.sharding.operands import shape_of
 from moe.sharding.placement import WHOLE, AxisPlacement, Placements, split
@@ -21,7 +21,7 @@ LayoutName = Literal["data parallel", "fully sharded", "searched", "from hints"]
 
 
 def simple_layouts(
-    captured: Captured, rule_of: Callable[[fx.Node], Rule], degrees: Sequence[int]
+    captured: CapturedGraph, rule_of: Callable[[fx.Node], Rule], degrees: Sequence[int]
 ) -> Iterator[tuple[LayoutName, Assignment]]:
     """Both layouts along all axes of a mesh; none if no input has a batch dimension."""
     batch = _batch(captured)
@@ -42,7 +42,7 @@ def simple_layouts(
     yield "fully sharded", replace(whole, leaves={**whole.leaves, **parameter_placements})
 
 
-def _batch(capture: Captured) -> list[fx.Node]:
+def _batch(capture: CapturedGraph) -> list[fx.Node]:
     """Inputs with the batch in dimension 0: those as long there as the first input."""
     inputs = [node for node, leaf in capture.leaves.items() if leaf.kind == "input" and leaf.shape]
     return [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]

@@ -15,7 +15,7 @@ class Limits:
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
+class ShardingSolution:
     """The cheapest assignment, with the costs of a step on one rank."""
 
     assignment: Assignment

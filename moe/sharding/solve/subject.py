@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from moe.sharding.capture.capture import Captured, capture, device_of
-from moe.sharding.propagation.named import Annotated, annotated
+from moe.sharding.capture.capture import CapturedGraph, capture, device_of
+from moe.sharding.propagation.named import AnnotatedGraph, annotated
 from moe.sharding.rules.registry import Rules
-from moe.sharding.solve.asked import Asked
+from moe.sharding.solve.asked import ShardingRequest
 from moe.sharding.solve.recompute import recompute_checkpointed
 from moe.sharding.solve.solved import Limits
 
@@ -18,15 +18,15 @@ under way, what an allocator fragments."""
 class Subject:
     """A captured module with its hints, and the memory that it may take."""
 
-    asked: Asked
-    captured: Captured
-    found: Annotated
+    asked: ShardingRequest
+    captured: CapturedGraph
+    found: AnnotatedGraph
     limits: Limits
     without: frozenset[str]
     """Hints that are left out of account."""
 
 
-def subject_of(asked: Asked, without: frozenset[str] = frozenset()) -> Subject:
+def subject_of(asked: ShardingRequest, without: frozenset[str] = frozenset()) -> Subject:
     """Capture of what was asked for. Raises SpecError for a module or a hint with which nothing can be planned."""
     captured_graph = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
     annotations = annotated(captured_graph, asked.hints)

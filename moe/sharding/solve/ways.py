@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe.plan.search.spread import WITHIN_ERROR
-from moe.sharding.planned import Considered
+from moe.sharding.planned import PricedLayout
 from moe.sharding.propagation.assignment import Assignment
-from moe.sharding.propagation.propagate import Propagated, Propagation
+from moe.sharding.propagation.propagate import Propagation, PropagationResult
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.accumulate import Loop, classes_of, in_loop, pins_in_loop
 from moe.sharding.solve.bound import Bound, bound_by
@@ -19,7 +19,7 @@ from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.recompute import with_recomputed_pins
 from moe.sharding.solve.search import Search
 from moe.sharding.solve.simple import LayoutName, simple_layouts
-from moe.sharding.solve.solved import Solved
+from moe.sharding.solve.solved import ShardingSolution
 from moe.sharding.solve.subject import Subject
 
 
@@ -28,11 +28,11 @@ class Way:
     """A plan within one mesh, one number of micro-batches, with or without recomputation."""
 
     layout: LayoutName
-    solved: Solved
+    solved: ShardingSolution
     degrees: dict[str, int]
     costs: Costs
     rules: Rules
-    followed: Propagated | None
+    followed: PropagationResult | None
     count: int
     again: bool
     devices: tuple[int, ...]
@@ -42,10 +42,10 @@ class Way:
 BY_SIMPLICITY: tuple[LayoutName, ...] = ("data parallel", "fully sharded", "searched", "from hints")
 
 
-def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
+def best_way(of: Subject) -> tuple[Way | None, list[PricedLayout]]:
     """(chosen way, everything considered). All meshes are tried with the fewest micro-batches with which any fits in
     memory. The captured graph may be changed: a subject is good for one search."""
-    candidates: list[Considered] = []
+    candidates: list[PricedLayout] = []
     on = _meshes(of)
     for again, (count, loop) in _runs(of):
         ways: list[Way] = []
@@ -54,7 +54,7 @@ def best_way(of: Subject) -> tuple[Way | None, list[Considered]]:
             on_mesh = list(_on_mesh(of, degrees, loop, count=count, again=again))
             candidates += [_considered(of, way) for way in on_mesh]
             if not on_mesh:
-                candidates.append(Considered(degrees, None, None, count, again))
+                candidates.append(PricedLayout(degrees, None, None, count, again))
             ways += on_mesh
         if ways:
             return chosen(ways), candidates
@@ -69,9 +69,9 @@ def chosen(ways: Sequence[Way]) -> Way:
     return min(within, key=lambda way: (BY_SIMPLICITY.index(way.layout), way.solved.seconds))
 
 
-def _considered(of: Subject, way: Way) -> Considered:
+def _considered(of: Subject, way: Way) -> PricedLayout:
     memory_bytes = int(way.solved.memory_bytes) + of.captured.input_bytes
-    return Considered(way.degrees, way.solved.seconds, memory_bytes, way.count, way.again, way.layout)
+    return PricedLayout(way.degrees, way.solved.seconds, memory_bytes, way.count, way.again, way.layout)
 
 
 def _in_words(degrees: Mapping[str, int], count: int, again: bool, ways: Sequence[Way]) -> str:
@@ -154,7 +154,7 @@ def _on_mesh(
         requirements,
     )
 
-    def way(layout: LayoutName, solution: Solved) -> Way:
+    def way(layout: LayoutName, solution: ShardingSolution) -> Way:
         return Way(layout, solution, degrees, costs, rules, propagation, count, again, devices)
 
     if not request.search:
