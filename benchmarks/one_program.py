@@ -36,7 +36,7 @@ PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "figure2.svg"
 
 
 def narrowed(part: Tensor, dim: int, whole: int, first: int, size: int) -> Tensor:
-    return exchange.padded(part, dim, whole).narrow(dim, first, size)
+    return exchange.pad_end(part, dim, whole).narrow(dim, first, size)
 
 
 def with_numbers(module: fx.GraphModule, mesh: Mesh) -> None:

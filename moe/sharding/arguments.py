@@ -49,11 +49,11 @@ def arguments_of(takes: Signature | None, sample: Any) -> tuple[Any, ...] | list
     register_data_classes(sample)
     if isinstance(sample, Mapping):
         names = all(isinstance(name, str) for name in sample)
-        if names and _bound(takes, (), sample) is not None:
+        if names and _bind(takes, (), sample) is not None:
             return canonical(takes, (), sample)
-        return (sample,) if _bound(takes, (sample,), {}) is not None else sample
-    if isinstance(sample, tuple) and hasattr(sample, "_fields") and _bound(takes, sample, {}) is None:
-        return (sample,) if _bound(takes, (sample,), {}) is not None else sample
+        return (sample,) if _bind(takes, (sample,), {}) is not None else sample
+    if isinstance(sample, tuple) and hasattr(sample, "_fields") and _bind(takes, sample, {}) is None:
+        return (sample,) if _bind(takes, (sample,), {}) is not None else sample
     if is_dataclass(sample) and not isinstance(sample, type):
         return (sample,)
     return canonical(takes, *_parts(sample)) if isinstance(sample, tuple | list) else sample
@@ -91,17 +91,17 @@ def names_of_inputs(takes: Signature | None, arguments: Sequence[Any]) -> dict[s
 
 def register_data_classes(value: Any) -> None:
     """Register the data classes in a batch or a result as pytree nodes."""
-    for data_class in _unregistered(value):
+    for data_class in _unregistered_types(value):
         if data_class not in pytree.SUPPORTED_NODES:
             pytree.register_dataclass(data_class)
 
 
-def _unregistered(value: Any) -> Iterator[type]:
+def _unregistered_types(value: Any) -> Iterator[type]:
     for leaf in pytree.tree_leaves(value):
         if is_dataclass(leaf) and not isinstance(leaf, type):
             yield type(leaf)
             for field in fields(leaf):
-                yield from _unregistered(getattr(leaf, field.name))
+                yield from _unregistered_types(getattr(leaf, field.name))
 
 
 def _parts(arguments: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -111,7 +111,7 @@ def _parts(arguments: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     return arguments, {}
 
 
-def _bound(takes: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+def _bind(takes: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     if takes is None:
         return None
     try:

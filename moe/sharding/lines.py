@@ -100,7 +100,7 @@ class Lines(TorchFunctionMode):
         return ""
 
 
-def checkpointed() -> AbstractContextManager[None]:
+def recomputed_region() -> AbstractContextManager[None]:
     """Context whose nodes are marked as recomputed in the backward pass."""
     lines = _CURRENT.get()
     return nullcontext() if lines is None else lines._within_region()

@@ -14,11 +14,13 @@ def is_tensor(value: Any) -> bool:
 def operands(node: fx.Node) -> list[fx.Node]:
     """The tensors among a node's arguments, in order; one that stands there twice comes twice."""
     tensors: list[fx.Node] = []
-    replaced(node, lambda number, operand: tensors.append(operand))
+    replace_operands(node, lambda number, operand: tensors.append(operand))
     return tensors
 
 
-def replaced(node: fx.Node, new: Callable[[int, fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def replace_operands(
+    node: fx.Node, new: Callable[[int, fx.Node], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments and keyword arguments with something else for each tensor operand, given its number and node."""
     number = 0
 

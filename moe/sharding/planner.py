@@ -24,7 +24,7 @@ from moe.sharding.planned import Memory, StoredTensor, in_words
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.propagation.propagate import conflicts_in_words
 from moe.sharding.rules.rule import result_placements
-from moe.sharding.sample import described
+from moe.sharding.sample import describe
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.accumulate import AXIS
 from moe.sharding.solve.asked import ShardingRequest, asked_cluster
@@ -82,7 +82,7 @@ def plan(
                 recompute=recompute,
             )  # fmt: skip
             with request.progress:
-                return {"plan": _planned(request).to_json()}
+                return {"plan": _make_plan(request).to_json()}
         except SpecError as error:
             if together.world_size() == 1:
                 raise
@@ -98,7 +98,7 @@ def plan(
     return ShardingPlan.from_json(answer["plan"])
 
 
-def _planned(request: ShardingRequest) -> ShardingPlan:
+def _make_plan(request: ShardingRequest) -> ShardingPlan:
     subject = subject_of(request)
     capture = subject.captured
     best, candidates = best_way(subject)
@@ -113,7 +113,7 @@ def _planned(request: ShardingRequest) -> ShardingPlan:
     return ShardingPlan(
         mesh=dict(best.degrees),
         digest=capture.digest,
-        sample=described(request.sample),
+        sample=describe(request.sample),
         parameters={
             name: in_words(placements[-len(axes) :]) for name, placements in program.placements.items()
         },
@@ -127,7 +127,7 @@ def _planned(request: ShardingRequest) -> ShardingPlan:
         collectives=collectives_of(
             program, axes if costs.loop is None else (AXIS, *axes), assignment.degrees, capture
         ),
-        stored=_stored(capture),
+        stored=_stored_tensors(capture),
         annotated=_annotated_placements(capture, assignment, len(axes)),
         considered=tuple(candidates),
         conflicts=tuple(conflicts_in_words(best.followed.conflicts if best.followed else (), axes)),
@@ -141,7 +141,7 @@ def _planned(request: ShardingRequest) -> ShardingPlan:
     )
 
 
-def _stored(capture: CapturedGraph) -> tuple[StoredTensor, ...]:
+def _stored_tensors(capture: CapturedGraph) -> tuple[StoredTensor, ...]:
     """In the order in which they are used."""
     at = {node: number for number, node in enumerate(capture.graph.graph.nodes)}
     leaves = [(node, leaf) for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")]

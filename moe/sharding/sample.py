@@ -10,22 +10,22 @@ from moe.sharding.arguments import Keywords
 from moe.spec import Problem, SpecError
 
 
-def described(sample: Sequence[Any]) -> list[Any]:
+def describe(sample: Sequence[Any]) -> list[Any]:
     """Plain data; what is no plain data is noted by its type, and has to be given again to apply the plan."""
-    return [_described(argument) for argument in sample]
+    return [_describe(argument) for argument in sample]
 
 
-def _described(value: Any) -> Any:
+def _describe(value: Any) -> Any:
     if isinstance(value, Tensor):
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return {"items": [_described(element) for element in value], "is_list": isinstance(value, list)}
+        return {"items": [_describe(element) for element in value], "is_list": isinstance(value, list)}
     if isinstance(value, Keywords):
-        return {"keywords": {name: _described(entry) for name, entry in value.items()}}
+        return {"keywords": {name: _describe(entry) for name, entry in value.items()}}
     if _is_plain(value):
         return {"value": value}
     if type(value) is dict and all(type(name) is str for name in value):
-        return {"dict": {name: _described(entry) for name, entry in value.items()}}
+        return {"dict": {name: _describe(entry) for name, entry in value.items()}}
     return {"type": type(value).__name__}
 
 

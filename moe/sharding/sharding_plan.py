@@ -140,15 +140,15 @@ class ShardingPlan:
 
     def explain(self) -> str:
         """The plan for a person."""
-        from moe.sharding.explain.explain import explained
+        from moe.sharding.explain.explain import explain_plan
 
-        return explained(self)
+        return explain_plan(self)
 
     def draw(self, path: str | Path) -> None:
         """Write a picture of it, as SVG."""
-        from moe.sharding.explain.draw import drawn
+        from moe.sharding.explain.draw import draw_svg
 
-        Path(path).write_text(drawn(self))
+        Path(path).write_text(draw_svg(self))
 
 
 def _pairs(mesh: Mapping[str, int]) -> list[list[Any]]:

@@ -210,11 +210,11 @@ def before_wrapping(check: Callable[[nn.Module, str], None]) -> None:
 
 def _checking(init: Any, name: str, check: Callable[[nn.Module, str], None]) -> Any:
     @functools.wraps(init)
-    def checked(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def checked_init(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         check(module, name)
         init(self, module, *args, **kwargs)
 
-    return checked
+    return checked_init
 
 
 def refuse_composable(module: nn.Module, refuse: Callable[[str], None]) -> None:
@@ -234,12 +234,14 @@ def after_unscaling(found: Callable[[torch.optim.Optimizer, dict[torch.device, T
     where some are not finite, else 0."""
     unscale: Any = GradScaler._unscale_grads_
 
-    def unscaled(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def unscale_and_report(
+        scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
+    ) -> Any:
         by_device = unscale(scaler, optimizer, *args, **kwargs)
         found(optimizer, by_device)
         return by_device
 
-    GradScaler._unscale_grads_ = unscaled  # type: ignore[assignment, method-assign]
+    GradScaler._unscale_grads_ = unscale_and_report  # type: ignore[assignment, method-assign]
 
 
 def dtensor_like(other: DTensor, shard: Tensor) -> DTensor:
@@ -271,11 +273,11 @@ def strategies(
         return []
     remaining = list(placements)
 
-    def described(value: Any) -> Any:
+    def to_spec(value: Any) -> Any:
         if isinstance(value, Tensor):
             meta = TensorMeta(value.shape, value.stride(), value.dtype)
             return DTensorSpec(mesh, (remaining.pop(0),), tensor_meta=meta)
-        return type(value)(map(described, value)) if isinstance(value, list | tuple) else value
+        return type(value)(map(to_spec, value)) if isinstance(value, list | tuple) else value
 
     args, kwargs = arguments
     info = propagator.op_to_schema_info.get(
@@ -284,8 +286,8 @@ def strategies(
     schema = propagator._wrap_with_op_strategy(
         OpSchema(
             operator,
-            tuple(map(described, args)),
-            {key: described(value) for key, value in kwargs.items()},
+            tuple(map(to_spec, args)),
+            {key: to_spec(value) for key, value in kwargs.items()},
             schema_info=info,
         )
     )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.plan import Cluster
-from moe.sharding.exchange.exchange import moved, part_of, unpadded
+from moe.sharding.exchange.exchange import apply_moves, part_of, strip_padding
 from moe.sharding.exchange.mesh import ShardingMesh
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.placement import WHOLE, AxisPlacement, Placements, part_shape, partial, split
@@ -75,11 +75,11 @@ def move_at_random(degrees: tuple[int, ...], seed: int) -> list[str]:
         whole = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(case)).to(dtype)
         given = _parts(whole, source, mesh, case)
         filler = torch.full_like(given, 1 if dtype == torch.bool else 99)  # padding may hold anything
-        unpadded(filler, shape, source, mesh).copy_(unpadded(given, shape, source, mesh))
+        strip_padding(filler, shape, source, mesh).copy_(strip_padding(given, shape, source, mesh))
         kept = filler.clone()
         _, moves = finder.cheapest(shape, whole.element_size(), source, target)
-        part = moved(filler, shape, source, moves, mesh)
-        found = _combined(unpadded(part, shape, target, mesh), target, mesh)
+        part = apply_moves(filler, shape, source, moves, mesh)
+        found = _combined(strip_padding(part, shape, target, mesh), target, mesh)
         expected = _chunked(whole, target, mesh)
         good = part.shape == part_shape(shape, target, degrees) and part.dtype == dtype
         if not (good and torch.equal(found, expected) and torch.equal(filler, kept)):

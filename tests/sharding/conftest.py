@@ -14,7 +14,7 @@ __all__ = ["ranks"]
 
 
 def _padded(part: Tensor, dim: int, size: int) -> Tensor:
-    """As `exchange.padded`, but with what must not be used: no number, or a position that there is not."""
+    """As `exchange.pad_end`, but with what must not be used: no number, or a position that there is not."""
     if part.shape[dim] == size:
         return part
     behind = [0, 0] * (part.dim() - 1 - dim) + [0, size - part.shape[dim]]
@@ -26,5 +26,5 @@ def _padded(part: Tensor, dim: int, size: int) -> Tensor:
 def harmful_padding() -> Iterator[None]:
     """In this process, whose threads are ranks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "padded", _padded)
+        patch.setattr(exchange, "pad_end", _padded)
         yield

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from moe.plan import Cluster
 from moe.sharding.capture.capture import CapturedGraph, capture
-from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.exchange.exchange import part_of, strip_padding
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
 from moe.sharding.partition.buckets import with_buckets
@@ -107,7 +107,7 @@ def run_program(
             given.append(program.constants[leaf.name])
         else:
             whole, placements = tensors[leaf.name].detach(), program.placements[leaf.name]
-            given.append(unpadded(part_of(whole, placements, mesh), whole.shape, placements, mesh))
+            given.append(strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh))
     results = list(program.forward(mesh, list(given)))
     outputs, results = results[: program.num_outputs], results[program.num_outputs :]
     updates, saved = results[: len(program.updates)], results[len(program.updates) :]
@@ -143,8 +143,8 @@ def differences(
         ):
             for name, part in found.items():
                 placements, whole = program.placements[name], wanted.get(name, torch.zeros(()))
-                mine = unpadded(part, whole.shape, placements, mesh)
-                true = unpadded(part_of(whole, placements, mesh), whole.shape, placements, mesh)
+                mine = strip_padding(part, whole.shape, placements, mesh)
+                true = strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)
                 if not _close(mine, true, tolerance):
                     wrong.append(f"{what} of {name} on {mesh.indices}: {mine} for {true}")
         return wrong

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from moe import sharding
-from moe.sharding.applied.batch import checked, leaves_of
+from moe.sharding.applied.batch import check_batch, leaves_of
 from moe.spec import SpecError
 from tests.sharding.on_ranks import cores
 
@@ -47,7 +47,7 @@ def test_a_dict_is_taken_by_its_keys():
 def test_a_conjugated_batch_is_given_as_its_values():
     """Exchanges move memory, in which a conjugated tensor has the values that it had before."""
     batch = [torch.randn(4, 3, dtype=torch.complex128).conj()]
-    (given,) = checked(batch, leaves_of(batch), pytree.tree_structure(batch))
+    (given,) = check_batch(batch, leaves_of(batch), pytree.tree_structure(batch))
     assert not given.is_conj()
     assert torch.equal(given, batch[0])
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.sharding.capture.capture import capture
-from moe.sharding.capture.siblings import repeated
+from moe.sharding.capture.siblings import find_repeats
 from moe.sharding.operands import is_operator
 from tests.sharding.partitioned import check_at_random
 
@@ -72,7 +72,7 @@ def test_a_block_runs_as_often_for_many_layers_as_for_two(capsys: pytest.Capture
 def test_the_graph_is_that_of_layers_captured_one_by_one(monkeypatch: pytest.MonkeyPatch):
     together = capture(Stack(4).double(), SAMPLE)
     # Nothing is faked: the reference is the product's own way with layers that differ, each captured by itself.
-    monkeypatch.setattr("moe.sharding.capture.capture.repeated", lambda module: [])
+    monkeypatch.setattr("moe.sharding.capture.capture.find_repeats", lambda module: [])
     apart = capture(Stack(4).double(), SAMPLE)
     kinds = [
         sorted(str(n.target) for n in each.graph.graph.nodes if is_operator(n)) for each in (together, apart)
@@ -107,5 +107,5 @@ class Factor(nn.Module):
 
 
 def test_layers_that_only_look_alike_are_told_apart():
-    assert [len(alike) for alike in repeated(Different())] == [2, 2]
+    assert [len(alike) for alike in find_repeats(Different())] == [2, 2]
     check_at_random(Different().double(), (torch.randn(4, 6, dtype=torch.float64),), cases=6)

@@ -9,14 +9,14 @@ import pytest
 
 from moe import sharding
 from moe.sharding.explain.cards import OUTSIDE, cards_of
-from moe.sharding.explain.draw import WIDTH, drawn
+from moe.sharding.explain.draw import WIDTH, draw_svg
 from tests.sharding.explained_plans import PLANS, stack
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def picture(name: str) -> ElementTree.Element:
-    return ElementTree.fromstring(drawn(PLANS[name]()))
+    return ElementTree.fromstring(draw_svg(PLANS[name]()))
 
 
 def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
@@ -109,5 +109,5 @@ def test_it_is_the_same_byte_for_byte_also_of_a_saved_plan(plan: str, tmp_path: 
     made.draw(tmp_path / "plan.svg")
     made.save(tmp_path / "plan.json")
     again = sharding.ShardingPlan.load(tmp_path / "plan.json")
-    assert (tmp_path / "plan.svg").read_text() == drawn(made) == drawn(again)
-    assert "nan" not in drawn(made).lower()
+    assert (tmp_path / "plan.svg").read_text() == draw_svg(made) == draw_svg(again)
+    assert "nan" not in draw_svg(made).lower()

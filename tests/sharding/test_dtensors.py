@@ -181,8 +181,8 @@ def test_whole_tensors_are_cut_when_they_are_loaded(ranks: Pools):
 
 def three_axes_on_ranks(sizes: tuple[int, ...]) -> list[str]:
     """Shards and parts of a dimension that three axes split, to and fro."""
-    from moe.sharding.applied.stored import cut, distributed, from_program, to_program
-    from moe.sharding.exchange.exchange import part_of, unpadded
+    from moe.sharding.applied.stored import as_dtensor, cut, from_program, to_program
+    from moe.sharding.exchange.exchange import part_of, strip_padding
     from moe.sharding.exchange.mesh import ShardingMesh
 
     mesh, wrong = ShardingMesh.over((2, 2, 1)), []
@@ -190,11 +190,13 @@ def three_axes_on_ranks(sizes: tuple[int, ...]) -> list[str]:
         whole, placements = torch.arange(float(size * 2)).view(size, 2), (split(0), split(0), split(0))
         shard = cut(whole, placements, mesh)
         part = to_program(shard, whole.shape, placements, mesh)
-        if not torch.equal(part, unpadded(part_of(whole, placements, mesh), whole.shape, placements, mesh)):
+        if not torch.equal(
+            part, strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)
+        ):
             wrong.append(f"part of {size}")
         if not torch.equal(from_program(part, whole.shape, placements, mesh), shard):
             wrong.append(f"shard of {size}")
-        if not torch.equal(distributed(shard, whole.shape, placements, mesh).full_tensor(), whole):
+        if not torch.equal(as_dtensor(shard, whole.shape, placements, mesh).full_tensor(), whole):
             wrong.append(f"DTensor of {size}")
     return wrong
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moe import sharding
 from moe.sharding.explain.explain import WIDTH, in_bytes, in_seconds
-from moe.sharding.explain.folded import folded, ranges
+from moe.sharding.explain.folded import fold_names, ranges
 from tests.sharding.explained_plans import PLANS, stack
 
 
@@ -171,7 +171,7 @@ NAMES = st.dictionaries(
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(NAMES)
 def test_a_pattern_names_those_that_it_stands_for_and_no_others(about: dict[str, int]) -> None:
-    folds = folded(about)
+    folds = fold_names(about)
     assert sorted(name for fold in folds for name in fold.names) == sorted(about)
     for fold in folds:
         assert len({about[name] for name in fold.names}) == 1

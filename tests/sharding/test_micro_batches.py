@@ -17,7 +17,7 @@ from moe.sharding.applied.accumulated import steps_of
 from moe.sharding.applied.ready import program_of
 from moe.sharding.applied.stored import local
 from moe.sharding.capture.capture import capture
-from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.exchange.exchange import part_of, strip_padding
 from moe.sharding.exchange.loop_mesh import LoopMesh
 from moe.sharding.exchange.mesh import Mesh, ShardingMesh
 from moe.spec import SpecError
@@ -106,7 +106,7 @@ def on_mesh(
     def one(mesh: ThreadMesh) -> tuple[list[str], list[tuple[str, int, int]]]:
         def mine(name: str, whole: Tensor) -> Tensor:
             at = program.placements[name]
-            return unpadded(part_of(whole.detach(), at, mesh), whole.shape, at, mesh)
+            return strip_padding(part_of(whole.detach(), at, mesh), whole.shape, at, mesh)
 
         given = [
             sample[int(leaf.name.split(".")[1])]
@@ -126,7 +126,7 @@ def on_mesh(
         assert parts
         for name, part in zip(program.gradients, parts, strict=True):
             whole = expected.gradients[name]
-            part = unpadded(part, whole.shape, program.placements[name], mesh)
+            part = strip_padding(part, whole.shape, program.placements[name], mesh)
             if not torch.allclose(part, mine(name, whole), rtol=1e-10, atol=1e-10):
                 wrong.append(f"gradient of {name}")
         return wrong, mesh.log

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.sharding.exchange import exchange
-from moe.sharding.exchange.exchange import padded
+from moe.sharding.exchange.exchange import pad_end
 from moe.sharding.rules.rule import AxisOption
 from tests.sharding.partitioned import check_at_random
 
@@ -114,7 +114,7 @@ class Divided(nn.Module):
 
 def test_whole_numbers_are_not_divided_by_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing is faked: the product's own padding again, zeros. By the 77 that conftest pads with one may divide.
-    monkeypatch.setattr(exchange, "padded", padded)
+    monkeypatch.setattr(exchange, "pad_end", pad_end)
     sample = torch.randint(-9, 9, (5, 10, 5)), torch.randint(1, 5, (10, 5))
 
     def splits_divisors(option: AxisOption) -> bool:

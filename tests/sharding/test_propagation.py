@@ -11,7 +11,7 @@ from moe import sharding
 from moe.plan import Cluster
 from moe.sharding.applied.stored import local
 from moe.sharding.capture.capture import capture
-from moe.sharding.propagation.named import annotated
+from moe.sharding.propagation.named import annotate_graph
 from moe.sharding.propagation.propagate import Propagation
 from moe.sharding.rules.registry import Rules
 from tests.parity.gloo_ranks import Pools
@@ -49,7 +49,7 @@ class Chain(nn.Module):
 def followed(hints: dict[str, Any], axes: dict[str, int]) -> tuple[Any, Any]:
     module, sample = Chain().double(), (torch.randn(16, 8, dtype=torch.float64),)
     captured = capture(module, sample)
-    found = annotated(captured, hints)
+    found = annotate_graph(captured, hints)
     said = {wish.node.name: wish.said for wish in found.wishes}
     rules = Rules()
     made = Propagation(captured, rules, tuple(axes.values()), found.pins(axes), said).propagated()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from moe.sharding.capture.capture import CapturedGraph, capture
-from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.exchange.exchange import part_of, strip_padding
 from moe.sharding.propagation.assignment import Assignment
 from tests.sharding.partitioned import MESHES, drawn, on_one_device, programmed, run_program
 from tests.sharding.random_modules import STEPS, Recipe
@@ -83,8 +83,8 @@ def wrong_results(
         ]  # fmt: skip
         for name, part in gradients.items():
             placements, whole = program.placements[name], expected.gradients[name]
-            mine = unpadded(part, whole.shape, placements, mesh)
-            true = unpadded(part_of(whole, placements, mesh), whole.shape, placements, mesh)
+            mine = strip_padding(part, whole.shape, placements, mesh)
+            true = strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)
             if mine.numel() and not (mine - true).abs().max() <= 1e-10 * of_gradient[name]:
                 wrong.append(f"gradient of {name} on {mesh.indices}: {mine} for {true}")
         return wrong

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange.draws import Draws
-from moe.sharding.exchange.exchange import part_of, unpadded
+from moe.sharding.exchange.exchange import part_of, strip_padding
 from moe.sharding.exchange.mesh import OneDevice
 from moe.sharding.operands import is_operator
 from moe.sharding.placement import WHOLE
@@ -101,8 +101,8 @@ def test_any_layout_draws_the_same(kind: type[nn.Module]) -> None:
             assert torch.allclose(found, output, rtol=1e-10, atol=1e-10)
             for name, whole in gradients.items():
                 placements = program.placements[name]
-                mine = unpadded(parts[name], whole.shape, placements, mesh)
-                true = unpadded(part_of(whole, placements, mesh), whole.shape, placements, mesh)
+                mine = strip_padding(parts[name], whole.shape, placements, mesh)
+                true = strip_padding(part_of(whole, placements, mesh), whole.shape, placements, mesh)
                 assert torch.allclose(mine, true, rtol=1e-10, atol=1e-10)
 
         on_threads(degrees, one)

@@ -10,7 +10,7 @@ from torch import fx
 
 from moe.plan import Cluster
 from moe.sharding.capture.capture import CapturedGraph, capture
-from moe.sharding.capture.siblings import repeated
+from moe.sharding.capture.siblings import find_repeats
 from moe.sharding.operands import is_operator
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.classes import classes
@@ -53,12 +53,12 @@ def structure(model: CapturedGraph) -> Counter[str]:
 def test_layers_captured_once_are_those_captured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     together = structure(captured(6))
     # Nothing is faked: the reference is the product's own way with layers that differ, each captured by itself.
-    monkeypatch.setattr("moe.sharding.capture.capture.repeated", lambda module: [])
+    monkeypatch.setattr("moe.sharding.capture.capture.find_repeats", lambda module: [])
     assert together == structure(captured(6))
 
 
 def test_each_kind_of_layer_is_captured_once() -> None:
-    assert [len(alike) for alike in repeated(TranslationLoss.of(spec_of(6)))] == [3, 3, 3, 3]
+    assert [len(alike) for alike in find_repeats(TranslationLoss.of(spec_of(6)))] == [3, 3, 3, 3]
 
 
 @pytest.mark.slow

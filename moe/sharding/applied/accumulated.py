@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.exchange.mesh import Mesh
-from moe.sharding.partition.loop import LoopProgram, looped
+from moe.sharding.partition.loop import LoopProgram, loop_over_micro_batches
 from moe.sharding.partition.program import Program
 
 
@@ -47,8 +47,12 @@ class Steps:
 def steps_of(program: Program, captured: CapturedGraph, micro_batches: int) -> Steps:
     dtypes = [leaf.dtype for leaf in captured.leaves.values() if leaf.kind == "tangent"]
     dtype = dtypes[0] if dtypes else torch.float32
-    training = looped(program, micro_batches, dtype, True) if program.backward is not None else None
-    return Steps(training, looped(program, micro_batches, dtype, False), *(program.tangents or (0,)))
+    training = (
+        loop_over_micro_batches(program, micro_batches, dtype, True) if program.backward is not None else None
+    )
+    return Steps(
+        training, loop_over_micro_batches(program, micro_batches, dtype, False), *(program.tangents or (0,))
+    )
 
 
 def check_once() -> None:

@@ -14,17 +14,17 @@ from torch.utils import _pytree as pytree
 from moe.sharding import torch_private
 from moe.sharding.applied.accumulated import check_once
 from moe.sharding.applied.agreement import REFUSED, agree, can_agree, signature_of
-from moe.sharding.applied.batch import checked
+from moe.sharding.applied.batch import check_batch
 from moe.sharding.applied.checksum import EVERY_CALLS, check_same
 from moe.sharding.applied.local_batch import global_batch
 from moe.sharding.applied.programs import Programs
 from moe.sharding.applied.ready import Ready
-from moe.sharding.applied.stored import distributed, from_program, local, to_program
+from moe.sharding.applied.stored import as_dtensor, from_program, local, to_program
 from moe.sharding.applied.wrappers import refuse_wrapper
 from moe.sharding.arguments import arguments_of, canonical
 from moe.sharding.capture.capture import TENSOR
 from moe.sharding.exchange.draws import Draws
-from moe.sharding.exchange.exchange import unpadded
+from moe.sharding.exchange.exchange import strip_padding
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.parameters import APPLIED
 from moe.sharding.partition.program import Program
@@ -261,7 +261,7 @@ class Applied(_Stays):
         if self._is_local:
             batch = global_batch(self.mesh, batch, ready.batch, ready.batch_tree, self._device)
         try:
-            inputs = checked(batch, ready.batch, ready.batch_tree)
+            inputs = check_batch(batch, ready.batch, ready.batch_tree)
         except ValueError:
             if self._agrees:
                 agree(self.mesh, REFUSED)
@@ -333,7 +333,7 @@ class Applied(_Stays):
             part = parts.get(leaf.name) if leaf.kind == "parameter" else None
             if part is not None:
                 # fused optimizers assume that a gradient has the memory layout of its parameter
-                part = unpadded(part, leaf.shape, program.placements[leaf.name], self.mesh).contiguous()
+                part = strip_padding(part, leaf.shape, program.placements[leaf.name], self.mesh).contiguous()
             gradients.append(part)
         return gradients
 
@@ -375,7 +375,7 @@ class Applied(_Stays):
 
     def like(self, name: str, shard: Tensor) -> Tensor:
         """A tensor sharded as a parameter is, such as an optimizer state, from this rank's shard."""
-        return distributed(shard, self._shapes[name], self._placements[name], self.mesh)
+        return as_dtensor(shard, self._shapes[name], self._placements[name], self.mesh)
 
 
 class _Step(torch.autograd.Function):

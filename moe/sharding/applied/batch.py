@@ -21,11 +21,11 @@ def batch_like(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeS
     differs from the plan's (`expected`) in more than the sizes of dimensions."""
     return tuple(
         (tuple(leaf.shape), leaf.dtype) if isinstance(plan_leaf, tuple) else plan_leaf
-        for leaf, plan_leaf in zip(checked(batch, expected, tree), expected, strict=True)
+        for leaf, plan_leaf in zip(check_batch(batch, expected, tree), expected, strict=True)
     )
 
 
-def checked(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
+def check_batch(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
     """Leaves of a batch. Raises ValueError where they differ from the plan's in more than the sizes of dimensions, or
     are nested otherwise."""
     leaves = leaves_in_order(batch, tree)

@@ -48,7 +48,7 @@ def global_batch(
         raise refusal
     _check_alike(signatures)
     for number in split:
-        leaves[number] = _gathered(mesh, leaves[number])
+        leaves[number] = _all_gather_rows(mesh, leaves[number])
     return tuple(pytree.tree_unflatten(leaves, tree))
 
 
@@ -75,9 +75,9 @@ def _check_alike(signatures: list[list[list[int]]]) -> None:
         )
 
 
-def _gathered(mesh: Mesh, rows: Tensor) -> Tensor:
+def _all_gather_rows(mesh: Mesh, rows: Tensor) -> Tensor:
     rows = rows.resolve_conj().resolve_neg().contiguous()
     if rows.is_complex():
-        return torch.view_as_complex(_gathered(mesh, torch.view_as_real(rows)))
+        return torch.view_as_complex(_all_gather_rows(mesh, torch.view_as_real(rows)))
     all_rows = every_rank(mesh, as_bytes(rows)).flatten(0, 1)
     return all_rows.view(torch.bool) if rows.dtype == torch.bool else all_rows

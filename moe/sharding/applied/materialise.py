@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moe.random import fold_name
 from moe.sharding.applied.applied import Applied, Submodule
-from moe.sharding.applied.stored import cut, distributed
+from moe.sharding.applied.stored import as_dtensor, cut
 from moe.sharding.placement import stored_extent
 from moe.spec import Problem, SpecError
 
@@ -102,10 +102,10 @@ class Materialiser:
             shard = cut(whole, placements, mesh).to(self.device, tensor.dtype, copy=True).contiguous()
         if not isinstance(tensor, nn.Parameter):
             is_cut = any(placement.dim is not None for placement in placements)
-            return distributed(shard, tensor.shape, placements, mesh) if is_cut else shard
+            return as_dtensor(shard, tensor.shape, placements, mesh) if is_cut else shard
         if not tensor.requires_grad:
             self.applied._frozen.append(name)
-        return nn.Parameter(distributed(shard, tensor.shape, placements, mesh), tensor.requires_grad)
+        return nn.Parameter(as_dtensor(shard, tensor.shape, placements, mesh), tensor.requires_grad)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
@@ -157,7 +157,7 @@ class _Shell:
         self.given: dict[str, Tensor] = {}
         for last, tensor in _own(module):
             if tensor is not None:
-                self.given[last] = _unfilled(tensor) if tensor.is_meta else tensor.detach().clone()
+                self.given[last] = _filler(tensor) if tensor.is_meta else tensor.detach().clone()
             if last in module._buffers:
                 self.module._buffers[last] = self.given.get(last)
             else:
@@ -179,10 +179,10 @@ class _Shell:
         """By its version; where that was gone around, by its values."""
         if self.given[last]._version > self._versions[last] or not now.numel():
             return True
-        return not bool(((now == _unfilled(now)) | (now != now)).all())
+        return not bool(((now == _filler(now)) | (now != now)).all())
 
 
-def _unfilled(tensor: Tensor) -> Tensor:
+def _filler(tensor: Tensor) -> Tensor:
     value = torch.nan if tensor.is_floating_point() or tensor.is_complex() else 77
     return torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from moe.parallel import together
 from moe.sharding.applied.materialise import tensors_of
-from moe.sharding.applied.ready import Ready, prepare, ready_of, written
+from moe.sharding.applied.ready import Ready, prepare, ready_of, write_program
 from moe.sharding.capture.capture import CapturedGraph, capture, device_of
 from moe.sharding.hints.hints import Pin
 from moe.sharding.placement import Placements
@@ -47,13 +47,13 @@ def of_other_call(
     hint_pins = prepare(captured_graph, plan).pins(plan.mesh)
     rules = Rules(replicate, captured_graph.parts, plan.mesh)
     fields = together.from_first(
-        lambda: _chosen(captured_graph, plan, replicate, rules, placements, hint_pins)
+        lambda: _choose_placements(captured_graph, plan, replicate, rules, placements, hint_pins)
     )
     call_plan = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **fields)
-    return ready_of(captured_graph, written(captured_graph, call_plan, rules), call_plan, batch)
+    return ready_of(captured_graph, write_program(captured_graph, call_plan, rules), call_plan, batch)
 
 
-def _chosen(
+def _choose_placements(
     captured_graph: CapturedGraph,
     plan: ShardingPlan,
     replicate: Sequence[str],
@@ -125,11 +125,11 @@ def without_values(model: nn.Module) -> nn.Module:
     for module in modules:
         memo[id(module)] = type(module).__new__(type(module))
     for module in modules:
-        vars(memo[id(module)]).update({name: _copied(value, memo) for name, value in vars(module).items()})
+        vars(memo[id(module)]).update({name: _copy(value, memo) for name, value in vars(module).items()})
     return memo[id(model)]
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
     """A deep copy, in which what is in `memo` has its copy there; where there can be none, the value itself."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -140,7 +140,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         if type(value) not in (list, tuple, dict):
             return value
         if type(value) is dict:
-            return {key: _copied(element, memo) for key, element in value.items()}
-        return type(value)(_copied(element, memo) for element in value)
+            return {key: _copy(element, memo) for key, element in value.items()}
+        return type(value)(_copy(element, memo) for element in value)
     memo.update(copies)
     return result

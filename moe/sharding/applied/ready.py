@@ -14,11 +14,11 @@ from moe.sharding.capture.capture import TENSOR, CapturedGraph
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.operands import is_operator
 from moe.sharding.partition.buckets import put_in_buckets, with_buckets
-from moe.sharding.partition.program import Partitioner, Program, compiled, forward_alone
+from moe.sharding.partition.program import Partitioner, Program, compile_program, forward_alone
 from moe.sharding.placement import WHOLE
 from moe.sharding.planned import of_words
 from moe.sharding.propagation.assignment import Assignment
-from moe.sharding.propagation.named import AnnotatedGraph, annotated
+from moe.sharding.propagation.named import AnnotatedGraph, annotate_graph
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import AxisOption
 from moe.sharding.sharding_plan import ShardingPlan
@@ -55,7 +55,7 @@ class Ready:
         return self._compiled(forward_alone(self.program))
 
     def _compiled(self, program: Program) -> Program:
-        return program if self.options is None else compiled(program, **self.options)
+        return program if self.options is None else compile_program(program, **self.options)
 
 
 def ready_of(captured: CapturedGraph, program: Program, plan: ShardingPlan, batch: Sequence[Any]) -> Ready:
@@ -75,19 +75,19 @@ def program_of(captured: CapturedGraph, plan: ShardingPlan, replicate: Sequence[
     """The program of a plan for a graph, which is changed: hints become annotations. With micro-batches, the loop over
     them is axis 0 of its mesh. Raises SpecError for choices that are not possible."""
     prepare(captured, plan)
-    return written(captured, plan, Rules(replicate, captured.parts, plan.mesh))
+    return write_program(captured, plan, Rules(replicate, captured.parts, plan.mesh))
 
 
 def prepare(captured: CapturedGraph, plan: ShardingPlan) -> AnnotatedGraph:
     """The hints of a plan in a captured graph, which becomes the one that the plan's choices are of."""
-    hints = annotated(captured, plan.hints)
+    hints = annotate_graph(captured, plan.hints)
     recompute_checkpointed(captured)
     if plan.recompute:
         recompute_blocks(captured)
     return hints
 
 
-def written(captured: CapturedGraph, plan: ShardingPlan, rules: Rules) -> Program:
+def write_program(captured: CapturedGraph, plan: ShardingPlan, rules: Rules) -> Program:
     """The program of a plan for a graph that is prepared. Raises SpecError for choices that are not possible."""
     degrees, is_loop = plan.degrees, plan.micro_batches > 1
     if is_loop:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from moe.sharding.exchange.exchange import gather, padded, take_part, unpadded
+from moe.sharding.exchange.exchange import gather, pad_end, strip_padding, take_part
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.placement import Placements, axes_of, stored_extent
 
 
-def distributed(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
+def as_dtensor(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
     """The DTensor of this shape with this rank's shard, in the same memory; on one device, the shard itself."""
     if mesh.device_mesh is None:
         return shard
@@ -51,14 +51,14 @@ def to_program(shard: Tensor, shape: Sequence[int], placements: Placements, mesh
 def from_program(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
     """This rank's shard, contiguous, from the part that a program returns, padded or not. Collective where shards and
     parts differ."""
-    part = unpadded(part, shape, placements, mesh)
+    part = strip_padding(part, shape, placements, mesh)
     for dim, size, _ in _uneven(shape, placements, mesh):
         outer, *inner = axes_of(placements, dim)
         chunk = -(-shape[dim] // mesh.degrees[outer])
         sizes = [chunk]
         for axis in inner:
             sizes.append(-(-sizes[-1] // mesh.degrees[axis]))
-        part = padded(part, dim, sizes[-1])
+        part = pad_end(part, dim, sizes[-1])
         for axis, above in zip(reversed(inner), reversed(sizes[:-1]), strict=True):
             part = gather(mesh, part, axis, dim, above)
         part = part.narrow(dim, 0, size)
@@ -78,14 +78,14 @@ def _recut(shard: Tensor, shape: Sequence[int], placements: Placements, mesh: Me
             pieces = -(-above[-1] // mesh.degrees[axis])
             above.append(min(max(above[-1] - mesh.indices[axis] * pieces, 0), pieces))
         for axis, rows in zip(reversed(inner), reversed(above), strict=True):
-            shard = padded(shard, dim, -(-rows // mesh.degrees[axis]))
+            shard = pad_end(shard, dim, -(-rows // mesh.degrees[axis]))
             shard = gather(mesh, shard, axis, dim, rows)
-        part = padded(shard, dim, chunk)
+        part = pad_end(shard, dim, chunk)
         for axis in inner:
             chunk = -(-chunk // mesh.degrees[axis])
             part = take_part(mesh, part, axis, dim, chunk)
         shard = part
-    return unpadded(shard, shape, placements, mesh)
+    return strip_padding(shard, shape, placements, mesh)
 
 
 def _uneven(shape: Sequence[int], placements: Placements, mesh: Mesh) -> Iterator[tuple[int, int, int]]:

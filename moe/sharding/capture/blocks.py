@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
 from moe.sharding.arguments import register_data_classes
-from moe.sharding.capture.siblings import renumbered, sign_of_value
+from moe.sharding.capture.siblings import map_layer_numbers, sign_of_value
 from moe.sharding.lines import REGION, beginning
 
 
@@ -177,7 +177,7 @@ def _fresh(value: Any) -> Any:
 
 
 @contextmanager
-def observed(calls: Calls) -> Iterator[None]:
+def observe_calls(calls: Calls) -> Iterator[None]:
     """Runs within find how repeated blocks are called: each way is run once, then what it gave is given again."""
 
     def run(module: nn.Module, inputs: Any, kind: int) -> Any:
@@ -357,7 +357,7 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
             results = [*block.gradients.values()]
         instance: Any = node.args[-1]
         block_module = calls.called[instance - 1]
-        path, layers = calls.paths.get(id(block_module), ""), renumbered(call.module, block_module)
+        path, layers = calls.paths.get(id(block_module), ""), map_layer_numbers(call.module, block_module)
         for copy in _copies(node, block, node_map):
             if (within := copy.meta.get("block")) is not None:
                 copy.meta["block"] = ".".join(filter(None, (path, within)))

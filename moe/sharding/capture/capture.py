@@ -19,15 +19,15 @@ from moe.sharding.capture.admitted import admit
 from moe.sharding.capture.block_paths import note_blocks
 from moe.sharding.capture.decomposed import decompositions
 from moe.sharding.capture.effects import Effects
-from moe.sharding.capture.faked import fake, faked
-from moe.sharding.capture.refusals import cannot, changed, check_returned, effect, opaque
+from moe.sharding.capture.faked import fake, with_fake_tensors
+from moe.sharding.capture.refusals import cannot, check_returned, effect, in_place_change, opaque
 from moe.sharding.capture.registered import written_back
-from moe.sharding.capture.siblings import repeated
+from moe.sharding.capture.siblings import find_repeats
 from moe.sharding.capture.simplify import CHECKS, FREE, simplify
 from moe.sharding.capture.substitutes import Substitutes, cond, grouped_experts
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
-from moe.sharding.lines import REGION, Lines, beginning, checkpointed, note_lines
+from moe.sharding.lines import REGION, Lines, beginning, note_lines, recomputed_region
 from moe.sharding.operands import AGAIN, is_operator
 from moe.spec import Problem, SpecError
 
@@ -93,18 +93,18 @@ class CapturedGraph:
 
 def _digest(graph: fx.Graph) -> str:
     lines = [
-        f"{node.name}={node.target}{node.args}{node.kwargs}:{_described(node.meta.get('val'))}"
+        f"{node.name}={node.target}{node.args}{node.kwargs}:{_signature(node.meta.get('val'))}"
         + (f":again in {region}" if (region := node.meta.get(REGION)) else "")
         for node in graph.nodes
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _described(value: Any) -> str:
+def _signature(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)}{value.dtype}"
     if isinstance(value, list | tuple):
-        return str([_described(element) for element in value])
+        return str([_signature(element) for element in value])
     return str(value)
 
 
@@ -162,10 +162,10 @@ def capture(
         stack.callback(PARTS.reset, token)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch_private.without_mkldnn())
-        stack.enter_context(torch_private.checkpointing(checkpointed))
+        stack.enter_context(torch_private.checkpointing(recomputed_region))
         stack.enter_context(torch_private.cond_as(cond))
         stack.enter_context(grouped_experts(module))
-        stack.enter_context(faked(module, mode, torch.device(device)))
+        stack.enter_context(with_fake_tensors(module, mode, torch.device(device)))
         wrapper.mark = mark
         try:
             effects, observations = Effects(module), list[blocks.Calls]()
@@ -195,17 +195,19 @@ def _check_changes(
         match descriptor:
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.PlainAOTInput(idx=number)):
                 leaf = pytree.tree_leaves(arguments)[number]
-                raise changed(wrapper.module, lambda: wrapper(*arguments), f"inputs.{number}", leaf, True)
+                raise in_place_change(
+                    wrapper.module, lambda: wrapper(*arguments), f"inputs.{number}", leaf, True
+                )
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.ParamAOTInput(target=name)):
                 parameter, name = wrapper.get_parameter(name), name.removeprefix("module.")
-                raise changed(wrapper.module, lambda: wrapper(*arguments), name, parameter, False)
+                raise in_place_change(wrapper.module, lambda: wrapper(*arguments), name, parameter, False)
 
 
 def _observe(wrapper: "_TracedModule", arguments: tuple[Any, ...]) -> blocks.Calls:
     """Run the module to see how blocks are called."""
-    calls, token = blocks.Calls(repeated(wrapper.module)), PARTS.set({})
+    calls, token = blocks.Calls(find_repeats(wrapper.module)), PARTS.set({})
     try:
-        with blocks.observed(calls):
+        with blocks.observe_calls(calls):
             wrapper(*arguments)
     finally:
         PARTS.reset(token)
@@ -213,7 +215,7 @@ def _observe(wrapper: "_TracedModule", arguments: tuple[Any, ...]) -> blocks.Cal
 
 
 def _block(call: blocks.Call, wrapper: "_TracedModule") -> blocks.Block:
-    module = blocks.BlockModule(call, lambda: _marked(wrapper, call.module))
+    module = blocks.BlockModule(call, lambda: _mark_lines(wrapper, call.module))
     tensors = tuple(argument for argument in call.arguments if isinstance(argument, Tensor))
     with ExitStack() as stack:
         graph_module = torch_private.joint_graph(stack, module, tensors, decompositions())
@@ -222,7 +224,7 @@ def _block(call: blocks.Call, wrapper: "_TracedModule") -> blocks.Block:
 
 
 @contextmanager
-def _marked(wrapper: "_TracedModule", module: nn.Module) -> Iterator[None]:
+def _mark_lines(wrapper: "_TracedModule", module: nn.Module) -> Iterator[None]:
     """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
     wrapper.begin()
     with Lines(wrapper.mark, module), Substitutes(), written_back(module, wrapper.line_of):
@@ -249,7 +251,7 @@ class _TracedModule(nn.Module):
     @beginning
     def forward(self, *arguments: Any) -> Any:
         inputs = (*pytree.tree_leaves(arguments), *self.parameters(), *self.buffers())
-        with _marked(self, self.module):
+        with _mark_lines(self, self.module):
             output = call(self.module, arguments)
             if self.loss is not None:
                 output = self.loss(output)
@@ -274,7 +276,7 @@ def _read(
     graph, first = graph_module.graph, _first_names(module)
     note_lines(graph)
     _without_tokens(graph)
-    outputs, updates, gradients = _delivered(graph, wrapper.flat, first)
+    outputs, updates, gradients = _split_outputs(graph, wrapper.flat, first)
     graph.output_node().args = ((*outputs, *updates.values(), *gradients.values()),)
     blocks.written_out(graph_module, calls)
     leaves = _leaves(graph_module, first)
@@ -295,7 +297,7 @@ def _read(
     )
 
 
-def _delivered(
+def _split_outputs(
     graph: fx.Graph, flat: Sequence[Any], first: dict[str, str]
 ) -> tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]]:
     """(what the module returns, with nodes where `flat` has `TENSOR`; new values of buffers; gradients)."""

@@ -40,7 +40,7 @@ class Constants(TorchFunctionMode):
             leaves = pytree.tree_leaves((args, kwargs))
             where = line_of(sys._getframe(1))
             name = getattr(func, "__name__", "")
-            self.given[where, name].append([_described(leaf) for leaf in leaves])
+            self.given[where, name].append([_value_key(leaf) for leaf in leaves])
             if name in _MISTRACED:
                 self.problems[
                     Problem("not_capturable", where, name, _MISTRACED[name], "write out what it computes")
@@ -91,15 +91,15 @@ def _is_unregistered(value: Any) -> bool:
     return _is_real(value) and value.requires_grad
 
 
-def _described(value: Any) -> Any:
+def _value_key(value: Any) -> Any:
     if _is_real(value):
         is_array = not value.requires_grad and value.dtype in _NUMPY
         with warnings.catch_warnings():
             # torch warns of tensors that were made fake before, though these are real
             warnings.simplefilter("ignore")
-            return described(value.numpy()) if is_array else None
+            return array_key(value.numpy()) if is_array else None
     if isinstance(value, np.ndarray):
-        return described(value)
+        return array_key(value)
     return repr(value) if isinstance(value, int | float | complex | np.generic) else None
 
 
@@ -107,7 +107,7 @@ _NUMPY = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32,
           torch.uint8, torch.bool, torch.complex64, torch.complex128}  # fmt: skip
 
 
-def described(value: np.ndarray) -> Any:
+def array_key(value: np.ndarray) -> Any:
     """An array's contents; of objects, and of large ones, shape and dtype alone."""
     is_read = not value.dtype.hasobject and value.nbytes <= _LARGEST
     return value.shape, value.dtype.str, hash(value.tobytes()) if is_read else None

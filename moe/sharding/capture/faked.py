@@ -10,17 +10,17 @@ from torch.utils import _pytree as pytree
 
 
 def fake(value: Any, mode: Any, device: torch.device | str) -> Any:
-    def one(leaf: Any) -> Any:
+    def fake_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         with mode:
             return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
 
-    return pytree.tree_map(one, value)
+    return pytree.tree_map(fake_leaf, value)
 
 
 @contextmanager
-def faked(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
+def with_fake_tensors(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
     """The module with fake parameters and buffers, one for each that there is."""
     fakes: dict[int, Tensor] = {}
     originals: list[tuple[dict[str, Any], dict[str, Any]]] = []

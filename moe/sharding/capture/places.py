@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moe.sharding.capture.constants import described
+from moe.sharding.capture.constants import array_key
 from moe.sharding.capture.faked import HELD_AGAIN
 from moe.sharding.lines import is_library
 
@@ -95,7 +95,7 @@ class Look:
                 for name, attribute in _held_by(value)
                 if isinstance(attribute, kinds)
             )
-        return (id(value), described(value)) if isinstance(value, np.ndarray) else id(value)
+        return (id(value), array_key(value)) if isinstance(value, np.ndarray) else id(value)
 
 
 def _is_users(value: Any) -> bool:

@@ -149,7 +149,7 @@ _SETTING = {
 }
 
 
-def changed(
+def in_place_change(
     module: nn.Module, run: Callable[[], Any], name: str, tensor: Tensor, is_input: bool
 ) -> SpecError:
     """Of an input or a parameter that is changed in place; the module is run once more, to find where."""

@@ -24,13 +24,13 @@ def number_of(module: nn.Module) -> int | None:
     return vars(module).get(_NUMBER) if getattr(type(module), "draws_by_key", False) else None
 
 
-def renumbered(first: nn.Module, other: nn.Module) -> dict[int, int]:
+def map_layer_numbers(first: nn.Module, other: nn.Module) -> dict[int, int]:
     """Numbers of layers in the second of two siblings that are the same, by the first's."""
     numbers = (map(number_of, module.modules()) for module in (first, other))
     return {number: other_number for number, other_number in zip(*numbers, strict=True) if number is not None}
 
 
-def repeated(module: nn.Module) -> list[list[nn.Module]]:
+def find_repeats(module: nn.Module) -> list[list[nn.Module]]:
     """Siblings that are the same, two or more of each kind; none lies in another."""
     sibling_groups: list[list[nn.Module]] = []
     inside: set[int] = set()

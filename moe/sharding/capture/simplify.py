@@ -61,13 +61,13 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
         if node.target in _LIKE:
             _as_creation(node)
         node.target = _COMPUTED.get(node.target, node.target)
-        if (equivalent := _same(node)) is not None:
+        if (equivalent := _identity_input(node)) is not None:
             _replace(node, equivalent)
             continue
         if node.target in _RANDOM or getattr(node.target, "namespace", "") != "aten":
             continue
         phase = None if node.target in FREE else node in backward
-        key = (node.target, _frozen(node.args), _frozen(node.kwargs), phase)
+        key = (node.target, _freeze(node.args), _freeze(node.kwargs), phase)
         if key in nodes_by_key:
             _replace(node, nodes_by_key[key])
         else:
@@ -76,7 +76,7 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
     _view_again(graph, backward)
 
 
-def _same(node: fx.Node) -> fx.Node | None:
+def _identity_input(node: fx.Node) -> fx.Node | None:
     """The tensor that a node gives again; the node itself is written in its simplest form."""
     if node.target in _SAME:
         return node.args[0]  # type: ignore[return-value]
@@ -144,11 +144,11 @@ def _view_again(graph: fx.Graph, backward: Container[fx.Node]) -> None:
     graph.eliminate_dead_code()
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     if isinstance(value, dict):
-        return tuple((key, _frozen(element)) for key, element in value.items())
+        return tuple((key, _freeze(element)) for key, element in value.items())
     if isinstance(value, list | tuple):
-        return tuple(_frozen(element) for element in value)
+        return tuple(_freeze(element) for element in value)
     return type(value), repr(value) if isinstance(value, float | complex) else value  # -0.0 equals 0.0
 
 

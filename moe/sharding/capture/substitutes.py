@@ -40,7 +40,7 @@ def embedding_bag(
     if padding_idx is not None:
         counts = (input != padding_idx % weight.shape[0]).to(rows.dtype)
     if input.dim() == 2:
-        return _reduced(mode, rows, counts, lambda x: x.sum(1), lambda x: x.max(1).values).to(dtype)
+        return _reduce_rows(mode, rows, counts, lambda x: x.sum(1), lambda x: x.max(1).values).to(dtype)
     assert offsets is not None
     begins = offsets[:-1] if include_last_offset else offsets
     bags = torch.searchsorted(begins, torch.arange(len(input), device=input.device), right=True) - 1
@@ -52,10 +52,10 @@ def embedding_bag(
         least = x.new_full((len(begins), *x.shape[1:]), -torch.inf)
         return least.scatter_reduce(0, bags.unsqueeze(-1).expand_as(x), x, "amax")
 
-    return _reduced(mode, rows, counts, total, greatest).to(dtype)
+    return _reduce_rows(mode, rows, counts, total, greatest).to(dtype)
 
 
-def _reduced(
+def _reduce_rows(
     mode: str,
     rows: Tensor,
     counts: Tensor,

@@ -78,7 +78,9 @@ MAX_POOL_GRADIENT = torch.ops.shardyard.max_pool_gradient.default
 AVG_POOL_GRADIENT = torch.ops.shardyard.avg_pool_gradient.default
 
 
-def expanded(given: Sequence[int] | int | None, num_dims: int, default: Sequence[int] = ()) -> list[int]:
+def expand_to_dims(
+    given: Sequence[int] | int | None, num_dims: int, default: Sequence[int] = ()
+) -> list[int]:
     """One number for each spatial dimension; torch takes one for all, and none for a default."""
     values = [given] if isinstance(given, int) else list(given or ()) or list(default)
     return values * num_dims if len(values) == 1 else values
@@ -99,7 +101,7 @@ def _convolution_backward(
 ) -> tuple[Tensor | None, ...]:
     kernel = list(weight.shape[2:])
     num_dims = len(kernel)
-    stride, padding, dilation = (expanded(value, num_dims) for value in (stride, padding, dilation))
+    stride, padding, dilation = (expand_to_dims(value, num_dims) for value in (stride, padding, dilation))
     of_x = of_weight = of_bias = None
     # of both, one has a position for each window that looks at the other, and may lack some at the end
     smaller, larger = (x, gradient) if transposed else (gradient, x)
@@ -140,11 +142,11 @@ def _max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
         places: Tensor,
     ) -> Tensor:
         size = list(x.shape[-num_dims:])
-        kernel = expanded(kernel, num_dims)
+        kernel = expand_to_dims(kernel, num_dims)
         geometry = (
-            expanded(stride, num_dims, kernel),
-            expanded(padding, num_dims),
-            expanded(dilation, num_dims),
+            expand_to_dims(stride, num_dims, kernel),
+            expand_to_dims(padding, num_dims),
+            expand_to_dims(dilation, num_dims),
         )
         return MAX_POOL_GRADIENT(gradient, places, size, kernel, *geometry, ceil_mode)
 
@@ -163,9 +165,9 @@ def _avg_pool_backward(num_dims: int) -> Callable[..., Tensor]:
         divisor: int | None,
     ) -> Tensor:
         size = list(x.shape[-num_dims:])
-        kernel = expanded(kernel, num_dims)
+        kernel = expand_to_dims(kernel, num_dims)
         return AVG_POOL_GRADIENT(
-            gradient, size, kernel, expanded(stride, num_dims, kernel), expanded(padding, num_dims),
+            gradient, size, kernel, expand_to_dims(stride, num_dims, kernel), expand_to_dims(padding, num_dims),
             ceil_mode, with_padding, divisor,
         )  # fmt: skip
 

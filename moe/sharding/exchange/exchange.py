@@ -27,7 +27,7 @@ def begin_gather(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Pe
 
 def take_part(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
     """This rank's part, `size` long in `dim`, of what all ranks along an axis have."""
-    return padded(part, dim, mesh.degrees[axis] * size).narrow(dim, mesh.indices[axis] * size, size)
+    return pad_end(part, dim, mesh.degrees[axis] * size).narrow(dim, mesh.indices[axis] * size, size)
 
 
 def all_to_all(
@@ -42,7 +42,7 @@ def begin_all_to_all(
     mesh: Mesh, part: Tensor, axis: int, before: int, after: int, size_before: int, size_after: int
 ) -> Pending:
     degree = mesh.degrees[axis]
-    rows = padded(part, after, degree * size_after)
+    rows = pad_end(part, after, degree * size_after)
     send_rows = as_bytes(rows.unflatten(after, (degree, size_after)).movedim(after, 0).contiguous())
     wait = mesh.begin_all_to_all(send_rows, axis, [1] * degree, [1] * degree)
     dtype = part.dtype
@@ -65,7 +65,7 @@ def reduce_scatter(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> 
 
 
 def begin_reduce_scatter(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Pending:
-    rows = padded(part, dim, mesh.degrees[axis] * size).movedim(dim, 0).contiguous()
+    rows = pad_end(part, dim, mesh.degrees[axis] * size).movedim(dim, 0).contiguous()
     wait = mesh.begin_reduce_scatter(rows, axis)
     return lambda: wait().movedim(0, dim)
 
@@ -101,7 +101,7 @@ def part_of(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
     return part
 
 
-def unpadded(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
+def strip_padding(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
     """This rank's part without padding: a view. `shape` is the whole's."""
     for dim, size in enumerate(unpadded_shape(shape, placements, mesh.degrees, mesh.indices)):
         if part.shape[dim] != size:
@@ -112,11 +112,11 @@ def unpadded(part: Tensor, shape: Sequence[int], placements: Placements, mesh: M
 def padded_to(part: Tensor, shape: Sequence[int]) -> Tensor:
     """The part with zeros at the ends of its dimensions, up to a shape."""
     for dim, size in enumerate(shape):
-        part = padded(part, dim, size)
+        part = pad_end(part, dim, size)
     return part
 
 
-def moved(
+def apply_moves(
     part: Tensor, shape: Sequence[int], placements: Placements, moves: Iterable[Move], mesh: Mesh
 ) -> Tensor:
     """This rank's padded part of a tensor of this shape after moves, which all ranks make. Never `part` changed in
@@ -156,7 +156,7 @@ def call_of(move: Move, sizes: Sequence[int]) -> tuple[Any, ...]:
             return keep_first, move.axis, move.after.combine
 
 
-def padded(part: Tensor, dim: int, size: int) -> Tensor:
+def pad_end(part: Tensor, dim: int, size: int) -> Tensor:
     """With zeros at the end of a dimension."""
     if part.shape[dim] == size:
         return part

@@ -97,7 +97,7 @@ def fetch(
     index, degree = mesh.indices[axis], mesh.degrees[axis]
     sizes = tuple(part.shape[dim] for part in parts)
     send_counts, receive_counts, moves = _counts(tuple(windows), sizes, degree, index)
-    arrivals = _exchanged(mesh, parts, axis, dim, windows, send_counts, receive_counts) if moves else None
+    arrivals = _exchange_rows(mesh, parts, axis, dim, windows, send_counts, receive_counts) if moves else None
     pieces: list[Tensor] = []
     front = windows[0].length
     for number, (part, window) in enumerate(zip(parts, windows, strict=True)):
@@ -119,10 +119,10 @@ def fetch(
         )
         pieces += [piece for piece in (*before, *own, *behind) if piece.shape[dim]]
     rows = torch.cat(pieces, dim) if len(pieces) > 1 else (pieces or [parts[0].narrow(dim, 0, 0)])[0]
-    return _filled(rows, dim, front, windows[0].length, value)
+    return _pad_to_length(rows, dim, front, windows[0].length, value)
 
 
-def _exchanged(
+def _exchange_rows(
     mesh: Mesh,
     parts: Sequence[Tensor],
     axis: int,
@@ -154,10 +154,10 @@ def cut(x: Tensor, dim: int, first: int, length: int, value: float | int | bool 
     begin = min(max(first, 0), x.shape[dim])
     end = min(max(first + length, begin), x.shape[dim])
     front = begin - first if end > begin else length
-    return _filled(x.narrow(dim, begin, end - begin), dim, front, length, value)
+    return _pad_to_length(x.narrow(dim, begin, end - begin), dim, front, length, value)
 
 
-def _filled(rows: Tensor, dim: int, front: int, length: int, value: float | int | bool) -> Tensor:
+def _pad_to_length(rows: Tensor, dim: int, front: int, length: int, value: float | int | bool) -> Tensor:
     """With as many values in front and so many behind that it is `length` long."""
     if rows.shape[dim] == length:
         return rows
@@ -176,7 +176,7 @@ def moved_bytes(shape: Sequence[int], dim: int, itemsize: int, window: Window, d
     return moved_positions(window, size, degree) * itemsize * math.prod(shape) / max(1, shape[dim])
 
 
-def picked(part: Tensor, dim: int, first: int, valid: int, position: int) -> Tensor:
+def select_position(part: Tensor, dim: int, first: int, valid: int, position: int) -> Tensor:
     """One position of a dimension, of which the rank has `valid` from `first` on; zeros where it lies elsewhere."""
     offset = position - first
     if 0 <= offset < valid:
@@ -184,7 +184,7 @@ def picked(part: Tensor, dim: int, first: int, valid: int, position: int) -> Ten
     return torch.zeros_like(part.narrow(dim, 0, 1))
 
 
-def written(part: Tensor, src: Tensor, dim: int, first: int, begin: int, step: int) -> Tensor:
+def write_slice(part: Tensor, src: Tensor, dim: int, first: int, begin: int, step: int) -> Tensor:
     """The part, which begins at `first` of a dimension, with `src`, which every rank has, at the positions from `begin`
     on in steps."""
     front = max(0, -((begin - first) // step))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from moe.sharding.exchange.exchange import as_bytes, padded
+from moe.sharding.exchange.exchange import as_bytes, pad_end
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.placement import Combine
 
@@ -39,7 +39,7 @@ def begin_reduce_scatters(
     """This rank's parts, `sizes` long in `dims`, of the sums of partial results."""
     degree = mesh.degrees[axis]
     rows = [
-        padded(part, dim, degree * size).movedim(dim, 0)
+        pad_end(part, dim, degree * size).movedim(dim, 0)
         for part, dim, size in zip(parts, dims, sizes, strict=True)
     ]
     waits = []

@@ -149,7 +149,7 @@ def avg_pool_gradient(gradient: Tensor, size: Sequence[int], kernel: Sequence[in
     return backward.default(gradient, like, kernel, *geometry)
 
 
-def averaged(
+def divide_window_sums(
     mesh: Mesh,
     sums: Tensor,
     axis: int,

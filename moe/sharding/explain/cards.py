@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe.sharding.explain.explain import Plan, part_bytes
-from moe.sharding.explain.folded import Fold, folded
+from moe.sharding.explain.folded import Fold, fold_names
 from moe.sharding.planned import Collective, StoredTensor
 
 OUTSIDE = "the module itself"
@@ -55,7 +55,7 @@ def cards_of(plan: Plan) -> list[Card]:
     """In the order of use; what belongs to none of the modules is the last."""
     names = [entry.name for entry in plan.stored]
     prefix = _common(names)
-    opened_modules = _opened(names, prefix)
+    opened_modules = _open_modules(names, prefix)
     of_name = {name: _block(name.split("."), prefix, opened_modules) for name in names}
     stored_by_block: dict[str, list[StoredTensor]] = defaultdict(list)
     for entry in plan.stored:
@@ -72,7 +72,7 @@ def cards_of(plan: Plan) -> list[Card]:
         exchanges_by_block[_block_of(collective, of_name, stored_by_block)].append(collective)
     cards = []
     prefix_path = "".join(f"{step}." for step in prefix)
-    for fold in folded(about):
+    for fold in fold_names(about):
         cards.append(
             _card(
                 plan,
@@ -123,7 +123,7 @@ def _common(names: Sequence[str]) -> list[str]:
     return modules
 
 
-def _opened(names: Iterable[str], prefix: Sequence[str]) -> set[tuple[str, ...]]:
+def _open_modules(names: Iterable[str], prefix: Sequence[str]) -> set[tuple[str, ...]]:
     """Modules whose children have cards of their own: the outermost, and those in which something is numbered."""
     modules: set[tuple[str, ...]] = {tuple(prefix)}
     for name in names:

@@ -45,7 +45,7 @@ _AXES = (BLUES, OCHRES, GREENS)
 """Of each mesh axis: colours of dimensions 0, 1, 2 and more, then the pale one behind names."""
 
 
-def drawn(plan: Plan) -> str:
+def draw_svg(plan: Plan) -> str:
     """SVG: modules from left to right in the order of use, those that repeat as one, their parameters coloured by
     placement; collectives as arrows as thick as the logarithm of their bytes, forward above, backward below; memory by
     kind."""

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from moe.sharding import placement
-from moe.sharding.explain.folded import Fold, folded
+from moe.sharding.explain.folded import Fold, fold_names
 from moe.sharding.planned import Collective, StoredTensor, of_words
 
 Plan = Any
@@ -94,16 +94,16 @@ _ITEM_BYTES = {
 
 def folds_of(plan: Plan) -> list[Fold]:
     """Parameters and buffers, those that repeat as one, in the order in which they are used."""
-    return folded({
+    return fold_names({
         entry.name: (plan.parameters[entry.name], tuple(entry.shape), entry.dtype, entry.kind) for entry in plan.stored
     })  # fmt: skip
 
 
-def explained(plan: Plan) -> str:
+def explain_plan(plan: Plan) -> str:
     """A plan for a person: mesh, time, memory, placements, the collectives of a step with the user's lines, what was
     considered."""
-    parts = [_summary(plan), _hints(plan), _placements(plan), _annotated(plan), _collectives(plan), _memory(plan),
-             _considered(plan)]  # fmt: skip
+    parts = [_summary(plan), _hints(plan), _placements(plan), _annotations(plan), _collectives(plan), _memory(plan),
+             _candidates(plan)]  # fmt: skip
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
 
 
@@ -175,7 +175,7 @@ def _gap(plan: Plan) -> str:
 def _hints(plan: Plan) -> Iterator[str]:
     if plan.hints:
         yield "hints"
-        yield from _table([(name, str(hint)) for name, hint in _sorted(plan.hints)])
+        yield from _table([(name, str(hint)) for name, hint in _sort_by_line(plan.hints)])
     if plan.conflicts:
         yield "where hints meet that cannot both be followed"
         for conflict in plan.conflicts:
@@ -184,7 +184,7 @@ def _hints(plan: Plan) -> Iterator[str]:
             )
 
 
-def _sorted(entries: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _sort_by_line(entries: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """By files and lines."""
     return sorted(entries.items(), key=lambda entry: [(int(part or 0), part) if part.isdigit() else (-1, part)
                                                       for part in re.split(r"(\d+)", entry[0])])  # fmt: skip
@@ -214,12 +214,12 @@ def _cuts(plan: Plan, entry: StoredTensor) -> Iterator[tuple[int, str]]:
             yield entry.shape[axis_placement.dim], axis
 
 
-def _annotated(plan: Plan) -> Iterator[str]:
+def _annotations(plan: Plan) -> Iterator[str]:
     if not plan.annotated:
         return
     yield "annotated tensors"
     axes = list(plan.mesh)
-    rows = [(place, placed_in_words(placements, axes)) for place, placements in _sorted(plan.annotated)]
+    rows = [(place, placed_in_words(placements, axes)) for place, placements in _sort_by_line(plan.annotated)]
     yield from _table(rows, max_widths={0: WIDTH - 4 - max(len(words) for _, words in rows)})
 
 
@@ -251,17 +251,17 @@ def _groups(collectives: Sequence[Collective]) -> Iterator[tuple[list[Collective
     groups: dict[tuple[Any, ...], list[Collective]] = defaultdict(list)
     for collective in collectives:
         of = collective.tensor if "." in collective.tensor else collective.block or ""
-        pattern = folded(dict.fromkeys((of, *_others(of)), ""))[0].pattern
+        pattern = fold_names(dict.fromkeys((of, *_differing_names(of)), ""))[0].pattern
         groups[collective.phase, collective.kind, collective.axis, collective.where, pattern].append(
             collective
         )
     for members in groups.values():
         names = dict.fromkeys(_of(collective) for collective in members)
-        folds = folded(dict.fromkeys(names, ""))
+        folds = fold_names(dict.fromkeys(names, ""))
         yield members, ", ".join(fold.pattern for fold in folds)
 
 
-def _others(name: str) -> list[str]:
+def _differing_names(name: str) -> list[str]:
     """A name that differs in every number, so that all of them are folded."""
     return [".".join(f"{part}0" if part.isdigit() else part for part in name.split("."))]
 
@@ -315,7 +315,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield from _table([*rows, ("total", in_bytes(plan.memory.total), "", "")], right={1, 2})
 
 
-def _considered(plan: Plan) -> Iterator[str]:
+def _candidates(plan: Plan) -> Iterator[str]:
     if not plan.considered:
         return
     yield "considered"

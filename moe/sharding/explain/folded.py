@@ -21,7 +21,7 @@ class Fold:
         return self.pattern if len(self.names) == 1 else f"{self.pattern} (x {len(self.names)})"
 
 
-def folded(about: Mapping[str, Hashable]) -> list[Fold]:
+def fold_names(about: Mapping[str, Hashable]) -> list[Fold]:
     """Folds of names, each of such that the same is said about, in the order of their first names; every name is in one
     of them."""
     alike: dict[tuple[str, Hashable], list[str]] = defaultdict(list)

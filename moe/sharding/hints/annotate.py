@@ -61,7 +61,7 @@ def hint_of(text: str) -> Hint:
     return of_plain(json.loads(text))
 
 
-def _annotated(x: Tensor, hint: Hint) -> Tensor:
+def _annotate(x: Tensor, hint: Hint) -> Tensor:
     if not is_capturing():
         return x
     return torch.ops.shardyard.placed(x, json.dumps(to_plain(hint)))
@@ -92,17 +92,17 @@ def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
                 "leave it out, since the plan decides the number of parts, or give axis='data'",
             )
         )
-    return _annotated(x, _hint(Split, dim, axis))
+    return _annotate(x, _hint(Split, dim, axis))
 
 
 def replicate(x: Tensor) -> Tensor:
     """`x`, all of it on every device. Its gradient too."""
-    return _annotated(x, Replicate())
+    return _annotate(x, Replicate())
 
 
 def shard(x: Tensor, dims: Mapping[str, int] | Sequence[Any]) -> Tensor:
     """`x`, cut along dimensions over mesh axes: `{"data": 0, "expert": 1}`; or over devices by the paper's own array of
     their ids, as deep as `x` has dimensions. Its gradient too."""
     if isinstance(dims, Mapping):
-        return _annotated(x, _hint(Shard, dict(dims)))
-    return _annotated(x, _hint(of_plain, {"devices": np.asarray(dims).tolist()}, "sharding.shard"))
+        return _annotate(x, _hint(Shard, dict(dims)))
+    return _annotate(x, _hint(of_plain, {"devices": np.asarray(dims).tolist()}, "sharding.shard"))

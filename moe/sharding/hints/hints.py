@@ -149,7 +149,7 @@ def of_plain(given: Any, path: str = "hints") -> Hint:
         case {"replicate": True} if len(given) == 1:
             return Replicate()
         case {"devices": list() | tuple() as ids} if len(given) == 1:
-            return Devices(_frozen(ids))
+            return Devices(_freeze(ids))
     forms = (
         "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}}, {devices: [[0, 1]]} or {replicate: true}"
     )
@@ -168,7 +168,7 @@ def pin_of(
     fastest; by default 0, 1, 2 and so on. Raises SpecError for a dimension or an axis that does not exist."""
     hint_path, axes = f"{path} ({where})" if where else path, tuple(mesh)
 
-    def checked(dim: int) -> int:
+    def check_dim(dim: int) -> int:
         if not -num_dims <= dim < num_dims:
             remedy = f"use one from 0 to {num_dims - 1}" if num_dims else "use Replicate()"
             raise SpecError(
@@ -182,7 +182,7 @@ def pin_of(
             )
         return dim % num_dims
 
-    def known(axis: str) -> str:
+    def check_axis(axis: str) -> str:
         if axis not in axes:
             raise SpecError(
                 Problem(
@@ -199,23 +199,23 @@ def pin_of(
         case Replicate():
             return (WHOLE,) * len(axes)
         case Split(dim=dim, axis=None):
-            return (split(checked(dim)),) * len(axes)
+            return (split(check_dim(dim)),) * len(axes)
         case Split(dim=dim, axis=str(axis)):
-            cut = split(checked(dim))
-            return tuple(cut if name == known(axis) else None for name in axes)
+            cut = split(check_dim(dim))
+            return tuple(cut if name == check_axis(axis) else None for name in axes)
         case Shard(dims=dims):
-            cuts = {known(axis): split(checked(dim)) for axis, dim in dims.items()}
+            cuts = {check_axis(axis): split(check_dim(dim)) for axis, dim in dims.items()}
             return tuple(cuts.get(name, WHOLE) for name in axes)
         case Devices(ids=ids):
             return pin_of_array(ids, num_dims, mesh, hint_path, devices)
     raise AssertionError(hint)
 
 
-def _frozen(ids: Any) -> Any:
-    return tuple(map(_frozen, ids)) if isinstance(ids, list | tuple) else ids
+def _freeze(ids: Any) -> Any:
+    return tuple(map(_freeze, ids)) if isinstance(ids, list | tuple) else ids
 
 
-def matched(
+def match_hints(
     hints: Mapping[str, Hint], names: Sequence[str], first: Mapping[str, str] | None = None
 ) -> dict[str, tuple[str, Hint]]:
     """(pattern, hint) of each name that a pattern matches; one written out in full goes before others. Of a tensor with

@@ -21,7 +21,7 @@ def collectives_of(
 ) -> tuple[Collective, ...]:
     """In the order in which they are made; what moves nothing is none."""
     collectives = []
-    labels = _known(captured)
+    labels = _user_names(captured)
     for phase, module in (("forward", program.forward), ("backward", program.backward)):
         for node in module.graph.nodes if module is not None else ():
             for collective in _of_node(node, phase, axes, degrees):
@@ -32,7 +32,7 @@ def collectives_of(
     return tuple(collective for collective in collectives if collective.num_bytes)
 
 
-def _known(capture: CapturedGraph) -> dict[str, tuple[str, str | None]]:
+def _user_names(capture: CapturedGraph) -> dict[str, tuple[str, str | None]]:
     """(name, path of the module) of tensors that have a name of the user's, by node."""
     labels: dict[str, tuple[str, str | None]] = {}
     for node, leaf in capture.leaves.items():

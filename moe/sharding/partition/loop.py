@@ -66,7 +66,7 @@ def append(sums: list[Any], number: int, part: Tensor) -> None:
     sums[number].append(part)
 
 
-def joined(parts: list[Tensor], dim: int, size: int) -> Tensor:
+def join_parts(parts: list[Tensor], dim: int, size: int) -> Tensor:
     return torch.cat(parts, dim).narrow(dim, 0, size)
 
 
@@ -79,7 +79,9 @@ _ONE_AXIS = (
 )  # fmt: skip
 
 
-def looped(program: Program, micro_batches: int, loss_dtype: torch.dtype, with_backward: bool) -> LoopProgram:
+def loop_over_micro_batches(
+    program: Program, micro_batches: int, loss_dtype: torch.dtype, with_backward: bool
+) -> LoopProgram:
     """The loop of a program whose mesh has it as axis 0; its nodes have now how many times a step each is run."""
     graph, results = _step(program, loss_dtype, with_backward)
     split = _Split(graph, results)
@@ -87,7 +89,7 @@ def looped(program: Program, micro_batches: int, loss_dtype: torch.dtype, with_b
     return split.program(micro_batches)
 
 
-def one(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+def unit_gradient(leaf: Tensor, dtype: torch.dtype) -> Tensor:
     """The gradient of the loss."""
     return torch.ones((), dtype=dtype, device=leaf.device)
 
@@ -98,7 +100,7 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
     mesh, tensors = graph.placeholder("mesh"), graph.placeholder("tensors")
     leaves = [graph.call_function(getitem, (tensors, at)) for at in range(len(program.leaves))]
 
-    def copied(module: fx.GraphModule, arguments: list[fx.Node]) -> list[fx.Node]:
+    def copy_nodes(module: fx.GraphModule, arguments: list[fx.Node]) -> list[fx.Node]:
         own_mesh, own_tensors = [
             placeholder for placeholder in module.graph.nodes if placeholder.op == "placeholder"
         ]
@@ -115,13 +117,13 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
             copies[node].meta["of"] = node
         raise AssertionError("a program gives something")
 
-    outputs = copied(program.forward, leaves)
+    outputs = copy_nodes(program.forward, leaves)
     results = outputs[: program.num_outputs + len(program.updates)]
     if with_backward and program.backward is not None:
         sources = {"saved": outputs[len(results) :], "leaf": leaves}
-        tangent = graph.call_function(one, (leaves[0], loss_dtype))
+        tangent = graph.call_function(unit_gradient, (leaves[0], loss_dtype))
         arguments = [tangent if kind == "tangent" else sources[kind][number] for kind, number in program.kept]
-        results += copied(program.backward, arguments)
+        results += copy_nodes(program.backward, arguments)
     return graph, results
 
 
@@ -218,7 +220,7 @@ class _Split:
             if node in self._ends:
                 copies[node] = graph.call_function(getitem, (sums, self._ends[node]))
                 if node.target in _ROWS:
-                    copies[node] = graph.call_function(joined, (copies[node], *node.args[3:5]))
+                    copies[node] = graph.call_function(join_parts, (copies[node], *node.args[3:5]))
             elif node.target is exchange.finish and node.args[0] in self._ends:
                 copies[node] = copies[node.args[0]]
             else:

@@ -54,7 +54,7 @@ class Program:
     """Values that the captured graph has of its own."""
 
 
-def compiled(program: Program, **options: Any) -> Program:
+def compile_program(program: Program, **options: Any) -> Program:
     """The same, run by `torch.compile` with its options."""
     passes: list[Any] = [
         None if module is None else torch.compile(module, **options)

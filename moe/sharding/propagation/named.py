@@ -9,7 +9,7 @@ from torch import fx
 from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.annotate import PLACED, hint_of
 from moe.sharding.hints.device_arrays import Order, common_order, shape_of_array
-from moe.sharding.hints.hints import Devices, Hint, Pin, axes_named, matched, pin_of, to_plain
+from moe.sharding.hints.hints import Devices, Hint, Pin, axes_named, match_hints, pin_of, to_plain
 from moe.sharding.operands import is_operator, shape_of
 from moe.sharding.placement import MAX_AXES
 from moe.spec import Problem, SpecError
@@ -101,7 +101,7 @@ def _path(hint_path: str, where: str | None) -> str:
     return f"{hint_path} ({where})" if where else hint_path
 
 
-def annotated(captured: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGraph:
+def annotate_graph(captured: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGraph:
     """The hints found in a captured graph, which is changed. Raises SpecError for a hint that matches nothing and for
     two that contradict each other."""
     leaves = {leaf.name: node for node, leaf in captured.leaves.items()}
@@ -124,7 +124,7 @@ def annotated(captured: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGr
     }
     tensor_hints = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
     first = _first_names(captured, (*tensor_nodes, *states))
-    matches = matched(tensor_hints, _with_others(tensor_nodes, first), first) | matched(
+    matches = match_hints(tensor_hints, _with_others(tensor_nodes, first), first) | match_hints(
         of_states, _with_others(states, first), first
     )
     hints_by_name = {
@@ -145,7 +145,9 @@ def annotated(captured: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGr
             f"gradients.{name}",
             f"optimizer.{name}",
         } & set(hints_by_name)
-        wishes.append(Wish(path, hint, node if is_stored else _placed(captured.graph.graph, node, hint)))
+        wishes.append(
+            Wish(path, hint, node if is_stored else _insert_annotation(captured.graph.graph, node, hint))
+        )
     for node in captured.graph.graph.nodes:
         if is_operator(node) and node.target is PLACED and not any(wish.node is node for wish in wishes):
             where = node.meta.get("where") or node.name
@@ -178,7 +180,7 @@ def _of_inputs(capture: CapturedGraph, hints: Mapping[str, Hint]) -> dict[str, H
     return {leaf.name: hint for leaf in capture.leaves.values() if leaf.kind == "input" and leaf.shape}
 
 
-def _placed(graph: fx.Graph, node: fx.Node, hint: Hint) -> fx.Node:
+def _insert_annotation(graph: fx.Graph, node: fx.Node, hint: Hint) -> fx.Node:
     """An annotation behind a parameter, buffer or input."""
     last = next(candidate for candidate in reversed(graph.nodes) if candidate.op == "placeholder")
     with graph.inserting_after(last):

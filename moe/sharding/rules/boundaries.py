@@ -13,7 +13,7 @@ from moe.sharding.exchange import halo
 from moe.sharding.exchange.halo import Window
 from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import COMBINES
-from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.dims import factor_dims, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Exchange, Rule
 
@@ -80,7 +80,7 @@ def slice_(node: fx.Node) -> Rule:
     dim = argument(node, 1, "dim", 0) % len(shape)
     span = _span(node, 2, shape[dim])
     if len(span) == shape[dim]:
-        dims = named(shape)
+        dims = factor_dims(shape)
         return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES, work="none",
                     lower=lambda local: local.parts[0])  # fmt: skip
     if len(span) == 1 and shape[dim] > 1:
@@ -95,10 +95,10 @@ def slice_(node: fx.Node) -> Rule:
     def finish(local: LocalCall, rows: fx.Node) -> fx.Node:
         return rows if span.step == 1 else local.call(aten.slice.Tensor, rows, dim, 0, None, span.step)
 
-    dims = named(shape, but=frozenset({dim}))
+    dims = factor_dims(shape, but=frozenset({dim}))
     exchanges = (moving(node, dim, [0], windows, finish),) if len(span) > 1 else ()
-    return Rule((dims,), (named(result, but=frozenset({dim})),), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
-                work="none", exchanges=exchanges)  # fmt: skip
+    return Rule((dims,), (factor_dims(result, but=frozenset({dim})),), sizes_of((dims, shape)), linear=_ONE,
+                passes=COMBINES, work="none", exchanges=exchanges)  # fmt: skip
 
 
 def select(node: fx.Node) -> Rule:
@@ -110,13 +110,15 @@ def select(node: fx.Node) -> Rule:
 def _one_position(node: fx.Node, dim: int, position: int, keep: bool) -> Rule:
     """Of a split dimension one rank has the position, and the others zeros: partial sums."""
     shape, name = shape_of(operands(node)[0]), f"d{dim}"
-    dims = named(shape)
+    dims = factor_dims(shape)
     result = (*dims[:dim], *(((),) if keep else ()), *dims[dim + 1 :])
 
     def lower(local: LocalCall) -> fx.Node:
         if not local.axes(name):
             return local.default()
-        row = local.call(halo.picked, local.parts[0], dim, local.first(name), local.valid(name), position)
+        row = local.call(
+            halo.select_position, local.parts[0], dim, local.first(name), local.valid(name), position
+        )
         return row if keep else local.call(aten.squeeze.dim, row, dim)
 
     return Rule((dims,), (result,), sizes_of((dims, shape)), {name: "sum"}, linear=_ONE, passes=COMBINES,
@@ -137,20 +139,20 @@ def slice_scatter(node: fx.Node) -> Rule:
 
     both_split = span.step == 1 and 1 < len(span) < shape[dim]
     exchanges = (moving(node, dim, [0, 1, 0], windows, _as_fetched),) if both_split else ()
-    return _scattered(node, dim, span, exchanges)
+    return _scatter_rule(node, dim, span, exchanges)
 
 
 def select_scatter(node: fx.Node) -> Rule:
     shape = shape_of(operands(node)[0])
     dim, index = argument(node, 2, "dim") % len(shape), argument(node, 3, "index")
-    return _scattered(node, dim, range(index % shape[dim], index % shape[dim] + 1), ())
+    return _scatter_rule(node, dim, range(index % shape[dim], index % shape[dim] + 1), ())
 
 
-def _scattered(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchange, ...]) -> Rule:
+def _scatter_rule(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchange, ...]) -> Rule:
     """Each rank puts what is its own of the second operand, which all have, into its part of the first."""
     x, src = operands(node)
     shape, name = shape_of(x), f"d{dim}"
-    dims, rest = named(shape), named(shape, but=frozenset({dim}))
+    dims, rest = factor_dims(shape), factor_dims(shape, but=frozenset({dim}))
     is_slice = len(shape_of(src)) == len(shape)
     if not is_slice:
         rest = (*rest[:dim], *rest[dim + 1 :])
@@ -160,7 +162,7 @@ def _scattered(node: fx.Node, dim: int, span: range, exchanges: tuple[Exchange, 
             return local.default()
         part, rows = local.parts
         rows = rows if is_slice else local.call(aten.unsqueeze.default, rows, dim)
-        return local.call(halo.written, part, rows, dim, local.first(name), span.start, span.step)
+        return local.call(halo.write_slice, part, rows, dim, local.first(name), span.start, span.step)
 
     return Rule((dims, rest), (dims,), sizes_of((dims, shape)), linear=(frozenset({0, 1}),), passes=COMBINES,
                 exchanges=exchanges, lower=lower)  # fmt: skip
@@ -180,7 +182,7 @@ def cat(node: fx.Node) -> Rule:
             for number, begin in zip(sources, begins, strict=True)
         )
 
-    dims = named(result, but=frozenset({dim}))
+    dims = factor_dims(result, but=frozenset({dim}))
     return Rule(
         tuple(dims if number in sources else ((),) for number in range(len(inputs))),
         (dims,),
@@ -210,7 +212,7 @@ def constant_pad(node: fx.Node) -> Rule:
 
         return moving(node, dim, [0], windows, finish, value)
 
-    dims = named(shape, but=padded_dims)
+    dims = factor_dims(shape, but=padded_dims)
     exchanges = tuple(along(dim) for dim in sorted(padded_dims) if shape[dim] > 1 and result[dim] > 1)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE if value == 0 else (),
                 exchanges=exchanges)  # fmt: skip
@@ -232,7 +234,7 @@ def flip(node: fx.Node) -> Rule:
             lambda local, rows: local.call(aten.flip.default, rows, sorted(flipped_dims)),
         )
 
-    dims = named(shape, but=flipped_dims)
+    dims = factor_dims(shape, but=flipped_dims)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
                 exchanges=tuple(along(dim) for dim in sorted(flipped_dims) if shape[dim] > 1))  # fmt: skip
 
@@ -267,7 +269,7 @@ def roll(node: fx.Node) -> Rule:
 
         return moving(node, dim, [0, 0], windows, finish)
 
-    dims = named(shape, but=rolled_dims)
+    dims = factor_dims(shape, but=rolled_dims)
     return Rule((dims,), (dims,), sizes_of((dims, shape)), linear=_ONE, passes=COMBINES,
                 exchanges=tuple(along(dim) for dim in sorted(shifts) if shape[dim] > 1))  # fmt: skip
 
@@ -281,7 +283,7 @@ def unfold(node: fx.Node) -> Rule:
     def windows(count: int) -> tuple[Window, ...]:
         return (Window(0, step * count, step * (count - 1) + size, shape[dim]),)
 
-    dims = named(shape, but=frozenset({dim}))
+    dims = factor_dims(shape, but=frozenset({dim}))
     can_move = shape and shape[dim] > 1 and result[dim] > 1
     return Rule(
         (dims,),
@@ -309,7 +311,7 @@ def diagonal(node: fx.Node) -> Rule:
     shape, scatters = shape_of(operands(node)[0]), node.target is aten.diagonal_scatter.default
     begin = 3 if scatters else 2
     diagonal_dims = frozenset(argument(node, begin + at, f"dim{at + 1}", at) % len(shape) for at in (0, 1))
-    dims = named(shape, but=diagonal_dims)
+    dims = factor_dims(shape, but=diagonal_dims)
     along: Dims = (*(factors for dim, factors in enumerate(dims) if dim not in diagonal_dims), ())
     if scatters:
         return Rule(

@@ -12,10 +12,10 @@ from moe.spec import Problem, SpecError
 RuleMaker = Callable[[fx.Node], Rule]
 
 
-def checked(maker: RuleMaker) -> RuleMaker:
+def with_checks(maker: RuleMaker) -> RuleMaker:
     """The maker of rules, which raises SpecError for what is no rule of its node's tensors."""
 
-    def made(node: fx.Node) -> Rule:
+    def make(node: fx.Node) -> Rule:
         rule = maker(node)
         place = node.meta.get("where") or node.name
         for wrong, remedy in _wrong(rule, node):
@@ -24,7 +24,7 @@ def checked(maker: RuleMaker) -> RuleMaker:
             )
         return rule
 
-    return made
+    return make
 
 
 def _wrong(rule: Rule, node: fx.Node) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from moe.sharding.capture.window_operators import CONVOLUTION_WEIGHT, expanded
+from moe.sharding.capture.window_operators import CONVOLUTION_WEIGHT, expand_to_dims
 from moe.sharding.exchange import halo, windows
 from moe.sharding.exchange.windows import Geometry
 from moe.sharding.operands import operands, shape_of
@@ -56,7 +56,7 @@ def convolution(node: fx.Node) -> Rule:
     args: Sequence[Any] = node.args
     is_transposed, behind, groups = args[6:9]
     num_dims = len(x) - 2
-    stride, padding, dilation = (expanded(argument, num_dims) for argument in args[3:6])
+    stride, padding, dilation = (expand_to_dims(argument, num_dims) for argument in args[3:6])
     geometries = [
         Geometry(*dim_arguments) for dim_arguments in zip(weight[2:], stride, padding, dilation, strict=True)
     ]
@@ -74,7 +74,9 @@ def convolution(node: fx.Node) -> Rule:
 
     def arguments(local: LocalCall, at: int | None = None) -> tuple[Any, ...]:
         def without(values: Any) -> list[int]:
-            return [0 if index == at else value for index, value in enumerate(expanded(values, num_dims))]
+            return [
+                0 if index == at else value for index, value in enumerate(expand_to_dims(values, num_dims))
+            ]
 
         return (stride, without(padding), dilation, is_transposed, without(behind), _groups(local, groups))
 
@@ -92,7 +94,7 @@ def convolution(node: fx.Node) -> Rule:
             itemsize = node.meta["val"].dtype.itemsize
             return halo.moved_bytes(x, dim, itemsize, window(-(-result[dim] // degree)), degree)
 
-        def exchanged(local: LocalCall, axis: int) -> fx.Node:
+        def exchange(local: LocalCall, axis: int) -> fx.Node:
             part_window, args = window(local.part_shape()[dim]), arguments(local, at)
             rows = local.runtime(halo.fetch, [local.parts[0]], axis, dim, [part_window])
             bias = local.parts[2] if len(local.parts) == 3 else None
@@ -106,7 +108,7 @@ def convolution(node: fx.Node) -> Rule:
             return local.call(aten.add.Tensor, output, column)
 
         other_operands = (None,) * (len(dims) - 1)
-        return Exchange(f"halo d{dim}", (dim, *other_operands), (dim,), moved_bytes, exchanged)
+        return Exchange(f"halo d{dim}", (dim, *other_operands), (dim,), moved_bytes, exchange)
 
     return Rule(
         tuple(dims),
@@ -155,13 +157,13 @@ def convolution_weight(node: fx.Node) -> Rule:
             window = geometry.read_by(-(-gradient[dim] // degree), x[dim])
             return halo.moved_bytes(x, dim, node.meta["val"].dtype.itemsize, window, degree)
 
-        def exchanged(local: LocalCall, axis: int) -> fx.Node:
+        def exchange(local: LocalCall, axis: int) -> fx.Node:
             window = geometry.read_by(local.operand_part_shape(0)[dim], x[dim])
             if gradient[dim] % local.degrees[axis]:
                 local.parts[0] = local.masked(local.parts[0], dim, gradient[dim], [axis], 0)
             return lower(local, at, local.runtime(halo.fetch, [local.parts[1]], axis, dim, [window]))
 
-        return Exchange(f"halo d{dim}", (dim, dim), (None,), moved_bytes, exchanged, combine="sum")
+        return Exchange(f"halo d{dim}", (dim, dim), (None,), moved_bytes, exchange, combine="sum")
 
     return Rule(
         dims,

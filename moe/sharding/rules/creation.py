@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from moe.sharding.operands import results
-from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.dims import factor_dims, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Lower, Rule
 
@@ -17,12 +17,12 @@ aten = torch.ops.aten
 def _made_by(lower: Lower) -> Callable[[fx.Node], Rule]:
     def rule(node: fx.Node) -> Rule:
         shape = tuple(results(node)[0].shape)
-        return Rule((), (named(shape),), sizes_of((named(shape), shape)), lower=lower)
+        return Rule((), (factor_dims(shape),), sizes_of((factor_dims(shape), shape)), lower=lower)
 
     return rule
 
 
-def _filled(local: LocalCall) -> fx.Node:
+def _fill(local: LocalCall) -> fx.Node:
     """The first argument is the shape."""
     _, *rest = local.node.args
     return local.call(local.node.target, list(local.part_shape()), *rest, **local.node.kwargs)
@@ -89,7 +89,7 @@ def part_of_eye(
     return (rows[:, None] == columns).to(dtype)
 
 
-_FILLED, _RANGE = _made_by(_filled), _made_by(_arange)
+_FILLED, _RANGE = _made_by(_fill), _made_by(_arange)
 
 RULES = {
     aten.full.default: _FILLED,

@@ -63,10 +63,12 @@ class DifferentiableOperator:
         """The operator that a `_backward` operator is the gradients of: the one with the same arguments."""
         arguments = node.args[len(self.trained) :]
         candidates = node.graph.find_nodes(op="call_function", target=self.target)
-        return next((candidate for candidate in candidates if _same(candidate.args, arguments)), None)
+        return next(
+            (candidate for candidate in candidates if _is_same_argument(candidate.args, arguments)), None
+        )
 
 
-def _same(first: Any, second: Any) -> bool:
+def _is_same_argument(first: Any, second: Any) -> bool:
     """Whether two arguments are the same, or made of the same in the same way: a view is made again in the backward
     pass rather than kept."""
     if isinstance(first, fx.Node) and isinstance(second, fx.Node):
@@ -74,11 +76,11 @@ def _same(first: Any, second: Any) -> bool:
             first.op == second.op == "call_function"
             and first.meta.get(AGAIN) == second.meta.get(AGAIN)
             and first.target is second.target
-            and _same(first.args, second.args)
-            and _same(tuple(first.kwargs.items()), tuple(second.kwargs.items()))
+            and _is_same_argument(first.args, second.args)
+            and _is_same_argument(tuple(first.kwargs.items()), tuple(second.kwargs.items()))
         )
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(_same, first, second))
+        return len(first) == len(second) and all(map(_is_same_argument, first, second))
     return type(first) is type(second) and bool(first == second)
 
 
@@ -108,11 +110,11 @@ def define_differentiable(
     @torch.library.impl(path, "CompositeExplicitAutograd")
     def _run(*arguments: Any) -> Any:
         with torch.no_grad():
-            return _one(run(OneDevice(), (), *arguments))
+            return _unpack_single(run(OneDevice(), (), *arguments))
 
     @torch.library.register_fake(path)
     def _(*arguments: Any) -> Any:
-        return _one(shapes(*arguments))
+        return _unpack_single(shapes(*arguments))
 
     @torch.library.impl(backward_path, "CompositeExplicitAutograd")
     def _run_backward(*arguments: Any) -> list[Tensor]:
@@ -147,7 +149,7 @@ def define_differentiable(
     return operator
 
 
-def _one(results: tuple[Tensor, ...]) -> Any:
+def _unpack_single(results: tuple[Tensor, ...]) -> Any:
     return results[0] if len(results) == 1 else results
 
 

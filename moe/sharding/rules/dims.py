@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from moe.sharding.rules.rule import Dims, Factor
 
 
-def named(shape: Sequence[int], prefix: str = "d", but: frozenset[int] = frozenset()) -> Dims:
+def factor_dims(shape: Sequence[int], prefix: str = "d", but: frozenset[int] = frozenset()) -> Dims:
     """A factor for each dimension but some: `d0`, `d1`; those of size 1 have none."""
     return tuple((f"{prefix}{dim}",) if size > 1 and dim not in but else () for dim, size in enumerate(shape))
 

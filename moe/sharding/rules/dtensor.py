@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from moe.sharding import torch_private
-from moe.sharding.operands import operands, replaced, results, shape_of
+from moe.sharding.operands import operands, replace_operands, results, shape_of
 from moe.sharding.placement import WHOLE, AxisPlacement, partial, split
 from moe.sharding.rules.dims import unsplit
 from moe.sharding.rules.rule import AxisOption, Rule
@@ -31,15 +31,15 @@ def rule(node: fx.Node) -> Rule | None:
 
 def options(node: fx.Node) -> Iterator[AxisOption]:
     """What DTensor offers beside whole tensors, each once."""
-    arguments = replaced(node, lambda _, operand: operand.meta["val"])
+    arguments = replace_operands(node, lambda _, operand: operand.meta["val"])
     tensors = [operand.meta["val"] for operand in operands(node)]
     is_complex = any(tensor.is_complex() for tensor in tensors)  # the largest of these is not defined
     seen_options: set[tuple[tuple[AxisPlacement, ...], tuple[AxisPlacement, ...]]] = set()
     for placements in _probes(tensors):
-        for before, after in _offered(node.target, arguments, node.meta.get("val"), placements):
+        for before, after in _strategies(node.target, arguments, node.meta.get("val"), placements):
             axis_placements = (
-                [_ours(placement) for placement in before],
-                [_ours(placement) for placement in after],
+                [_to_placement(placement) for placement in before],
+                [_to_placement(placement) for placement in after],
             )
             if None in axis_placements[0] or None in axis_placements[1]:
                 continue
@@ -65,7 +65,7 @@ def _probes(tensors: list[Tensor]) -> Iterator[list[Placement]]:
                 yield [placement] * len(tensors)
 
 
-def _offered(target: Any, arguments: Any, result: Any, placements: list[Placement]) -> list[Any]:
+def _strategies(target: Any, arguments: Any, result: Any, placements: list[Placement]) -> list[Any]:
     try:
         return torch_private.strategies(target, arguments, result, placements, _mesh())
     except Exception:  # its rules raise whatever they like where placements do not suit them
@@ -77,7 +77,7 @@ def _mesh() -> Any:
     return torch_private.two_ranks()
 
 
-def _ours(placement: Placement | None) -> AxisPlacement | None:
+def _to_placement(placement: Placement | None) -> AxisPlacement | None:
     """None for kinds that there are not here."""
     if placement is None or type(placement) is Replicate:
         return WHOLE

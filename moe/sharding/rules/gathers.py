@@ -9,7 +9,7 @@ from torch import fx
 from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import COMBINES
 from moe.sharding.rules import positions
-from moe.sharding.rules.dims import broadcast, named, sizes_of, unsplit
+from moe.sharding.rules.dims import broadcast, factor_dims, sizes_of, unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Factor, Rule
 
@@ -20,19 +20,21 @@ _TABLE = frozenset({0})
 
 def embedding(node: fx.Node) -> Rule:
     table, index = (shape_of(operand) for operand in operands(node))
-    return _selected(node, 0, table, index)
+    return _select_rule(node, 0, table, index)
 
 
 def index_select(node: fx.Node) -> Rule:
     table, index = (shape_of(operand) for operand in operands(node))
-    return _selected(node, argument(node, 1, "dim") % max(1, len(table)), table, index)
+    return _select_rule(node, argument(node, 1, "dim") % max(1, len(table)), table, index)
 
 
-def _selected(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[int, ...]) -> Rule:
+def _select_rule(node: fx.Node, dim: int, table: tuple[int, ...], index: tuple[int, ...]) -> Rule:
     """An index of any shape in place of one dimension of a table."""
-    of_table, of_index = named(table), named(index, "i")
+    of_table, of_index = factor_dims(table), factor_dims(index, "i")
     if not table:
-        return Rule(((), of_index), (named(tuple(node.meta["val"].shape), "r"),), {}, indices=frozenset({1}))
+        return Rule(
+            ((), of_index), (factor_dims(tuple(node.meta["val"].shape), "r"),), {}, indices=frozenset({1})
+        )
 
     def lower(local: LocalCall) -> fx.Node:
         if not (span := span_of(local, of_table[dim])):
@@ -72,11 +74,11 @@ def gather(node: fx.Node) -> Rule:
     unlike = frozenset(at for at, size in enumerate(index) if size != table[at] or at == dim)
     of_index = tuple(
         ("i",) if at == dim and size > 1 else factors
-        for at, (size, factors) in enumerate(zip(index, named(index, but=unlike), strict=True))
+        for at, (size, factors) in enumerate(zip(index, factor_dims(index, but=unlike), strict=True))
     )
     of_table = tuple(
         ("t",) if at == dim and size > 1 else factors
-        for at, (size, factors) in enumerate(zip(table, named(table, but=unlike), strict=True))
+        for at, (size, factors) in enumerate(zip(table, factor_dims(table, but=unlike), strict=True))
     )
 
     def lower(local: LocalCall) -> fx.Node:
@@ -100,7 +102,7 @@ def gather(node: fx.Node) -> Rule:
 def take(node: fx.Node) -> Rule:
     """Positions in a tensor as if it had one dimension: it is whole."""
     table, index = (shape_of(operand) for operand in operands(node))
-    of_index = named(index)
+    of_index = factor_dims(index)
     return Rule((unsplit(table), of_index), (of_index,), sizes_of((of_index, index)), linear=(_TABLE,),
                 passes=COMBINES, indices=frozenset({1}))  # fmt: skip
 
@@ -120,7 +122,7 @@ class AdvancedIndexing:
         if self.are_masks:
             return
         self.index_shape = tuple(torch.broadcast_shapes(*shapes))
-        self.of_shared = named(self.index_shape, "i")
+        self.of_shared = factor_dims(self.index_shape, "i")
         self.of_indices = [broadcast(self.of_shared, self.index_shape, shape) for shape in shapes]
         self.of_table: Dims = tuple(
             (f"t{dim}" if dim in dims else f"d{dim}",) if size > 1 else ()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from moe.sharding.operands import operands, replaced, results
+from moe.sharding.operands import operands, replace_operands, results
 from moe.sharding.placement import part_shape
 from moe.sharding.rules.rule import Factor, Options, Rule, operand_placements, result_placements
 
@@ -92,7 +92,9 @@ class LocalCall:
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The operator's arguments, with the parts in place of its operands."""
         num_parts = len(self.parts)  # what an operator's gradients find kept is not among them
-        return replaced(self.node, lambda number, _: self.parts[number] if number < num_parts else None)
+        return replace_operands(
+            self.node, lambda number, _: self.parts[number] if number < num_parts else None
+        )
 
     def operand_shape(self, operand: int) -> tuple[int, ...]:
         """Of the whole."""

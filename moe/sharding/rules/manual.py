@@ -23,8 +23,8 @@ def manual(node: fx.Node, parts: Mapping[str, ManualPart], mesh: Mapping[str, in
     forward = _forward_of(node)
     shapes = [shape_of(operand) for operand in operands(forward)]
     result_shapes = [tuple(result.shape) for result in results(forward)]
-    in_placements = _every(part, "in_placements", part.arguments, shapes, mesh)
-    out_placements = _every(part, "out_placements", part.results, result_shapes, mesh)
+    in_placements = _pins_of_tensors(part, "in_placements", part.arguments, shapes, mesh)
+    out_placements = _pins_of_tensors(part, "out_placements", part.results, result_shapes, mesh)
     _check_even(part, (*shapes, *result_shapes), (*in_placements, *out_placements), mesh)
     options = [
         _option(
@@ -58,7 +58,7 @@ def _forward_of(node: fx.Node) -> fx.Node:
     )
 
 
-def _every(
+def _pins_of_tensors(
     part: ManualPart,
     name: str,
     hints: Sequence[Hint | Partial],

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from moe.sharding.operands import operands, results, shape_of
-from moe.sharding.rules.dims import named, sizes_of, unsplit
+from moe.sharding.rules.dims import factor_dims, sizes_of, unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
 
@@ -22,7 +22,7 @@ def norm(node: fx.Node) -> Rule:
     shape = shape_of(operands(node)[1 if is_backward else 0])
     normalized_shape: Any = node.args[2 if is_backward else 1]
     num_rows = len(shape) - len(normalized_shape)
-    rows = named(shape[:num_rows])
+    rows = factor_dims(shape[:num_rows])
 
     def of(tensor_shape: tuple[int, ...]) -> Dims:
         is_weight = len(tensor_shape) < len(shape) or num_rows == 0

@@ -8,7 +8,7 @@ from torch import fx
 from moe.sharding import torch_private
 from moe.sharding.operands import operands, results, shape_of
 from moe.sharding.placement import COMBINES
-from moe.sharding.rules.dims import broadcast, named, sizes_of
+from moe.sharding.rules.dims import broadcast, factor_dims, sizes_of
 from moe.sharding.rules.rule import Rule
 
 aten = torch.ops.aten
@@ -70,7 +70,7 @@ def is_pointwise(node: fx.Node) -> bool:
 def pointwise(node: fx.Node) -> Rule:
     """The rule of an operator that broadcasts its operands against each other."""
     (shape,) = {tuple(result.shape) for result in results(node) if result is not None}
-    dims, inputs = named(shape), operands(node)
+    dims, inputs = factor_dims(shape), operands(node)
     linear = _LINEAR.get(node.target, ())
     if node.target is aten._to_copy.default and not _is_exact(node):
         linear = ()

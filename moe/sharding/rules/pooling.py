@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from moe.sharding.capture.window_operators import AVG_POOL_GRADIENT, MAX_POOL_GRADIENT, expanded
+from moe.sharding.capture.window_operators import AVG_POOL_GRADIENT, MAX_POOL_GRADIENT, expand_to_dims
 from moe.sharding.exchange import halo, windows
 from moe.sharding.exchange.halo import Window
 from moe.sharding.exchange.windows import Geometry
 from moe.sharding.operands import argument, operands, results, shape_of
-from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.dims import factor_dims, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Exchange, Lower, Rule
 
@@ -29,7 +29,7 @@ def _rule(
     """Dimensions before the spatial ones, which are `size` long, are factors."""
     shape = shape_of(operands(node)[0])
     lead = len(shape) - len(size)
-    dims = named(shape, but=frozenset(range(lead, len(shape))))
+    dims = factor_dims(shape, but=frozenset(range(lead, len(shape))))
     result = tuple(results(node)[0].shape)
     return Rule(
         (dims,) * len(operands(node)),
@@ -75,10 +75,10 @@ def _with(values: Sequence[int], at: int, value: int) -> list[int]:
 def max_pool(node: fx.Node) -> Rule:
     x, dtype = shape_of(operands(node)[0]), results(node)[0].dtype
     num_dims = 2 if node.target is aten.max_pool2d_with_indices.default else 3
-    kernel = expanded(argument(node, 1, "kernel_size"), num_dims)
-    stride = expanded(argument(node, 2, "stride"), num_dims, kernel)
-    padding = expanded(argument(node, 3, "padding", 0), num_dims)
-    dilation = expanded(argument(node, 4, "dilation", 1), num_dims)
+    kernel = expand_to_dims(argument(node, 1, "kernel_size"), num_dims)
+    stride = expand_to_dims(argument(node, 2, "stride"), num_dims, kernel)
+    padding = expand_to_dims(argument(node, 3, "padding", 0), num_dims)
+    dilation = expand_to_dims(argument(node, 4, "dilation", 1), num_dims)
     ceil_mode, lead = argument(node, 5, "ceil_mode", False), len(x) - num_dims
     lowest = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
@@ -119,9 +119,9 @@ def max_pool_gradient(node: fx.Node) -> Rule:
 def avg_pool(node: fx.Node) -> Rule:
     x = shape_of(operands(node)[0])
     num_dims = 2 if node.target is aten.avg_pool2d.default else 3
-    kernel = expanded(argument(node, 1, "kernel_size"), num_dims)
-    stride = expanded(argument(node, 2, "stride"), num_dims, kernel)
-    padding = expanded(argument(node, 3, "padding", 0), num_dims)
+    kernel = expand_to_dims(argument(node, 1, "kernel_size"), num_dims)
+    stride = expand_to_dims(argument(node, 2, "stride"), num_dims, kernel)
+    padding = expand_to_dims(argument(node, 3, "padding", 0), num_dims)
     ceil_mode = argument(node, 4, "ceil_mode", False)
     with_padding = argument(node, 5, "count_include_pad", True)
     divisor, lead = argument(node, 6, "divisor_override"), len(x) - num_dims
@@ -137,7 +137,7 @@ def avg_pool(node: fx.Node) -> Rule:
             )
             count = local.part_shape()[dim]
             begins = Window(0, count, count, count)
-            return local.runtime(windows.averaged, sums, axis, dim, begins, geometries, list(x[lead:]),
+            return local.runtime(windows.divide_window_sums, sums, axis, dim, begins, geometries, list(x[lead:]),
                                  with_padding, divisor)  # fmt: skip
 
         return _halo(node, dim, lambda count: geometries[at].read_by(count, x[dim]), lower)
@@ -162,7 +162,7 @@ def avg_pool_gradient(node: fx.Node) -> Rule:
         def lower(local: LocalCall, axis: int, window: Window) -> fx.Node:
             rows = local.runtime(halo.fetch, local.parts, axis, dim, [window])
             rows = local.runtime(
-                windows.averaged, rows, axis, dim, window, geometries, size, with_padding, divisor
+                windows.divide_window_sums, rows, axis, dim, window, geometries, size, with_padding, divisor
             )
             around = _with(size, at, geometry.spread(window.length))
             spread = local.call(windows.avg_pool_gradient, rows, around, kernel, stride,

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from moe import random
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import AGAIN, operands, results, shape_of
-from moe.sharding.rules.dims import named, sizes_of, unsplit
+from moe.sharding.rules.dims import factor_dims, sizes_of, unsplit
 from moe.sharding.rules.distributions import QUANTILES, parameters, values
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Rule
@@ -23,17 +23,17 @@ Elements = tuple[int, Sequence[int], Sequence[int], Sequence[Any]]
 which it begins)."""
 
 
-def _drawn(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], Rule]:
+def _draw_rule(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], Rule]:
     """The rule of an operator that draws a number for each element of its result."""
 
     def rule(node: fx.Node) -> Rule:
         if results(node)[0].dtype.is_complex:
-            return refused(node)
+            return refuse(node)
         shape = tuple(results(node)[0].shape)
-        dims = named(shape)
+        dims = factor_dims(shape)
         number = _number(node)
 
-        def here(local: LocalCall) -> Any:
+        def draw_part(local: LocalCall) -> Any:
             first = [local.first(factors[0]) if factors else 0 for factors in dims]
             return lower(local, (number, list(shape), list(local.part_shape()), first))
 
@@ -42,7 +42,7 @@ def _drawn(lower: Callable[[LocalCall, Elements], Any]) -> Callable[[fx.Node], R
                            for operand in operands(node)),
             results=(dims,) * len(results(node)),
             sizes=sizes_of((dims, shape)),
-            lower=here,
+            lower=draw_part,
         )  # fmt: skip
 
     return rule
@@ -79,12 +79,12 @@ def _uniform(local: LocalCall, elements: Elements) -> Any:
     return local.runtime(uniform, elements, *bounds, value.dtype, value.device)
 
 
-def _distributed(local: LocalCall, elements: Elements) -> Any:
+def _lower_distribution(local: LocalCall, elements: Elements) -> Any:
     """One of the distributions of `QUANTILES`."""
     value = results(local.node)[0]
     arguments = list(local.arguments()[0])
     return local.runtime(
-        distributed,
+        draw_distribution,
         elements,
         QUANTILES[local.node.target].__name__,
         parameters(local.node, arguments),
@@ -116,7 +116,7 @@ def uniform(
     return (low + (high - low) * numbers).to(dtype)
 
 
-def distributed(
+def draw_distribution(
     mesh: Mesh,
     elements: Elements,
     distribution: str,
@@ -161,7 +161,7 @@ def _draws(mesh: Mesh, elements: Elements, device: torch.device) -> Tensor:
     return random.uniform(_key(mesh, elements), counters)
 
 
-def refused(node: fx.Node) -> Rule:
+def refuse(node: fx.Node) -> Rule:
     """Raises SpecError: these have no rule."""
     raise SpecError(
         Problem("unsupported", node.meta.get("where") or node.name, str(node.target),
@@ -171,19 +171,19 @@ def refused(node: fx.Node) -> Rule:
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
-    aten.native_dropout.default: _drawn(_dropout),
-    aten.bernoulli.p: _drawn(_bernoulli),
-    aten.bernoulli.default: _drawn(_bernoulli),
-    aten.bernoulli.Tensor: _drawn(_bernoulli),
-    aten.rand.default: _drawn(_uniform),
-    aten.rand_like.default: _drawn(_uniform),
-    aten.uniform.default: _drawn(_uniform),
-    **dict.fromkeys(QUANTILES, _drawn(_distributed)),
+    aten.native_dropout.default: _draw_rule(_dropout),
+    aten.bernoulli.p: _draw_rule(_bernoulli),
+    aten.bernoulli.default: _draw_rule(_bernoulli),
+    aten.bernoulli.Tensor: _draw_rule(_bernoulli),
+    aten.rand.default: _draw_rule(_uniform),
+    aten.rand_like.default: _draw_rule(_uniform),
+    aten.uniform.default: _draw_rule(_uniform),
+    **dict.fromkeys(QUANTILES, _draw_rule(_lower_distribution)),
     **dict.fromkeys(
         (
             aten.randperm.default, aten.multinomial.default, aten.poisson.default, aten.binomial.default,
             aten._standard_gamma.default, aten._sample_dirichlet.default,
         ),
-        refused,
+        refuse,
     ),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from torch import fx
 
 from moe.sharding.operands import argument, operands, results, shape_of
 from moe.sharding.placement import Combine
-from moe.sharding.rules.dims import named, sizes_of
+from moe.sharding.rules.dims import factor_dims, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
 
@@ -43,7 +43,7 @@ def reduced_dims(node: fx.Node) -> set[int]:
 
 def kept_dims(shape: tuple[int, ...], reduced: set[int], result: tuple[int, ...]) -> tuple[Dims, Dims]:
     """Dims of an operand and of a result that lacks the reduced dimensions or has them with size 1."""
-    operand = named(shape)
+    operand = factor_dims(shape)
     if len(result) == len(shape):
         return operand, tuple(() if dim in reduced else factors for dim, factors in enumerate(operand))
     return operand, tuple(factors for dim, factors in enumerate(operand) if dim not in reduced)

@@ -31,7 +31,7 @@ from moe.sharding.rules import (
     scatters,
     views,
 )
-from moe.sharding.rules.checked import RuleMaker, checked
+from moe.sharding.rules.checked import RuleMaker, with_checks
 from moe.sharding.rules.dims import unsplit
 from moe.sharding.rules.rule import Rule
 from moe.spec import Problem, SpecError
@@ -71,7 +71,7 @@ def register(target: Any, maker: RuleMaker) -> None:
                 "give lambda node: Rule(...)",
             )
         )
-    RULES[target] = checked(maker)
+    RULES[target] = with_checks(maker)
 
 
 def rule_of(node: fx.Node) -> Rule:
@@ -83,7 +83,7 @@ def rule_of(node: fx.Node) -> Rule:
     elif pointwise.is_pointwise(node):
         rule = pointwise.pointwise(node)
     elif torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        rule = random.refused(node)
+        rule = random.refuse(node)
     elif (dtensor_rule := dtensor.rule(node)) is not None:
         rule = dtensor_rule
     else:

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from moe.sharding.operands import argument, operands, results, shape_of
-from moe.sharding.rules.dims import named, sizes_of, unsplit
+from moe.sharding.rules.dims import factor_dims, sizes_of, unsplit
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Lower, Rule
 
@@ -28,7 +28,7 @@ def rowwise(whole: Whole, linear: bool = False, lower: Lower | None = None) -> C
             range(len(shape)) if raw_dims is None else [raw_dims] if isinstance(raw_dims, int) else raw_dims
         )
         whole_dims = frozenset(dim % len(shape) for dim in dims) if shape else frozenset()
-        first = named(shape, but=whole_dims)
+        first = factor_dims(shape, but=whole_dims)
 
         def of(tensor_shape: tuple[int, ...]) -> Dims:
             left = [dim for dim in range(len(shape)) if dim not in whole_dims]
@@ -70,7 +70,7 @@ def leading(
     def rule(node: fx.Node) -> Rule:
         shape = shape_of(operands(node)[0])
         number = max(0, count(len(shape)))
-        batch = named(shape[:number])
+        batch = factor_dims(shape[:number])
 
         def of(tensor_shape: tuple[int, ...]) -> Dims:
             if tensor_shape[:number] != shape[:number]:
@@ -103,19 +103,19 @@ def _all_but(number: int, name: str, default: int) -> Whole:
     return whole
 
 
-def searched(node: fx.Node) -> Rule:
+def search_sorted(node: fx.Node) -> Rule:
     """`searchsorted` and `bucketize`: every value for itself, where all look in the same sequence."""
     (name, *_) = node.target._schema.name.removeprefix("aten::").split(".")  # type: ignore[union-attr]
     inputs = operands(node)
     sequence, values = (inputs[0], inputs[1]) if name == "searchsorted" else (inputs[1], inputs[0])
     shape, num_shared = shape_of(values), len(shape_of(sequence)) - 1
-    dims = named(shape, but=frozenset({len(shape) - 1}) if num_shared else frozenset())
+    dims = factor_dims(shape, but=frozenset({len(shape) - 1}) if num_shared else frozenset())
     of_sequence = (*dims[:num_shared], ())
     operand_dims = tuple(of_sequence if operand is not values else dims for operand in inputs)
     return Rule(operand_dims, (dims,), sizes_of((dims, shape)))
 
 
-def checked(node: fx.Node) -> Rule:
+def value_check(node: fx.Node) -> Rule:
     """A check of a value, on every rank."""
     return Rule(tuple(unsplit(shape_of(operand)) for operand in operands(node)), ((),), {})
 
@@ -181,9 +181,9 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.view_as_complex.default: leading(
         lambda num_dims: num_dims - 1, linear=True, lower=LocalCall.contiguous
     ),
-    aten.searchsorted.Tensor: searched,
-    aten.bucketize.Tensor: searched,
-    aten._assert_async.msg: checked,
-    aten._assert_async.default: checked,
-    aten._assert_scalar.default: checked,
+    aten.searchsorted.Tensor: search_sorted,
+    aten.bucketize.Tensor: search_sorted,
+    aten._assert_async.msg: value_check,
+    aten._assert_async.default: value_check,
+    aten._assert_scalar.default: value_check,
 }

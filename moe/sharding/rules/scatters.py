@@ -10,7 +10,7 @@ from torch import fx
 from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import Combine
 from moe.sharding.rules import positions
-from moe.sharding.rules.dims import broadcast, named, sizes_of, unsplit
+from moe.sharding.rules.dims import broadcast, factor_dims, sizes_of, unsplit
 from moe.sharding.rules.gathers import AdvancedIndexing, span_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Rule
@@ -28,7 +28,7 @@ def _is_bool(node: fx.Node) -> bool:
     return node.meta["val"].dtype == torch.bool
 
 
-def _written(node: fx.Node, dim: int, of_self: Dims) -> Any:
+def _lower_scatter(node: fx.Node, dim: int, of_self: Dims) -> Any:
     """The local form of `operator(self, dim, index, ...)`."""
 
     def lower(local: LocalCall) -> fx.Node:
@@ -70,7 +70,7 @@ def scatter(node: fx.Node) -> Rule:
         passes=frozenset({combine or "sum"}),
         added=frozenset({0, 2}) if source else frozenset(),
         indices=frozenset({1}),
-        lower=_written(node, dim, of_self),
+        lower=_lower_scatter(node, dim, of_self),
     )
 
 
@@ -90,7 +90,7 @@ def index_write(node: fx.Node) -> Rule:
     """`index_add`, `index_copy` and `index_fill`: an index of one dimension."""
     shape, index, *source = (shape_of(operand) for operand in operands(node))
     dim = argument(node, 1, "dim") % max(1, len(shape))
-    of_self, of_index = named(shape), named(index, "i")
+    of_self, of_index = factor_dims(shape), factor_dims(index, "i")
     of_source: list[Dims] = [unsplit(source_shape) for source_shape in source]
     if source and len(source[0]) == len(shape) and index:
         of_source = [tuple(of_index[0] if at == dim else factors for at, factors in enumerate(of_self))]
@@ -104,7 +104,7 @@ def index_write(node: fx.Node) -> Rule:
         linear=_linear_in(0, 2) if adds or copies else (),
         added=frozenset({0, 2}) if adds or copies else frozenset(),
         indices=frozenset({1}),
-        lower=_written(node, dim, of_self),
+        lower=_lower_scatter(node, dim, of_self),
     )
 
 
@@ -142,7 +142,7 @@ def index_put(node: fx.Node) -> Rule:
 
 def _masked_put(node: fx.Node, indexing: AdvancedIndexing) -> Rule:
     """One value where a mask is true is written part by part; for other forms all is whole."""
-    inputs, of_self = operands(node), named(indexing.shape)
+    inputs, of_self = operands(node), factor_dims(indexing.shape)
     masks = [index for index in indexing.indices if index is not None]
     begin = next(at for at, index in enumerate(indexing.indices) if index is not None)
     size = shape_of(masks[0])
@@ -157,7 +157,7 @@ def put(node: fx.Node) -> Rule:
     """Positions in a tensor as if it had one dimension: it is whole."""
     shape, index, _ = (shape_of(operand) for operand in operands(node))
     adds = bool(argument(node, 3, "accumulate", False)) and not _is_bool(node)
-    of_index = named(index, "i")
+    of_index = factor_dims(index, "i")
     return Rule(
         operands=(unsplit(shape), of_index, of_index),
         results=(unsplit(shape),),
@@ -172,8 +172,8 @@ def put(node: fx.Node) -> Rule:
 def embedding_backward(node: fx.Node) -> Rule:
     gradient, index = (shape_of(operand) for operand in operands(node))
     num_rows, padding_row, by_frequency = node.args[2:5]
-    of_index = named(index, "i")
-    of_table = named((num_rows, gradient[-1]), "t")  # type: ignore[arg-type]
+    of_index = factor_dims(index, "i")
+    of_table = factor_dims((num_rows, gradient[-1]), "t")  # type: ignore[arg-type]
 
     def lower(local: LocalCall) -> fx.Node:
         if not (span := span_of(local, of_table[0])):

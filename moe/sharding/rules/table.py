@@ -20,14 +20,14 @@ def table() -> str:
     """Families of operators, with what may be split of them, in Markdown."""
     lines = ["| Family | Operators |", "|---|---|"]
     for family in _families():
-        have = [target for target, maker in family.RULES.items() if maker is not random.refused]
+        have = [target for target, maker in family.RULES.items() if maker is not random.refuse]
         lines.append(f"| {_says(family)} | {_names(have)} |")
     overloads = [overload for overload in _overloads() if torch.Tag.pointwise in overload.tags]
     untagged_names = _names(pointwise.UNTAGGED)
     lines.append(
         f"| {_says(pointwise)} | the {len(_packets(overloads))} that torch tags `pointwise`, and {untagged_names} |"
     )
-    refused_targets = [target for target, maker in random.RULES.items() if maker is random.refused]
+    refused_targets = [target for target, maker in random.RULES.items() if maker is random.refuse]
     lines.append(
         f"| Refused: random numbers that would be others on each layout. | {_names(refused_targets)} |"
     )

@@ -9,7 +9,7 @@ from torch import fx
 from moe.sharding.exchange.halo import Window, fetch, moved_positions
 from moe.sharding.operands import argument, operands, shape_of
 from moe.sharding.placement import COMBINES
-from moe.sharding.rules.dims import broadcast, named, sizes_of
+from moe.sharding.rules.dims import broadcast, factor_dims, sizes_of
 from moe.sharding.rules.local import LocalCall
 from moe.sharding.rules.rule import Dims, Exchange, Rule
 
@@ -137,7 +137,7 @@ def _bits(local: LocalCall) -> fx.Node:
 
 def permute(node: fx.Node) -> Rule:
     shape, order = shape_of(operands(node)[0]), argument(node, 1, "dims")
-    dims = named(shape)
+    dims = factor_dims(shape)
     return Rule((dims,), (tuple(dims[dim] for dim in order),),
                 sizes_of((dims, shape)), linear=(frozenset({0}),), passes=COMBINES, work="none")  # fmt: skip
 
@@ -145,7 +145,7 @@ def permute(node: fx.Node) -> Rule:
 def expand(node: fx.Node) -> Rule:
     """Dimensions that become larger, and new ones, are made on each rank as long as it has them."""
     before, after = shape_of(operands(node)[0]), tuple(node.meta["val"].shape)
-    dims = named(after)
+    dims = factor_dims(after)
     return Rule((broadcast(dims, after, before),), (dims,), sizes_of((dims, after)), linear=(frozenset({0}),),
                 passes=COMBINES, work="none", lower=_expand)  # fmt: skip
 

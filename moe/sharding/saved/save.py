@@ -44,7 +44,7 @@ def save(
         if shard.is_first and (shard.part.numel() or not shard.shape)
     }
 
-    def written() -> list[Any]:
+    def write_shards() -> list[Any]:
         return (
             list(
                 tensor_file.write(
@@ -55,7 +55,7 @@ def save(
             else []
         )
 
-    seal = _everywhere(written)
+    seal = _everywhere(write_shards)
     rank_entries = together.gathered(
         {
             "file": file,
@@ -64,11 +64,11 @@ def save(
         }
     )
 
-    def finished() -> None:
+    def finish() -> None:
         if rank_entries is None:
             return
         index = Index(
-            _stored(shards, rank_entries),
+            _saved_tensors(shards, rank_entries),
             {entry["file"]: Seal(*entry["seal"]) for entry in rank_entries if entry["seal"]},
             {alias: first for first, *aliases in applied.names() for alias in aliases},
             {"seed": applied.draws.seed, "step": applied.draws.step},
@@ -87,7 +87,7 @@ def save(
             if indices.is_piece_file(file_name) and file_name not in index.files:
                 checkpoint_folder.remove(file_name)
 
-    _everywhere(finished)
+    _everywhere(finish)
 
 
 def _shards_of(
@@ -139,7 +139,7 @@ def _shards_of(
     return shards, state
 
 
-def _stored(shards: dict[str, Shard], rank_entries: list[dict[str, Any]]) -> dict[str, SavedTensor]:
+def _saved_tensors(shards: dict[str, Shard], rank_entries: list[dict[str, Any]]) -> dict[str, SavedTensor]:
     pieces: dict[str, list[Piece]] = {path: [] for path in shards}
     for entry in rank_entries:
         for path, (offsets, sizes) in entry["pieces"].items():

@@ -18,7 +18,7 @@ Terms = Iterable[tuple[int, float]]
 
 
 @cache
-def _greeted() -> None:
+def _swallow_banner() -> None:
     """The first solver of a process prints a banner to standard output, where nobody expects one."""
     sys.stdout.flush()
     stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
@@ -32,7 +32,7 @@ def _greeted() -> None:
 
 
 def _solver() -> highspy.Highs:
-    _greeted()
+    _swallow_banner()
     return highspy.Highs()
 
 

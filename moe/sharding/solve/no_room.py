@@ -93,14 +93,14 @@ def _with_room(request: ShardingRequest, num_devices: int) -> str | None:
     cluster, mesh = request.cluster, request.mesh
     request.progress.at(f"no plan fits; trying {num_devices} devices")
     larger = cluster.of(num_devices)
-    for larger_mesh in _grown(mesh, num_devices // cluster.num_devices):
+    for larger_mesh in _grow_axis(mesh, num_devices // cluster.num_devices):
         if _fits(replace(request, cluster=larger, mesh=larger_mesh)):
             nodes = f"{num_devices} devices ({larger.num_nodes} x {larger.devices_per_node})"
             return nodes + ("" if larger_mesh is None else f" and mesh={dict(larger_mesh)}")
     return None
 
 
-def _grown(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
+def _grow_axis(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
     """A mesh that was given, with one axis so many times as long."""
     if mesh is None:
         yield None

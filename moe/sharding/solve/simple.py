@@ -35,7 +35,7 @@ def simple_layouts(
     whole = Propagation(captured, rule_of, degrees, pins, {}).propagated().assignment
     yield "data parallel", whole
     parameter_placements = {
-        node.name: _sharded(shape, degrees)
+        node.name: _shard_first_dim(shape, degrees)
         for node, shape in shapes.items()
         if captured.leaves[node].kind == "parameter"
     }
@@ -48,7 +48,7 @@ def _batch(capture: CapturedGraph) -> list[fx.Node]:
     return [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
 
 
-def _sharded(shape: tuple[int, ...], degrees: Sequence[int]) -> Placements:
+def _shard_first_dim(shape: tuple[int, ...], degrees: Sequence[int]) -> Placements:
     """Split, along all axes, of the first dimension that has a row for each rank; whole if there is none."""
     ways = (_along(degrees, split(dim)) for dim in range(len(shape)))
     return next((way for way in ways if has_no_empty_part(shape, way, degrees)), (WHOLE,) * len(degrees))

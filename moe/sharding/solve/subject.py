@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moe.sharding.capture.capture import CapturedGraph, capture, device_of
-from moe.sharding.propagation.named import AnnotatedGraph, annotated
+from moe.sharding.propagation.named import AnnotatedGraph, annotate_graph
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.asked import ShardingRequest
 from moe.sharding.solve.recompute import recompute_checkpointed
@@ -29,7 +29,7 @@ class Subject:
 def subject_of(asked: ShardingRequest, without: frozenset[str] = frozenset()) -> Subject:
     """Capture of what was asked for. Raises SpecError for a module or a hint with which nothing can be planned."""
     captured_graph = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
-    annotations = annotated(captured_graph, asked.hints)
+    annotations = annotate_graph(captured_graph, asked.hints)
     recompute_checkpointed(captured_graph)
     Rules(asked.replicate).check(captured_graph.graph.graph)
     memory_bytes = asked.cluster.memory_bytes * (1 - SPARE) - captured_graph.input_bytes

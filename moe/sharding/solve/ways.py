@@ -52,16 +52,16 @@ def best_way(of: Subject) -> tuple[Way | None, list[PricedLayout]]:
         for degrees in on:
             of.asked.progress.at(_in_words(degrees, count, again, ways))
             on_mesh = list(_on_mesh(of, degrees, loop, count=count, again=again))
-            candidates += [_considered(of, way) for way in on_mesh]
+            candidates += [_priced_layout(of, way) for way in on_mesh]
             if not on_mesh:
                 candidates.append(PricedLayout(degrees, None, None, count, again))
             ways += on_mesh
         if ways:
-            return chosen(ways), candidates
+            return choose_way(ways), candidates
     return None, candidates
 
 
-def chosen(ways: Sequence[Way]) -> Way:
+def choose_way(ways: Sequence[Way]) -> Way:
     """The simplest layout that is slower than the fastest by no more than the error of predictions; with several meshes
     of that layout, the fastest of them."""
     limit_s = WITHIN_ERROR * min(way.solved.seconds for way in ways)
@@ -69,7 +69,7 @@ def chosen(ways: Sequence[Way]) -> Way:
     return min(within, key=lambda way: (BY_SIMPLICITY.index(way.layout), way.solved.seconds))
 
 
-def _considered(of: Subject, way: Way) -> PricedLayout:
+def _priced_layout(of: Subject, way: Way) -> PricedLayout:
     memory_bytes = int(way.solved.memory_bytes) + of.captured.input_bytes
     return PricedLayout(way.degrees, way.solved.seconds, memory_bytes, way.count, way.again, way.layout)
 
