@@ -100,11 +100,11 @@ def plan(
 
 def _make_plan(request: ShardingRequest) -> ShardingPlan:
     subject = subject_of(request)
-    capture = subject.captured
+    capture = subject.capture
     best, candidates = best_way(subject)
     if best is None:
         raise no_room(subject)
-    solution, costs, axes = best.solved, best.costs, tuple(best.degrees)
+    solution, costs, axes = best.solution, best.costs, tuple(best.degrees)
     assignment = solution.assignment
     request.progress.at("writing the program")
     program = Partitioner(capture, assignment, best.rules, costs.moves).program()
@@ -118,7 +118,7 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
             name: in_words(placements[-len(axes) :]) for name, placements in program.placements.items()
         },
         options={name: [option.name for option in options] for name, options in assignment.options.items()},
-        kept=sorted((name, in_words(placements)) for name, placements in assignment.kept),
+        kept=sorted((name, in_words(placements)) for name, placements in assignment.kept_tensors),
         hints=dict(request.hints),
         cluster=request.cluster,
         step_s=solution.seconds,
@@ -130,7 +130,7 @@ def _make_plan(request: ShardingRequest) -> ShardingPlan:
         stored=_stored_tensors(capture),
         annotated=_annotated_placements(capture, assignment, len(axes)),
         considered=tuple(candidates),
-        conflicts=tuple(conflicts_in_words(best.followed.conflicts if best.followed else (), axes)),
+        conflicts=tuple(conflicts_in_words(best.propagation.conflicts if best.propagation else (), axes)),
         devices=() if best.devices == tuple(range(len(best.devices))) else best.devices,
         micro_batches=best.count,
         recompute=best.again,

@@ -115,7 +115,7 @@ def run_program(
     if program.backward is not None:
         tangents = [torch.ones_like(each) for each in outputs]
         sources = {"saved": saved, "leaf": given, "tangent": tangents}
-        parts = program.backward(mesh, [sources[kind][number] for kind, number in program.kept])
+        parts = program.backward(mesh, [sources[kind][number] for kind, number in program.backward_arguments])
         found = dict(zip(program.gradients, parts, strict=True))
     return outputs, found, dict(zip(program.updates, updates, strict=True))
 

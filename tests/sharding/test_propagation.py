@@ -50,9 +50,9 @@ def followed(hints: dict[str, Any], axes: dict[str, int]) -> tuple[Any, Any]:
     module, sample = Chain().double(), (torch.randn(16, 8, dtype=torch.float64),)
     captured = capture(module, sample)
     found = annotate_graph(captured, hints)
-    said = {wish.node.name: wish.said for wish in found.wishes}
+    said = {wish.node.name: wish.origin for wish in found.wishes}
     rules = Rules()
-    made = Propagation(captured, rules, tuple(axes.values()), found.pins(axes), said).propagated()
+    made = Propagation(captured, rules, tuple(axes.values()), found.pins(axes), said).run()
     assert differences(module, sample, captured, made.assignment) == []
     return captured, made
 
@@ -74,7 +74,7 @@ def test_an_operator_between_two_hints_names_both():
     }
     _, made = followed(hints, {"a": 2})
     assert made.conflicts
-    said = {each for conflict in made.conflicts for each in (conflict.followed, conflict.brought)}
+    said = {each for conflict in made.conflicts for each in (conflict.followed_hint, conflict.other_hint)}
     assert said <= {"hints['first.weight']", "hints['second.weight']", "hints['inputs']"}
     assert any("test_propagation.py" in conflict.where for conflict in made.conflicts)
 

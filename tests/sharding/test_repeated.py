@@ -70,7 +70,7 @@ def test_the_program_does_not_grow_with_depth() -> None:
         once = classes(model, {})
         program = PlacementProgram(
             model, Costs(cluster, (4,)), Rules(), Limits(1 << 40), classes=once
-        ).solved()
+        ).solve()
         assert program is not None
         sizes[num_layers] = program.num_variables
     assert sizes[10] < 1.01 * sizes[6]

@@ -102,7 +102,7 @@ class Plain:
             for node in self.nodes
         }
         placed = {leaf: found.leaves[leaf.name] for leaf in self.leaves}
-        (only,) = self.of(chosen, placed, found.kept)
+        (only,) = self.of(chosen, placed, found.kept_tensors)
         return only
 
     def of(
@@ -240,10 +240,10 @@ def compare_with_its_assignment(
     """Of a graph that may be too large to try every assignment of, with all memory and with a share of that used."""
     plain = plain_of(seed, num_operators, trained, degrees)
     assume(len(plain.nodes) <= 12)
-    free = PlacementProgram(plain.captured, plain.costs, plain.rules, Limits(LIMIT)).solved()
+    free = PlacementProgram(plain.captured, plain.costs, plain.rules, Limits(LIMIT)).solve()
     assert free is not None
     limits = Limits(free.memory_bytes * share + SPARE)
-    solved = PlacementProgram(plain.captured, plain.costs, plain.rules, limits).solved()
+    solved = PlacementProgram(plain.captured, plain.costs, plain.rules, limits).solve()
     for each in filter(None, (free, solved)):
         seconds, held = plain.of_solved(each)
         assert each.seconds == pytest.approx(seconds, rel=1e-5, abs=2e-9)
@@ -265,12 +265,12 @@ def compare(plain: Plain, seed: int) -> None:
     for held in {amounts[0], *less[-1:], random.Random(seed).choice(amounts)}:
         solution(plain, every, held + SPARE)
     limits = Limits(amounts[0] - SPARE)
-    assert PlacementProgram(plain.captured, plain.costs, plain.rules, limits).solved() is None
+    assert PlacementProgram(plain.captured, plain.costs, plain.rules, limits).solve() is None
 
 
 def solution(plain: Plain, every: list[tuple[float, float]], limit: float) -> ShardingSolution:
     """The cheapest that has room, with seconds and bytes that some assignment has."""
-    solved = PlacementProgram(plain.captured, plain.costs, plain.rules, Limits(limit)).solved()
+    solved = PlacementProgram(plain.captured, plain.costs, plain.rules, Limits(limit)).solve()
     assert solved is not None
     best = pytest.approx(min(seconds for seconds, held in every if held <= limit), rel=1e-5, abs=2e-9)
     assert solved.seconds == best

@@ -50,18 +50,20 @@ _OF_ALL = frozenset(vars(nn.Module()))
 class _Stays(nn.Module):
     """A module whose tensors keep the device and dtype, and whose attributes keep the values, that were planned."""
 
-    _planned: bool | None = None
+    _planned_mode: bool | None = None
     """The mode, training or not, of the module that it stands for."""
-    _fixed: frozenset[str] = frozenset()
+    _attribute_names: frozenset[str] = frozenset()
     """Attributes of that module, whose values were captured in the program."""
 
     def stand_for(self, module: nn.Module) -> None:
         torch_private.refuse_composable(self, refuse_wrapper)
-        self._planned = module.training
-        self._fixed = frozenset(name for name in vars(module) if name not in _OF_ALL and name[0] != "_")
+        self._planned_mode = module.training
+        self._attribute_names = frozenset(
+            name for name in vars(module) if name not in _OF_ALL and name[0] != "_"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._fixed:
+        if name in self._attribute_names:
             raise AttributeError(
                 f"{name} (={value!r}) cannot be set on an applied module, whose program has it as it was planned; set "
                 "it on the module itself, and plan and apply that again"
@@ -144,7 +146,7 @@ class Applied(_Stays):
         self._agrees = can_agree(mesh)
         self._owners: dict[str, tuple[dict[str, Any], str]] = {}
         """Where parameters and buffers are held, and their names there, by their names here."""
-        self._frozen: list[str] = []
+        self._frozen_names: list[str] = []
         """Parameters that were planned without a gradient."""
         self._is_closed = False
         APPLIED.add(self)
@@ -172,7 +174,9 @@ class Applied(_Stays):
     def train(self, mode: bool = True) -> "Applied":
         """Set the mode. In the planned mode submodules have the modes they had then; in the other, all have it."""
         for module in self.modules():
-            planned_mode = module._planned if mode == self._planned and isinstance(module, _Stays) else None
+            planned_mode = (
+                module._planned_mode if mode == self._planned_mode and isinstance(module, _Stays) else None
+            )
             module.training = mode if planned_mode is None else planned_mode
         return self
 
@@ -202,10 +206,12 @@ class Applied(_Stays):
         self._check_use()
         ready, inputs = self._called_with(self._arguments(batch, named))
         program = ready.running
-        leaf_tensors = [self._given(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
+        leaf_tensors = [self._argument(leaf.kind, leaf.name, inputs, program) for leaf in program.leaves]
         frozen_parameters = {
             name: owner[last]
-            for name, (owner, last) in zip(self._frozen, map(self._owner, self._frozen), strict=True)
+            for name, (owner, last) in zip(
+                self._frozen_names, map(self._owner, self._frozen_names), strict=True
+            )
         }
         if torch.is_grad_enabled() and (
             names := [name for name, parameter in frozen_parameters.items() if parameter.requires_grad]
@@ -221,7 +227,7 @@ class Applied(_Stays):
             results = ready.steps(
                 self.mesh, parts, count, lambda gradients: self._gradients(program, gradients)
             )
-            outputs = self._updated(program, results)[0]
+            outputs = self._update_buffers(program, results)[0]
         elif is_step:
             outputs = _Step.apply(self, program, *leaf_tensors)
         else:
@@ -275,7 +281,7 @@ class Applied(_Stays):
             check_same(self.mesh, inputs, ready.batch, self._device)
         return self._programs.of_batch(self.training, batch), inputs
 
-    def _given(self, kind: str, name: str, inputs: list[Any], program: Program) -> Tensor:
+    def _argument(self, kind: str, name: str, inputs: list[Any], program: Program) -> Tensor:
         match kind:
             case "input":
                 return inputs[int(name.split(".")[1])]
@@ -305,9 +311,11 @@ class Applied(_Stays):
         self, program: Program, tensors: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, what is kept for the backward pass)."""
-        return self._updated(program, program.forward(self.mesh, [tensor.detach() for tensor in tensors]))
+        return self._update_buffers(
+            program, program.forward(self.mesh, [tensor.detach() for tensor in tensors])
+        )
 
-    def _updated(
+    def _update_buffers(
         self, program: Program, results: Sequence[Tensor]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(outputs, what stands behind new values of buffers, which the buffers have now)."""
@@ -385,7 +393,7 @@ class _Step(torch.autograd.Function):
         outputs, saved_tensors = applied._run(program, parts)
         ctx.applied, ctx.program, ctx.draws = applied, program, replace(applied.draws)
         ctx.num_saved = len(saved_tensors)
-        leaf_numbers = sorted({number for kind, number in program.kept if kind == "leaf"})
+        leaf_numbers = sorted({number for kind, number in program.backward_arguments if kind == "leaf"})
         ctx.leaves = {number: at for at, number in enumerate(leaf_numbers)}
         ctx.save_for_backward(*saved_tensors, *(parts[number] for number in leaf_numbers))
         ctx.set_materialize_grads(False)
@@ -407,7 +415,7 @@ class _Step(torch.autograd.Function):
         module._check_use()
         saved_tensors, leaves = tensors[: ctx.num_saved], tensors[ctx.num_saved :]
         arguments = []
-        for kind, number in program.kept:
+        for kind, number in program.backward_arguments:
             if kind == "saved":
                 arguments.append(saved_tensors[number])
             elif kind == "leaf":

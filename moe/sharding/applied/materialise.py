@@ -40,7 +40,7 @@ class Materialiser:
     def fill(self, model: nn.Module) -> None:
         """With the parts of a module. Raises SpecError for tensors on the meta device that nothing gives values, and
         for names that an applied module has for something else."""
-        if conflicts := list(self._taken(model)):
+        if conflicts := list(self._name_conflicts(model)):
             raise SpecError(conflicts)
         names: dict[int, list[str]] = {}
         for name, tensor in tensors_of(model).items():
@@ -77,7 +77,7 @@ class Materialiser:
         if problems:
             raise SpecError(problems)
 
-    def _taken(self, model: nn.Module) -> Iterator[Problem]:
+    def _name_conflicts(self, model: nn.Module) -> Iterator[Problem]:
         """Names that torch would not register anything under, as they are attributes already."""
         root_names, submodule_names = {*dir(Applied), *vars(self.applied)}, set(dir(Submodule))
         for path, module in model.named_modules():
@@ -104,7 +104,7 @@ class Materialiser:
             is_cut = any(placement.dim is not None for placement in placements)
             return as_dtensor(shard, tensor.shape, placements, mesh) if is_cut else shard
         if not tensor.requires_grad:
-            self.applied._frozen.append(name)
+            self.applied._frozen_names.append(name)
         return nn.Parameter(as_dtensor(shard, tensor.shape, placements, mesh), tensor.requires_grad)
 
 
@@ -123,8 +123,8 @@ def _initial(
         shell = _Shell(module)
         with _drawing(seed, path):
             for last in names:
-                init(f"{path}.{last}" if path else last, shell.given[last])
-        values = shell.filled()
+                init(f"{path}.{last}" if path else last, shell.initial_values[last])
+        values = shell.collect_filled()
     reset = getattr(type(module), "reset_parameters", None)
     if reset is not None and set(names) - set(values):
         shell = _Shell(module)
@@ -137,7 +137,7 @@ def _initial(
                 raise SpecError(
                     Problem("user_code", f"{path or 'model'}.reset_parameters", None, rule, remedy)
                 ) from None
-        values = shell.filled() | values
+        values = shell.collect_filled() | values
     return {last: values[last] for last in names if last in values}
 
 
@@ -154,21 +154,23 @@ class _Shell:
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.copy(module)
         self.module._parameters, self.module._buffers, self.module._modules = {}, {}, {}
-        self.given: dict[str, Tensor] = {}
+        self.initial_values: dict[str, Tensor] = {}
         for last, tensor in _own(module):
             if tensor is not None:
-                self.given[last] = _filler(tensor) if tensor.is_meta else tensor.detach().clone()
+                self.initial_values[last] = _filler(tensor) if tensor.is_meta else tensor.detach().clone()
             if last in module._buffers:
-                self.module._buffers[last] = self.given.get(last)
+                self.module._buffers[last] = self.initial_values.get(last)
             else:
-                parameter = None if tensor is None else nn.Parameter(self.given[last], requires_grad=False)
+                parameter = (
+                    None if tensor is None else nn.Parameter(self.initial_values[last], requires_grad=False)
+                )
                 self.module._parameters[last] = parameter
-        self._versions = {last: tensor._version for last, tensor in self.given.items()}
+        self._versions = {last: tensor._version for last, tensor in self.initial_values.items()}
 
-    def filled(self) -> dict[str, Tensor]:
+    def collect_filled(self) -> dict[str, Tensor]:
         values = {}
         for last, now in _own(self.module):
-            before = self.given.get(last)
+            before = self.initial_values.get(last)
             if now is None or before is None:
                 continue
             if now.data_ptr() != before.data_ptr() or self._was_written(last, now):
@@ -177,7 +179,7 @@ class _Shell:
 
     def _was_written(self, last: str, now: Tensor) -> bool:
         """By its version; where that was gone around, by its values."""
-        if self.given[last]._version > self._versions[last] or not now.numel():
+        if self.initial_values[last]._version > self._versions[last] or not now.numel():
             return True
         return not bool(((now == _filler(now)) | (now != now)).all())
 

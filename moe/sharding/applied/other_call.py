@@ -73,7 +73,7 @@ def _choose_placements(
         propagation = Propagation(
             captured_graph, rules, degrees, with_recomputed_pins(captured_graph, hint_pins), {}
         )
-        propagated_hints = propagation.propagated()
+        propagated_hints = propagation.run()
     slots = plan.memory.optimizer / plan.memory.gradients if plan.memory.gradients else 0.0
     for times, count, loop in _ways(captured_graph, plan, replicate):
         room = max(1.0, plan.cluster.memory_bytes * times - captured_graph.input_bytes)
@@ -87,9 +87,12 @@ def _choose_placements(
         )
         solution = PlacementProgram(
             captured_graph, costs, rules, Limits(room, slots), loop_pins, bound=requirements
-        ).solved()
+        ).solve()
         if solution is not None:
-            options, kept_tensors = solution.assignment.options.items(), sorted(solution.assignment.kept)
+            options, kept_tensors = (
+                solution.assignment.options.items(),
+                sorted(solution.assignment.kept_tensors),
+            )
             return {
                 "options": {name: [option.name for option in along] for name, along in options},
                 "kept": [(name, in_words(at)) for name, at in kept_tensors],

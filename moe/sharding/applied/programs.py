@@ -28,13 +28,13 @@ class Programs:
     ) -> None:
         """`make` builds the program of a mode for a batch; it is a collective."""
         self.planned, self._is_training, self._make, self._max = planned, is_training, make, max_programs
-        self._kept: OrderedDict[Key, Ready] = OrderedDict()
+        self._cache: OrderedDict[Key, Ready] = OrderedDict()
         self._compile: dict[str, Any] | None = None
 
     def compile(self, options: dict[str, Any]) -> None:
         """Have every program compiled by `torch.compile`, with these options."""
         self._compile = options
-        self._kept.clear()
+        self._cache.clear()
 
     def of_plan(self, training: bool) -> Ready:
         """The program of a mode for batches of the plan's size."""
@@ -47,15 +47,15 @@ class Programs:
         return self._of((training, leaves), leaves)
 
     def _of(self, key: Key, leaves: tuple[Any, ...]) -> Ready:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
         ready = self.planned
         if key != (self._is_training, self.planned.batch):
             ready = self._make(key[0], self._sample(leaves))
-        self._kept[key] = ready = replace(ready, options=self._compile)
-        while len(self._kept) > self._max:
-            self._kept.popitem(last=False)
+        self._cache[key] = ready = replace(ready, options=self._compile)
+        while len(self._cache) > self._max:
+            self._cache.popitem(last=False)
         return ready
 
     def _sample(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:

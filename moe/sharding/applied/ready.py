@@ -47,14 +47,14 @@ class Ready:
     @cached_property
     def running(self) -> Program:
         """The program as it is run."""
-        return self._compiled(self.program)
+        return self._compile(self.program)
 
     @cached_property
     def alone(self) -> Program:
         """Its forward pass as it is run where no backward pass follows."""
-        return self._compiled(forward_alone(self.program))
+        return self._compile(forward_alone(self.program))
 
-    def _compiled(self, program: Program) -> Program:
+    def _compile(self, program: Program) -> Program:
         return program if self.options is None else compile_program(program, **self.options)
 
 

@@ -35,9 +35,9 @@ class Block:
     gradients: dict[int, fx.Node]
     """By the number of the argument, parameter or buffer."""
     backward: frozenset[fx.Node]
-    made: list[Tensor]
+    fake_outputs: list[Tensor]
     """Fake outputs."""
-    written: list[int]
+    written_buffers: list[int]
     """Numbers of the buffers that have new values."""
     constants: dict[fx.Node, Tensor]
     """Tensors that the graph has of its own."""
@@ -51,7 +51,7 @@ class Call:
     tree: pytree.TreeSpec
     arguments: list[Any]
     """Fake tensors, and values that are none."""
-    returned: Any = None
+    result: Any = None
     """Fake tensors in the block's own form."""
     block: Block | None = None
 
@@ -67,7 +67,7 @@ class Calls:
     """Of keys, in the order in which they are found."""
     paths: dict[int, str] = field(default_factory=dict)
     """Of modules, by their ids."""
-    called: list[nn.Module] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
     """The module of each call."""
     mutating: set[Hashable] = field(default_factory=set)
     """Keys of calls that change an argument in place; such modules are captured where they stand, not as operators."""
@@ -86,7 +86,7 @@ def _block(tensors: list[Tensor], number: int, instance: int) -> list[Tensor]:
 
 @_block.register_fake
 def _(tensors: list[Tensor], number: int, instance: int) -> list[Tensor]:
-    return [torch.empty_like(output) for output in _BLOCKS.get()[number].made]
+    return [torch.empty_like(output) for output in _BLOCKS.get()[number].fake_outputs]
 
 
 @torch.library.custom_op("shardyard::block_backward", mutates_args=())
@@ -104,7 +104,7 @@ def _(tensors: list[Tensor], tangents: list[Tensor], number: int, instance: int)
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     tensors, ctx.number, ctx.instance = inputs
     ctx.save_for_backward(*tensors)
-    ctx.made = output
+    ctx.fake_outputs = output
 
 
 def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[list[Tensor | None], None, None]:
@@ -112,7 +112,7 @@ def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[list[Tensor | N
     block = _BLOCKS.get()[ctx.number]
     output_numbers = list(block.tangents.values())
     tangents = [
-        torch.zeros_like(block.made[at]) if (gradient := gradients[at]) is None else gradient
+        torch.zeros_like(block.fake_outputs[at]) if (gradient := gradients[at]) is None else gradient
         for at in output_numbers
     ]
     block_gradients = torch.ops.shardyard.block_backward(tensors, tangents, ctx.number, ctx.instance)
@@ -194,7 +194,7 @@ def observe_calls(calls: Calls) -> Iterator[None]:
             register_data_classes(output)
             calls.by_key[key] = Call(module, tree, arguments, output)
             calls.number(key)
-        return pytree.tree_map(_fresh, calls.by_key[key].returned)
+        return pytree.tree_map(_fresh, calls.by_key[key].result)
 
     with _standing_in(calls.kinds, run):
         yield
@@ -210,18 +210,18 @@ def as_operators(calls: Calls) -> Iterator[None]:
         call = calls.by_key.get(key) if key is not None else None
         if call is None or call.block is None:
             return type(module).forward(module, *inputs[0], **inputs[1])
-        calls.called.append(module)
+        calls.modules.append(module)
         buffers = list(module.buffers())
         tensors = [
             *(leaf for leaf in leaves if isinstance(leaf, Tensor)),
             *module.parameters(),
             *(buffer.clone() for buffer in buffers),
         ]
-        block_outputs = torch.ops.shardyard.block(tensors, calls.number(key), len(calls.called))
-        output_leaves, form = pytree.tree_flatten(call.returned)
+        block_outputs = torch.ops.shardyard.block(tensors, calls.number(key), len(calls.modules))
+        output_leaves, form = pytree.tree_flatten(call.result)
         iterator = iter(block_outputs)
         outputs = [next(iterator) if isinstance(leaf, Tensor) else leaf for leaf in output_leaves]
-        for at, new in zip(call.block.written, iterator, strict=True):
+        for at, new in zip(call.block.written_buffers, iterator, strict=True):
             buffers[at].copy_(new.detach())
         return pytree.tree_unflatten(outputs, form)
 
@@ -356,7 +356,7 @@ def written_out(module: fx.GraphModule, calls: Calls) -> None:
             node_map.update(zip(block.tangents, tangents, strict=True))
             results = [*block.gradients.values()]
         instance: Any = node.args[-1]
-        block_module = calls.called[instance - 1]
+        block_module = calls.modules[instance - 1]
         path, layers = calls.paths.get(id(block_module), ""), map_layer_numbers(call.module, block_module)
         for copy in _copies(node, block, node_map):
             if (within := copy.meta.get("block")) is not None:

@@ -31,7 +31,7 @@ class Constants(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.given: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self.values: dict[tuple[str, str], list[Any]] = defaultdict(list)
         self.problems: dict[Problem, None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -40,7 +40,7 @@ class Constants(TorchFunctionMode):
             leaves = pytree.tree_leaves((args, kwargs))
             where = line_of(sys._getframe(1))
             name = getattr(func, "__name__", "")
-            self.given[where, name].append([_value_key(leaf) for leaf in leaves])
+            self.values[where, name].append([_value_key(leaf) for leaf in leaves])
             if name in _MISTRACED:
                 self.problems[
                     Problem("not_capturable", where, name, _MISTRACED[name], "write out what it computes")
@@ -53,12 +53,12 @@ class Constants(TorchFunctionMode):
         return result
 
     def is_as(self, other: "Constants") -> bool:
-        return self.given == other.given
+        return self.values == other.values
 
-    def changed(self, other: "Constants") -> Iterator[Problem]:
+    def changes(self, other: "Constants") -> Iterator[Problem]:
         """Problems with values that another run gives otherwise, where it calls the same as often."""
-        for (where, function), values in self.given.items():
-            other_values = other.given.get((where, function), [])
+        for (where, function), values in self.values.items():
+            other_values = other.values.get((where, function), [])
             if len(values) == len(other_values) and values != other_values:
                 name = "from_numpy" if function.startswith("lift_fresh") else function
                 yield Problem("not_capturable",

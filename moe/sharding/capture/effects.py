@@ -51,17 +51,17 @@ class Effects:
         self._module = module
         look = Look()
         self._attributes = {place.key: (place, state(place, look)) for place in attributes(module)}
-        self._reached: dict[tuple[str, int], tuple[Place, State]] = {}
+        self._states_by_place: dict[tuple[str, int], tuple[Place, State]] = {}
         """Globals, variables of enclosing functions and objects that the code that ran names, as they were before."""
         self._codes: dict[CodeType, None] = {}
         """The user's functions that ran."""
-        self._seen: set[tuple[CodeType, int]] = set()
-        self._constructed: set[int] = set()
+        self._calls: set[tuple[CodeType, int]] = set()
+        self._new_objects: set[int] = set()
         """Ids of objects that forward constructs: attributes set on them are no side effects."""
         self._library: set[CodeType] = set()
         self._caches: list[Any] | None = None
-        self._cached: list[Any] = []
-        self._held: list[Any] = [look]
+        self._tensor_caches: list[Any] = []
+        self._alive: list[Any] = [look]
         self._problems: dict[Problem, None] = {}
         self._hooks = Hooks(module)
 
@@ -72,18 +72,20 @@ class Effects:
         first, second = Constants(), Constants()
         modules_before = set(sys.modules)
         try:
-            with self._watched(), first:
+            with self._watching(), first:
                 run()
             self._find_caches()
-            if self._cached or self._hooks.were_added():  # what ran before did not run as it will from now on
+            if (
+                self._tensor_caches or self._hooks.were_added()
+            ):  # what ran before did not run as it will from now on
                 first = Constants()
-                with self._watched(), first:
+                with self._watching(), first:
                     run()
                 self._find_caches()
             look = Look()
-            places = [*attributes(self._module), *(place for place, _ in self._every())]
+            places = [*attributes(self._module), *(place for place, _ in self._states())]
             between = {place.key: state(place, look) for place in places}
-            with self._watched(), second:
+            with self._watching(), second:
                 run()
             self._compare(between, first.is_as(second))
             self._compare_draws(draws)
@@ -101,7 +103,7 @@ class Effects:
 
     def clear_caches(self) -> None:
         """Empty what `functools.lru_cache` keeps: of a run on fake tensors it is fake."""
-        for cache in self._cached:
+        for cache in self._tensor_caches:
             cache.cache_clear()
 
     def _find_caches(self) -> None:
@@ -114,7 +116,7 @@ class Effects:
             code = getattr(unwrap(cache), "__code__", None)
             is_named = code is not None and code.co_name in names and not is_library(code.co_filename)
             if (is_named or code in self._codes) and _keeps_tensor(cache):
-                self._cached.append(cache)
+                self._tensor_caches.append(cache)
         self.clear_caches()
 
     def line_of(self, name: str) -> str:
@@ -125,14 +127,14 @@ class Effects:
             line_of_forward(self._module),
         )
 
-    def _every(self) -> list[tuple[Place, State]]:
-        return [*self._attributes.values(), *self._reached.values()]
+    def _states(self) -> list[tuple[Place, State]]:
+        return [*self._attributes.values(), *self._states_by_place.values()]
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watching(self) -> Iterator[None]:
         before, collects = sys.gettrace(), gc.isenabled()
         gc.disable()  # it calls back code of others in the middle of whatever runs
-        sys.settrace(self._called)
+        sys.settrace(self._on_call)
         try:
             yield
         finally:
@@ -140,7 +142,7 @@ class Effects:
             if collects:
                 gc.enable()
 
-    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> None:
         """Asked by Python of every function that is called."""
         code = frame.f_code
         if code.co_name == "__init__":
@@ -149,7 +151,7 @@ class Effects:
             return
         if is_library(code.co_filename):
             if code in _SEEDING:
-                self._seeded(frame)
+                self._refuse_seeding(frame)
             else:
                 self._library.add(code)
             return
@@ -157,25 +159,25 @@ class Effects:
             return
         self._codes[code] = None
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if (code, id(first)) in self._seen:
+        if (code, id(first)) in self._calls:
             return
-        self._seen.add((code, id(first)))
-        self._held.append(first)
+        self._calls.add((code, id(first)))
+        self._alive.append(first)
         look = Look()
-        self._held.append(look)
+        self._alive.append(look)
         for place in self._reached_from(frame, first):
-            if place.key not in self._reached and place.of not in self._constructed:
-                self._reached[place.key] = place, state(place, look)
+            if place.key not in self._states_by_place and place.of not in self._new_objects:
+                self._states_by_place[place.key] = place, state(place, look)
 
     def _note_constructed(self, frame: FrameType) -> None:
         """Note an object that `__init__` is called on; one that has attributes already existed before."""
         code = frame.f_code
         value = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if getattr(value, "__dict__", None) == {} and not isinstance(value, nn.Module):
-            self._constructed.add(id(value))
-            self._held.append(value)
+            self._new_objects.add(id(value))
+            self._alive.append(value)
 
-    def _seeded(self, frame: FrameType) -> None:
+    def _refuse_seeding(self, frame: FrameType) -> None:
         self._problems[Problem("not_capturable",
             line_of(frame), f"torch.{frame.f_code.co_name}",
             "seeds torch's random numbers, which programs do not draw: theirs are keyed by seed, step and position",
@@ -211,7 +213,7 @@ class Effects:
         after = Look()
         changes: list[tuple[Place, bool]] = []
         new = [(place, None) for place in attributes(self._module) if place.key not in self._attributes]
-        for place, before in (*new, *self._every()):
+        for place, before in (*new, *self._states()):
             first = between.get(place.key)
             if first is None and before is not None:  # an object that is made in forward
                 continue
@@ -281,7 +283,7 @@ class Effects:
         for place in attributes(self._module):
             if place.key not in self._attributes:
                 place.write(NOTHING)
-        for place, before in self._every():
+        for place, before in self._states():
             if not is_same(place.read(), before.value):
                 place.write(before.value)
             value, items = before.value, before.items

@@ -62,19 +62,19 @@ class Look:
     by what they hold as well."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], Any] = {}
-        self._held: list[Any] = []
+        self._digests: dict[tuple[int, int], Any] = {}
+        self._alive: list[Any] = []
         """Values of which only the identity counts, so that none is used again."""
 
     def of(self, value: Any, depth: int = _DEPTH) -> Any:
         if isinstance(value, _PLAIN):
             return type(value), value
         key = id(value), depth
-        if key not in self._known:
-            self._held.append(value)
-            self._known[key] = id(value)  # where it holds itself
-            self._known[key] = self._of(value, depth)
-        return self._known[key]
+        if key not in self._digests:
+            self._alive.append(value)
+            self._digests[key] = id(value)  # where it holds itself
+            self._digests[key] = self._of(value, depth)
+        return self._digests[key]
 
     def _of(self, value: Any, depth: int) -> Any:
         if isinstance(value, _METHODS):  # made anew each time that it is read

@@ -38,7 +38,7 @@ class Window(NamedTuple):
             min(max(start + self.length, self.low), self.high),
         )
 
-    def shared(self, reader: int, owner: int, size: int) -> tuple[int, int]:
+    def overlap(self, reader: int, owner: int, size: int) -> tuple[int, int]:
         """[begin, end) of what one rank needs and another has, whose parts are `size` long; empty where end is not
         above begin."""
         begin, end = self.inside(reader)
@@ -52,7 +52,7 @@ def moved_positions(window: Window, size: int, degree: int) -> int:
     max_positions = 0
     for index in {*range(0, degree, max(1, degree // 32)), degree - 1}:
         begin, end = window.inside(index)
-        own_begin, own_end = window.shared(index, index, size)
+        own_begin, own_end = window.overlap(index, index, size)
         max_positions = max(max_positions, end - begin - max(0, own_end - own_begin))
     return max_positions
 
@@ -66,7 +66,7 @@ def _counts(
     def count(window: Window, size: int, reader: int, owner: int) -> int:
         if reader == owner or not window.is_split:
             return 0
-        begin, end = window.shared(reader, owner, size)
+        begin, end = window.overlap(reader, owner, size)
         return max(0, end - begin)
 
     pairs = list(zip(windows, sizes, strict=True))
@@ -76,7 +76,7 @@ def _counts(
     for window, size in pairs:
         for rank in range(degree) if window.is_split else ():
             begin, end = window.inside(rank)
-            own_begin, own_end = window.shared(rank, rank, size)
+            own_begin, own_end = window.overlap(rank, rank, size)
             moves = moves or max(0, own_end - own_begin) < end - begin
     return send_counts, receive_counts, moves
 
@@ -109,7 +109,7 @@ def fetch(
         if not window.is_split:
             pieces.append(part.narrow(dim, begin, end - begin))
             continue
-        own_begin, own_end = window.shared(index, index, sizes[number])
+        own_begin, own_end = window.overlap(index, index, sizes[number])
         before = [by_window[number] for by_window in (arrivals or [])[:index]]
         behind = [by_window[number] for by_window in (arrivals or [])[index + 1 :]]
         own = (
@@ -136,7 +136,7 @@ def _exchange_rows(
     for rank, counts in enumerate(send_counts):
         for part, window, count in zip(parts, windows, counts, strict=True):
             if count:
-                begin, _ = window.shared(rank, index, part.shape[dim])
+                begin, _ = window.overlap(rank, index, part.shape[dim])
                 slices.append(part.narrow(dim, begin - index * part.shape[dim], count))
     rows = torch.cat(slices, dim) if slices else parts[0].narrow(dim, 0, 0)
     rows = rows.movedim(dim, 0).contiguous()

@@ -188,7 +188,7 @@ class ShardingMesh(Mesh):
         if (group := self.groups[axis]) is None:
             return lambda: rows
         gathered_rows = rows.new_empty(self.degrees[axis] * rows.shape[0], *rows.shape[1:])
-        with self._named("all-gather", rows, axis):
+        with self._label("all-gather", rows, axis):
             work = all_gather_single(gathered_rows, rows, group=group, async_op=True)
         return self._waiting("all-gather", work, gathered_rows, rows, axis)
 
@@ -196,7 +196,7 @@ class ShardingMesh(Mesh):
         if (group := self.groups[axis]) is None:
             return lambda: rows
         part = rows.new_empty(rows.shape[0] // self.degrees[axis], *rows.shape[1:])
-        with self._named("reduce-scatter", rows, axis):
+        with self._label("reduce-scatter", rows, axis):
             work = reduce_scatter_single(part, rows, group=group, async_op=True)
         return self._waiting("reduce-scatter", work, part, rows, axis)
 
@@ -206,7 +206,7 @@ class ShardingMesh(Mesh):
         if (group := self.groups[axis]) is None:
             return lambda: x
         total = x if in_place else x.clone(memory_format=torch.contiguous_format)
-        with self._named("all-reduce", x, axis):
+        with self._label("all-reduce", x, axis):
             work = dist.all_reduce(total, _COMBINE[combine], group=group, async_op=True)
         return self._waiting("all-reduce", work, total, x, axis)
 
@@ -216,7 +216,7 @@ class ShardingMesh(Mesh):
         """Waits for a collective, and keeps what was given to it until then."""
 
         def wait() -> Tensor:
-            with self._named(name, operand, axis):
+            with self._label(name, operand, axis):
                 work.wait()
             return result
 
@@ -231,7 +231,7 @@ class ShardingMesh(Mesh):
         if (group := self.groups[axis]) is None:
             return lambda: rows
         result = rows.new_empty(sum(received), *rows.shape[1:])
-        with self._named("all-to-all", rows, axis):
+        with self._label("all-to-all", rows, axis):
             work = dist.all_to_all_single(
                 result, rows, list(received), list(sent), group=group, async_op=True
             )
@@ -242,7 +242,7 @@ class ShardingMesh(Mesh):
         if group is None or shift % degree == 0:
             return lambda: rows
         result = torch.empty_like(rows)
-        with self._named("permutation", rows, axis):
+        with self._label("permutation", rows, axis):
             works = dist.batch_isend_irecv(
                 [
                     dist.P2POp(dist.isend, rows, group=group, group_peer=(index - shift) % degree),
@@ -251,14 +251,14 @@ class ShardingMesh(Mesh):
             )
 
         def wait() -> Tensor:
-            with self._named("permutation", rows, axis):  # which keeps `rows` until they are sent
+            with self._label("permutation", rows, axis):  # which keeps `rows` until they are sent
                 for work in works:
                     work.wait()
             return result
 
         return wait
 
-    def _named(self, name: str, x: Tensor, axis: int) -> AbstractContextManager[None]:
+    def _label(self, name: str, x: Tensor, axis: int) -> AbstractContextManager[None]:
         return collective(f"{name} of {list(x.shape)} along axis {axis} of a mesh of {self.degrees}")
 
 

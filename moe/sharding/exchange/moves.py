@@ -41,7 +41,7 @@ class Moves:
         self._ranks = [
             Ranks(degree, math.prod(self._degrees[axis + 1 :])) for axis, degree in enumerate(degrees)
         ]
-        self._cheapest = cache(self._searched)
+        self._cheapest = cache(self._search)
 
     def cheapest(
         self,
@@ -64,7 +64,7 @@ class Moves:
                 raise ValueError(f"partial results of two kinds at once: {', '.join(map(str, placements))}")
         return self._cheapest(tuple(shape), itemsize, source, target, bucketed)
 
-    def _searched(
+    def _search(
         self, shape: tuple[int, ...], itemsize: int, source: Placements, target: Placements, is_bucketed: bool
     ) -> tuple[float, tuple[Move, ...]]:
         closed_set: set[Placements] = set()

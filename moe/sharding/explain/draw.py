@@ -60,13 +60,13 @@ class _Sheet:
 
     def __init__(self, plan: Plan, sizes: Sequence[int]) -> None:
         self.plan, self.axes = plan, list(plan.mesh)
-        self.most = max(sizes, default=1)
+        self.max_bytes = max(sizes, default=1)
         svg = Svg(f"Plan of a module on {mesh_in_words(plan.mesh)}")
         self.add, self.write, self.text = svg.add, svg.write, svg.text
 
     def thickness(self, num_bytes: int) -> float:
         """Grows with the logarithm of the bytes."""
-        share = 1 + math.log2(num_bytes / self.most) / _DOUBLINGS
+        share = 1 + math.log2(num_bytes / self.max_bytes) / _DOUBLINGS
         return _THINNEST + max(0.0, share) * (_THICKEST - _THINNEST)
 
 
@@ -126,7 +126,7 @@ def _legend(sheet: _Sheet, cards: Sequence[Card], y: float) -> float:
         sentence = (
             "Arrows are collectives: forward above, backward below, as thick as the logarithm of their bytes "
         )
-        sentence += f"(at most {in_bytes(sheet.most)}). "
+        sentence += f"(at most {in_bytes(sheet.max_bytes)}). "
     else:
         sentence = "Nothing is exchanged. "
     if any(card.count > 1 for card in cards):
@@ -141,7 +141,7 @@ class _CardBox:
 
     card: Card
     width: float
-    named: tuple[Parameter, ...]
+    named_parameters: tuple[Parameter, ...]
     rest: tuple[str, ...]
     """Words on what is not named: small parameters of many, buffers."""
     forward: tuple[tuple[Arrow, str], ...]
@@ -149,7 +149,7 @@ class _CardBox:
 
     @property
     def height(self) -> float:
-        lines = len(self.named) + len(self.rest)
+        lines = len(self.named_parameters) + len(self.rest)
         return 30 + lines * LINE + (4 if lines else 0)
 
 
@@ -259,7 +259,7 @@ def _card(sheet: _Sheet, box: _CardBox, x: float, top: float) -> None:
         x + 10, top + 19, shortened(_title(card), 12 * 1.06, box.width - 20), 12, group, font_weight="bold"
     )
     y = top + 30
-    for parameter in box.named:
+    for parameter in box.named_parameters:
         _parameter(sheet, group, parameter, x + 6, y, box.width - 12)
         y += LINE
     for words in box.rest:

@@ -122,7 +122,10 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
     if with_backward and program.backward is not None:
         sources = {"saved": outputs[len(results) :], "leaf": leaves}
         tangent = graph.call_function(unit_gradient, (leaves[0], loss_dtype))
-        arguments = [tangent if kind == "tangent" else sources[kind][number] for kind, number in program.kept]
+        arguments = [
+            tangent if kind == "tangent" else sources[kind][number]
+            for kind, number in program.backward_arguments
+        ]
         results += copy_nodes(program.backward, arguments)
     return graph, results
 
@@ -187,7 +190,7 @@ class _Split:
         graph.output([copies[node] for node in once])
         return fx.GraphModule({}, graph)
 
-    def _begun(self, once: list[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node], fx.Node]:
+    def _begin_graph(self, once: list[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node], fx.Node]:
         graph = fx.Graph()
         copies = {self._mesh: graph.placeholder("mesh")}
         prologue_results, sums = graph.placeholder("once"), graph.placeholder("sums")
@@ -196,7 +199,7 @@ class _Split:
         return graph, copies, sums
 
     def _body(self, once: list[fx.Node]) -> fx.GraphModule:
-        graph, copies, sums = self._begun(once)
+        graph, copies, sums = self._begin_graph(once)
         ends: dict[fx.Node, list[fx.Node]] = {}
         for end in self._ends:
             ends.setdefault(end.args[1], []).append(end)  # type: ignore[arg-type]
@@ -213,7 +216,7 @@ class _Split:
         return fx.GraphModule({}, graph)
 
     def _epilogue(self, once: list[fx.Node]) -> fx.GraphModule:
-        graph, copies, sums = self._begun(once)
+        graph, copies, sums = self._begin_graph(once)
         for node in self._nodes:
             if self._section[node] != Section.EPILOGUE:
                 continue

@@ -24,7 +24,7 @@ from moe.sharding.rules.rule import Options, Rule, operand_placements, result_pl
 AHEAD = 6
 """Operators that a parameter begins to be gathered before it is used."""
 
-Kept = tuple[Literal["saved", "leaf", "tangent"], int]
+BackwardArgument = tuple[Literal["saved", "leaf", "tangent"], int]
 """An argument of the backward pass: a result of the forward pass by its number, one of its arguments, or a tangent."""
 
 
@@ -40,7 +40,7 @@ class Program:
     updates: tuple[str, ...]
     """Buffers that it gives new values of."""
     backward: fx.GraphModule | None
-    kept: tuple[Kept, ...]
+    backward_arguments: tuple[BackwardArgument, ...]
     """Arguments of the backward pass."""
     tangents: tuple[int, ...]
     """Outputs that the tangents are of, in order."""
@@ -71,7 +71,7 @@ def forward_alone(program: Program) -> Program:
     results: Any = graph.graph_copy(program.forward.graph, {})
     graph.output(results[: program.num_outputs + len(program.updates)])
     forward = fx.GraphModule(program.forward, graph)
-    return replace(program, forward=forward, backward=None, kept=(), gradients=(), needs=())
+    return replace(program, forward=forward, backward=None, backward_arguments=(), gradients=(), needs=())
 
 
 class Partitioner:
@@ -84,19 +84,19 @@ class Partitioner:
         rule_of: Callable[[fx.Node], Rule],
         moves: Moves,
     ) -> None:
-        self._captured, self._assignment, self._rule_of = captured, assignment, rule_of
+        self._capture, self._assignment, self._rule_of = captured, assignment, rule_of
         self._forward = Writer(assignment.degrees, moves)
         self._backward = Writer(assignment.degrees, moves)
         self._whole: Placements = (WHOLE,) * len(assignment.degrees)
         self._in_backward = captured.backward
         self._arguments: list[fx.Node] = []
-        self._saved: list[fx.Node] = []
-        self._kept: list[Kept] = []
+        self._saved_nodes: list[fx.Node] = []
+        self._backward_arguments: list[BackwardArgument] = []
         nodes = list(filter(is_operator, captured.graph.graph.nodes))
         self._kept_for_gradients = {self._forward_of(node) for node in nodes}
         self._of_its_own: dict[fx.Node, list[fx.Node]] = {}
         by_name = {leaf.name: (node, leaf) for node, leaf in captured.leaves.items()}
-        self._delivered = {
+        self._outputs = {
             gradient: self._placements_of(*by_name[name]) for name, gradient in captured.gradients.items()
         }
         self._order = {
@@ -105,18 +105,18 @@ class Partitioner:
         self._at = {node: at for phase in self._order.values() for at, node in enumerate(phase)}
 
     def program(self) -> Program:
-        capture, tangents = self._captured, 0
+        capture, tangents = self._capture, 0
         for node in capture.graph.graph.nodes:
             if (leaf := capture.leaves.get(node)) is not None:
                 if leaf.kind == "tangent":
-                    self._kept.append(("tangent", tangents))
+                    self._backward_arguments.append(("tangent", tangents))
                     tangents += 1
                     self._backward.add(node, self._whole, self._backward.argument())
                 else:
                     self._begin(node, leaf)
             elif is_operator(node):
                 self._write(self._backward if node in self._in_backward else self._forward, node)
-        return self._finished()
+        return self._finish()
 
     def _begin(self, node: fx.Node, leaf: Leaf) -> None:
         """A tensor that a program is given."""
@@ -146,18 +146,18 @@ class Partitioner:
         parts = []
         for number, operand in enumerate(inputs):
             placements = operand_placements(options, number)
-            part = self._wanted(writer, operand, placements)
-            parts.append(self._prepared(writer, node, rule, number, part))
+            part = self._obtain(writer, operand, placements)
+            parts.append(self._prepare_operand(writer, node, rule, number, part))
         local = LocalCall(node, rule, options, parts, writer)
         local.is_kept = node in self._kept_for_gradients
-        local.kept = [self._kept_of_its_own(writer, kept_part) for kept_part in kept_parts]
+        local.saved_parts = [self._kept_of_its_own(writer, kept_part) for kept_part in kept_parts]
         axes = [option for option in options if option.exchange is not None]
         if axes:
-            result = self._exchanged(writer, local, options)
+            result = self._lower_exchange(writer, local, options)
         else:
             result = rule.lower(local) if rule.lower is not None else local.default()
         if local.is_kept:
-            self._of_its_own[node] = local.kept
+            self._of_its_own[node] = local.saved_parts
         if isinstance(node.meta.get("val"), list | tuple):
             for user in node.users:
                 _, number = source(user)
@@ -169,8 +169,8 @@ class Partitioner:
     def _add(self, writer: Writer, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
         """A tensor that is there now. Gradients begin to be added up at once, beside the rest of the backward pass."""
         writer.add(tensor, placements, part)
-        if tensor in self._delivered and writer is self._backward:
-            writer.begin(tensor, self._delivered[tensor])
+        if tensor in self._outputs and writer is self._backward:
+            writer.begin(tensor, self._outputs[tensor])
 
     def _begin_ahead(self, writer: Writer, node: fx.Node) -> None:
         """Begin to gather parameters of an operator a few places further on."""
@@ -181,7 +181,7 @@ class Partitioner:
         writer.origin = _origin(order[later])
         options = self._assignment.options[order[later].name]
         for number, operand in enumerate(operands(order[later])):
-            leaf = self._captured.leaves.get(operand)
+            leaf = self._capture.leaves.get(operand)
             if leaf is not None and leaf.kind == "parameter":
                 placements = operand_placements(options, number)
                 self._version(writer, operand, placements)
@@ -198,12 +198,12 @@ class Partitioner:
     def _kept_of_its_own(self, writer: Writer, part: fx.Node) -> fx.Node:
         if writer is self._forward:
             return part
-        if part not in self._saved:
-            self._saved.append(part)
-        self._kept.append(("saved", self._saved.index(part)))
+        if part not in self._saved_nodes:
+            self._saved_nodes.append(part)
+        self._backward_arguments.append(("saved", self._saved_nodes.index(part)))
         return writer.argument()
 
-    def _exchanged(self, writer: Writer, local: LocalCall, options: Options) -> Any:
+    def _lower_exchange(self, writer: Writer, local: LocalCall, options: Options) -> Any:
         axis, exchange = next(
             (at, option.exchange) for at, option in enumerate(options) if option.exchange is not None
         )
@@ -217,7 +217,9 @@ class Partitioner:
         last.meta["exchange"] = (exchange.kind, axis, moved_bytes, local.node.name)
         return result
 
-    def _prepared(self, writer: Writer, node: fx.Node, rule: Rule, number: int, part: fx.Node) -> fx.Node:
+    def _prepare_operand(
+        self, writer: Writer, node: fx.Node, rule: Rule, number: int, part: fx.Node
+    ) -> fx.Node:
         """An operand's part with padding that does no harm, and added once where it is added to partial sums."""
         options = self._assignment.options[node.name]
         operand = operands(node)[number]
@@ -228,12 +230,12 @@ class Partitioner:
                 continue
             if number in rule.indices:
                 valid = rule.identity.get(number, identity("sum", dtype))
-                part = writer.masked(part, dim, shape[dim], axes, valid)
+                part = writer.mask_padding(part, dim, shape[dim], axes, valid)
             elif number in rule.unmasked:
                 continue
-            elif factors and rule.reduced(factors[0]) and factors[0] in rule.combine:
+            elif factors and rule.is_reduced(factors[0]) and factors[0] in rule.combine:
                 value = rule.identity.get(number, identity(rule.combine[factors[0]], dtype))
-                part = writer.masked(part, dim, shape[dim], axes, value)
+                part = writer.mask_padding(part, dim, shape[dim], axes, value)
         if number in rule.added:
             once = tuple(
                 axis
@@ -245,9 +247,9 @@ class Partitioner:
                 part = writer.call(runtime.once, writer.mesh, part, once)
         return part
 
-    def _wanted(self, writer: Writer, tensor: fx.Node, placements: Placements) -> fx.Node:
+    def _obtain(self, writer: Writer, tensor: fx.Node, placements: Placements) -> fx.Node:
         self._version(writer, tensor, placements)
-        return writer.wanted(tensor, placements)
+        return writer.obtain(tensor, placements)
 
     def _version(self, writer: Writer, tensor: fx.Node, placements: Placements) -> None:
         """See to it that a pass has some version of a tensor, the one that these placements are made of."""
@@ -265,7 +267,7 @@ class Partitioner:
         base = next(iter(forward_versions))
         keep = (
             placements
-            if (tensor.name, placements) in self._assignment.kept and placements in forward_versions
+            if (tensor.name, placements) in self._assignment.kept_tensors and placements in forward_versions
             else base
         )
         if keep not in versions:
@@ -274,28 +276,28 @@ class Partitioner:
     def _keep(self, tensor: fx.Node, part: fx.Node, placements: Placements) -> fx.Node:
         """A tensor of the forward pass as an argument of the backward pass."""
         argument = self._backward.argument()
-        leaf = self._captured.leaves.get(tensor)
+        leaf = self._capture.leaves.get(tensor)
         if (
             leaf is not None
             and leaf.kind != "buffer"
             and placements == next(iter(self._forward.versions[tensor]))
         ):
-            self._kept.append(("leaf", self._arguments.index(tensor)))
+            self._backward_arguments.append(("leaf", self._arguments.index(tensor)))
             if self._is_uneven(leaf.shape, placements):
                 shape = part_shape(leaf.shape, placements, self._backward.degrees)
                 return self._backward.call(padded_to, argument, list(shape))
             return argument
-        if part not in self._saved:
-            self._saved.append(part)
-        self._kept.append(("saved", self._saved.index(part)))
+        if part not in self._saved_nodes:
+            self._saved_nodes.append(part)
+        self._backward_arguments.append(("saved", self._saved_nodes.index(part)))
         return argument
 
     def _result(self, writer: Writer, tensor: fx.Node, placements: Placements) -> fx.Node:
         writer.origin = _origin(tensor)
-        return self._wanted(writer, tensor, placements)
+        return self._obtain(writer, tensor, placements)
 
-    def _finished(self) -> Program:
-        capture, forward, backward = self._captured, self._forward, self._backward
+    def _finish(self) -> Program:
+        capture, forward, backward = self._capture, self._forward, self._backward
         outputs = [
             self._result(forward, output, self._whole)
             for output in capture.outputs
@@ -311,7 +313,7 @@ class Partitioner:
             self._result(backward, gradient, places[name]) for name, gradient in capture.gradients.items()
         ]
         depends = _tangents_behind(capture)
-        forward.graph.output((*outputs, *updates, *self._saved))
+        forward.graph.output((*outputs, *updates, *self._saved_nodes))
         backward.graph.output(tuple(gradients))
         return Program(
             _module(capture, forward.graph),
@@ -319,7 +321,7 @@ class Partitioner:
             len(outputs),
             tuple(capture.updates),
             _module(capture, backward.graph) if gradients else None,
-            tuple(self._kept),
+            tuple(self._backward_arguments),
             tuple(int(leaf.name.split(".")[1]) for leaf in capture.leaves.values() if leaf.kind == "tangent"),
             tuple(capture.gradients),
             tuple(depends[gradient] for gradient in capture.gradients.values()),

@@ -44,7 +44,7 @@ class Writer:
         self.num_arguments = 0
         self.versions: dict[fx.Node, dict[Placements, fx.Node]] = {}
         """By tensor of the captured graph and placements."""
-        self._begun: dict[tuple[fx.Node, Placements], fx.Node] = {}
+        self._pending: dict[tuple[fx.Node, Placements], fx.Node] = {}
         self._numbers: dict[tuple[Any, ...], fx.Node] = {}
         self.origin: dict[str, Any] = {}
         """Line of the user's and module that what is written comes from."""
@@ -72,7 +72,7 @@ class Writer:
     def valid(self, size: int, axes: tuple[int, ...]) -> fx.Node | int:
         return self._number(runtime.valid, size, axes) if axes else size
 
-    def masked(
+    def mask_padding(
         self, part: fx.Node, dim: int, size: int, axes: tuple[int, ...], value: float | int | bool
     ) -> fx.Node:
         return self.call(runtime.mask, part, dim, self._number(runtime.valid, size, axes), value)
@@ -96,7 +96,7 @@ class Writer:
         part.meta["whole"] = tuple(tensor.meta["val"].shape)
         self.versions.setdefault(tensor, {})[placements] = part
 
-    def wanted(self, tensor: fx.Node, placements: Placements) -> fx.Node:
+    def obtain(self, tensor: fx.Node, placements: Placements) -> fx.Node:
         """The version of a tensor with these placements, by the cheapest moves from one that is there."""
         versions = self.versions[tensor]
         if placements in versions:
@@ -108,14 +108,14 @@ class Writer:
             current = (*current[: move.axis], move.after, *current[move.axis + 1 :])
             if current in versions:
                 part = versions[current]
-            elif (pending := self._begun.pop((tensor, current), None)) is not None:
+            elif (pending := self._pending.pop((tensor, current), None)) is not None:
                 part = self.call(exchange.finish, pending)
                 self.add(tensor, current, part)
             else:
                 function, *arguments = self._exchange(tensor, move, current)
                 part = self.call(function, self.mesh, part, *arguments)
                 self.add(tensor, current, part)
-                part.meta["move"] = self._described(tensor, move, before, current)
+                part.meta["move"] = self._describe_move(tensor, move, before, current)
         return part
 
     def begin(self, tensor: fx.Node, placements: Placements) -> None:
@@ -125,10 +125,14 @@ class Writer:
         for move in moves[:1]:
             target = (*before[: move.axis], move.after, *before[move.axis + 1 :])
             function, *arguments = self._exchange(tensor, move, target)
-            if function in exchange.BEGUN and target not in versions and (tensor, target) not in self._begun:
+            if (
+                function in exchange.BEGUN
+                and target not in versions
+                and (tensor, target) not in self._pending
+            ):
                 pending = self.call(exchange.BEGUN[function], self.mesh, versions[before], *arguments)
-                pending.meta["move"] = self._described(tensor, move, before, target)
-                self._begun[tensor, target] = pending
+                pending.meta["move"] = self._describe_move(tensor, move, before, target)
+                self._pending[tensor, target] = pending
 
     def _way(self, tensor: fx.Node, placements: Placements) -> tuple[Placements, tuple[Move, ...]]:
         """The version to begin with, and the moves from there."""
@@ -144,7 +148,7 @@ class Writer:
     def _exchange(self, tensor: fx.Node, move: Move, after: Placements) -> tuple[Any, ...]:
         return exchange.call_of(move, part_shape(tuple(tensor.meta["val"].shape), after, self.degrees))
 
-    def _described(
+    def _describe_move(
         self, tensor: fx.Node, move: Move, before: Placements, after: Placements
     ) -> tuple[Any, ...]:
         fake = tensor.meta["val"]

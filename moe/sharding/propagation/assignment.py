@@ -15,6 +15,6 @@ class Assignment:
     leaves: Mapping[str, Placements]
     """Of parameters, buffers and constants; inputs and tangents lie whole on every rank."""
     options: Mapping[str, Options]
-    kept: frozenset[tuple[str, Placements]] = field(default_factory=frozenset)
+    kept_tensors: frozenset[tuple[str, Placements]] = field(default_factory=frozenset)
     """Tensors of the forward pass, each with a placement in which it was used there and is kept for the backward pass,
     in place of that in which it was made."""

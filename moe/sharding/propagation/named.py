@@ -19,7 +19,7 @@ from moe.spec import Problem, SpecError
 class Wish:
     """A hint on one tensor."""
 
-    said: str
+    origin: str
     """Where it was said: the pattern, or the line of an annotation."""
     hint: Hint
     node: fx.Node
@@ -29,7 +29,7 @@ class Wish:
 class AnnotatedGraph:
     """Wishes of a captured graph, whose annotations of inputs and parameters are nodes of it now."""
 
-    captured: CapturedGraph
+    capture: CapturedGraph
     wishes: tuple[Wish, ...]
 
     @property
@@ -41,9 +41,9 @@ class AnnotatedGraph:
         """Device at each place of a mesh, by the arrays of devices among the wishes. Raises SpecError where no order
         agrees with all."""
         arrays = (
-            (wish.hint.ids, len(shape_of(wish.node)), _path(wish.said, self._name(wish)))
+            (wish.hint.ids, len(shape_of(wish.node)), _path(wish.origin, self._name(wish)))
             for wish in self.wishes
-            if isinstance(wish.hint, Devices) and wish.said not in without
+            if isinstance(wish.hint, Devices) and wish.origin not in without
         )
         return common_order(arrays, mesh)
 
@@ -56,7 +56,7 @@ class AnnotatedGraph:
                 continue
             cuts = [size for size in shape_of_array(wish.hint.ids) if size > 1]
             if len(cuts) > MAX_AXES:
-                path = _path(wish.said, self._name(wish))
+                path = _path(wish.origin, self._name(wish))
                 raise SpecError(Problem("unsupported", path, f"shape {shape_of_array(wish.hint.ids)}",
                                         f"must cut at most {MAX_AXES} dimensions, since a mesh has no more axes",
                                         "cut fewer dimensions into more parts"))  # fmt: skip
@@ -70,15 +70,16 @@ class AnnotatedGraph:
         wishes_by_name: dict[str, Wish] = {}
         devices = self.devices(mesh, without)
         for wish in self.wishes:
-            if wish.said in without:
+            if wish.origin in without:
                 continue
             num_dims = len(shape_of(wish.node))
-            pin = pin_of(wish.hint, num_dims, mesh, wish.said, self._name(wish), devices)
+            pin = pin_of(wish.hint, num_dims, mesh, wish.origin, self._name(wish), devices)
             before = pins.get(wish.node.name)
             if before is not None and before != pin:
                 old_wish = wishes_by_name[wish.node.name]
-                raise SpecError(Problem("conflict", wish.said, str(wish.hint),
-                                        f"contradicts {old_wish.said} (={old_wish.hint}): both are of the same tensor",
+                raise SpecError(Problem("conflict", wish.origin, str(wish.hint),
+                                        f"contradicts {old_wish.origin} (={old_wish.hint}): both are of the same "
+                                        "tensor",
                                         "drop one of the two"))  # fmt: skip
             pins[wish.node.name], wishes_by_name[wish.node.name] = pin, wish
         return {
@@ -91,10 +92,10 @@ class AnnotatedGraph:
 
     def _name(self, wish: Wish) -> str | None:
         """Of the parameter, buffer or input that a pattern matches."""
-        leaf = self.captured.leaves.get(wish.node)
-        if leaf is None and wish.said.startswith("hints["):
-            leaf = self.captured.leaves.get(wish.node.all_input_nodes[0])
-        return None if leaf is None or repr(leaf.name) in wish.said else leaf.name
+        leaf = self.capture.leaves.get(wish.node)
+        if leaf is None and wish.origin.startswith("hints["):
+            leaf = self.capture.leaves.get(wish.node.all_input_nodes[0])
+        return None if leaf is None or repr(leaf.name) in wish.origin else leaf.name
 
 
 def _path(hint_path: str, where: str | None) -> str:

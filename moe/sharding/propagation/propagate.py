@@ -29,9 +29,9 @@ class Conflict:
 
     where: str
     axis: int
-    followed: str
+    followed_hint: str
     """The hint that it follows."""
-    brought: str
+    other_hint: str
     """The hint of the tensor that is brought to it."""
 
 
@@ -43,7 +43,7 @@ class PropagationResult:
     conflicts: tuple[Conflict, ...]
 
 
-class _Known:
+class _KnownPlacements:
     """What is known of tensors, axis by axis."""
 
     def __init__(self, num_axes: int) -> None:
@@ -70,19 +70,19 @@ class Propagation:
         pins: Mapping[str, Pin],
         said: Mapping[str, str],
     ) -> None:
-        self._captured, self._rule_of, self._degrees = captured, rule_of, tuple(degrees)
+        self._capture, self._rule_of, self._degrees = captured, rule_of, tuple(degrees)
         self._pins = pins
-        self._known = _Known(len(self._degrees))
-        self._chosen: dict[fx.Node, list[AxisOption | None]] = {}
+        self._placements = _KnownPlacements(len(self._degrees))
+        self._options: dict[fx.Node, list[AxisOption | None]] = {}
         self._conflicts: dict[tuple[str, int], Conflict] = {}
         self._operators = [node for node in captured.graph.graph.nodes if is_operator(node)]
         self._results = {node: result_nodes(node) for node in self._operators}
         for node in captured.graph.graph.nodes:
             for axis, placement in enumerate(pins.get(node.name, ())):
                 if placement is not None:
-                    self._known.learn(node, axis, placement, said.get(node.name, node.name))
+                    self._placements.learn(node, axis, placement, said.get(node.name, node.name))
 
-    def propagated(self) -> PropagationResult:
+    def run(self) -> PropagationResult:
         for round_ in range(ROUNDS):
             while self._pass_on(round_):
                 pass
@@ -104,12 +104,12 @@ class Propagation:
         if self._degrees[axis] == 1:
             return False
         rule = self._rule_of(node)
-        if self._chosen.get(node, [None] * len(self._degrees))[axis] is None:
-            option = self._wanted(node, rule, axis, round_)
+        if self._options.get(node, [None] * len(self._degrees))[axis] is None:
+            option = self._best_option(node, rule, axis, round_)
             if option is None:
                 return False
-            self._chosen.setdefault(node, [None] * len(self._degrees))[axis] = option
-        axis_option = self._chosen[node][axis]
+            self._options.setdefault(node, [None] * len(self._degrees))[axis] = option
+        axis_option = self._options[node][axis]
         assert axis_option is not None
         because = self._because(node, axis_option, axis)
         has_changed = False
@@ -119,11 +119,12 @@ class Propagation:
             has_changed |= self._tell(node, tensor, axis, axis_option.results[number], because)
         return has_changed
 
-    def _wanted(self, node: fx.Node, rule: Rule, axis: int, round_: int) -> AxisOption | None:
+    def _best_option(self, node: fx.Node, rule: Rule, axis: int, round_: int) -> AxisOption | None:
         """The option that agrees with the most of what is known."""
         tensors = [*operands(node), *(tensor for tensor, _ in self._results[node])]
         if not any(
-            (known_placement := self._known.of(tensor, axis)) is not None and known_placement.dim is not None
+            (known_placement := self._placements.of(tensor, axis)) is not None
+            and known_placement.dim is not None
             for tensor in tensors
         ):
             return None
@@ -134,8 +135,8 @@ class Propagation:
             ):
                 continue
             num_matches = elements = 0
-            for tensor, placement in self._placed(node, option):
-                if placement.dim is not None and self._known.of(tensor, axis) == placement:
+            for tensor, placement in self._option_placements(node, option):
+                if placement.dim is not None and self._placements.of(tensor, axis) == placement:
                     num_matches += 1
                     elements += prod(shape_of(tensor))
             if num_matches and (best is None or (num_matches, elements) > best[0]):
@@ -150,7 +151,7 @@ class Propagation:
         return round_ > 0 and option.factor is not None and _is_everywhere(rule, option.factor)
 
     def _is_possible(self, node: fx.Node, rule: Rule, axis: int, option: AxisOption) -> bool:
-        options = list(self._chosen.get(node, [None] * len(self._degrees)))
+        options = list(self._options.get(node, [None] * len(self._degrees)))
         options[axis] = option
         whole = rule.axis_options()[0]
         if not rule.is_possible([choice or whole for choice in options], self._degrees):
@@ -161,27 +162,27 @@ class Propagation:
                 return False
         return True
 
-    def _placed(self, node: fx.Node, option: AxisOption) -> list[tuple[fx.Node, AxisPlacement]]:
+    def _option_placements(self, node: fx.Node, option: AxisOption) -> list[tuple[fx.Node, AxisPlacement]]:
         operand_placements = list(zip(operands(node), option.operands, strict=True))
         return operand_placements + [
             (tensor, option.results[number]) for tensor, number in self._results[node]
         ]
 
     def _because(self, node: fx.Node, option: AxisOption, axis: int) -> str:
-        for tensor, placement in self._placed(node, option):
-            if placement.dim is not None and self._known.of(tensor, axis) == placement:
-                return self._known.sources[tensor, axis]
+        for tensor, placement in self._option_placements(node, option):
+            if placement.dim is not None and self._placements.of(tensor, axis) == placement:
+                return self._placements.sources[tensor, axis]
         return node.name
 
     def _tell(
         self, node: fx.Node, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str
     ) -> bool:
-        known_placement = self._known.of(tensor, axis)
+        known_placement = self._placements.of(tensor, axis)
         if known_placement is None and placement.dim is not None and self._fits(tensor, axis, placement.dim):
-            self._known.learn(tensor, axis, placement, because)
+            self._placements.learn(tensor, axis, placement, because)
             return True
         if known_placement is not None and known_placement.dim is not None and known_placement != placement:
-            other_source = self._known.sources[tensor, axis]
+            other_source = self._placements.sources[tensor, axis]
             where = node.meta.get("where") or node.name
             if other_source != because:
                 self._conflicts.setdefault((where, axis), Conflict(where, axis, because, other_source))
@@ -190,7 +191,7 @@ class Propagation:
     def _fits(self, tensor: fx.Node, axis: int, dim: int) -> bool:
         """Whether there is at least one element for each part."""
         parts = self._degrees[axis]
-        for other_axis, placement in enumerate(self._known.placements.get(tensor, ())):
+        for other_axis, placement in enumerate(self._placements.placements.get(tensor, ())):
             if placement is not None and placement.dim == dim:
                 parts *= self._degrees[other_axis]
         return shape_of(tensor)[dim] >= parts
@@ -201,12 +202,12 @@ class Propagation:
             rule = self._rule_of(node)
             whole = rule.axis_options()[0]
             axis_options = tuple(
-                option or whole for option in self._chosen.get(node, [None] * len(self._degrees))
+                option or whole for option in self._options.get(node, [None] * len(self._degrees))
             )
             options[node.name] = self._as_pinned(node, rule, axis_options)
         leaves = {
             node.name: self._leaf(node)
-            for node, leaf in self._captured.leaves.items()
+            for node, leaf in self._capture.leaves.items()
             if leaf.kind not in ("input", "tangent")
         }
         return Assignment(self._degrees, leaves, options)
@@ -233,7 +234,7 @@ class Propagation:
     def _leaf(self, node: fx.Node) -> Placements:
         return tuple(
             placement if placement is not None and placement.dim is not None else WHOLE
-            for placement in (self._known.of(node, axis) for axis in self._axes())
+            for placement in (self._placements.of(node, axis) for axis in self._axes())
         )
 
 
@@ -243,7 +244,7 @@ def _is_everywhere(rule: Rule, factor: Factor) -> bool:
 
 def conflicts_in_words(conflicts: Sequence[Conflict], axes: Sequence[str]) -> list[str]:
     return [
-        f"{conflict.where}: over {axes[conflict.axis]} it follows {conflict.followed}; "
-        f"the tensor of {conflict.brought} is brought to it"
+        f"{conflict.where}: over {axes[conflict.axis]} it follows {conflict.followed_hint}; "
+        f"the tensor of {conflict.other_hint} is brought to it"
         for conflict in conflicts
     ]

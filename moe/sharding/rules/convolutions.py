@@ -160,7 +160,7 @@ def convolution_weight(node: fx.Node) -> Rule:
         def exchange(local: LocalCall, axis: int) -> fx.Node:
             window = geometry.read_by(local.operand_part_shape(0)[dim], x[dim])
             if gradient[dim] % local.degrees[axis]:
-                local.parts[0] = local.masked(local.parts[0], dim, gradient[dim], [axis], 0)
+                local.parts[0] = local.mask_padding(local.parts[0], dim, gradient[dim], [axis], 0)
             return lower(local, at, local.runtime(halo.fetch, [local.parts[1]], axis, dim, [window]))
 
         return Exchange(f"halo d{dim}", (dim, dim), (None,), moved_bytes, exchange, combine="sum")

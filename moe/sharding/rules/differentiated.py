@@ -55,7 +55,7 @@ class DifferentiableOperator:
     def backward_target(self) -> Any:
         return getattr(torch.ops.shardyard, f"{self.name}_backward").default
 
-    def given(self, arguments: Sequence[Any]) -> list[int]:
+    def differentiable_in(self, arguments: Sequence[Any]) -> list[int]:
         """The differentiable arguments that are there."""
         return [at for at in self.differentiable if arguments[at] is not None]
 
@@ -124,24 +124,24 @@ def define_differentiable(
     @torch.library.register_fake(backward_path)
     def _(*arguments: Any) -> list[Tensor]:
         rest = arguments[len(trained) :]
-        return [torch.empty_like(rest[at]) for at in operator.given(rest)]
+        return [torch.empty_like(rest[at]) for at in operator.differentiable_in(rest)]
 
     def keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         ctx.save_for_backward(*tensors)
-        ctx.others = [None if isinstance(value, Tensor) else (value,) for value in inputs]  # type: ignore[attr-defined]
+        ctx.constants = [None if isinstance(value, Tensor) else (value,) for value in inputs]  # type: ignore[attr-defined]
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*(output for at, output in enumerate(outputs) if at not in trained))
 
     def back(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
-        inputs = [next(tensors) if entry is None else entry[0] for entry in ctx.others]
+        inputs = [next(tensors) if entry is None else entry[0] for entry in ctx.constants]
         result_gradients = [gradients[at] for at in trained]
         input_gradients: list[Any] = [None] * len(inputs)
         if any(gradient is not None for gradient in result_gradients):
             computed_gradients = operator.backward_target(*result_gradients, *inputs)
-            for at, gradient in zip(operator.given(inputs), computed_gradients, strict=True):
+            for at, gradient in zip(operator.differentiable_in(inputs), computed_gradients, strict=True):
                 input_gradients[at] = gradient
         return tuple(input_gradients)
 
@@ -234,7 +234,7 @@ def backward(
 def _leaves(operator: DifferentiableOperator, arguments: Sequence[Any]) -> tuple[list[Tensor], list[Any]]:
     """(the differentiable arguments without a history, all arguments with these in their places)."""
     inputs, leaves = list(arguments), []
-    for at in operator.given(arguments):
+    for at in operator.differentiable_in(arguments):
         inputs[at] = arguments[at].detach().requires_grad_()
         leaves.append(inputs[at])
     return leaves, inputs
@@ -262,7 +262,7 @@ def _lowered_results(
     results = run
     if local.is_kept:
         results, saved_tensors = local.call(getitem, run, 0), local.call(getitem, run, 1)
-        number = len(operator.trained) + len(operator.given(arguments))
+        number = len(operator.trained) + len(operator.differentiable_in(arguments))
         local.keep([local.call(getitem, saved_tensors, at) for at in range(number)])
     return results if operator.num_results > 1 else local.call(getitem, results, 0)
 
@@ -271,6 +271,6 @@ def lower_backward(local: LocalCall, this: DifferentiableOperator, sharding: Ope
     """Its gradients on a rank's parts."""
     arguments, _ = local.arguments()
     gradients, rest = arguments[: len(this.trained)], arguments[len(this.trained) :]
-    if local.kept:
-        return local.call(gradients_of_kept, list(local.kept), list(gradients))
+    if local.saved_parts:
+        return local.call(gradients_of_kept, list(local.saved_parts), list(gradients))
     return local.runtime(backward, this.name, sharding, list(gradients), *rest)

@@ -143,7 +143,7 @@ class AdvancedIndexing:
             *self.index_shape,
             *(self.shape[dim] for dim in rest[place:]),
         )
-        self.searched = [factor for dim in dims for factor in self.of_table[dim]]
+        self.indexed_factors = [factor for dim in dims for factor in self.of_table[dim]]
         """Factors of the dimensions that are indexed."""
 
     @property
@@ -177,7 +177,7 @@ def index(node: fx.Node) -> Rule:
         operands=(indexing.of_table, *indexing.of_indices),
         results=(indexing.of_result,),
         sizes=indexing.sizes,
-        combine=dict.fromkeys(indexing.searched, "sum"),
+        combine=dict.fromkeys(indexing.indexed_factors, "sum"),
         linear=(_TABLE,),
         passes=COMBINES,
         indices=frozenset(range(1, len(operands(node)))),

@@ -26,7 +26,7 @@ class Writer(Protocol):
 
     def valid(self, size: int, axes: tuple[int, ...]) -> fx.Node | int: ...
 
-    def masked(
+    def mask_padding(
         self, part: fx.Node, dim: int, size: int, axes: tuple[int, ...], value: float | int | bool
     ) -> fx.Node: ...
 
@@ -43,12 +43,12 @@ class LocalCall:
         self._writer, self.degrees = writer, writer.degrees
         self.is_kept = False
         """Whether the operator's gradients want what it has beside its results."""
-        self.kept: list[fx.Node] = []
+        self.saved_parts: list[fx.Node] = []
         """Of an operator that is another's gradients, what that one has kept; nothing where it has not."""
 
     def keep(self, values: Sequence[fx.Node]) -> None:
         """Keep tensors, of any shapes, for the operator that is this one's gradients."""
-        self.kept = list(values)
+        self.saved_parts = list(values)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Write a call of an operator or function."""
@@ -77,7 +77,7 @@ class LocalCall:
         self.parts = [self.call(rows_in_order, part) for part in self.parts]
         return self.default()
 
-    def ordered(self) -> fx.Node:
+    def call_in_captured_order(self) -> fx.Node:
         """Write the operator itself, on operands that lie in memory in the order in which they were captured: its
         results, or the formula of its gradients, depend on it."""
         parts = []
@@ -133,9 +133,9 @@ class LocalCall:
         """Length of that beginning of the rank's part of a factor which is no padding: likewise."""
         return self._writer.valid(self.rule.sizes[factor], self.axes(factor))
 
-    def masked(self, part: fx.Node, dim: int, size: int, axes: Sequence[int], value: float) -> fx.Node:
+    def mask_padding(self, part: fx.Node, dim: int, size: int, axes: Sequence[int], value: float) -> fx.Node:
         """The part of a dimension of this size, split over these axes, with padding replaced."""
-        return self._writer.masked(part, dim, size, tuple(axes), value)
+        return self._writer.mask_padding(part, dim, size, tuple(axes), value)
 
 
 def rows_in_order(part: Tensor) -> Tensor:

@@ -125,12 +125,12 @@ class Rules:
     ) -> None:
         self._replicate = tuple(replicate)
         self._parts, self._mesh = parts or {}, mesh or {}
-        self._made: dict[fx.Node, Rule] = {}
+        self._cache: dict[fx.Node, Rule] = {}
 
     def __call__(self, node: fx.Node) -> Rule:
-        if node not in self._made:
-            self._made[node] = self._make(node)
-        return self._made[node]
+        if node not in self._cache:
+            self._cache[node] = self._make(node)
+        return self._cache[node]
 
     def _make(self, node: fx.Node) -> Rule:
         if node.target in manual.TARGETS:

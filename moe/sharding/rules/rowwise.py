@@ -61,7 +61,7 @@ def leading(
     count: Callable[[int], int],
     linear: bool = False,
     pivots: int | None = None,
-    lower: Callable[[LocalCall], fx.Node] = LocalCall.ordered,
+    lower: Callable[[LocalCall], fx.Node] = LocalCall.call_in_captured_order,
 ) -> Callable[[fx.Node], Rule]:
     """The rule of an operator on a batch: so many of the first operand's dimensions, given how many it has, come first
     in all operands and results. Gradients of factorizations go by the order of the matrix in memory. Of an operand of

@@ -160,7 +160,7 @@ class Rule:
                 or (self.sizes[factor] < 2 and not self.any_size)
             ):
                 continue
-            if self.reduced(factor):
+            if self.is_reduced(factor):
                 if factor not in self.combine:
                     continue
                 left = partial(self.combine[factor])
@@ -202,7 +202,7 @@ class Rule:
                 parts[option.factor] = parts.get(option.factor, 1) * degree
         for factor, count in parts.items():
             if (self.sizes[factor] < count and not self.any_size) or (
-                self.sizes[factor] % count and factor in self._joined
+                self.sizes[factor] % count and factor in self._joint_factors
             ):
                 return False
         for at, option in enumerate(options):
@@ -244,12 +244,12 @@ class Rule:
         return True
 
     @cached_property
-    def _joined(self) -> frozenset[Factor]:
+    def _joint_factors(self) -> frozenset[Factor]:
         """Factors that share a dimension with others somewhere."""
         dims = (dim for tensor in (*self.operands, *self.results) for dim in tensor if len(dim) > 1)
         return frozenset(factor for dim in dims for factor in dim)
 
-    def reduced(self, factor: Factor) -> bool:
+    def is_reduced(self, factor: Factor) -> bool:
         """Whether some result lacks the factor."""
         return any(
             _place(dims, factor) == WHOLE for at, dims in enumerate(self.results) if at not in self.alike

@@ -161,12 +161,12 @@ class Checkpoint:
                 for place, values in self.reader.read(piece.file, piece.name, starts, sizes):
                     target[place].copy_(values)
             except ValueError as error:
-                raise self._damaged(f"{error}") from None
+                raise self._corrupt_error(f"{error}") from None
             num_read += math.prod(sizes)
         if num_read != shard.part.numel():
-            raise self._damaged(f"does not have all of {path}")
+            raise self._corrupt_error(f"does not have all of {path}")
 
-    def _damaged(self, rule: str) -> SpecError:
+    def _corrupt_error(self, rule: str) -> SpecError:
         return SpecError(Problem("corrupt", "checkpoint", self.folder.url, rule, "use another checkpoint"))
 
 

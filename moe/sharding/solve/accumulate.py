@@ -49,7 +49,7 @@ def loop_of(captured: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_b
     for cut in (alike, *([node] for node in alone)):  # what is counted in the others may be the same for all
         try:
             options = _Options(captured, rule_of, micro_batches, cut)
-            loop = options.found()
+            loop = options.solve()
         except SpecError as error:
             first_error = first_error or error
             continue
@@ -117,40 +117,40 @@ class _Options:
         micro_batches: int,
         inputs: Sequence[fx.Node],
     ) -> None:
-        self._captured, self._rule_of, self._degrees = captured, rule_of, (micro_batches,)
-        self._made: dict[fx.Node, AxisPlacement] = dict.fromkeys(captured.leaves, WHOLE)
-        self._made |= dict.fromkeys(inputs, split(0))
-        self._chosen: dict[fx.Node, AxisOption] = {}
+        self._capture, self._rule_of, self._degrees = captured, rule_of, (micro_batches,)
+        self._placements: dict[fx.Node, AxisPlacement] = dict.fromkeys(captured.leaves, WHOLE)
+        self._placements |= dict.fromkeys(inputs, split(0))
+        self._options: dict[fx.Node, AxisOption] = {}
 
-    def found(self) -> Loop:
-        operators = [node for node in self._captured.graph.graph.nodes if is_operator(node)]
+    def solve(self) -> Loop:
+        operators = [node for node in self._capture.graph.graph.nodes if is_operator(node)]
         for node in operators:
             self._choose(node, self._first(node))
-        results = {output for output in self._captured.outputs if isinstance(output, fx.Node)}
-        results |= {*self._captured.updates.values(), *self._captured.gradients.values()}
+        results = {output for output in self._capture.outputs if isinstance(output, fx.Node)}
+        results |= {*self._capture.updates.values(), *self._capture.gradients.values()}
         for node in reversed(operators):
             if node not in results:
                 self._make_parts(node)
-        return self._chosen
+        return self._options
 
     def is_cut(self) -> bool:
         """Whether some gradient, or output where there is none, is another for each micro-batch."""
-        results = [*self._captured.gradients.values()] or [
-            output for output in self._captured.outputs if isinstance(output, fx.Node)
+        results = [*self._capture.gradients.values()] or [
+            output for output in self._capture.outputs if isinstance(output, fx.Node)
         ]
-        return any(self._made[result] != WHOLE for result in results)
+        return any(self._placements[result] != WHOLE for result in results)
 
     def _first(self, node: fx.Node) -> AxisOption:
         """The option that takes operands as they were made, or else cuts the fewest of them."""
         if node.target in manual.TARGETS:
-            raise self._refused(node, "is a part that is partitioned by hand, for the whole batch")
-        placements = [self._made[operand] for operand in operands(node)]
+            raise self._unsupported(node, "is a part that is partitioned by hand, for the whole batch")
+        placements = [self._placements[operand] for operand in operands(node)]
         whole, *splits = self._rule_of(node).axis_options()
         if all(placement == WHOLE for placement in placements):
             return whole
         candidates = [option for option in splits if self._is_possible(node, option)]
         if not candidates and self._rule_of(node).work == "none":
-            raise self._refused(
+            raise self._unsupported(
                 node,
                 "joins the batch with a dimension that lies before it, so that parts of the batch are no parts of it",
                 "keep the batch first (transformer and recurrent layers of torch put time first inside); or use "
@@ -158,7 +158,7 @@ class _Options:
             )
         if not candidates:
             partial = next((placement for placement in placements if placement.combine is not None), None)
-            raise self._refused(
+            raise self._unsupported(
                 node,
                 f"needs the whole batch at once: it uses a {partial.combine} over the batch before all is added up"
                 if partial is not None
@@ -175,7 +175,7 @@ class _Options:
             option.exchange is None
             and self._rule_of(node).is_possible((option,), self._degrees)
             and all(
-                self._made[operand] in (WHOLE, placement)
+                self._placements[operand] in (WHOLE, placement)
                 for operand, placement in zip(operands(node), option.operands, strict=True)
             )
         )
@@ -183,10 +183,14 @@ class _Options:
     def _make_parts(self, node: fx.Node) -> None:
         """Have a tensor that is the same for all micro-batches, but of which each uses its own part, made part by
         part."""
-        if self._chosen[node].name != "whole" or isinstance(node.meta["val"], list | tuple) or not node.users:
+        if (
+            self._options[node].name != "whole"
+            or isinstance(node.meta["val"], list | tuple)
+            or not node.users
+        ):
             return
         uses = {
-            self._chosen[user].operands[number]
+            self._options[user].operands[number]
             for user in node.users
             if is_operator(user)
             for number, operand in enumerate(operands(user))
@@ -207,21 +211,21 @@ class _Options:
     def _is_of_parameters(self, node: fx.Node) -> bool:
         """Whether it costs an exchange to have it, which is made once."""
         kinds = {
-            self._captured.leaves[operand].kind
+            self._capture.leaves[operand].kind
             for operand in operands(node)
-            if operand in self._captured.leaves
+            if operand in self._capture.leaves
         }
         return bool(kinds & {"parameter", "buffer"})
 
     def _choose(self, node: fx.Node, option: AxisOption) -> None:
-        self._chosen[node] = option
+        self._options[node] = option
         if not isinstance(node.meta["val"], list | tuple):
-            self._made[node] = option.results[0]
+            self._placements[node] = option.results[0]
         for user in node.users:
             if not is_operator(user) and user.op == "call_function":
-                self._made[user] = option.results[source(user)[1]]
+                self._placements[user] = option.results[source(user)[1]]
 
-    def _refused(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
+    def _unsupported(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
         (count,) = self._degrees
         where = node.meta.get("where") or node.name
         return SpecError(

@@ -120,7 +120,9 @@ class Costs:
         arithmetic_s = seconds
         for axis, option in enumerate(options):
             if option.exchange is not None:
-                moved_bytes = option.exchange.moved_bytes(self.degrees[axis]) / self._others(options, axis)
+                moved_bytes = option.exchange.moved_bytes(self.degrees[axis]) / self._parts_along_other_axes(
+                    options, axis
+                )
                 ranks = self._ranks[axis]
                 times = option.exchange.times
                 if option.exchange.kind == "halo":
@@ -137,7 +139,7 @@ class Costs:
             kept_bytes = rule.kept(self._sizes(rule, options)) * operands(node)[0].meta["val"].dtype.itemsize
         return Choice(options, runs * seconds, runs * (seconds - arithmetic_s), total_bytes, kept_bytes)
 
-    def _others(self, options: Options, axis: int) -> int:
+    def _parts_along_other_axes(self, options: Options, axis: int) -> int:
         """Parts that other axes cut what is exchanged into."""
         return math.prod(
             degree

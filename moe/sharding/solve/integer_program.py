@@ -42,7 +42,7 @@ class Solution:
 
     values: np.ndarray
     objective: float
-    relaxed: float
+    lower_bound: float
     """Objective of the relaxation: nothing is cheaper."""
     was_whole: bool
     """Whether the relaxation's own solution was one of the integer program."""
@@ -86,7 +86,7 @@ class IntegerProgram:
     def equal(self, terms: Terms, value: float) -> None:
         self.row(terms, value, value)
 
-    def solved(self, most: float = INFINITY, *, quick: bool = False) -> Solution | None:
+    def solve(self, most: float = INFINITY, *, quick: bool = False) -> Solution | None:
         """The cheapest solution, the same each time; None where there is none, or where all cost more than `most`.
         With `quick`, of a large program the cheapest that agrees with the relaxation wherever that is whole."""
         relaxation = self._run(is_relaxed=True)

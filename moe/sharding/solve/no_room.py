@@ -23,9 +23,9 @@ Mesh = Mapping[str, int]
 
 def no_room(of: Subject) -> SpecError:
     """Of a subject that no plan fits."""
-    cluster = of.asked.cluster
+    cluster = of.request.cluster
     if of.limits.memory_bytes <= 0:
-        whole = in_bytes(of.captured.input_bytes)
+        whole = in_bytes(of.capture.input_bytes)
         why = f"the batch, which lies whole on each device, takes {whole} of its {in_bytes(cluster.memory_bytes)}"
         return _of_cluster(cluster, why, "a smaller batch")
     room = in_bytes(of.limits.memory_bytes)
@@ -44,8 +44,8 @@ def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
 
 def _hints_in_the_way(of: Subject) -> list[str]:
     """Fewest hints, with their values, that together leave no room: each is dropped where the rest still does."""
-    request = of.asked
-    hints = {wish.said: wish.hint for wish in of.found.wishes}
+    request = of.request
+    hints = {wish.origin: wish.hint for wish in of.annotated_graph.wishes}
     if not hints or not _fits(request, frozenset(hints)):
         return []
     names = set(hints)
@@ -59,16 +59,16 @@ def _larger(of: Subject) -> str:
     """The smallest cluster of the kind that has room, by whole nodes, or with a mesh that was given by one of its axes
     so many times as long; where there is none, what else."""
     alternatives = "devices with more memory, or a smaller batch"
-    if any(isinstance(wish.hint, Devices) for wish in of.found.wishes):
+    if any(isinstance(wish.hint, Devices) for wish in of.annotated_graph.wishes):
         return f"{alternatives}: hints that name devices are of this cluster alone"
-    cluster, mesh = of.asked.cluster, of.asked.mesh
+    cluster, mesh = of.request.cluster, of.request.mesh
     unit = cluster.devices_per_node if mesh is None else cluster.num_devices
     too_few = max(cluster.num_devices, math.ceil(least_bytes(of) / of.limits.memory_bytes) - 1) // unit
     max_units = LARGEST_CLUSTER // unit
 
     @cache
     def with_room(units: int) -> str | None:
-        return _with_room(of.asked, units * unit)
+        return _with_room(of.request, units * unit)
 
     for enough in range(too_few + 1, min(too_few + IN_TURN, max_units) + 1):
         if with_room(enough):

@@ -48,14 +48,14 @@ class PlacementProgram:
         allowed: AllowedOptions | None = None,
         bound: Bound | None = None,
     ) -> None:
-        self._captured, self._costs, self._rule_of, self._limits = captured, costs, rule_of, limits
-        self._pins, self._allowed, self._bound = pins or {}, allowed or {}, bound or {}
+        self._capture, self._costs, self._rule_of, self._limits = captured, costs, rule_of, limits
+        self._pins, self._allowed_options, self._bounds = pins or {}, allowed or {}, bound or {}
         self._graph = captured.graph.graph
         self._backward = captured.backward
         self._class = {node: (classes or {}).get(node, node) for node in self._graph.nodes}
         firsts = (rule_of(node).gradients_of for node in self._graph.nodes if is_operator(node))
         self._gradients = {self._class[node] for node in captured.gradients.values()}
-        self._differentiated = {self._class[first] for first in firsts if first is not None}
+        self._differentiated_classes = {self._class[first] for first in firsts if first is not None}
         self._count: dict[fx.Node, int] = defaultdict(int)
         for node in self._graph.nodes:
             self._count[self._class[node]] += 1
@@ -70,7 +70,7 @@ class PlacementProgram:
         for node in self._graph.nodes:
             if self._class[node] is not node:
                 continue
-            if node in self._captured.leaves:
+            if node in self._capture.leaves:
                 self._add_leaf(node)
             elif is_operator(node):
                 self._add_operator(node)
@@ -82,7 +82,7 @@ class PlacementProgram:
         self._add_again()
 
     def _add_leaf(self, node: fx.Node) -> None:
-        leaf, count = self._captured.leaves[node], self._count[node]
+        leaf, count = self._capture.leaves[node], self._count[node]
         itemsize = leaf.dtype.itemsize
         choices = [self._whole]
         if leaf.kind in ("parameter", "buffer"):
@@ -97,7 +97,7 @@ class PlacementProgram:
                 or has_no_empty_part(leaf.shape, placements, self._costs.degrees)
             )
         ]
-        is_trained = leaf.name in self._captured.gradients and leaf.kind == "parameter"
+        is_trained = leaf.name in self._capture.gradients and leaf.kind == "parameter"
         slots = self._limits.optimizer_slots
         variables = []
         for number, placements in enumerate(choices):
@@ -117,7 +117,7 @@ class PlacementProgram:
         )
 
     def _is_among(self, node: fx.Node, names: Iterable[str]) -> bool:
-        choices = self._allowed.get(node)
+        choices = self._allowed_options.get(node)
         return choices is None or all(name in along for name, along in zip(names, choices, strict=True))
 
     def _add_operator(self, node: fx.Node) -> None:
@@ -127,7 +127,7 @@ class PlacementProgram:
             choice
             for choice in self._costs.choices(node, rule)
             if self._is_among(node, (option.name for option in choice.options))
-            and allows(self._bound, node, tuple(option.name for option in choice.options))
+            and allows(self._bounds, node, tuple(option.name for option in choice.options))
             and all(
                 self._is_allowed(name, result_placements(choice.options, number))
                 for number, name in result_names.items()
@@ -139,7 +139,7 @@ class PlacementProgram:
             variables.append((variable, choice))
             arithmetic_s = (choice.seconds - choice.exchange_s) * count
             self._waiting.compute(variable, arithmetic_s, backward=node in self._backward)
-            if choice.kept_bytes and self._class[node] in self._differentiated:
+            if choice.kept_bytes and self._class[node] in self._differentiated_classes:
                 self._room.hold(variable, choice.kept_bytes * count)
             if rule.work != "none":
                 for tensor, at in result_nodes(node):
@@ -191,7 +191,7 @@ class PlacementProgram:
             uses[tensor].append(Use(tensor, by, number, count))
         return uses
 
-    def _made(self, tensor: fx.Node) -> dict[Placements, list[int]]:
+    def _source_variables(self, tensor: fx.Node) -> dict[Placements, list[int]]:
         """Variables of which one is 1 where the tensor is made with these placements."""
         by_placements: dict[Placements, list[int]] = defaultdict(list)
         if tensor in self._variables.leaves:
@@ -203,19 +203,19 @@ class PlacementProgram:
             by_placements[result_placements(choice.options, number)].append(variable)
         return by_placements
 
-    def _wanted(self, use: Use) -> dict[Placements, list[int]]:
+    def _use_variables(self, use: Use) -> dict[Placements, list[int]]:
         by_placements: dict[Placements, list[int]] = defaultdict(list)
         for variable, choice in self._variables.options[use.by]:
             by_placements[operand_placements(choice.options, use.operand)].append(variable)
         return by_placements
 
     def _connect(self, tensor: fx.Node, uses: list[Use]) -> None:
-        sources, program = self._made(tensor), self._program
-        leaf = self._captured.leaves.get(tensor)
+        sources, program = self._source_variables(tensor), self._program
+        leaf = self._capture.leaves.get(tensor)
         crosses = tensor not in self._backward
         same_pass_uses = [use for use in uses if (use.by in self._backward) != crosses]
         later = [use for use in uses if use not in same_pass_uses]
-        moves, arrivals = self._brought(tensor, sources, same_pass_uses)
+        moves, arrivals = self._add_flows(tensor, sources, same_pass_uses)
         self._hold(tensor, moves)
         if not later:
             return
@@ -234,13 +234,13 @@ class PlacementProgram:
             if not self._costs.is_hoisted(placements):
                 self._room.hold(variable, self._bytes(tensor, placements) * self._count[tensor])
             program.row([(variable, 1.0), *((flow, -1.0) for flow in flows)], upper=0.0)
-            self._variables.kept[tensor, placements] = variable
-        moves, _ = self._brought(tensor, sources, later, saved_variables, kept_variables)
+            self._variables.kept_tensors[tensor, placements] = variable
+        moves, _ = self._add_flows(tensor, sources, later, saved_variables, kept_variables)
         self._hold(tensor, moves)
 
     def _is_stored(self, tensor: fx.Node) -> bool:
         """Whether a tensor is there before the step begins, so that it may be gathered ahead."""
-        leaf = self._captured.leaves.get(tensor)
+        leaf = self._capture.leaves.get(tensor)
         return leaf is not None and leaf.kind in ("parameter", "buffer")
 
     def _moving(
@@ -269,7 +269,7 @@ class PlacementProgram:
         value = tensor.meta["val"]
         return self._costs.part_bytes(value.shape, value.dtype.itemsize, placements)
 
-    def _brought(
+    def _add_flows(
         self,
         tensor: fx.Node,
         sources: Mapping[Placements, list[int]],
@@ -290,7 +290,7 @@ class PlacementProgram:
         shared_moves: dict[tuple[Placements, Placements], int] = {}
         is_shared = len(uses) > 1
         for use in uses:
-            targets = self._wanted(use)
+            targets = self._use_variables(use)
             out: dict[Placements, list[int]] = defaultdict(list)
             into: dict[Placements, list[int]] = defaultdict(list)
             for before in sources:
@@ -327,24 +327,24 @@ class PlacementProgram:
 
     # What comes of it
 
-    def solved(self, most: float = INFINITY, *, quick: bool = False) -> ShardingSolution | None:
+    def solve(self, most: float = INFINITY, *, quick: bool = False) -> ShardingSolution | None:
         """The cheapest assignment; None where none has room, or where all take more than `most` seconds. With `quick`,
         one near it."""
         self._end_results()
         self._room.limit(self._limits.memory_bytes)
         self._waiting.end()
-        solution = self._program.solved(most, quick=quick)
+        solution = self._program.solve(most, quick=quick)
         return None if solution is None else self._read(solution)
 
     def _end_results(self) -> None:
         """Outputs come whole; gradients and new values of buffers with the placements of what they are of."""
         whole: dict[Placements, list[int]] = {self._whole: []}
-        for output in self._captured.outputs:
+        for output in self._capture.outputs:
             if isinstance(output, fx.Node):
                 self._deliver(self._class[output], whole, 1, None)
-        by_name = {leaf.name: node for node, leaf in self._captured.leaves.items()}
+        by_name = {leaf.name: node for node, leaf in self._capture.leaves.items()}
         of: dict[tuple[fx.Node, fx.Node, bool | None], int] = defaultdict(int)
-        for results, beside in ((self._captured.gradients, True), (self._captured.updates, None)):
+        for results, beside in ((self._capture.gradients, True), (self._capture.updates, None)):
             for name, node in results.items():
                 of[self._class[node], self._class[by_name[name]], beside] += 1
         for (node, leaf, beside), count in of.items():
@@ -356,7 +356,7 @@ class PlacementProgram:
     def _deliver(
         self, tensor: fx.Node, targets: Mapping[Placements, list[int]], count: int, beside: bool | None
     ) -> None:
-        program, sources = self._program, self._made(tensor)
+        program, sources = self._program, self._source_variables(tensor)
         out: dict[Placements, list[int]] = defaultdict(list)
         for after, takers in targets.items():
             into = []
@@ -385,17 +385,19 @@ class PlacementProgram:
             node: next(placements for variable, placements in variables if values[variable] > 0.5)
             for node, variables in self._variables.leaves.items()
         }
-        kept_tensors = {key for key, variable in self._variables.kept.items() if values[variable] > 0.5}
+        kept_tensors = {
+            key for key, variable in self._variables.kept_tensors.items() if values[variable] > 0.5
+        }
         nodes = list(self._graph.nodes)
         assignment = Assignment(
             self._costs.degrees,
-            {node.name: leaf_placements[self._class[node]] for node in nodes if node in self._captured.leaves
-             and self._captured.leaves[node].kind not in ("input", "tangent")},
+            {node.name: leaf_placements[self._class[node]] for node in nodes if node in self._capture.leaves
+             and self._capture.leaves[node].kind not in ("input", "tangent")},
             {node.name: choices[self._class[node]].options for node in nodes if is_operator(node)},
             frozenset((node.name, placements)
                       for node in nodes for of, placements in kept_tensors if self._class[node] is of),
         )  # fmt: skip
         return ShardingSolution(
-            assignment, solution.objective, self._room.used_bytes(values), solution.relaxed, solution.was_whole,
+            assignment, solution.objective, self._room.used_bytes(values), solution.lower_bound, solution.was_whole,
             self._program.num_variables, self._room.largest_bytes(values),
         )  # fmt: skip

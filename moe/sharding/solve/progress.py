@@ -17,7 +17,7 @@ class Progress:
     def __init__(self, after_s: float = AFTER_S, every_s: float = EVERY_S) -> None:
         self._after_s, self._every_s = after_s, every_s
         self._stage, self._began = "capturing the module", time.monotonic()
-        self._ended = threading.Event()
+        self._end = threading.Event()
         self._thread = threading.Thread(target=self._print, name="progress of planning", daemon=True)
 
     def at(self, stage: str) -> None:
@@ -31,12 +31,12 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self._end.set()
         self._thread.join()
 
     def _print(self) -> None:
         pause_s = self._after_s
-        while not self._ended.wait(pause_s):
+        while not self._end.wait(pause_s):
             print(
                 f"planning for {time.monotonic() - self._began:.0f} s: {self._stage}",
                 file=sys.stderr,

@@ -20,11 +20,11 @@ class Room:
     def __init__(self, program: IntegerProgram) -> None:
         self._program = program
         self._operator, self._block = (program.variable(_UNIT_S, upper=float("inf")) for _ in range(2))
-        self._held: list[tuple[int, float]] = []
+        self._variables: list[tuple[int, float]] = []
 
     def hold(self, variable: int, num_bytes: float) -> None:
         """Where the variable is 1."""
-        self._held.append((variable, num_bytes))
+        self._variables.append((variable, num_bytes))
 
     def add_operator(self, num_bytes: Iterable[tuple[int, float]]) -> None:
         """An operator's bytes by the variables of its options."""
@@ -40,7 +40,7 @@ class Room:
 
     def limit(self, memory_bytes: float) -> None:
         """Let no more be used."""
-        terms = ((variable, variable_bytes / _UNIT_BYTES) for variable, variable_bytes in self._held)
+        terms = ((variable, variable_bytes / _UNIT_BYTES) for variable, variable_bytes in self._variables)
         self._program.row(
             [*terms, (self._operator, 1.0), (self._block, 1.0)], upper=memory_bytes / _UNIT_BYTES
         )
@@ -51,5 +51,5 @@ class Room:
 
     def used_bytes(self, values: np.ndarray) -> float:
         return sum(
-            float(values[variable]) * variable_bytes for variable, variable_bytes in self._held
+            float(values[variable]) * variable_bytes for variable, variable_bytes in self._variables
         ) + self.largest_bytes(values)

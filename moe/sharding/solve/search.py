@@ -38,7 +38,7 @@ _HOPELESS = 2.0
 class Search:
     """The inner plan of one captured graph on one mesh."""
 
-    captured: CapturedGraph
+    capture: CapturedGraph
     costs: Costs
     rule_of: Callable[[fx.Node], Rule]
     limits: Limits
@@ -46,7 +46,7 @@ class Search:
     classes: Mapping[fx.Node, fx.Node] | None = None
     bound: Bound = field(default_factory=dict)
     """Dimensions that hints split: no assignment replicates them."""
-    _found: dict[tuple[int, tuple[str, ...]], ShardingSolution | None] = field(default_factory=dict)
+    _solutions: dict[tuple[int, tuple[str, ...]], ShardingSolution | None] = field(default_factory=dict)
     """Of one axis beside others, by what these have."""
 
     def best(self, begin: Sequence[Assignment] = (), *, first: bool = False) -> ShardingSolution | None:
@@ -56,16 +56,16 @@ class Search:
             axis for axis, degree in enumerate(self.costs.degrees) if degree > 1 and not self._is_loop(axis)
         ]
         if len(axes) < 2 or self._num_flows() <= SMALL:
-            return self._solved({}, 1, quick=first)
+            return self._solve({}, 1, quick=first)
         assignments: list[Assignment] = []
         least = INFINITY
         for assignment, order in self._beginnings(begin, axes):
             least = self._take_turns(assignment, order, assignments, least)
             if first and least < INFINITY:
                 break
-        together = None if first and least < INFINITY else self._solved(self._among(assignments), 1)
+        together = None if first and least < INFINITY else self._solve(self._among(assignments), 1)
         return together or min(
-            filter(None, self._found.values()), key=lambda solution: solution.seconds, default=None
+            filter(None, self._solutions.values()), key=lambda solution: solution.seconds, default=None
         )
 
     def _beginnings(
@@ -76,32 +76,32 @@ class Search:
         for order in (axes[at:] + axes[:at] for at in range(len(axes))):
             # while only one axis splits anything, memory is that of as many ranks
             num_ranks = math.prod(self.costs.degrees[axis] for axis in order[1:])
-            solution = self._solved(self._with_other_whole(order[0]), num_ranks, quick=True)
+            solution = self._solve(self._with_other_whole(order[0]), num_ranks, quick=True)
             if solution is not None:
                 yield solution.assignment, order
         if (alike := self._all_alike()) is not None:
             yield alike, axes
 
-    def priced(self, assignment: Assignment) -> ShardingSolution | None:
+    def price(self, assignment: Assignment) -> ShardingSolution | None:
         """An assignment with its costs, with views where they save exchanges, and with what is best kept for the
         backward pass; None where it has no room."""
-        return self._solved(self._but_views(assignment), 1)
+        return self._solve(self._but_views(assignment), 1)
 
     def _but_views(self, assignment: Assignment) -> AllowedOptions:
         """An assignment as it is, with any option for views."""
         return {
-            node: tuple({name} for name in self._chosen(node, assignment))
+            node: tuple({name} for name in self._option_names(node, assignment))
             for node in self._nodes()
             if not is_operator(node) or self.rule_of(node).work != "none"
         }
 
-    def _solved(
+    def _solve(
         self, choices: AllowedOptions, room: float, max_s: float = INFINITY, *, quick: bool = False
     ) -> ShardingSolution | None:
         limits = replace(self.limits, memory_bytes=self.limits.memory_bytes * room)
         return PlacementProgram(
-            self.captured, self.costs, self.rule_of, limits, self.pins, self.classes, choices, self.bound
-        ).solved(max_s, quick=quick)
+            self.capture, self.costs, self.rule_of, limits, self.pins, self.classes, choices, self.bound
+        ).solve(max_s, quick=quick)
 
     def _num_flows(self) -> int:
         """Of the whole program, roughly: pairs of placements of each operand."""
@@ -129,11 +129,13 @@ class Search:
 
     def _beside(self, free: int, assignment: Assignment, max_s: float) -> ShardingSolution | None:
         """The best of one axis, the others as they are; None where it takes more than `most` seconds."""
-        names_by_node = (self._chosen(node, assignment) for node in self._nodes())
+        names_by_node = (self._option_names(node, assignment) for node in self._nodes())
         key = (free, tuple(name for names in names_by_node for at, name in enumerate(names) if at != free))
-        if key not in self._found:
-            self._found[key] = self._solved(self._with_others_fixed(free, assignment), 1, max_s, quick=True)
-        return self._found[key]
+        if key not in self._solutions:
+            self._solutions[key] = self._solve(
+                self._with_others_fixed(free, assignment), 1, max_s, quick=True
+            )
+        return self._solutions[key]
 
     def _all_alike(self) -> Assignment | None:
         """The best of one axis over all ranks, on all axes wherever it may be cut that often."""
@@ -147,9 +149,7 @@ class Search:
             name: (next((placement for placement in pin if placement is not None), None),)
             for name, pin in self.pins.items()
         }
-        solution = PlacementProgram(
-            self.captured, flat, self.rule_of, self.limits, pins, self.classes
-        ).solved()
+        solution = PlacementProgram(self.capture, flat, self.rule_of, self.limits, pins, self.classes).solve()
         if solution is None:
             return None
         options = {}
@@ -198,7 +198,7 @@ class Search:
         choices = {}
         for node in self._nodes():
             names = self._names(node)
-            current = self._chosen(node, assignment)
+            current = self._option_names(node, assignment)
             choices[node] = tuple(names if axis == free else {current[axis]} for axis in self._axes())
         return choices
 
@@ -207,7 +207,7 @@ class Search:
         choices: dict[fx.Node, tuple[set[str], ...]] = {}
         for node in self._nodes():
             whole = "whole" if is_operator(node) else "R"
-            names_by_assignment = [self._chosen(node, assignment) for assignment in assignments]
+            names_by_assignment = [self._option_names(node, assignment) for assignment in assignments]
             choices[node] = tuple(
                 {whole, *(names[axis] for names in names_by_assignment)} for axis in self._axes()
             )
@@ -215,13 +215,13 @@ class Search:
 
     def _nodes(self) -> Iterator[fx.Node]:
         """Operators, parameters and buffers, one of each class: the others lie as it does."""
-        classes, leaves = self.classes or {}, self.captured.leaves
-        for node in self.captured.graph.graph.nodes:
+        classes, leaves = self.classes or {}, self.capture.leaves
+        for node in self.capture.graph.graph.nodes:
             is_placed = node in leaves and leaves[node].kind in ("parameter", "buffer")
             if (is_placed or is_operator(node)) and classes.get(node, node) is node:
                 yield node
 
-    def _chosen(self, node: fx.Node, assignment: Assignment) -> tuple[str, ...]:
+    def _option_names(self, node: fx.Node, assignment: Assignment) -> tuple[str, ...]:
         if is_operator(node):
             return tuple(option.name for option in assignment.options[node.name])
         return tuple(map(str, assignment.leaves[node.name]))
@@ -229,4 +229,4 @@ class Search:
     def _names(self, node: fx.Node) -> set[str]:
         if is_operator(node):
             return {option.name for option in self.rule_of(node).axis_options()}
-        return {"R", *(f"S({dim})" for dim in range(len(self.captured.leaves[node].shape)))}
+        return {"R", *(f"S({dim})" for dim in range(len(self.capture.leaves[node].shape)))}

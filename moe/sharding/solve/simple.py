@@ -32,7 +32,7 @@ def simple_layouts(
     }
     pins: dict[str, Pin] = {node.name: (WHOLE,) * len(degrees) for node in shapes}
     pins |= {node.name: _along(degrees, split(0)) for node in batch}
-    whole = Propagation(captured, rule_of, degrees, pins, {}).propagated().assignment
+    whole = Propagation(captured, rule_of, degrees, pins, {}).run().assignment
     yield "data parallel", whole
     parameter_placements = {
         node.name: _shard_first_dim(shape, degrees)

@@ -18,9 +18,9 @@ under way, what an allocator fragments."""
 class Subject:
     """A captured module with its hints, and the memory that it may take."""
 
-    asked: ShardingRequest
-    captured: CapturedGraph
-    found: AnnotatedGraph
+    request: ShardingRequest
+    capture: CapturedGraph
+    annotated_graph: AnnotatedGraph
     limits: Limits
     without: frozenset[str]
     """Hints that are left out of account."""

@@ -27,4 +27,4 @@ class Variables:
     options: dict[fx.Node, list[tuple[int, Choice]]] = field(default_factory=dict)
     """Of operators."""
     leaves: dict[fx.Node, list[tuple[int, Placements]]] = field(default_factory=dict)
-    kept: dict[tuple[fx.Node, Placements], int] = field(default_factory=dict)
+    kept_tensors: dict[tuple[fx.Node, Placements], int] = field(default_factory=dict)

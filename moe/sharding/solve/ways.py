@@ -28,11 +28,11 @@ class Way:
     """A plan within one mesh, one number of micro-batches, with or without recomputation."""
 
     layout: LayoutName
-    solved: ShardingSolution
+    solution: ShardingSolution
     degrees: dict[str, int]
     costs: Costs
     rules: Rules
-    followed: PropagationResult | None
+    propagation: PropagationResult | None
     count: int
     again: bool
     devices: tuple[int, ...]
@@ -50,7 +50,7 @@ def best_way(of: Subject) -> tuple[Way | None, list[PricedLayout]]:
     for again, (count, loop) in _runs(of):
         ways: list[Way] = []
         for degrees in on:
-            of.asked.progress.at(_in_words(degrees, count, again, ways))
+            of.request.progress.at(_in_words(degrees, count, again, ways))
             on_mesh = list(_on_mesh(of, degrees, loop, count=count, again=again))
             candidates += [_priced_layout(of, way) for way in on_mesh]
             if not on_mesh:
@@ -64,14 +64,14 @@ def best_way(of: Subject) -> tuple[Way | None, list[PricedLayout]]:
 def choose_way(ways: Sequence[Way]) -> Way:
     """The simplest layout that is slower than the fastest by no more than the error of predictions; with several meshes
     of that layout, the fastest of them."""
-    limit_s = WITHIN_ERROR * min(way.solved.seconds for way in ways)
-    within = [way for way in ways if way.solved.seconds <= limit_s]
-    return min(within, key=lambda way: (BY_SIMPLICITY.index(way.layout), way.solved.seconds))
+    limit_s = WITHIN_ERROR * min(way.solution.seconds for way in ways)
+    within = [way for way in ways if way.solution.seconds <= limit_s]
+    return min(within, key=lambda way: (BY_SIMPLICITY.index(way.layout), way.solution.seconds))
 
 
 def _priced_layout(of: Subject, way: Way) -> PricedLayout:
-    memory_bytes = int(way.solved.memory_bytes) + of.captured.input_bytes
-    return PricedLayout(way.degrees, way.solved.seconds, memory_bytes, way.count, way.again, way.layout)
+    memory_bytes = int(way.solution.memory_bytes) + of.capture.input_bytes
+    return PricedLayout(way.degrees, way.solution.seconds, memory_bytes, way.count, way.again, way.layout)
 
 
 def _in_words(degrees: Mapping[str, int], count: int, again: bool, ways: Sequence[Way]) -> str:
@@ -79,13 +79,13 @@ def _in_words(degrees: Mapping[str, int], count: int, again: bool, ways: Sequenc
     if again:
         parts.append("blocks computed again")
     if ways:
-        parts.append(f"best step so far {1e3 * min(way.solved.seconds for way in ways):.3g} ms")
+        parts.append(f"best step so far {1e3 * min(way.solution.seconds for way in ways):.3g} ms")
     return ", ".join(parts)
 
 
 def has_room(of: Subject) -> bool:
     """Whether there is a best way, without looking further than for a first. The captured graph may be changed."""
-    if least_bytes(of) > of.limits.memory_bytes * of.asked.cluster.num_devices:
+    if least_bytes(of) > of.limits.memory_bytes * of.request.cluster.num_devices:
         return False
     return any(
         any(_on_mesh(of, degrees, loop, count=count, again=again, first=True))
@@ -95,20 +95,20 @@ def has_room(of: Subject) -> bool:
 
 
 def _meshes(of: Subject) -> list[dict[str, int]]:
-    mesh, arrays = of.asked.mesh, of.found.mesh_of_arrays()
-    if mesh is None and arrays is not None and math.prod(arrays.values()) == of.asked.cluster.num_devices:
+    mesh, arrays = of.request.mesh, of.annotated_graph.mesh_of_arrays()
+    if mesh is None and arrays is not None and math.prod(arrays.values()) == of.request.cluster.num_devices:
         mesh = arrays
-    return list(meshes(of.asked.cluster, mesh, of.found.axes))
+    return list(meshes(of.request.cluster, mesh, of.annotated_graph.axes))
 
 
 def _runs(of: Subject) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
-    request = of.asked
-    return runs(of.captured, Rules(request.replicate), request.micro_batches, request.recompute)
+    request = of.request
+    return runs(of.capture, Rules(request.replicate), request.micro_batches, request.recompute)
 
 
 def least_bytes(of: Subject) -> float:
     """Bytes that all devices together hold at the least: each parameter once, with its gradient and optimizer state."""
-    capture, trained_factor = of.captured, 2 + of.limits.optimizer_slots
+    capture, trained_factor = of.capture, 2 + of.limits.optimizer_slots
     return sum(
         math.prod(leaf.shape)
         * leaf.dtype.itemsize
@@ -123,14 +123,14 @@ def _on_mesh(
 ) -> Iterator[Way]:
     """Ways that fit in memory on one mesh: the search's fastest or, with `first`, its first result; then, without
     hints, the layouts that people write by hand."""
-    request, capture, annotations = of.asked, of.captured, of.found
+    request, capture, annotations = of.request, of.capture, of.annotated_graph
     devices = annotations.devices(degrees, of.without)
     pins = with_recomputed_pins(capture, annotations.pins(degrees, of.without))
     rules = Rules(request.replicate, capture.parts, degrees)
     propagation = None
     if annotations.wishes or not request.search:
-        hint_texts = {wish.node.name: wish.said for wish in annotations.wishes}
-        propagation = Propagation(capture, rules, tuple(degrees.values()), pins, hint_texts).propagated()
+        hint_texts = {wish.node.name: wish.origin for wish in annotations.wishes}
+        propagation = Propagation(capture, rules, tuple(degrees.values()), pins, hint_texts).run()
     begin = [] if propagation is None else [propagation.assignment]
     requirements: Bound = {}
     if propagation is not None and request.search:
@@ -158,11 +158,11 @@ def _on_mesh(
         return Way(layout, solution, degrees, costs, rules, propagation, count, again, devices)
 
     if not request.search:
-        if (solution := inner.priced(*begin)) is not None:
+        if (solution := inner.price(*begin)) is not None:
             yield way("from hints", solution)
         return
     if (solution := inner.best(begin, first=first)) is not None:
         yield way("searched", solution)
     for layout, assignment in simple:
-        if (solution := inner.priced(assignment)) is not None:
+        if (solution := inner.price(assignment)) is not None:
             yield way(layout, solution)
