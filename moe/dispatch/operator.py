@@ -98,7 +98,7 @@ EXPERTS = define_differentiable(
     lambda x, *arguments: (torch.empty_like(x),),
     num_results=1,
     differentiable=(0, 2, 4, 5, 6, 7, 8, 9),
-    trained=(0,),
+    differentiable_results=(0,),
     begin=_begin,
 )
 _DIMS: tuple[Dims, ...] = (

@@ -180,7 +180,7 @@ NLL = define_differentiable(
     _scalars,
     num_results=2,
     differentiable=(0, 1),
-    trained=(0,),
+    differentiable_results=(0,),
 )
 """The same as one operator of a captured graph: each rank has some of the tokens, and all of the table."""
 

@@ -174,7 +174,7 @@ ROUTE = define_differentiable(
     _shapes,
     num_results=14,
     differentiable=(_LOGITS,),
-    trained=(1, 4, 6),
+    differentiable_results=(1, 4, 6),
 )
 _BY_CHOICE: Dims = (("g",), ("s",), ())
 _ARGUMENTS: dict[int, Dims] = {
@@ -190,10 +190,12 @@ _RESULTS: tuple[Dims, ...] = (*[_BY_CHOICE] * _NUM_BY_GROUP, *[()] * 6, ((),), (
 
 def _rule(node: fx.Node) -> Rule:
     is_backward = node.target is ROUTE.backward_target
-    own = node.args[len(ROUTE.trained) :] if is_backward else node.args
-    gradients = node.args[: len(ROUTE.trained)] if is_backward else ()
+    own = node.args[len(ROUTE.differentiable_results) :] if is_backward else node.args
+    gradients = node.args[: len(ROUTE.differentiable_results)] if is_backward else ()
     of_gradients = [
-        _RESULTS[at] for at, gradient in zip(ROUTE.trained, gradients, strict=False) if gradient is not None
+        _RESULTS[at]
+        for at, gradient in zip(ROUTE.differentiable_results, gradients, strict=False)
+        if gradient is not None
     ]
     dims = [argument_dims for at, argument_dims in _ARGUMENTS.items() if isinstance(own[at], fx.Node)]
     num_groups, group_tokens, num_experts = shape_of(own[_LOGITS])  # type: ignore[arg-type]

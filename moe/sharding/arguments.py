@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 class Keywords(dict[str, Any]):
     """Keyword arguments, sorted by name, so that their order in a call does not matter."""
 
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        super().__init__((name, named[name]) for name in sorted(named))
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        super().__init__((name, entries[name]) for name in sorted(entries))
 
 
 pytree.register_pytree_node(
@@ -60,14 +60,14 @@ def arguments_of(takes: Signature | None, sample: Any) -> tuple[Any, ...] | list
 
 
 def canonical(
-    takes: Signature | None, positional: Sequence[Any], named: Mapping[str, Any]
+    takes: Signature | None, positional: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """Canonical arguments of a call: by position as far as the signature allows it, then `Keywords` with the others.
     Raises TypeError for keyword arguments that the signature does not take."""
-    if takes is not None and named:
-        binding = takes.bind(*positional, **named)
-        positional, named = binding.args, binding.kwargs
-    return (*positional, Keywords(named)) if named else tuple(positional)
+    if takes is not None and keywords:
+        binding = takes.bind(*positional, **keywords)
+        positional, keywords = binding.args, binding.kwargs
+    return (*positional, Keywords(keywords)) if keywords else tuple(positional)
 
 
 def names_of_inputs(takes: Signature | None, arguments: Sequence[Any]) -> dict[str, str]:

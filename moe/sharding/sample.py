@@ -38,9 +38,9 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def of_description(given: Sequence[Any]) -> tuple[Any, ...]:
+def of_description(descriptions: Sequence[Any]) -> tuple[Any, ...]:
     """A batch of empty tensors. Raises SpecError where something in it was no plain data."""
-    return tuple(_of(description) for description in given)
+    return tuple(_of(description) for description in descriptions)
 
 
 def _of(description: Any) -> Any:

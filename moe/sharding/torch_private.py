@@ -229,8 +229,8 @@ def refuse_composable(module: nn.Module, refuse: Callable[[str], None]) -> None:
     vars(module)[STATE_KEY] = Refusing()
 
 
-def after_unscaling(found: Callable[[torch.optim.Optimizer, dict[torch.device, Tensor]], None]) -> None:
-    """Have `found` see, and change in place, what a `GradScaler` has found in an optimizer's gradients: by device 1
+def after_unscaling(hook: Callable[[torch.optim.Optimizer, dict[torch.device, Tensor]], None]) -> None:
+    """Have `hook` see, and change in place, what a `GradScaler` has found in an optimizer's gradients: by device 1
     where some are not finite, else 0."""
     unscale: Any = GradScaler._unscale_grads_
 
@@ -238,16 +238,16 @@ def after_unscaling(found: Callable[[torch.optim.Optimizer, dict[torch.device, T
         scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
         by_device = unscale(scaler, optimizer, *args, **kwargs)
-        found(optimizer, by_device)
+        hook(optimizer, by_device)
         return by_device
 
     GradScaler._unscale_grads_ = unscale_and_report  # type: ignore[assignment, method-assign]
 
 
-def dtensor_like(other: DTensor, shard: Tensor) -> DTensor:
+def dtensor_like(template: DTensor, shard: Tensor) -> DTensor:
     """DTensor of this shard with another DTensor's spec. `DTensor.from_local` would check and copy it, which for
     hundreds of gradients takes milliseconds a step."""
-    return DTensor(shard, other._spec, requires_grad=False)
+    return DTensor(shard, template._spec, requires_grad=False)
 
 
 def two_ranks() -> DeviceMesh:

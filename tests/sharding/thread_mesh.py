@@ -62,10 +62,12 @@ class ThreadMesh(Mesh):
             case _:
                 return every.amin(0)
 
-    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        every = self._all("all_to_all", (rows, list(sent)), axis)
+    def all_to_all(
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
+        every = self._all("all_to_all", (rows, list(send_counts)), axis)
         parts = [each.split(counts)[self.indices[axis]] for each, counts in every]
-        assert [part.shape[0] for part in parts] == list(received)
+        assert [part.shape[0] for part in parts] == list(receive_counts)
         return torch.cat(parts)
 
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:

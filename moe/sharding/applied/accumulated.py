@@ -33,19 +33,19 @@ class Steps:
     def __call__(
         self,
         mesh: Mesh,
-        given: Sequence[Tensor],
+        tensors: Sequence[Tensor],
         num_results: int,
         gradients_of: Callable[[Sequence[Tensor]], Sequence[Tensor | None]],
     ) -> tuple[Tensor, ...]:
         """Outputs and new values of buffers, so many in all. `gradients_of` makes of a program's gradients those of
         what is given."""
         if self.training is None or not torch.is_grad_enabled():
-            return self.forward(mesh, [tensor.detach() for tensor in given])
-        return _AccumulatedStep.apply(self, mesh, num_results, gradients_of, *given)
+            return self.forward(mesh, [tensor.detach() for tensor in tensors])
+        return _AccumulatedStep.apply(self, mesh, num_results, gradients_of, *tensors)
 
 
-def steps_of(program: Program, captured: CapturedGraph, micro_batches: int) -> Steps:
-    dtypes = [leaf.dtype for leaf in captured.leaves.values() if leaf.kind == "tangent"]
+def steps_of(program: Program, capture: CapturedGraph, micro_batches: int) -> Steps:
+    dtypes = [leaf.dtype for leaf in capture.leaves.values() if leaf.kind == "tangent"]
     dtype = dtypes[0] if dtypes else torch.float32
     training = (
         loop_over_micro_batches(program, micro_batches, dtype, True) if program.backward is not None else None
@@ -67,10 +67,10 @@ def check_once() -> None:
 class _AccumulatedStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, steps: Steps, mesh: Mesh, num_results: int, gradients_of: Any, *given: Tensor
+        ctx: Any, steps: Steps, mesh: Mesh, num_results: int, gradients_of: Any, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         assert steps.training is not None
-        outputs = steps.training(mesh, [tensor.detach() for tensor in given])
+        outputs = steps.training(mesh, [tensor.detach() for tensor in tensors])
         results, gradients = outputs[:num_results], gradients_of(outputs[num_results:])
         ctx.has = [gradient is not None for gradient in gradients]
         ctx.save_for_backward(*(gradient for gradient in gradients if gradient is not None))

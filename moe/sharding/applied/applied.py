@@ -164,7 +164,7 @@ class Applied(_Stays):
     def compile(self, *args: Any, **options: Any) -> None:
         """Have the forward program and the backward program compiled by `torch.compile`, each when it first runs, with
         its options. Raises RuntimeError for a step over micro-batches."""
-        if self._programs.planned.steps is not None:
+        if self._programs.initial.steps is not None:
             raise RuntimeError(
                 "a step over micro-batches cannot be compiled: the loop over them is no program of torch's; leave "
                 "compile() out, or plan with micro_batches=1"
@@ -250,7 +250,7 @@ class Applied(_Stays):
         try:
             return canonical(self._takes, positional, keywords)
         except TypeError:
-            ready = self._programs.planned
+            ready = self._programs.initial
             self._num_calls += 1  # as on the other ranks, which go on to compare their batches
             if self._is_local:
                 with suppress(ValueError):
@@ -262,7 +262,7 @@ class Applied(_Stays):
     def _called_with(self, batch: Sequence[Any]) -> tuple[Ready, list[Any]]:
         """(the program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the
         plan's in more than sizes, and on every rank where ranks are found to have different batches."""
-        ready, is_checked = self._programs.planned, self._num_calls % EVERY_CALLS == 0
+        ready, is_checked = self._programs.initial, self._num_calls % EVERY_CALLS == 0
         self._num_calls += 1
         if self._is_local:
             batch = global_batch(self.mesh, batch, ready.batch, ready.batch_tree, self._device)
@@ -388,8 +388,8 @@ class Applied(_Stays):
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, applied: Applied, program: Program, *given: Tensor) -> tuple[Tensor, ...]:
-        parts = applied._parts(program, given)
+    def forward(ctx: Any, applied: Applied, program: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
+        parts = applied._parts(program, tensors)
         outputs, saved_tensors = applied._run(program, parts)
         ctx.applied, ctx.program, ctx.draws = applied, program, replace(applied.draws)
         ctx.num_saved = len(saved_tensors)

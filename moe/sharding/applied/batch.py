@@ -16,20 +16,20 @@ def leaves_of(batch: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def batch_like(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec) -> tuple[Any, ...]:
+def batch_like(batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.TreeSpec) -> tuple[Any, ...]:
     """Shapes and dtypes of a batch's tensors, and its other values, in the plan's order. Raises ValueError for one that
-    differs from the plan's (`expected`) in more than the sizes of dimensions."""
+    differs from the plan's (`plan_leaves`) in more than the sizes of dimensions."""
     return tuple(
         (tuple(leaf.shape), leaf.dtype) if isinstance(plan_leaf, tuple) else plan_leaf
-        for leaf, plan_leaf in zip(check_batch(batch, expected, tree), expected, strict=True)
+        for leaf, plan_leaf in zip(check_batch(batch, plan_leaves, tree), plan_leaves, strict=True)
     )
 
 
-def check_batch(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
+def check_batch(batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
     """Leaves of a batch. Raises ValueError where they differ from the plan's in more than the sizes of dimensions, or
     are nested otherwise."""
     leaves = leaves_in_order(batch, tree)
-    for number, (leaf, plan_leaf) in enumerate(zip(leaves, expected, strict=True)):
+    for number, (leaf, plan_leaf) in enumerate(zip(leaves, plan_leaves, strict=True)):
         if isinstance(plan_leaf, tuple):
             if isinstance(leaf, Tensor) and leaf.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
@@ -49,18 +49,18 @@ def check_batch(batch: Sequence[Any], expected: Sequence[Any], tree: pytree.Tree
     return [leaf.resolve_conj().resolve_neg() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-def leaves_in_order(batch: Sequence[Any], wanted: pytree.TreeSpec) -> list[Any]:
+def leaves_in_order(batch: Sequence[Any], plan_tree: pytree.TreeSpec) -> list[Any]:
     """Leaves of a batch in the plan's order, whatever order a dict's keys have. Raises ValueError for one that is
     nested otherwise."""
     try:
-        return wanted.flatten_up_to(list(batch))
+        return plan_tree.flatten_up_to(list(batch))
     except ValueError:
         tree = pytree.tree_structure(list(batch))
-        num_given, num_wanted = tree.num_leaves, wanted.num_leaves
+        num_given, num_wanted = tree.num_leaves, plan_tree.num_leaves
         counts = f"has {num_given} values" if num_given != num_wanted else "is nested otherwise"
         raise ValueError(
-            f"the batch {counts}: {_nesting(tree)}; the plan is for {num_wanted}: {_nesting(wanted)}; give it so, or "
-            "plan again for this batch"
+            f"the batch {counts}: {_nesting(tree)}; the plan is for {num_wanted}: {_nesting(plan_tree)}; give it so, "
+            "or plan again for this batch"
         ) from None
 
 

@@ -16,11 +16,11 @@ _BLOCK = 1 << 20
 
 
 def check_same(
-    mesh: Mesh, leaves: Sequence[Any] | None, expected: Sequence[Any], device: torch.device
+    mesh: Mesh, leaves: Sequence[Any] | None, plan_leaves: Sequence[Any], device: torch.device
 ) -> None:
     """Raise ValueError, on every rank, where ranks were called with different tensors or a rank has refused its batch
-    (`leaves` is None there). `expected` has a tuple in the place of each tensor. All ranks call it."""
-    numbers = [number for number, leaf in enumerate(expected) if isinstance(leaf, tuple)]
+    (`leaves` is None there). `plan_leaves` has a tuple in the place of each tensor. All ranks call it."""
+    numbers = [number for number, leaf in enumerate(plan_leaves) if isinstance(leaf, tuple)]
     if mesh.num_ranks == 1:
         return
     sums = [torch.zeros((), dtype=torch.int64)] * len(numbers)

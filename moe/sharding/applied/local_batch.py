@@ -16,12 +16,12 @@ from moe.sharding.exchange.mesh import Mesh
 
 
 def global_batch(
-    mesh: Mesh, batch: Sequence[Any], expected: Sequence[Any], tree: pytree.TreeSpec, device: torch.device
+    mesh: Mesh, batch: Sequence[Any], plan_leaves: Sequence[Any], tree: pytree.TreeSpec, device: torch.device
 ) -> tuple[Any, ...]:
     """The global batch gathered from all ranks' local ones. Tensors that have as many rows in the plan as its first
-    tensor (`expected` has a shape and a dtype for each) are split by rows; others, such as a mask or a temperature, are
-    the same on all ranks. All ranks call it. Raises ValueError, on every rank, where local batches differ in more than
-    values."""
+    tensor (`plan_leaves` has a shape and a dtype for each) are split by rows; others, such as a mask or a temperature,
+    are the same on all ranks. All ranks call it. Raises ValueError, on every rank, where local batches differ in more
+    than values."""
     if mesh.num_ranks == 1:
         return tuple(batch)
     refusal, leaves = None, list[Any]()
@@ -29,7 +29,7 @@ def global_batch(
         leaves = leaves_in_order(batch, tree)
     except ValueError as error:  # raised once all ranks know of it
         refusal = error
-    plan_shapes = [entry[0] if isinstance(entry, tuple) else () for entry in expected]
+    plan_shapes = [entry[0] if isinstance(entry, tuple) else () for entry in plan_leaves]
     num_rows = next((shape[0] for shape in plan_shapes if shape), None)
     split = [
         number
@@ -37,7 +37,7 @@ def global_batch(
         if isinstance(leaf, Tensor) and leaf.dim() and shape and shape[0] == num_rows
     ]
     # of one size on every rank, whatever its batch is, so that no rank waits for another and all see which differ
-    signature = torch.zeros(1 + len(expected), 2, dtype=torch.int64)
+    signature = torch.zeros(1 + len(plan_leaves), 2, dtype=torch.int64)
     signature[0, 0] = len(leaves)
     for number in split:
         rows = leaves[number]

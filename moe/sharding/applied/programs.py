@@ -21,13 +21,13 @@ class Programs:
 
     def __init__(
         self,
-        planned: Ready,
+        initial: Ready,
         is_training: bool,
         make: Callable[[bool, tuple[Any, ...]], Ready],
         max_programs: int,
     ) -> None:
         """`make` builds the program of a mode for a batch; it is a collective."""
-        self.planned, self._is_training, self._make, self._max = planned, is_training, make, max_programs
+        self.initial, self._is_training, self._make, self._max = initial, is_training, make, max_programs
         self._cache: OrderedDict[Key, Ready] = OrderedDict()
         self._compile: dict[str, Any] | None = None
 
@@ -38,20 +38,20 @@ class Programs:
 
     def of_plan(self, training: bool) -> Ready:
         """The program of a mode for batches of the plan's size."""
-        return self._of((training, self.planned.batch), self.planned.batch)
+        return self._of((training, self.initial.batch), self.initial.batch)
 
     def of_batch(self, training: bool, batch: Sequence[Any]) -> Ready:
         """The program of a mode for a batch. Raises ValueError for one that differs from the plan's in more than
         sizes."""
-        leaves = batch_like(batch, self.planned.batch, self.planned.batch_tree)
+        leaves = batch_like(batch, self.initial.batch, self.initial.batch_tree)
         return self._of((training, leaves), leaves)
 
     def _of(self, key: Key, leaves: tuple[Any, ...]) -> Ready:
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]
-        ready = self.planned
-        if key != (self._is_training, self.planned.batch):
+        ready = self.initial
+        if key != (self._is_training, self.initial.batch):
             ready = self._make(key[0], self._sample(leaves))
         self._cache[key] = ready = replace(ready, options=self._compile)
         while len(self._cache) > self._max:
@@ -63,4 +63,4 @@ class Programs:
             torch.empty(leaf[0], dtype=leaf[1], device="meta") if isinstance(leaf, tuple) else leaf
             for leaf in leaves
         ]
-        return tuple(pytree.tree_unflatten(tensors, self.planned.batch_tree))
+        return tuple(pytree.tree_unflatten(tensors, self.initial.batch_tree))

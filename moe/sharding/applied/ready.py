@@ -58,42 +58,42 @@ class Ready:
         return program if self.options is None else compile_program(program, **self.options)
 
 
-def ready_of(captured: CapturedGraph, program: Program, plan: ShardingPlan, batch: Sequence[Any]) -> Ready:
+def ready_of(capture: CapturedGraph, program: Program, plan: ShardingPlan, batch: Sequence[Any]) -> Ready:
     """What it takes to call the program of a plan, which with micro-batches becomes that of the loop's steps."""
     steps = None
     if plan.micro_batches > 1:
-        steps = steps_of(program, captured, plan.micro_batches)
+        steps = steps_of(program, capture, plan.micro_batches)
         program = replace(program, placements={name: at[1:] for name, at in program.placements.items()})
         for graph in steps.graphs:
             put_in_buckets(graph, (plan.micro_batches, *plan.degrees))
-    values = tuple(TENSOR if isinstance(output, fx.Node) else output for output in captured.outputs)
+    values = tuple(TENSOR if isinstance(output, fx.Node) else output for output in capture.outputs)
     tree = pytree.tree_structure(list(batch))
-    return Ready(program, captured.output_tree, values, leaves_of(batch), tree, steps)
+    return Ready(program, capture.output_tree, values, leaves_of(batch), tree, steps)
 
 
-def program_of(captured: CapturedGraph, plan: ShardingPlan, replicate: Sequence[str] = ()) -> Program:
+def program_of(capture: CapturedGraph, plan: ShardingPlan, replicate: Sequence[str] = ()) -> Program:
     """The program of a plan for a graph, which is changed: hints become annotations. With micro-batches, the loop over
     them is axis 0 of its mesh. Raises SpecError for choices that are not possible."""
-    prepare(captured, plan)
-    return write_program(captured, plan, Rules(replicate, captured.parts, plan.mesh))
+    prepare(capture, plan)
+    return write_program(capture, plan, Rules(replicate, capture.parts, plan.mesh))
 
 
-def prepare(captured: CapturedGraph, plan: ShardingPlan) -> AnnotatedGraph:
+def prepare(capture: CapturedGraph, plan: ShardingPlan) -> AnnotatedGraph:
     """The hints of a plan in a captured graph, which becomes the one that the plan's choices are of."""
-    hints = annotate_graph(captured, plan.hints)
-    recompute_checkpointed(captured)
+    hints = annotate_graph(capture, plan.hints)
+    recompute_checkpointed(capture)
     if plan.recompute:
-        recompute_blocks(captured)
+        recompute_blocks(capture)
     return hints
 
 
-def write_program(captured: CapturedGraph, plan: ShardingPlan, rules: Rules) -> Program:
+def write_program(capture: CapturedGraph, plan: ShardingPlan, rules: Rules) -> Program:
     """The program of a plan for a graph that is prepared. Raises SpecError for choices that are not possible."""
     degrees, is_loop = plan.degrees, plan.micro_batches > 1
     if is_loop:
         degrees = (plan.micro_batches, *degrees)
-    assignment = _assignment(captured, plan, degrees, rules)
-    program = Partitioner(captured, assignment, rules, Moves(plan.cluster, degrees, is_loop)).program()
+    assignment = _assignment(capture, plan, degrees, rules)
+    program = Partitioner(capture, assignment, rules, Moves(plan.cluster, degrees, is_loop)).program()
     return program if is_loop else with_buckets(program, degrees)
 
 

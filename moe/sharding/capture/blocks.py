@@ -256,10 +256,10 @@ class BlockModule(nn.Module):
         return tuple(flat)
 
 
-def apart(flat: Sequence[Any], given: Sequence[Any]) -> tuple[Tensor, ...]:
+def apart(flat: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     """The tensors among results, each for itself: of views of one tensor, and of what was given, torch would make the
     results anew from that, and leave out their gradients."""
-    input_ids = {id(value) for value in given}
+    input_ids = {id(value) for value in inputs}
     tensors = (value for value in flat if isinstance(value, Tensor))
     return tuple(
         tensor.clone() if tensor._is_view() or id(tensor) in input_ids else tensor for tensor in tensors

@@ -52,13 +52,13 @@ class Constants(TorchFunctionMode):
                 )] = None  # fmt: skip
         return result
 
-    def is_as(self, other: "Constants") -> bool:
-        return self.values == other.values
+    def is_as(self, rerun: "Constants") -> bool:
+        return self.values == rerun.values
 
-    def changes(self, other: "Constants") -> Iterator[Problem]:
+    def changes(self, rerun: "Constants") -> Iterator[Problem]:
         """Problems with values that another run gives otherwise, where it calls the same as often."""
         for (where, function), values in self.values.items():
-            other_values = other.values.get((where, function), [])
+            other_values = rerun.values.get((where, function), [])
             if len(values) == len(other_values) and values != other_values:
                 name = "from_numpy" if function.startswith("lift_fresh") else function
                 yield Problem("not_capturable",

@@ -141,9 +141,11 @@ def state(place: Place, look: Look) -> State:
     )
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(first: Any, second: Any) -> bool:
     """Whether a place holds what it held before."""
-    return one is other or (isinstance(one, _METHODS) and isinstance(other, _METHODS) and one == other)
+    return first is second or (
+        isinstance(first, _METHODS) and isinstance(second, _METHODS) and first == second
+    )
 
 
 def _size(value: Any) -> int:
@@ -229,14 +231,14 @@ Access = tuple[Callable[[], Any], Callable[[Any], None]]
 """(read, write)"""
 
 
-def entry(held: dict[str, Any], name: str) -> Access:
+def entry(namespace: dict[str, Any], name: str) -> Access:
     def write(value: Any) -> None:
         if value is NOTHING:
-            held.pop(name, None)
+            namespace.pop(name, None)
         else:
-            held[name] = value
+            namespace[name] = value
 
-    return lambda: held.get(name, NOTHING), write
+    return lambda: namespace.get(name, NOTHING), write
 
 
 def _attribute(value: Any, name: str) -> Access:

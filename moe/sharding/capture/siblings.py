@@ -24,9 +24,9 @@ def number_of(module: nn.Module) -> int | None:
     return vars(module).get(_NUMBER) if getattr(type(module), "draws_by_key", False) else None
 
 
-def map_layer_numbers(first: nn.Module, other: nn.Module) -> dict[int, int]:
+def map_layer_numbers(first: nn.Module, second: nn.Module) -> dict[int, int]:
     """Numbers of layers in the second of two siblings that are the same, by the first's."""
-    numbers = (map(number_of, module.modules()) for module in (first, other))
+    numbers = (map(number_of, module.modules()) for module in (first, second))
     return {number: other_number for number, other_number in zip(*numbers, strict=True) if number is not None}
 
 

@@ -79,10 +79,10 @@ AVG_POOL_GRADIENT = torch.ops.shardyard.avg_pool_gradient.default
 
 
 def expand_to_dims(
-    given: Sequence[int] | int | None, num_dims: int, default: Sequence[int] = ()
+    argument: Sequence[int] | int | None, num_dims: int, default: Sequence[int] = ()
 ) -> list[int]:
     """One number for each spatial dimension; torch takes one for all, and none for a default."""
-    values = [given] if isinstance(given, int) else list(given or ()) or list(default)
+    values = [argument] if isinstance(argument, int) else list(argument or ()) or list(default)
     return values * num_dims if len(values) == 1 else values
 
 

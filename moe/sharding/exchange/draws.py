@@ -13,10 +13,10 @@ class Draws:
     step: int = 0
 
     @contextmanager
-    def being(self, others: "Draws") -> Iterator[None]:
+    def being(self, source: "Draws") -> Iterator[None]:
         """Draw what others drew: a backward pass draws again what its forward pass drew, whatever ran between."""
         now = self.seed, self.step
-        self.seed, self.step = others.seed, others.step
+        self.seed, self.step = source.seed, source.step
         try:
             yield
         finally:

@@ -33,8 +33,10 @@ class LoopMesh(Mesh):
     def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
         return self._mesh.all_reduce(x, self._axis(axis), combine)
 
-    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        return self._mesh.all_to_all(rows, self._axis(axis), sent, received)
+    def all_to_all(
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
+        return self._mesh.all_to_all(rows, self._axis(axis), send_counts, receive_counts)
 
     def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
         return self._mesh.begin_all_gather(rows, self._axis(axis))
@@ -48,9 +50,9 @@ class LoopMesh(Mesh):
         return self._mesh.begin_all_reduce(x, self._axis(axis), combine, in_place=in_place)
 
     def begin_all_to_all(
-        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Callable[[], Tensor]:
-        return self._mesh.begin_all_to_all(rows, self._axis(axis), sent, received)
+        return self._mesh.begin_all_to_all(rows, self._axis(axis), send_counts, receive_counts)
 
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
         return self._mesh.permute(rows, self._axis(axis), shift)

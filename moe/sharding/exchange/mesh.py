@@ -49,7 +49,9 @@ class Mesh(ABC):
         """The sum, or largest or smallest, of the ranks' `x`."""
 
     @abstractmethod
-    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def all_to_all(
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
         """`[sum(received), ...]`: `sent[r]` of `rows` `[sum(sent), ...]` go to rank r, `received[r]` come from it."""
 
     def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
@@ -70,10 +72,10 @@ class Mesh(ABC):
         return lambda: total
 
     def begin_all_to_all(
-        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Callable[[], Tensor]:
         """The same for an all-to-all."""
-        result = self.all_to_all(rows, axis, sent, received)
+        result = self.all_to_all(rows, axis, send_counts, receive_counts)
         return lambda: result
 
     @abstractmethod
@@ -119,7 +121,9 @@ class OneDevice(Mesh):
     def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
         return x
 
-    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def all_to_all(
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
         return rows
 
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
@@ -222,18 +226,20 @@ class ShardingMesh(Mesh):
 
         return wait
 
-    def all_to_all(self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        return self.begin_all_to_all(rows, axis, sent, received)()
+    def all_to_all(
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
+        return self.begin_all_to_all(rows, axis, send_counts, receive_counts)()
 
     def begin_all_to_all(
-        self, rows: Tensor, axis: int, sent: Sequence[int], received: Sequence[int]
+        self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Callable[[], Tensor]:
         if (group := self.groups[axis]) is None:
             return lambda: rows
-        result = rows.new_empty(sum(received), *rows.shape[1:])
+        result = rows.new_empty(sum(receive_counts), *rows.shape[1:])
         with self._label("all-to-all", rows, axis):
             work = dist.all_to_all_single(
-                result, rows, list(received), list(sent), group=group, async_op=True
+                result, rows, list(receive_counts), list(send_counts), group=group, async_op=True
             )
         return self._waiting("all-to-all", work, result, rows, axis)
 

@@ -50,11 +50,11 @@ class Moves:
         source: Placements,
         target: Placements,
         *,
-        bucketed: bool = False,
+        is_bucketed: bool = False,
     ) -> tuple[float, tuple[Move, ...]]:
         """(seconds, moves one after the other) from one placement to another, by Dijkstra's algorithm over what one
-        move reaches; of equally cheap ones the same each time. `bucketed`: of a tensor that travels with others, which
-        share the latency of one collective.
+        move reaches; of equally cheap ones the same each time. `is_bucketed`: of a tensor that travels with others,
+        which share the latency of one collective.
 
         Raises ValueError where partial results of one kind lie across those of another: they can be combined in no
         order.
@@ -62,7 +62,7 @@ class Moves:
         for placements in (source, target):
             if _mixes(placements):
                 raise ValueError(f"partial results of two kinds at once: {', '.join(map(str, placements))}")
-        return self._cheapest(tuple(shape), itemsize, source, target, bucketed)
+        return self._cheapest(tuple(shape), itemsize, source, target, is_bucketed)
 
     def _search(
         self, shape: tuple[int, ...], itemsize: int, source: Placements, target: Placements, is_bucketed: bool

@@ -10,7 +10,7 @@ from moe.sharding.exchange.mesh import Mesh
 
 
 def ring_product(
-    mesh: Mesh, first: Tensor, second: Tensor, axis: int, passed: Literal["first", "second"], size: int
+    mesh: Mesh, first: Tensor, second: Tensor, axis: int, ring_operand: Literal["first", "second"], size: int
 ) -> Tensor:
     """`first @ second` of matrices, or of batches of them, that have parts of the rows of the first and of the columns
     of the second: this rank's rows, whole in its columns, where the second's parts are passed round, or its columns.
@@ -19,17 +19,17 @@ def ring_product(
     """
     degree, index = mesh.degrees[axis], mesh.indices[axis]
     rows, columns = first.shape[-2], second.shape[-1]
-    dim, length = (-2, rows) if passed == "first" else (-1, columns)
-    shape = (size, columns) if passed == "first" else (rows, size)
+    dim, length = (-2, rows) if ring_operand == "first" else (-1, columns)
+    shape = (size, columns) if ring_operand == "first" else (rows, size)
     result = first.new_empty(*first.shape[:-2], *shape)
-    part = (first if passed == "first" else second).contiguous()
+    part = (first if ring_operand == "first" else second).contiguous()
     for step in range(degree):
         arriving = mesh.permute(part, axis, 1) if step < degree - 1 else None
         begin = (index + step) % degree * length
         count = min(length, size - begin)
         if count > 0:
             valid_part = part.narrow(dim, 0, count)
-            pair = (valid_part, second) if passed == "first" else (first, valid_part)
+            pair = (valid_part, second) if ring_operand == "first" else (first, valid_part)
             torch.matmul(*pair, out=result.narrow(dim, begin, count))
         if arriving is not None:
             part = arriving()

@@ -80,10 +80,10 @@ def shape_in_words(shape: Sequence[int], placements: str, axes: Sequence[str]) -
     return f"[{', '.join(sizes)}]"
 
 
-def part_bytes(plan: Plan, stored: StoredTensor) -> int:
+def part_bytes(plan: Plan, tensor: StoredTensor) -> int:
     """Of one rank's part, padded."""
-    placements = of_words(plan.parameters[stored.name])
-    return placement.part_bytes(stored.shape, _ITEM_BYTES.get(stored.dtype, 4), placements, plan.degrees)
+    placements = of_words(plan.parameters[tensor.name])
+    return placement.part_bytes(tensor.shape, _ITEM_BYTES.get(tensor.dtype, 4), placements, plan.degrees)
 
 
 _ITEM_BYTES = {

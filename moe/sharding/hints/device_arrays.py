@@ -16,16 +16,16 @@ Order = tuple[int, ...]
 
 
 def pin_of_array(
-    ids: Any, num_dims: int, mesh: Mapping[str, int], said: str, devices: Sequence[int] = ()
+    ids: Any, num_dims: int, mesh: Mapping[str, int], origin: str, devices: Sequence[int] = ()
 ) -> tuple[AxisPlacement, ...]:
     """Splits over mesh axes that give every device the slice that an array gives it. `devices` gives the device number
     at each place of the mesh; by default 0, 1, 2 and so on. Raises SpecError where there are none."""
     device_order = tuple(devices) or tuple(range(math.prod(mesh.values())))
-    for dims, order in _orders(ids, num_dims, mesh, said):
+    for dims, order in _orders(ids, num_dims, mesh, origin):
         if order == device_order:
             return tuple(map(split, dims))
     raise _refusal(
-        ids, mesh, said, "gives slices to devices in an order that no split over the axes of the mesh has"
+        ids, mesh, origin, "gives slices to devices in an order that no split over the axes of the mesh has"
     )
 
 

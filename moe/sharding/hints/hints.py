@@ -137,23 +137,23 @@ def to_plain(hint: Hint) -> dict[str, Any]:
     raise AssertionError(hint)
 
 
-def of_plain(given: Any, path: str = "hints") -> Hint:
+def of_plain(data: Any, path: str = "hints") -> Hint:
     """The hint that plain data describes. Raises SpecError."""
-    match given:
-        case {"split": dim, "axis": str(axis)} if type(dim) is int and len(given) == 2:
+    match data:
+        case {"split": dim, "axis": str(axis)} if type(dim) is int and len(data) == 2:
             return Split(dim, axis)
         case {"split": dim, **rest} if type(dim) is int and rest in ({}, {"axis": None}):
             return Split(dim)
-        case {"shard": dict(dims)} if all(type(dim) is int for dim in dims.values()) and len(given) == 1:
+        case {"shard": dict(dims)} if all(type(dim) is int for dim in dims.values()) and len(data) == 1:
             return Shard(dims)
-        case {"replicate": True} if len(given) == 1:
+        case {"replicate": True} if len(data) == 1:
             return Replicate()
-        case {"devices": list() | tuple() as ids} if len(given) == 1:
+        case {"devices": list() | tuple() as ids} if len(data) == 1:
             return Devices(_freeze(ids))
     forms = (
         "{split: 0}, {split: 0, axis: expert}, {shard: {data: 0}}, {devices: [[0, 1]]} or {replicate: true}"
     )
-    raise SpecError(Problem("wrong_type", path, given, "is no hint", f"use {forms}"))
+    raise SpecError(Problem("wrong_type", path, data, "is no hint", f"use {forms}"))
 
 
 def pin_of(

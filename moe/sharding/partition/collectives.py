@@ -17,11 +17,11 @@ _LOCAL = ("slice", "keep_first")
 
 
 def collectives_of(
-    program: Program, axes: Sequence[str], degrees: Sequence[int], captured: CapturedGraph
+    program: Program, axes: Sequence[str], degrees: Sequence[int], capture: CapturedGraph
 ) -> tuple[Collective, ...]:
     """In the order in which they are made; what moves nothing is none."""
     collectives = []
-    labels = _user_names(captured)
+    labels = _user_names(capture)
     for phase, module in (("forward", program.forward), ("backward", program.backward)):
         for node in module.graph.nodes if module is not None else ():
             for collective in _of_node(node, phase, axes, degrees):

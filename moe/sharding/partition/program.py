@@ -79,25 +79,25 @@ class Partitioner:
 
     def __init__(
         self,
-        captured: CapturedGraph,
+        capture: CapturedGraph,
         assignment: Assignment,
         rule_of: Callable[[fx.Node], Rule],
         moves: Moves,
     ) -> None:
-        self._capture, self._assignment, self._rule_of = captured, assignment, rule_of
+        self._capture, self._assignment, self._rule_of = capture, assignment, rule_of
         self._forward = Writer(assignment.degrees, moves)
         self._backward = Writer(assignment.degrees, moves)
         self._whole: Placements = (WHOLE,) * len(assignment.degrees)
-        self._in_backward = captured.backward
+        self._in_backward = capture.backward
         self._arguments: list[fx.Node] = []
         self._saved_nodes: list[fx.Node] = []
         self._backward_arguments: list[BackwardArgument] = []
-        nodes = list(filter(is_operator, captured.graph.graph.nodes))
+        nodes = list(filter(is_operator, capture.graph.graph.nodes))
         self._kept_for_gradients = {self._forward_of(node) for node in nodes}
         self._of_its_own: dict[fx.Node, list[fx.Node]] = {}
-        by_name = {leaf.name: (node, leaf) for node, leaf in captured.leaves.items()}
+        by_name = {leaf.name: (node, leaf) for node, leaf in capture.leaves.items()}
         self._outputs = {
-            gradient: self._placements_of(*by_name[name]) for name, gradient in captured.gradients.items()
+            gradient: self._placements_of(*by_name[name]) for name, gradient in capture.gradients.items()
         }
         self._order = {
             phase: [node for node in nodes if (node in self._in_backward) == phase] for phase in (False, True)

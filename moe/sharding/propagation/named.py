@@ -102,19 +102,19 @@ def _path(hint_path: str, where: str | None) -> str:
     return f"{hint_path} ({where})" if where else hint_path
 
 
-def annotate_graph(captured: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGraph:
+def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGraph:
     """The hints found in a captured graph, which is changed. Raises SpecError for a hint that matches nothing and for
     two that contradict each other."""
-    leaves = {leaf.name: node for node, leaf in captured.leaves.items()}
+    leaves = {leaf.name: node for node, leaf in capture.leaves.items()}
     tensor_nodes = {
         name: node
         for name, node in leaves.items()
-        if captured.leaves[node].kind in ("parameter", "buffer", "input")
+        if capture.leaves[node].kind in ("parameter", "buffer", "input")
     }
     states = {
-        f"{kind}.{name}": leaves[name] for name in captured.gradients for kind in ("gradients", "optimizer")
+        f"{kind}.{name}": leaves[name] for name in capture.gradients for kind in ("gradients", "optimizer")
     }
-    of_inputs = _of_inputs(captured, hints)
+    of_inputs = _of_inputs(capture, hints)
     spread = of_inputs | {
         "inputs.*" if pattern == "inputs" else pattern: hint
         for pattern, hint in hints.items()
@@ -124,7 +124,7 @@ def annotate_graph(captured: CapturedGraph, hints: Mapping[str, Hint]) -> Annota
         pattern: hint for pattern, hint in spread.items() if pattern.startswith(("gradients.", "optimizer."))
     }
     tensor_hints = {pattern: hint for pattern, hint in spread.items() if pattern not in of_states}
-    first = _first_names(captured, (*tensor_nodes, *states))
+    first = _first_names(capture, (*tensor_nodes, *states))
     matches = match_hints(tensor_hints, _with_others(tensor_nodes, first), first) | match_hints(
         of_states, _with_others(states, first), first
     )
@@ -142,19 +142,19 @@ def annotate_graph(captured: CapturedGraph, hints: Mapping[str, Hint]) -> Annota
             wishes.append(Wish(path, hint, states[name]))
             continue
         node = tensor_nodes[name]
-        is_stored = captured.leaves[node].kind != "input" and not {
+        is_stored = capture.leaves[node].kind != "input" and not {
             f"gradients.{name}",
             f"optimizer.{name}",
         } & set(hints_by_name)
         wishes.append(
-            Wish(path, hint, node if is_stored else _insert_annotation(captured.graph.graph, node, hint))
+            Wish(path, hint, node if is_stored else _insert_annotation(capture.graph.graph, node, hint))
         )
-    for node in captured.graph.graph.nodes:
+    for node in capture.graph.graph.nodes:
         if is_operator(node) and node.target is PLACED and not any(wish.node is node for wish in wishes):
             where = node.meta.get("where") or node.name
             wishes.append(Wish(f"the annotation at {where}", hint_of(str(node.args[1])), node))
-    captured.graph.graph.lint()
-    return AnnotatedGraph(captured, tuple(wishes))
+    capture.graph.graph.lint()
+    return AnnotatedGraph(capture, tuple(wishes))
 
 
 def _first_names(capture: CapturedGraph, names: Iterable[str]) -> dict[str, str]:

@@ -64,23 +64,23 @@ class Propagation:
 
     def __init__(
         self,
-        captured: CapturedGraph,
+        capture: CapturedGraph,
         rule_of: Callable[[fx.Node], Rule],
         degrees: Sequence[int],
         pins: Mapping[str, Pin],
-        said: Mapping[str, str],
+        hint_texts: Mapping[str, str],
     ) -> None:
-        self._capture, self._rule_of, self._degrees = captured, rule_of, tuple(degrees)
+        self._capture, self._rule_of, self._degrees = capture, rule_of, tuple(degrees)
         self._pins = pins
         self._placements = _KnownPlacements(len(self._degrees))
         self._options: dict[fx.Node, list[AxisOption | None]] = {}
         self._conflicts: dict[tuple[str, int], Conflict] = {}
-        self._operators = [node for node in captured.graph.graph.nodes if is_operator(node)]
+        self._operators = [node for node in capture.graph.graph.nodes if is_operator(node)]
         self._results = {node: result_nodes(node) for node in self._operators}
-        for node in captured.graph.graph.nodes:
+        for node in capture.graph.graph.nodes:
             for axis, placement in enumerate(pins.get(node.name, ())):
                 if placement is not None:
-                    self._placements.learn(node, axis, placement, said.get(node.name, node.name))
+                    self._placements.learn(node, axis, placement, hint_texts.get(node.name, node.name))
 
     def run(self) -> PropagationResult:
         for round_ in range(ROUNDS):

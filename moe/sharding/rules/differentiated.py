@@ -41,7 +41,7 @@ class DifferentiableOperator:
     num_results: int
     differentiable: tuple[int, ...]
     """Arguments that have a gradient."""
-    trained: tuple[int, ...]
+    differentiable_results: tuple[int, ...]
     """Results that have one."""
     begin: Begin | None = None
     """`run` in two halves, of an operator that begins with an exchange."""
@@ -61,7 +61,7 @@ class DifferentiableOperator:
 
     def forward_of(self, node: fx.Node) -> fx.Node | None:
         """The operator that a `_backward` operator is the gradients of: the one with the same arguments."""
-        arguments = node.args[len(self.trained) :]
+        arguments = node.args[len(self.differentiable_results) :]
         candidates = node.graph.find_nodes(op="call_function", target=self.target)
         return next(
             (candidate for candidate in candidates if _is_same_argument(candidate.args, arguments)), None
@@ -95,14 +95,16 @@ def define_differentiable(
     *,
     num_results: int,
     differentiable: tuple[int, ...],
-    trained: tuple[int, ...],
+    differentiable_results: tuple[int, ...],
     begin: Begin | None = None,
 ) -> DifferentiableOperator:
     """Make both operators. `schema` has the arguments in torch's words, `Tensor x, Tensor? bias, int layer`; `shapes`,
     given these, makes empty results."""
-    operator = _BY_NAME[name] = DifferentiableOperator(name, run, num_results, differentiable, trained, begin)
+    operator = _BY_NAME[name] = DifferentiableOperator(
+        name, run, num_results, differentiable, differentiable_results, begin
+    )
     results = ", ".join(["Tensor"] * num_results)
-    gradients = ", ".join(f"Tensor? gradient_{at}" for at in trained)
+    gradients = ", ".join(f"Tensor? gradient_{at}" for at in differentiable_results)
     path, backward_path = f"shardyard::{name}", f"shardyard::{name}_backward"
     torch.library.define(path, f"({schema}) -> ({results})")
     torch.library.define(backward_path, f"({gradients}, {schema}) -> Tensor[]")
@@ -118,12 +120,12 @@ def define_differentiable(
 
     @torch.library.impl(backward_path, "CompositeExplicitAutograd")
     def _run_backward(*arguments: Any) -> list[Tensor]:
-        gradients, rest = arguments[: len(trained)], arguments[len(trained) :]
+        gradients, rest = arguments[: len(differentiable_results)], arguments[len(differentiable_results) :]
         return backward(OneDevice(), name, (), gradients, *rest)
 
     @torch.library.register_fake(backward_path)
     def _(*arguments: Any) -> list[Tensor]:
-        rest = arguments[len(trained) :]
+        rest = arguments[len(differentiable_results) :]
         return [torch.empty_like(rest[at]) for at in operator.differentiable_in(rest)]
 
     def keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
@@ -132,12 +134,14 @@ def define_differentiable(
         ctx.save_for_backward(*tensors)
         ctx.constants = [None if isinstance(value, Tensor) else (value,) for value in inputs]  # type: ignore[attr-defined]
         outputs = output if isinstance(output, tuple) else (output,)
-        ctx.mark_non_differentiable(*(output for at, output in enumerate(outputs) if at not in trained))
+        ctx.mark_non_differentiable(
+            *(output for at, output in enumerate(outputs) if at not in differentiable_results)
+        )
 
     def back(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
         inputs = [next(tensors) if entry is None else entry[0] for entry in ctx.constants]
-        result_gradients = [gradients[at] for at in trained]
+        result_gradients = [gradients[at] for at in differentiable_results]
         input_gradients: list[Any] = [None] * len(inputs)
         if any(gradient is not None for gradient in result_gradients):
             computed_gradients = operator.backward_target(*result_gradients, *inputs)
@@ -198,20 +202,23 @@ def begin_forward_kept(
     return finish_kept
 
 
-def finish(begun: Callable[[], Any]) -> Any:
+def finish(pending: Callable[[], Any]) -> Any:
     """The result of an operator that was begun."""
-    return begun()
+    return pending()
 
 
 def _with_history(
     operator: DifferentiableOperator, results: tuple[Tensor, ...], leaves: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    return tuple(result.detach() for result in results), [*(results[at] for at in operator.trained), *leaves]
+    return tuple(result.detach() for result in results), [
+        *(results[at] for at in operator.differentiable_results),
+        *leaves,
+    ]
 
 
-def gradients_of_kept(kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+def gradients_of_kept(saved_tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
     """Gradients of the leaves, of what `forward_kept` has kept."""
-    results, leaves = kept[: len(gradients)], kept[len(gradients) :]
+    results, leaves = saved_tensors[: len(gradients)], saved_tensors[len(gradients) :]
     pairs = [
         (result, gradient.to(result.dtype))
         for result, gradient in zip(results, gradients, strict=True)
@@ -240,19 +247,19 @@ def _leaves(operator: DifferentiableOperator, arguments: Sequence[Any]) -> tuple
     return leaves, inputs
 
 
-def lower_forward(local: LocalCall, this: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
+def lower_forward(local: LocalCall, operator: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
     """The operator on a rank's parts."""
     arguments, _ = local.arguments()
-    run = local.runtime(forward_kept if local.is_kept else forward, this.name, sharding, *arguments)
-    return _lowered_results(local, this, run, arguments)
+    run = local.runtime(forward_kept if local.is_kept else forward, operator.name, sharding, *arguments)
+    return _lowered_results(local, operator, run, arguments)
 
 
-def lower_begun(local: LocalCall, this: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
+def lower_begun(local: LocalCall, operator: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
     """The operator on a rank's parts, in two calls: one starts its exchange, one finishes the operator."""
     arguments, _ = local.arguments()
     begin = begin_forward_kept if local.is_kept else begin_forward
-    run = local.call(finish, local.runtime(begin, this.name, sharding, *arguments))
-    return _lowered_results(local, this, run, arguments)
+    run = local.call(finish, local.runtime(begin, operator.name, sharding, *arguments))
+    return _lowered_results(local, operator, run, arguments)
 
 
 def _lowered_results(
@@ -262,15 +269,18 @@ def _lowered_results(
     results = run
     if local.is_kept:
         results, saved_tensors = local.call(getitem, run, 0), local.call(getitem, run, 1)
-        number = len(operator.trained) + len(operator.differentiable_in(arguments))
+        number = len(operator.differentiable_results) + len(operator.differentiable_in(arguments))
         local.keep([local.call(getitem, saved_tensors, at) for at in range(number)])
     return results if operator.num_results > 1 else local.call(getitem, results, 0)
 
 
-def lower_backward(local: LocalCall, this: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
+def lower_backward(local: LocalCall, operator: DifferentiableOperator, sharding: OperatorSharding) -> fx.Node:
     """Its gradients on a rank's parts."""
     arguments, _ = local.arguments()
-    gradients, rest = arguments[: len(this.trained)], arguments[len(this.trained) :]
+    gradients, rest = (
+        arguments[: len(operator.differentiable_results)],
+        arguments[len(operator.differentiable_results) :],
+    )
     if local.saved_parts:
         return local.call(gradients_of_kept, list(local.saved_parts), list(gradients))
-    return local.runtime(backward, this.name, sharding, list(gradients), *rest)
+    return local.runtime(backward, operator.name, sharding, list(gradients), *rest)

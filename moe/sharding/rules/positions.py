@@ -22,8 +22,8 @@ def within(index: Tensor, span: Span) -> tuple[Tensor, Tensor]:
     return torch.where(is_local, at, 0), is_local
 
 
-def zeros_elsewhere(found: Tensor, here: Tensor) -> Tensor:
-    return torch.where(here, found, torch.zeros((), dtype=found.dtype, device=found.device))
+def zeros_elsewhere(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def gather(part: Tensor, dim: int, index: Tensor, span: Span) -> Tensor:

@@ -41,12 +41,12 @@ def reduced_dims(node: fx.Node) -> set[int]:
     return {dim % max(1, num_dims) for dim in ([dims] if isinstance(dims, int) else dims)}
 
 
-def kept_dims(shape: tuple[int, ...], reduced: set[int], result: tuple[int, ...]) -> tuple[Dims, Dims]:
+def kept_dims(shape: tuple[int, ...], reduced_dims: set[int], result: tuple[int, ...]) -> tuple[Dims, Dims]:
     """Dims of an operand and of a result that lacks the reduced dimensions or has them with size 1."""
     operand = factor_dims(shape)
     if len(result) == len(shape):
-        return operand, tuple(() if dim in reduced else factors for dim, factors in enumerate(operand))
-    return operand, tuple(factors for dim, factors in enumerate(operand) if dim not in reduced)
+        return operand, tuple(() if dim in reduced_dims else factors for dim, factors in enumerate(operand))
+    return operand, tuple(factors for dim, factors in enumerate(operand) if dim not in reduced_dims)
 
 
 def reduction(node: fx.Node) -> Rule:

@@ -83,9 +83,9 @@ class Index:
         return {**asdict(self), "version": _VERSION}
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> "Index":
+    def from_json(cls, data: Mapping[str, Any]) -> "Index":
         """Raises ValueError, KeyError or TypeError for what is none."""
-        plain = dict(given)
+        plain = dict(data)
         if plain.pop("version", None) != _VERSION:
             raise ValueError(f"its version must be {_VERSION}")
         return cls(

@@ -24,14 +24,14 @@ AXIS = "micro_batch"
 """Name of the loop among the mesh's axes."""
 
 
-def loop_of(captured: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_batches: int) -> Loop:
+def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_batches: int) -> Loop:
     """The loop over so many parts of the batch, which is dimension 0 of the inputs.
 
     Raises SpecError, naming the user's line, for an operator that needs the whole batch at once, and for outputs that
     need gradients and are no loss.
     """
-    _check_outputs(captured, micro_batches)
-    inputs = [node for node, leaf in captured.leaves.items() if leaf.kind == "input" and leaf.shape]
+    _check_outputs(capture, micro_batches)
+    inputs = [node for node, leaf in capture.leaves.items() if leaf.kind == "input" and leaf.shape]
     if not inputs or shape_of(inputs[0])[0] < micro_batches:
         size = shape_of(inputs[0])[0] if inputs else 0
         raise SpecError(
@@ -48,7 +48,7 @@ def loop_of(captured: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_b
     first_error: SpecError | None = None
     for cut in (alike, *([node] for node in alone)):  # what is counted in the others may be the same for all
         try:
-            options = _Options(captured, rule_of, micro_batches, cut)
+            options = _Options(capture, rule_of, micro_batches, cut)
             loop = options.solve()
         except SpecError as error:
             first_error = first_error or error
@@ -112,13 +112,13 @@ _APART = (
 class _Options:
     def __init__(
         self,
-        captured: CapturedGraph,
+        capture: CapturedGraph,
         rule_of: Callable[[fx.Node], Rule],
         micro_batches: int,
         inputs: Sequence[fx.Node],
     ) -> None:
-        self._capture, self._rule_of, self._degrees = captured, rule_of, (micro_batches,)
-        self._placements: dict[fx.Node, AxisPlacement] = dict.fromkeys(captured.leaves, WHOLE)
+        self._capture, self._rule_of, self._degrees = capture, rule_of, (micro_batches,)
+        self._placements: dict[fx.Node, AxisPlacement] = dict.fromkeys(capture.leaves, WHOLE)
         self._placements |= dict.fromkeys(inputs, split(0))
         self._options: dict[fx.Node, AxisOption] = {}
 
@@ -143,14 +143,14 @@ class _Options:
     def _first(self, node: fx.Node) -> AxisOption:
         """The option that takes operands as they were made, or else cuts the fewest of them."""
         if node.target in manual.TARGETS:
-            raise self._unsupported(node, "is a part that is partitioned by hand, for the whole batch")
+            raise self._unsupported_error(node, "is a part that is partitioned by hand, for the whole batch")
         placements = [self._placements[operand] for operand in operands(node)]
         whole, *splits = self._rule_of(node).axis_options()
         if all(placement == WHOLE for placement in placements):
             return whole
         candidates = [option for option in splits if self._is_possible(node, option)]
         if not candidates and self._rule_of(node).work == "none":
-            raise self._unsupported(
+            raise self._unsupported_error(
                 node,
                 "joins the batch with a dimension that lies before it, so that parts of the batch are no parts of it",
                 "keep the batch first (transformer and recurrent layers of torch put time first inside); or use "
@@ -158,7 +158,7 @@ class _Options:
             )
         if not candidates:
             partial = next((placement for placement in placements if placement.combine is not None), None)
-            raise self._unsupported(
+            raise self._unsupported_error(
                 node,
                 f"needs the whole batch at once: it uses a {partial.combine} over the batch before all is added up"
                 if partial is not None
@@ -225,7 +225,7 @@ class _Options:
             if not is_operator(user) and user.op == "call_function":
                 self._placements[user] = option.results[source(user)[1]]
 
-    def _unsupported(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
+    def _unsupported_error(self, node: fx.Node, rule: str, remedy: str = _APART) -> SpecError:
         (count,) = self._degrees
         where = node.meta.get("where") or node.name
         return SpecError(

@@ -109,30 +109,30 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def asked_cluster(given: Any) -> Cluster:
+def asked_cluster(cluster: Any) -> Cluster:
     """A cluster, that of a file, or where there is none one device of this kind for each rank. Raises SpecError."""
-    if given is None:
+    if cluster is None:
         return own_cluster()
-    if isinstance(given, Cluster):
-        return given
-    if not isinstance(given, str | Path):
+    if isinstance(cluster, Cluster):
+        return cluster
+    if not isinstance(cluster, str | Path):
         raise SpecError(
             Problem(
                 "wrong_type",
                 "cluster",
-                _kind(given),
+                _kind(cluster),
                 "must be a Cluster or the path of a file that describes one",
                 "give moe.plan.Cluster(num_nodes=1, devices_per_node=4)",
             )
         )
     try:
-        return one_cluster_of(read_plain(given))
+        return one_cluster_of(read_plain(cluster))
     except OSError as error:
         raise SpecError(
             Problem(
                 "unreadable",
                 "cluster",
-                str(given),
+                str(cluster),
                 f"is a file that cannot be read ({error.strerror})",
                 "give the path of a cluster file, or a moe.plan.Cluster",
             )

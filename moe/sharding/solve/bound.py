@@ -20,8 +20,8 @@ ANY, SPLIT = "any", "split"
 
 
 def bound_by(
-    captured: CapturedGraph,
-    followed: PropagationResult,
+    capture: CapturedGraph,
+    propagation: PropagationResult,
     rule_of: Callable[[fx.Node], Rule],
     pins: Mapping[str, Pin],
     *,
@@ -30,21 +30,21 @@ def bound_by(
     """Requirements on operators, apart from views, that follow from hints (`pins`); `in_loop` adds the axis of the loop
     over micro-batches before the mesh's."""
     parameters = [
-        node.name for node, leaf in captured.leaves.items() if leaf.kind == "parameter" and leaf.shape
+        node.name for node, leaf in capture.leaves.items() if leaf.kind == "parameter" and leaf.shape
     ]
-    num_axes = len(followed.assignment.degrees)
-    open_axes = {conflict.axis for conflict in followed.conflicts} | _axes_of_rings(
-        captured, followed, rule_of
+    num_axes = len(propagation.assignment.degrees)
+    open_axes = {conflict.axis for conflict in propagation.conflicts} | _axes_of_rings(
+        capture, propagation, rule_of
     )
     full = [
         axis not in open_axes and all(name in pins and pins[name][axis] is not None for name in parameters)
         for axis in range(num_axes)
     ]
     requirements: dict[fx.Node, tuple[str, ...]] = {}
-    for node in captured.graph.graph.nodes:
+    for node in capture.graph.graph.nodes:
         if not is_operator(node) or rule_of(node).work == "none":
             continue
-        names = [option.name for option in followed.assignment.options[node.name]]
+        names = [option.name for option in propagation.assignment.options[node.name]]
         along_axes = [
             ANY if name == "whole" else name if full[axis] and rule_of(node).is_product else SPLIT
             for axis, name in enumerate(names)

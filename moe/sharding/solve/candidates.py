@@ -14,30 +14,30 @@ MOST_MICRO_BATCHES = 64
 
 
 def meshes(
-    cluster: Cluster, given: Mapping[str, int] | None, named: tuple[str, ...]
+    cluster: Cluster, mesh: Mapping[str, int] | None, axis_names: tuple[str, ...]
 ) -> Iterator[dict[str, int]]:
     """A few meshes, however many devices there are: one axis; two, of which the inner one stays within a node; where
     there is one node, two as square as can be."""
     total = cluster.num_devices
-    if given is not None:
-        if math.prod(given.values()) != total:
+    if mesh is not None:
+        if math.prod(mesh.values()) != total:
             raise SpecError(
                 Problem(
                     "mismatch",
                     "mesh",
-                    dict(given),
+                    dict(mesh),
                     f"must have sizes that multiply to all devices (={total})",
                     "correct them",
                 )
             )
-        yield dict(given)
+        yield dict(mesh)
         return
-    if len(named) > 2:
+    if len(axis_names) > 2:
         raise SpecError(
             Problem(
                 "missing",
                 "hints",
-                ", ".join(named),
+                ", ".join(axis_names),
                 "name more than two mesh axes, whose sizes nothing says",
                 "give plan(mesh={name: size}), or name one or two",
             )
@@ -45,26 +45,28 @@ def meshes(
     inner = cluster.devices_per_node
     if cluster.num_nodes == 1 or inner == 1:
         inner = next((d for d in range(math.isqrt(total), 1, -1) if total % d == 0), 1)
-    if len(named) < 2:
-        yield {named[0] if named else "devices": total}
+    if len(axis_names) < 2:
+        yield {axis_names[0] if axis_names else "devices": total}
     if 1 < inner < total:
-        outer_name, inner_name = named if len(named) == 2 else ("outer", named[0] if named else "inner")
+        outer_name, inner_name = (
+            axis_names if len(axis_names) == 2 else ("outer", axis_names[0] if axis_names else "inner")
+        )
         yield {outer_name: total // inner, inner_name: inner}
-    elif len(named) == 2:
-        yield {named[0]: 1, named[1]: total}
+    elif len(axis_names) == 2:
+        yield {axis_names[0]: 1, axis_names[1]: total}
 
 
 def runs(
-    captured: CapturedGraph, rules: Rules, micro_batches: int | None, recompute: bool | None
+    capture: CapturedGraph, rules: Rules, micro_batches: int | None, recompute: bool | None
 ) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
     """Ways to run a step: (whether blocks are computed again, which the captured graph then does; a number of
     micro-batches and its loop). Raises SpecError where what is asked for is not possible."""
     if not recompute:
-        yield from ((False, loop) for loop in _loops(captured, rules, micro_batches))
+        yield from ((False, loop) for loop in _loops(capture, rules, micro_batches))
     if recompute is False:
         return
-    if recompute_blocks(captured):
-        yield from ((True, loop) for loop in _loops(captured, rules, micro_batches))
+    if recompute_blocks(capture):
+        yield from ((True, loop) for loop in _loops(capture, rules, micro_batches))
     elif recompute:
         raise SpecError(
             Problem(

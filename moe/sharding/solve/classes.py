@@ -23,26 +23,26 @@ _KEYS = {"seed", "layer", "purpose"}
 """Names of the arguments of our own operators that key random numbers."""
 
 
-def classes(captured: CapturedGraph, pins: Mapping[str, Hashable]) -> dict[fx.Node, fx.Node]:
+def classes(capture: CapturedGraph, pins: Mapping[str, Hashable]) -> dict[fx.Node, fx.Node]:
     """The first node of its class, for every node. Nodes that something else is asked for are of classes of their
     own."""
     class_of: dict[fx.Node, fx.Node] = {}
-    backward = captured.backward
+    backward = capture.backward
     for phase in (False, True):
         nodes = [
             node
-            for node in captured.graph.graph.nodes
+            for node in capture.graph.graph.nodes
             if node.op == "call_function" and (node in backward) == phase
         ]
         signs = [(_sign(node, backward), pins.get(node.name)) for node in nodes]
         for first, period, length in _runs(signs):
             for at in range(first, first + length):
                 class_of[nodes[at]] = nodes[first + (at - first) % period]
-    for node in captured.graph.graph.nodes:
+    for node in capture.graph.graph.nodes:
         if is_operator(node):
             class_of.setdefault(node, node)
-    _tie_leaves(captured, class_of, pins)
-    for node in captured.graph.graph.nodes:
+    _tie_leaves(capture, class_of, pins)
+    for node in capture.graph.graph.nodes:
         class_of.setdefault(node, node)
     return class_of
 

@@ -57,9 +57,9 @@ class Costs:
         itemsize: int,
         before: Placements,
         after: Placements,
-        bucketed: bool = False,
+        is_bucketed: bool = False,
     ) -> float:
-        return self.moves.cheapest(shape, itemsize, before, after, bucketed=bucketed)[0]
+        return self.moves.cheapest(shape, itemsize, before, after, is_bucketed=is_bucketed)[0]
 
     def update_s(self, part_bytes: float, optimizer_slots: float) -> float:
         """Seconds of the optimizer's update of a part: its weight and gradient read, what is remembered read and

@@ -86,11 +86,11 @@ class IntegerProgram:
     def equal(self, terms: Terms, value: float) -> None:
         self.row(terms, value, value)
 
-    def solve(self, most: float = INFINITY, *, quick: bool = False) -> Solution | None:
-        """The cheapest solution, the same each time; None where there is none, or where all cost more than `most`.
+    def solve(self, max_cost: float = INFINITY, *, quick: bool = False) -> Solution | None:
+        """The cheapest solution, the same each time; None where there is none, or where all cost more than `max_cost`.
         With `quick`, of a large program the cheapest that agrees with the relaxation wherever that is whole."""
         relaxation = self._run(is_relaxed=True)
-        if relaxation is None or relaxation[1] > most:
+        if relaxation is None or relaxation[1] > max_cost:
             return None
         values, lower_bound = relaxation
         is_whole = np.array(self._whole) & (np.abs(values - values.round()) < 1e-6)

@@ -39,22 +39,22 @@ class PlacementProgram:
 
     def __init__(
         self,
-        captured: CapturedGraph,
+        capture: CapturedGraph,
         costs: Costs,
         rule_of: Callable[[fx.Node], Rule],
         limits: Limits,
         pins: Mapping[str, Pin] | None = None,
         classes: Mapping[fx.Node, fx.Node] | None = None,
-        allowed: AllowedOptions | None = None,
+        allowed_options: AllowedOptions | None = None,
         bound: Bound | None = None,
     ) -> None:
-        self._capture, self._costs, self._rule_of, self._limits = captured, costs, rule_of, limits
-        self._pins, self._allowed_options, self._bounds = pins or {}, allowed or {}, bound or {}
-        self._graph = captured.graph.graph
-        self._backward = captured.backward
+        self._capture, self._costs, self._rule_of, self._limits = capture, costs, rule_of, limits
+        self._pins, self._allowed_options, self._bounds = pins or {}, allowed_options or {}, bound or {}
+        self._graph = capture.graph.graph
+        self._backward = capture.backward
         self._class = {node: (classes or {}).get(node, node) for node in self._graph.nodes}
         firsts = (rule_of(node).gradients_of for node in self._graph.nodes if is_operator(node))
-        self._gradients = {self._class[node] for node in captured.gradients.values()}
+        self._gradients = {self._class[node] for node in capture.gradients.values()}
         self._differentiated_classes = {self._class[first] for first in firsts if first is not None}
         self._count: dict[fx.Node, int] = defaultdict(int)
         for node in self._graph.nodes:
@@ -327,13 +327,13 @@ class PlacementProgram:
 
     # What comes of it
 
-    def solve(self, most: float = INFINITY, *, quick: bool = False) -> ShardingSolution | None:
-        """The cheapest assignment; None where none has room, or where all take more than `most` seconds. With `quick`,
+    def solve(self, max_s: float = INFINITY, *, quick: bool = False) -> ShardingSolution | None:
+        """The cheapest assignment; None where none has room, or where all take more than `max_s` seconds. With `quick`,
         one near it."""
         self._end_results()
         self._room.limit(self._limits.memory_bytes)
         self._waiting.end()
-        solution = self._program.solve(most, quick=quick)
+        solution = self._program.solve(max_s, quick=quick)
         return None if solution is None else self._read(solution)
 
     def _end_results(self) -> None:

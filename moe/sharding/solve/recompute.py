@@ -15,15 +15,15 @@ from moe.sharding.operands import AGAIN, is_operator, source
 from moe.sharding.rules.manual import TARGETS
 
 
-def recompute_checkpointed(captured: CapturedGraph) -> None:
+def recompute_checkpointed(capture: CapturedGraph) -> None:
     """Recompute the user's calls of `torch.utils.checkpoint`, in place."""
-    if any(node.meta.get(REGION) for node in captured.graph.graph.nodes):
-        _recompute(captured, lambda node: _maker(node).meta.get(REGION))
+    if any(node.meta.get(REGION) for node in capture.graph.graph.nodes):
+        _recompute(capture, lambda node: _maker(node).meta.get(REGION))
 
 
-def recompute_blocks(captured: CapturedGraph) -> bool:
+def recompute_blocks(capture: CapturedGraph) -> bool:
     """Recompute the blocks of a captured graph, in place. Returns whether any operator is recomputed."""
-    return _recompute(captured, lambda node: _maker(node).meta.get(BLOCK))
+    return _recompute(capture, lambda node: _maker(node).meta.get(BLOCK))
 
 
 def _recompute(capture: CapturedGraph, part_of: Callable[[fx.Node], str | None]) -> bool:
@@ -47,9 +47,9 @@ def _recompute(capture: CapturedGraph, part_of: Callable[[fx.Node], str | None])
     return any(has_copies)
 
 
-def with_recomputed_pins(captured: CapturedGraph, pins: Mapping[str, Pin]) -> dict[str, Pin]:
+def with_recomputed_pins(capture: CapturedGraph, pins: Mapping[str, Pin]) -> dict[str, Pin]:
     """The pins, and the same pins for recomputed operators."""
-    copies = {node.name: node.meta[AGAIN][1] for node in captured.graph.graph.nodes if AGAIN in node.meta}
+    copies = {node.name: node.meta[AGAIN][1] for node in capture.graph.graph.nodes if AGAIN in node.meta}
     return {**pins, **{copy: pins[original] for copy, original in copies.items() if original in pins}}
 
 

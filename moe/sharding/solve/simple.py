@@ -21,23 +21,23 @@ LayoutName = Literal["data parallel", "fully sharded", "searched", "from hints"]
 
 
 def simple_layouts(
-    captured: CapturedGraph, rule_of: Callable[[fx.Node], Rule], degrees: Sequence[int]
+    capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], degrees: Sequence[int]
 ) -> Iterator[tuple[LayoutName, Assignment]]:
     """Both layouts along all axes of a mesh; none if no input has a batch dimension."""
-    batch = _batch(captured)
+    batch = _batch(capture)
     if not batch:
         return
     shapes = {
-        node: leaf.shape for node, leaf in captured.leaves.items() if leaf.kind in ("parameter", "buffer")
+        node: leaf.shape for node, leaf in capture.leaves.items() if leaf.kind in ("parameter", "buffer")
     }
     pins: dict[str, Pin] = {node.name: (WHOLE,) * len(degrees) for node in shapes}
     pins |= {node.name: _along(degrees, split(0)) for node in batch}
-    whole = Propagation(captured, rule_of, degrees, pins, {}).run().assignment
+    whole = Propagation(capture, rule_of, degrees, pins, {}).run().assignment
     yield "data parallel", whole
     parameter_placements = {
         node.name: _shard_first_dim(shape, degrees)
         for node, shape in shapes.items()
-        if captured.leaves[node].kind == "parameter"
+        if capture.leaves[node].kind == "parameter"
     }
     yield "fully sharded", replace(whole, leaves={**whole.leaves, **parameter_placements})
 

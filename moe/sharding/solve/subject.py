@@ -26,12 +26,12 @@ class Subject:
     """Hints that are left out of account."""
 
 
-def subject_of(asked: ShardingRequest, without: frozenset[str] = frozenset()) -> Subject:
+def subject_of(request: ShardingRequest, without: frozenset[str] = frozenset()) -> Subject:
     """Capture of what was asked for. Raises SpecError for a module or a hint with which nothing can be planned."""
-    captured_graph = capture(asked.model, asked.sample, asked.loss, device_of(asked.cluster))
-    annotations = annotate_graph(captured_graph, asked.hints)
+    captured_graph = capture(request.model, request.sample, request.loss, device_of(request.cluster))
+    annotations = annotate_graph(captured_graph, request.hints)
     recompute_checkpointed(captured_graph)
-    Rules(asked.replicate).check(captured_graph.graph.graph)
-    memory_bytes = asked.cluster.memory_bytes * (1 - SPARE) - captured_graph.input_bytes
-    limits = Limits(memory_bytes, asked.optimizer_slots)
-    return Subject(asked, captured_graph, annotations, limits, without)
+    Rules(request.replicate).check(captured_graph.graph.graph)
+    memory_bytes = request.cluster.memory_bytes * (1 - SPARE) - captured_graph.input_bytes
+    limits = Limits(memory_bytes, request.optimizer_slots)
+    return Subject(request, captured_graph, annotations, limits, without)
