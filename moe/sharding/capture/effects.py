@@ -91,7 +91,7 @@ class Effects:
             self._compare_draws(draws)
             self._problems |= first.problems
             if not self._problems:
-                self._problems |= dict.fromkeys(first.changed(second))
+                self._problems |= dict.fromkeys(first.changes(second))
         finally:
             self._find_caches()
             self._check_imported(set(sys.modules) - modules_before)
