@@ -37,9 +37,9 @@ class ClusterOptions:
         for option, value in beside:
             if value is not None and not is_imagined:
                 raise Misuse(f"{option} belongs to an imagined cluster; add --num-nodes and --device")
-        return self._imagined() if is_imagined else None
+        return self._hypothetical_cluster() if is_imagined else None
 
-    def _imagined(self) -> "Cluster":
+    def _hypothetical_cluster(self) -> "Cluster":
         from moe.plan import DEVICES
         from moe.plan.cluster.cluster import FACTS, one_cluster_of
 

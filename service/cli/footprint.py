@@ -28,7 +28,7 @@ class Footprint:
         self._began = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="footprint", daemon=True)
-        self._marked: dict[psutil.Process, bool] = {}
+        self._has_mark: dict[psutil.Process, bool] = {}
 
     @property
     def seconds(self) -> float:
@@ -61,8 +61,8 @@ class Footprint:
     def _processes(self) -> list[psutil.Process]:
         living = list(psutil.process_iter(["ppid"]))
         parents = {process.pid: process.info["ppid"] for process in living}
-        self._marked = {process: self._marked.get(process) or self._bears(process) for process in living}
-        marked_pids = {process.pid for process, bears in self._marked.items() if bears} | {os.getpid()}
+        self._has_mark = {process: self._has_mark.get(process) or self._bears(process) for process in living}
+        marked_pids = {process.pid for process, bears in self._has_mark.items() if bears} | {os.getpid()}
         return [process for process in living if _descends(process.pid, marked_pids, parents)]
 
     def _bears(self, process: psutil.Process) -> bool:

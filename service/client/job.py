@@ -131,7 +131,9 @@ class Job:
         With `name` only that value. With `max_points` (at most 10,000) a longer run is thinned evenly to so many.
         """
         limit = METRICS_PAGE_SIZE if max_points is None else None
-        return self._all("/metrics", name=name, since_step=since_step, max_points=max_points, limit=limit)
+        return self._all_pages(
+            "/metrics", name=name, since_step=since_step, max_points=max_points, limit=limit
+        )
 
     def logs(
         self,
@@ -157,7 +159,7 @@ class Job:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Committed checkpoints, oldest first."""
-        return self._all("/checkpoints")
+        return self._all_pages("/checkpoints")
 
     def plan(self) -> "Plan":
         """Layout of this job."""
@@ -237,7 +239,7 @@ class Job:
     def _path(self, part: str = "") -> str:
         return f"/v1/jobs/{quote(self.id, safe='')}{part}"
 
-    def _all(self, part: str, **query: Any) -> list[dict[str, Any]]:
+    def _all_pages(self, part: str, **query: Any) -> list[dict[str, Any]]:
         items, cursor = list[dict[str, Any]](), None
         while True:
             page = self._connection.get(self._path(part), cursor=cursor, **query)

@@ -65,7 +65,7 @@ def main() -> None:
     assert load is not None, "the first order is to load"
     _limit(load)
     try:
-        generator = _loaded(load)
+        generator = _load(load)
         generator.lay_out_for_texts()
     except _CannotLoad as error:
         tell(Told(kind="failed", words=str(error)))
@@ -79,7 +79,7 @@ def main() -> None:
         request = orders.next().generate
         assert request is not None, "one loads once"
         try:
-            for message in _made(generator, request, orders):
+            for message in _generate(generator, request, orders):
                 tell(message)
         except SpecError as error:
             problems = tuple(problem.to_dict() for problem in error.problems)
@@ -97,7 +97,7 @@ def _limit(load: Load) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (load.memory_bytes, load.memory_bytes))
 
 
-def _loaded(load: Load) -> "Generator":
+def _load(load: Load) -> "Generator":
     """The model of the newest checkpoint that can be read. Raises _CannotLoad."""
     from moe.export.trained import TrainedModel
     from moe.train.checkpoint.checkpointer import CheckpointError
@@ -114,7 +114,7 @@ def _loaded(load: Load) -> "Generator":
     )
 
 
-def _made(generator: "Generator", request: Asked, orders: _Orders) -> Iterator[Told]:
+def _generate(generator: "Generator", request: Asked, orders: _Orders) -> Iterator[Told]:
     """Messages of one text. Raises SpecError for what the model cannot be asked."""
     stream, number = generator.stream(request.prompt, request.spec), request.number
     yield Told(kind="begun", number=number)

@@ -50,7 +50,7 @@ class GeneratorProcess:
 
     async def loaded(self) -> None:
         """Returns once it is. Raises Failed."""
-        message = await self._heard()
+        message = await self._read_message()
         if message.kind != "loaded":
             raise Failed(message.words)
 
@@ -62,7 +62,7 @@ class GeneratorProcess:
         self._number += 1
         self._tell(Order(generate=Asked(number=self._number, prompt=prompt, spec=spec)))
         while True:
-            message = await self._heard()
+            message = await self._read_message()
             match message.kind:
                 case "refused":
                     raise SpecError([Problem(**fields) for fields in message.problems])
@@ -77,7 +77,7 @@ class GeneratorProcess:
         self._tell(Order(break_off=self._number))
         try:
             async with asyncio.timeout(BREAK_OFF_S):
-                while (await self._heard()).kind not in ("end", "refused", "failed"):
+                while (await self._read_message()).kind not in ("end", "refused", "failed"):
                     pass
         except (TimeoutError, Failed):
             await self.end()
@@ -97,7 +97,7 @@ class GeneratorProcess:
         # Without waiting for it to be read: a line is small beside what this process may hold.
         self._process.stdin.write(order.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
-    async def _heard(self) -> Told:
+    async def _read_message(self) -> Told:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         try:

@@ -54,7 +54,7 @@ class Dashboard:
                 record(dashboard)
                 shell.stdin.write(b"recorded\n")
             except (psutil.NoSuchProcess, ValueError, BrokenPipeError):
-                raise DashboardError(self._said(folder)) from None
+                raise DashboardError(self._failure_text(folder)) from None
             return dashboard
 
     def await_answer(self, folder: Path, timeout_s: float, abort: Sequence[int] = ()) -> None:
@@ -64,7 +64,7 @@ class Dashboard:
         while not self._listens():
             if not self.running() or abort or time.monotonic() > deadline:
                 signal_all({self.process}, signal.SIGKILL)
-                raise DashboardError(self._said(folder))
+                raise DashboardError(self._failure_text(folder))
             time.sleep(0.05)
 
     def _listens(self) -> bool:
@@ -73,7 +73,7 @@ class Dashboard:
             probe.settimeout(1.0)
             return probe.connect_ex((str(address.hostname), address.port or 0)) == 0
 
-    def _said(self, folder: Path) -> str:
+    def _failure_text(self, folder: Path) -> str:
         output = Path(_output(folder))
         last_lines = output.read_text(errors="replace").strip().splitlines()[-15:] if output.is_file() else []
         return "\n".join(["the dashboard did not come up:", *last_lines])

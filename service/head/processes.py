@@ -21,12 +21,12 @@ class Process:
     @classmethod
     def of(cls, process: psutil.Process) -> "Process":
         """Raises psutil.NoSuchProcess."""
-        return cls(process.pid, _started(process), process.name())
+        return cls(process.pid, _start_time(process), process.name())
 
     def find(self) -> psutil.Process | None:
         try:
             process = psutil.Process(self.pid)
-            alive = _started(process) == self.started and process.status() != psutil.STATUS_ZOMBIE
+            alive = _start_time(process) == self.started and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return None
         return process if alive else None
@@ -74,7 +74,7 @@ def signal_all(processes: Collection[Process], number: signal.Signals) -> None:
                 continue
 
 
-def _started(process: psutil.Process) -> float:
+def _start_time(process: psutil.Process) -> float:
     """Time of its start: on Linux in clock ticks since the machine did, which setting the clock does not move."""
     if not sys.platform.startswith("linux"):
         return process.create_time()

@@ -67,7 +67,9 @@ def _answer(request: Request) -> Answer:
         return _planned_module(request.module)
     except SpecError as error:
         return Answer(
-            problems=tuple(problem.to_dict() | {"value": _shown(problem.value)} for problem in error.problems)
+            problems=tuple(
+                problem.to_dict() | {"value": _to_plain(problem.value)} for problem in error.problems
+            )
         )
     except _OutOfMemory as error:
         return Answer(problems=(_too_large(request, str(error)).to_dict(),))
@@ -129,7 +131,7 @@ def _told_of(path: str, code: str) -> Iterator[None]:
 
 
 def _too_large(request: Request, words: str) -> Problem:
-    path, code = _named(request)
+    path, code = _path_and_code(request)
     limit = (
         "this machine has"
         if request.memory_bytes is None
@@ -140,14 +142,14 @@ def _too_large(request: Request, words: str) -> Problem:
                    "ask the operator to raise SHARDYARD_PLANNING_MEMORY_BYTES")  # fmt: skip
 
 
-def _named(request: Request) -> tuple[str, str]:
+def _path_and_code(request: Request) -> tuple[str, str]:
     if request.job is not None:
         return "model.build", str(request.job.spec.model.build)  # type: ignore[union-attr]
     assert request.module is not None
     return "--module", request.module.build
 
 
-def _shown(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 

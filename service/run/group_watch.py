@@ -27,7 +27,7 @@ class GroupWatch:
         self._server, self._examine_on, self._limits = server, examine_on, limits
         self._looked_at: dict[tuple[str, int], float] = {}
         """When a process was last looked at, by node and pid."""
-        self._named: set[tuple[str, int, str]] = set()
+        self._reported_ranks: set[tuple[str, int, str]] = set()
         """(node, pid, activity) of ranks that were reported as idle."""
         self._of_dead_groups: set[tuple[str, int]] = set()
         """Processes of groups that have died: ending one of them later explains no other death."""
@@ -76,9 +76,9 @@ class GroupWatch:
     def _name(self, state: RankState, states: Iterable[RankState]) -> None:
         """Log once that a rank is idle, and have it write its stacks to its log."""
         activity = (*_process(state), state.beat.doing)
-        if activity in self._named:
+        if activity in self._reported_ranks:
             return
-        self._named.add(activity)
+        self._reported_ranks.add(activity)
         state.wants_stacks = True
         waiting = sum(rank_state.beat.in_collective for rank_state in states if rank_state is not state)
         waiting_note = f", while {waiting} other ranks wait in collectives" if waiting else ""

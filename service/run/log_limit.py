@@ -28,7 +28,7 @@ class NewestSegments:
 
     def __init__(self, folder: Folder, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._kept: deque[tuple[str, int, str]] = deque()
+        self._segments: deque[tuple[str, int, str]] = deque()
         """(name, bytes, time of the last line) of each segment."""
         self._notice = ""
         """Name of the segment that says what was removed."""
@@ -44,13 +44,15 @@ class NewestSegments:
 
     def sealed(self, name: str, data: bytes) -> None:
         """Take note of a segment that was sealed, and remove the oldest beyond the limit. Raises OSError."""
-        self._kept.append((name, len(data), _time(data)))
-        while len(self._kept) > 1 and sum(num_bytes for _, num_bytes, _ in self._kept) > self._max_bytes:
-            oldest, num_bytes, time = self._kept[0]
+        self._segments.append((name, len(data), _time(data)))
+        while (
+            len(self._segments) > 1 and sum(num_bytes for _, num_bytes, _ in self._segments) > self._max_bytes
+        ):
+            oldest, num_bytes, time = self._segments[0]
             self._folder.write(oldest, removed_line(time, self._removed_bytes + num_bytes))
             if self._notice:
                 self._folder.remove(self._notice)
-            self._kept.popleft()
+            self._segments.popleft()
             self._removed_bytes, self._notice = self._removed_bytes + num_bytes, oldest
 
 

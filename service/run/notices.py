@@ -47,7 +47,7 @@ class GroupFailures(FailurePolicy):
     def __init__(self, launch: Launch, take_reason: Callable[[], str] = lambda: "") -> None:
         """`take_reason`: called at each death of a group; returns why this driver ended workers of it, or ""."""
         super().__init__(FailureConfig(max_failures=launch.max_failures))
-        self._others = DefaultFailurePolicy(self.failure_config)
+        self._default_policy = DefaultFailurePolicy(self.failure_config)
         """Handles all other failures, such as a worker group that does not start."""
         self._launch, self._take_reason = launch, take_reason
         self._num_left = {"": launch.max_failures, **launch.failures_left}
@@ -65,7 +65,7 @@ class GroupFailures(FailurePolicy):
             self._take_reason()
         )  # also for a group that had not begun, so that the next death is not blamed on it
         if not isinstance(training_failed_error, WorkerGroupError):
-            return self._others.make_decision(training_failed_error)
+            return self._default_policy.make_decision(training_failed_error)
         errors = training_failed_error.worker_failures
         kind: FailureKind = "hung" if end_reason else kind_of(errors)
         words = end_reason or reason(errors)

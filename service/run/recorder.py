@@ -81,13 +81,13 @@ class SpoolRecorder(Recorder):
         self._sealer = Sealer(sealed_folders, REMOTE_SEAL_INTERVAL_S if remote else SEAL_INTERVAL_S)
         self._sealer.start()
         self._storage, self._is_last = storage, group == "driver"
-        self._closed = False
+        self._is_closed = False
         self.of_group: dict[str, int] = {}
         """The worker group that records are about: `group` and `num_workers`."""
 
     def record(self, kind: RecordKind, data: dict[str, Any]) -> None:
         """Keeps a record, if this process speaks for its group; NaN and infinity become null."""
-        if self._records is None or self._closed:
+        if self._records is None or self._is_closed:
             return
         now = rfc3339(datetime.now(UTC))
 
@@ -99,7 +99,7 @@ class SpoolRecorder(Recorder):
 
     def line(self, level: str, message: str) -> None:
         """Keeps lines of text; several are marked each with the time."""
-        if self._closed:
+        if self._is_closed:
             return
         head = f"{rfc3339(datetime.now(UTC))} {level:<7} "
         text = "".join(f"{head}{part}\n" for part in message.splitlines() or [""])
@@ -153,9 +153,9 @@ class SpoolRecorder(Recorder):
     def close(self, patience_s: float = CLOSE_PATIENCE_S, after_workers: bool = False) -> None:
         """Delivers what is left, within about `patience_s`. `after_workers`: no worker group comes any more that
         would do it for the dead ones of this node."""
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         self._lines.roll()
         if self._records is not None:
             self._records.roll()
@@ -233,12 +233,12 @@ class _Tee:
 
     def __init__(self, stream: TextIO, recorder: SpoolRecorder, level: str) -> None:
         self._stream, self._recorder, self._level = stream, recorder, level
-        self._begun = threading.local()
+        self._partial_line = threading.local()
 
     def write(self, text: str) -> int:
         num_chars = self._stream.write(text)
-        *lines, rest = (getattr(self._begun, "text", "") + text).split("\n")
-        self._begun.text = rest
+        *lines, rest = (getattr(self._partial_line, "text", "") + text).split("\n")
+        self._partial_line.text = rest
         for line in lines:
             # A progress bar rewrites its line; what it came to is what is kept.
             if final_text := line.rpartition("\r")[2].rstrip():

@@ -56,7 +56,7 @@ class Sender:
         self.driver_silent_s: Callable[[], float] | None = None
         """Seconds since the driver last answered a heartbeat of this process; the first worker sets it."""
         self._status_at = 0.0
-        self._reached = False
+        self._is_reached = False
         self._posted_at, self._back_off_s = 0.0, SEND_INTERVAL_S
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
@@ -73,9 +73,9 @@ class Sender:
         self._give_up_at = time.monotonic() + patience_s
         self._ending.set()
         self._thread.join(patience_s + CONNECT_TIMEOUT_S)
-        return self._delivered()
+        return self._all_delivered()
 
-    def _delivered(self) -> bool:
+    def _all_delivered(self) -> bool:
         return all(not outbox.refused and not outbox.batch() for outbox in self._outboxes)
 
     def _run(self) -> None:
@@ -90,7 +90,7 @@ class Sender:
                 self._note_unreachable(f"its records cannot be read: {error}")
                 wait_s = BACK_OFF_MOST_S
             if ending:
-                if wait_s == NOTHING_LEFT or not self._reached:
+                if wait_s == NOTHING_LEFT or not self._is_reached:
                     break
                 time.sleep(wait_s)  # the next `wait` returns at once
         self._client.close()
@@ -137,9 +137,9 @@ class Sender:
             except ValidationError:
                 self._note_unreachable(f"an answer that is not one: {response.text[:200]}")
                 return False
-            if not self._reached:
+            if not self._is_reached:
                 _log.info("delivering records to %s", self._url)
-            self._reached, self.request = True, answer.request
+            self._is_reached, self.request = True, answer.request
             if response.status_code == 200:
                 outbox.delivered(lines, answer.next_seq)
             else:
@@ -170,9 +170,9 @@ class Sender:
             return {}
 
     def _note_unreachable(self, why: str) -> None:
-        if self._reached:
+        if self._is_reached:
             _log.warning("the control plane does not answer (%s): records wait on this node", why)
-        self._reached = False
+        self._is_reached = False
 
 
 def _tells_to_end(response: httpx.Response) -> bool:

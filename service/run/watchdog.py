@@ -72,10 +72,10 @@ def judge(ranks: Sequence[RankFacts], limits: Limits) -> Judgement:
     else:
         idle = []  # all wait in collectives, and what they wait for goes on
     numbers = tuple(rank.rank for rank in silent), tuple(rank.rank for rank in idle)
-    return Judgement(*numbers, *_stuck(ranks, limits))
+    return Judgement(*numbers, *_find_stuck_ranks(ranks, limits))
 
 
-def _stuck(ranks: Sequence[RankFacts], limits: Limits) -> tuple[tuple[int, ...], str]:
+def _find_stuck_ranks(ranks: Sequence[RankFacts], limits: Limits) -> tuple[tuple[int, ...], str]:
     """(ranks to end, reason) of a group in which no rank has worked for too long."""
     still_s = min((max(rank.idle_s, rank.silent_s) for rank in ranks), default=0.0)
     if still_s < _patience_s(ranks, limits) or any(rank.phase in _UNWATCHED for rank in ranks):

@@ -137,7 +137,7 @@ def _run(
             cache=Path(launch.cache),
             attempt=launch.attempt,
             group=group,
-            recorder=_FirstStepTimed(recorder, heartbeat),
+            recorder=_FirstStepTimer(recorder, heartbeat),
             control=recorder.control,
             roots=launch.data_roots,
         )
@@ -189,7 +189,7 @@ def _plain(plan: Plan | None) -> dict[str, Any] | None:
     return None if plan is None else plan.model_dump(mode="json")
 
 
-class _FirstStepTimed(Recorder):
+class _FirstStepTimer(Recorder):
     """Passes everything on, records how long the model and the first step took, and tells the heartbeat of steps."""
 
     def __init__(self, recorder: SpoolRecorder, heartbeat: Heartbeat | None) -> None:

@@ -145,7 +145,7 @@ def plan(
     """
     from service.cli.job_plan import Written, give, of_job
 
-    words, output, options = of or [], Written(save, draw, as_json, full), _given(context)
+    words, output, options = of or [], Written(save, draw, as_json, full), _command_line_parameters(context)
     clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price, billing_unit)
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
@@ -187,12 +187,12 @@ def plan(
     request = _request(file, num_workers, top, goal, software)
     on = clusters.read() or request.cluster
     if what_if is not None:
-        _show_grid(request, _known(on, "--what-if"), what_if, as_json)
+        _show_grid(request, _require_cluster(on, "--what-if"), what_if, as_json)
         return
     _answer(request, on, url, Questions(fit, against, explain_against, sensitive), output)
 
 
-def _given(context: typer.Context) -> set[str]:
+def _command_line_parameters(context: typer.Context) -> set[str]:
     """Names of the parameters that the command line has."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
@@ -221,8 +221,8 @@ def _request(
 
     request = plan_request(expand_request(plain_job(file), None))
     updates = {
-        "num_workers": num_workers, "top": top, "goal": _named("--goal", goal, GOALS),
-        "software": _named("--software", software, SOFTWARE),
+        "num_workers": num_workers, "top": top, "goal": _parse_name("--goal", goal, GOALS),
+        "software": _parse_name("--software", software, SOFTWARE),
     }  # fmt: skip
     return request.model_copy(update={name: value for name, value in updates.items() if value is not None})
 
@@ -253,24 +253,24 @@ def _answer(
     layout = None if questions.explain_against is None else read_layout(questions.explain_against)
     old_plan = None if questions.against is None else load(questions.against)
     if questions.sensitive and not questions.fit:
-        on = _known(on, "--sensitivity")
+        on = _require_cluster(on, "--sensitivity")
     if questions.fit:
-        request, on, plan_and_where = fitted(request, _known(on, "--fit"))
+        request, on, plan_and_where = fitted(request, _require_cluster(on, "--fit"))
     else:
         plan_and_where = planned(request, on, url)
     if on is not None:  # a control plane has noted it
-        plan_and_where = _noted(request, *plan_and_where)
+        plan_and_where = _add_notes(request, *plan_and_where)
     if questions.against is not None and old_plan is not None:
         require_same(old_plan, plan_and_where[0], questions.against.name)
     if layout is not None:
         explain(layout, request, on, url, plan_and_where, output)
     elif questions.sensitive:
-        depends(request, _known(on, "--sensitivity"), plan_and_where, output)
+        depends(request, _require_cluster(on, "--sensitivity"), plan_and_where, output)
     else:
         give(*plan_and_where, output)
 
 
-def _noted(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", str]:
+def _add_notes(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", str]:
     """The plan with notes on its job, and what it is for."""
     from moe.plan.notes import noted
     from moe.tasks.missing import missing_to_train
@@ -278,7 +278,7 @@ def _noted(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", st
     return noted(plan, request.spec, missing_to_train(request.spec, None)), where
 
 
-def _known(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":
+def _require_cluster(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":
     """The cluster. Raises Misuse where nothing tells of it."""
     if cluster is None:
         raise Misuse(f"{option} needs the facts of a cluster; add --cluster, or --num-nodes and --device")
@@ -295,7 +295,7 @@ def _answer_module(
 
     if sample is None:
         raise Misuse("--module needs --sample, the function that gives one batch")
-    cluster = _known(clusters.read(), "--module")
+    cluster = _require_cluster(clusters.read(), "--module")
     if isinstance(cluster, Pools):
         raise SpecError(of_several_kinds())
     from service.cli.module_plan import plan_module
@@ -345,7 +345,7 @@ def schema() -> None:
     print_json(json_schema())
 
 
-def _named(option: str, text: str | None, names: "Collection[Name]") -> "Name | None":
+def _parse_name(option: str, text: str | None, names: "Collection[Name]") -> "Name | None":
     """The name that an option gives. Raises Misuse."""
     from moe.plan.named import one_of
     from moe.spec import SpecError

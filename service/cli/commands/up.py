@@ -76,7 +76,7 @@ def up(
     head: LocalHead | None = None
     keeper: HeadKeeper | None = None
     mark: IO[str] | None = None
-    with _bound(settings) as listener, interruptions():
+    with _bind_socket(settings) as listener, interruptions():
         # Given once more: what follows from the port (where drivers send their records) follows from this one.
         settings = settings_for(
             host=host, port=listener.getsockname()[1], state_dir=state_dir, data_roots=roots,
@@ -193,7 +193,7 @@ def _require_folders(roots: Sequence[str]) -> None:
             )
 
 
-def _bound(settings: "Settings") -> socket.socket:
+def _bind_socket(settings: "Settings") -> socket.socket:
     """A socket that has the port, before anything slow is started. Raises Misuse when another program has it."""
     from service.cli.failures import Misuse
 

@@ -16,7 +16,7 @@ def load_bars(shares: Sequence[float], width: int, height: int) -> list[Text]:
 
     Where there are more experts than cells, a bar is the mean of neighbouring experts.
     """
-    shares = _binned(shares, width)
+    shares = _bin_shares(shares, width)
     cells = width // max(1, len(shares))
     bar, gap = (min(cells - 1, WIDEST_BAR), 1) if cells >= 2 else (1, 0)
     tallest = max([*shares, 1e-9])
@@ -39,7 +39,7 @@ def experts_per_bar(num_experts: int, width: int) -> int:
     return -(-num_experts // max(1, width))
 
 
-def _binned(shares: Sequence[float], width: int) -> list[float]:
+def _bin_shares(shares: Sequence[float], width: int) -> list[float]:
     num_experts = experts_per_bar(len(shares), width)
     bins = [shares[first : first + num_experts] for first in range(0, len(shares), num_experts)]
     return [sum(members) / len(members) for members in bins]

@@ -57,7 +57,7 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     if metric := data.get("last_metric"):
         grid.add_row("last step", _metric_line(metric))
     if checkpoint := data.get("last_checkpoint"):
-        grid.add_row("checkpoint", _saved(checkpoint, ended=job.ended))
+        grid.add_row("checkpoint", _checkpoint_text(checkpoint, ended=job.ended))
     if failure := data.get("last_failed_checkpoint"):
         style = "red" if data.get("checkpoints_failing") else "dim"
         text = f"of step {failure['step']:,} at {moment(failure['time'])}: {printable(failure['reason'])}"
@@ -69,7 +69,7 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     return grid if report is None else Group(grid, *_report(report))
 
 
-def _saved(checkpoint: dict[str, Any], ended: bool) -> str:
+def _checkpoint_text(checkpoint: dict[str, Any], ended: bool) -> str:
     """The last checkpoint, and for a job that may lose what came since, its age."""
     time, size_bytes, age = str(checkpoint["time"]), _number(checkpoint, "size_bytes"), ""
     if not ended:

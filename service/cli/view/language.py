@@ -96,10 +96,10 @@ def _table(sources: dict[str, SourceReport]) -> Table:
         table.add_column(label, justify="right", no_wrap=True, style=style)
     for name, source in sources.items():
         label = "all sources" if name == ALL else printable(name)
-        figures = [_shown(value(source), form) for _, form, value in figures_of]
+        figures = [_format_value(value(source), form) for _, form, value in figures_of]
         table.add_row(label, f"{source.num_documents:,}", num_bytes(source.num_bytes), *figures)
     return table
 
 
-def _shown(value: float | None, form: str) -> str:
+def _format_value(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"

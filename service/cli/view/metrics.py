@@ -23,7 +23,7 @@ def metric_rows(points: Sequence[dict[str, Any]], names: Sequence[str]) -> list[
     """
     return [
         {key: point.get(key) for key in KEYS}
-        | {name: value for name, value in _flat(point, names) if not names or _named(name, names)}
+        | {name: value for name, value in _flat(point, names) if not names or _matches_column(name, names)}
         for point in points
     ]
 
@@ -35,7 +35,7 @@ def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def has_column(rows: Sequence[dict[str, Any]], name: str) -> bool:
     """Whether any row has this column, or one below it."""
-    return any(_named(column, [name]) for row in rows for column in row)
+    return any(_matches_column(column, [name]) for row in rows for column in row)
 
 
 def write_csv(rows: Sequence[dict[str, Any]], out: TextIO) -> None:
@@ -52,7 +52,7 @@ def metric_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
     return [
         Column(
             printable(name).upper(),
-            [Text(_shown(name, row.get(name))) for row in rows],
+            [Text(_format_value(name, row.get(name))) for row in rows],
             gives_way=_LEAST_ASKED_FOR.get(name, 0 if name == "step" else place),
             right=name != "time",
         )
@@ -71,19 +71,19 @@ def _leaves(name: str, value: Any, names: Sequence[str]) -> Iterator[tuple[str, 
         for key, below in value.items():
             yield from _leaves(f"{name}.{key}", below, names)
     elif isinstance(value, list):
-        if any(isinstance(element, dict) for element in value) or _named(name, names):
+        if any(isinstance(element, dict) for element in value) or _matches_column(name, names):
             for index, below in enumerate(value):
                 yield from _leaves(f"{name}.{index}", below, names)
     elif value is None or isinstance(value, int | float):
         yield name, value
 
 
-def _named(name: str, names: Iterable[str]) -> bool:
+def _matches_column(name: str, names: Iterable[str]) -> bool:
     """Whether one of `names` is this column, or what it lies below."""
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in names)
 
 
-def _shown(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     if name == "time":
         return moment(value)
     if isinstance(value, float):

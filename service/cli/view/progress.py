@@ -146,7 +146,7 @@ class Progress:
         steps = [layers for layers in list(self._layers) if layers]
         if not steps:
             return []
-        return [_added(per_step) for per_step in zip(*steps, strict=False)]
+        return [_sum_loads(per_step) for per_step in zip(*steps, strict=False)]
 
 
 def preparation_of(event: Event) -> PreparationRecord | None:
@@ -155,7 +155,7 @@ def preparation_of(event: Event) -> PreparationRecord | None:
     return PreparationRecord.read(preparing) if isinstance(preparing, dict) else None
 
 
-def _added(per_step: Sequence[LayerRecord]) -> LayerLoad:
+def _sum_loads(per_step: Sequence[LayerRecord]) -> LayerLoad:
     """One layer's loads summed over steps, its shares of lost choices averaged."""
     loads = [layer.load for layer in per_step]
     return LayerLoad(

@@ -23,11 +23,11 @@ def scores_view(
     for row in rows:
         score = row.score
         metric = f"{score.metric} {'↑' if score.higher_is_better else '↓'}"
-        cells = [printable(score.task), metric, f"{score.num_documents:,}", _shown(score)]
+        cells = [printable(score.task), metric, f"{score.num_documents:,}", _score_text(score)]
         if row.base is not None and row.difference is not None:
             is_better = (row.difference > 0) == score.higher_is_better
             style = "" if not row.difference else "green" if is_better else "red"
-            table.add_row(*cells, _shown(row.base), Text(f"{row.difference:+.4f}", style))
+            table.add_row(*cells, _score_text(row.base), Text(f"{row.difference:+.4f}", style))
         else:
             table.add_row(*cells)
     notes = [] if base is None else [Text(f"base: {printable(base)}", "dim")]
@@ -39,6 +39,6 @@ def scores_view(
     return Group(table, *notes)
 
 
-def _shown(score: Score) -> str:
+def _score_text(score: Score) -> str:
     spread = "" if score.stderr is None else f" ± {score.stderr:.4f}"
     return f"{score.value:.4f}{spread}"

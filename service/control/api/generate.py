@@ -79,8 +79,8 @@ async def post_generate(
     checkpoint that can be loaded, 422 for a job that is not of a language model. How many tokens may be asked for, and
     how long a text may take, the service's settings say.
     """
-    prompt, spec = _asked(body, services.settings.generation_max_tokens)
-    model = await run_in_threadpool(_wanted, services, job_id)
+    prompt, spec = _parse_request(body, services.settings.generation_max_tokens)
+    model = await run_in_threadpool(_find_model, services, job_id)
     return GenerationStream(
         services, await _unless_gone(request, services.generations.begin(model, prompt, spec))
     )
@@ -89,7 +89,10 @@ async def post_generate(
 async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generation]) -> Generation:
     """Waits for a text to begin as long as its client does: its place in the line, or the loading of a model, is given
     up when that has gone."""
-    generation_task, disconnect_task = asyncio.ensure_future(beginning), asyncio.ensure_future(_gone(request))
+    generation_task, disconnect_task = (
+        asyncio.ensure_future(beginning),
+        asyncio.ensure_future(_wait_for_disconnect(request)),
+    )
     try:
         await asyncio.wait({generation_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
         if not generation_task.done():
@@ -101,12 +104,12 @@ async def _unless_gone(request: Request, beginning: Coroutine[Any, Any, Generati
         await asyncio.gather(generation_task, disconnect_task, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _asked(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
+def _parse_request(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
     """Raises Invalid, and SpecError."""
     fields = dict(body) if isinstance(body, dict) and all(isinstance(key, str) for key in body) else {}
     prompt = fields.pop("prompt", None)
@@ -123,7 +126,7 @@ def _asked(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
     return prompt, spec
 
 
-def _wanted(services: Services, job_id: str) -> Wanted:
+def _find_model(services: Services, job_id: str) -> Wanted:
     """The job's model as it is now. Raises NotFound, Gone, Invalid for one that is not for this, Conflict for one
     without a checkpoint."""
     with services.database.read() as tx:

@@ -74,7 +74,7 @@ def problem_body(
             {
                 "code": problem.code,
                 "path": _cut(problem.path),
-                "value": _shown(problem.value),
+                "value": _to_displayable(problem.value),
                 "rule": problem.rule,
                 "remedy": problem.remedy,
             }
@@ -185,7 +185,7 @@ def _parameter(entry: Any) -> Problem:
     return Problem(code_of(entry["type"]), path, entry.get("input"), rule, "correct it or leave it out")
 
 
-def _shown(value: Any) -> Any:
+def _to_displayable(value: Any) -> Any:
     """A value that JSON can hold and a person can look at."""
     if value is None or isinstance(value, bool):
         return value

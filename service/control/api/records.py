@@ -17,7 +17,7 @@ from service.wire.events import RecordAnswer, RecordBatch
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
 
 
-async def _admitted(
+async def _authorize(
     request: Request,
     job_id: JobId,
     services: Called,
@@ -34,7 +34,7 @@ async def _admitted(
 @router.post("/jobs/{job_id}/records")
 def post_records(
     job_id: JobId,
-    token: Annotated[str, Depends(_admitted)],  # before the body: a stranger's megabytes are not even read
+    token: Annotated[str, Depends(_authorize)],  # before the body: a stranger's megabytes are not even read
     body: BatchBody,
     services: Called,
 ) -> RecordAnswer:

@@ -118,7 +118,7 @@ class RayJobsLauncher(Launcher):
         job = response.json()
         status = _STATUS.get(job["status"], "pending")
         text = job.get("message") or ""
-        message, output = _told(text)
+        message, output = _parse_failure(text)
         observation = Observation(
             status=status, message=message, output=output, preempted=_PREEMPTED in text and not output
         )
@@ -264,7 +264,7 @@ def _job_path(submission_id: str) -> str:
     return f"/api/jobs/{quote(submission_id, safe='')}"
 
 
-def _told(message: str) -> tuple[str, str]:
+def _parse_failure(message: str) -> tuple[str, str]:
     """Ray's reason for the end of a submission in a line, and the driver's last output, which Ray appends to it."""
     match = _FAILED.match(message)
     if match is None:

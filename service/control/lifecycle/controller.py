@@ -83,9 +83,9 @@ class Controller:
         self._starter, self._ingest, self._deadlines = starter, ingest, deadlines
         self._roots = roots
         self._reach = Reach(on_silence=starter.forget_cluster)
-        self._logged = Deduplicator()
+        self._deduplicator = Deduplicator()
         self._wake = threading.Event()
-        self._stopped = False
+        self._is_stopped = False
         self.last_step_at: float | None = None
         """On the monotonic clock, for readiness."""
 
@@ -101,7 +101,7 @@ class Controller:
     def run(self, interval_s: float) -> None:
         """Steps until `stop`, at least every `interval_s`; then lets go of the lease."""
         failing = ""
-        while not self._stopped:
+        while not self._is_stopped:
             self._wake.clear()
             try:
                 did = self.step()
@@ -125,7 +125,7 @@ class Controller:
 
     def stop(self) -> None:
         """Has `run` return after the step that it is in. From any thread."""
-        self._stopped = True
+        self._is_stopped = True
         self._wake.set()
 
     def step(self) -> bool:
@@ -141,7 +141,7 @@ class Controller:
             with self._database.read() as tx:
                 jobs = jobs_in(tx, ACTIVE)
             self._ingest.statuses.forget_all_but({job.id for job in jobs})
-            self._logged.keep_only(
+            self._deduplicator.keep_only(
                 {(kind, job.number) for job in jobs for kind in ("decided", "failed")} | set(self._chores)
             )
             for job in jobs:
@@ -163,10 +163,10 @@ class Controller:
         except LeaseLost:
             raise
         except Exception as error:
-            if self._logged.is_new(chore, repr(error)):
+            if self._deduplicator.is_new(chore, repr(error)):
                 log.exception("a chore failed; jobs are not kept waiting")
             return False
-        self._logged.forget(chore)
+        self._deduplicator.forget(chore)
         return did
 
     def _admit(self) -> bool:
@@ -188,7 +188,7 @@ class Controller:
             decision = decide(facts, self._deadlines)
             if isinstance(decision, Wait):
                 return False
-            if self._logged.is_new(("decided", job.number), (job.attempt, job.state, decision)):
+            if self._deduplicator.is_new(("decided", job.number), (job.attempt, job.state, decision)):
                 log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
             self._carry_out(job, decision)
         except LauncherUnavailable as error:
@@ -202,7 +202,7 @@ class Controller:
             raise
         except Exception as error:
             # One job's trouble must not keep the others waiting; the next step tries again.
-            if self._logged.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
+            if self._deduplicator.is_new(("failed", job.number), (job.attempt, job.state, repr(error))):
                 log.exception("could not tend a job", job=job.id, state=job.state)
             with self._lease.change(job) as (tx, events):
                 events += explain(tx, job, f"cannot go on, and tries again: {error}", ACTOR)

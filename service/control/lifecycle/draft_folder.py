@@ -24,7 +24,7 @@ class DraftFolder:
     def __init__(self, database: Database, roots: StorageRoots, job_id: str, storage: str) -> None:
         self._database, self._roots = database, roots
         self._draft = Draft(job_id, storage, 0)
-        self._made = False
+        self._exists = False
 
     def note(self, now: int) -> None:
         """Stores that the folder is about to be made, and which above it are: whatever dies from here on, a sweep finds
@@ -45,7 +45,7 @@ class DraftFolder:
 
     def made(self) -> None:
         """To be called when the folder is there."""
-        self._made = True
+        self._exists = True
 
     def give_up(self) -> None:
         """Removes what was made. Where that cannot be told, or done, it is left to the sweep: a store whose answer was
@@ -57,7 +57,7 @@ class DraftFolder:
                     if get_job(tx, draft.job_id) is not None:
                         return
                     draft = find_draft(tx, draft.job_id) or draft
-                is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._made)
+                is_removed = remove_draft(self._database, self._roots, draft, math.inf, was_made=self._exists)
         except Exception as error:  # of any kind of storage; the answer that this stands beside matters more
             log.warning(
                 "the folder of a job that was refused stays until the sweep",

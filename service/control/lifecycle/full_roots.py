@@ -39,7 +39,7 @@ class FullRoots:
     @property
     def fault(self) -> Full | None:
         """Reason why something could not be written, as far as is known; None where all that was refused has room."""
-        refusals = [refusal for _, refusal in self._known()]
+        refusals = [refusal for _, refusal in self._list_refusals()]
         return Full("; ".join(refusal.fault.detail for refusal in refusals)) if refusals else None
 
     def ask_soon(self) -> None:
@@ -73,7 +73,7 @@ class FullRoots:
 
     def recheck(self) -> None:
         """Forgets those that have room for what they refused."""
-        for root, refusal in self._known():
+        for root, refusal in self._list_refusals():
             try:
                 has_room = _has_room(root, refusal.num_bytes)
             except Exception:  # of any kind of storage: nothing new is known
@@ -92,7 +92,7 @@ class FullRoots:
         location = self._roots.find(storage)
         return None if location is None else location[0]
 
-    def _known(self) -> list[tuple[str, _Refusal]]:
+    def _list_refusals(self) -> list[tuple[str, _Refusal]]:
         with self._lock:
             return [*self._refusals.items()]
 

@@ -43,7 +43,7 @@ class Generation:
     def __init__(self) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the prompt is taken, or with the error for which it is not."""
-        self._told: asyncio.Queue[Told | ServiceError] = asyncio.Queue()
+        self._messages: asyncio.Queue[Told | ServiceError] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
         """Whether nothing more is told."""
@@ -56,14 +56,14 @@ class Generation:
             self.begun.set_result(None)
         else:
             self._is_over = told.kind == "end"
-            self._told.put_nowait(told)
+            self._messages.put_nowait(told)
 
     def fail(self, error: Exception) -> None:
         self._is_over = True
         if not self.begun.done():
             self.begun.set_exception(error)
         else:
-            self._told.put_nowait(
+            self._messages.put_nowait(
                 error if isinstance(error, ServiceError) else Unavailable(f"the text broke off: {error}")
             )
 
@@ -71,7 +71,7 @@ class Generation:
         """Next message, up to the `end`; None where none comes within so long. Raises ServiceError."""
         try:
             async with asyncio.timeout(timeout_s):
-                message = await self._told.get()
+                message = await self._messages.get()
         except TimeoutError:
             return None
         if isinstance(message, ServiceError):
@@ -91,10 +91,10 @@ class Generations:
     def __init__(self, limits: Limits) -> None:
         self._limits, self._turn, self._num_waiting = limits, asyncio.Lock(), 0
         self._process: GeneratorProcess | None = None
-        self._loaded: Wanted | None = None
+        self._loaded_model: Wanted | None = None
         self._unloading: asyncio.TimerHandle | None = None
         self._tasks = set[asyncio.Task[None]]()
-        self._closed = False
+        self._is_closed = False
 
     async def begin(self, wanted: Wanted, prompt: str, spec: GenerationSpec) -> Generation:
         """A text that is being made. Raises SpecError for what the model cannot be asked, Conflict where it cannot be
@@ -104,7 +104,7 @@ class Generations:
         task = asyncio.create_task(self._make(generation, wanted, prompt, spec))
         generation.made_by(task)
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._made(generation, task))
+        task.add_done_callback(lambda task: self._release_turn(generation, task))
         try:
             await asyncio.shield(generation.begun)
         except asyncio.CancelledError:
@@ -114,7 +114,7 @@ class Generations:
 
     async def close(self) -> None:
         """Ends the text that is being made, and the process."""
-        self._closed = True
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,21 +131,21 @@ class Generations:
             raise _busy(f"other texts are being made, and have been for {TURN_S:g} s") from None
         finally:
             self._num_waiting -= 1
-        if self._closed:
+        if self._is_closed:
             self._turn.release()
             raise Unavailable("this service is stopping")
 
-    def _made(self, generation: Generation, task: asyncio.Task[None]) -> None:
+    def _release_turn(self, generation: Generation, task: asyncio.Task[None]) -> None:
         """The turn is given back, also by a task that was cancelled before it began."""
         self._tasks.discard(task)
         if not generation.begun.done():
-            generation.fail(self._cancelled())
+            generation.fail(self._cancellation_error())
         loop = asyncio.get_running_loop()
         self._unloading = loop.call_later(self._limits.idle_s, self._unload_soon)
         self._turn.release()
 
-    def _cancelled(self) -> Unavailable:
-        return Unavailable("this service is stopping" if self._closed else "nobody reads it")
+    def _cancellation_error(self) -> Unavailable:
+        return Unavailable("this service is stopping" if self._is_closed else "nobody reads it")
 
     async def _make(self, generation: Generation, model: Wanted, prompt: str, spec: GenerationSpec) -> None:
         """Has the turn."""
@@ -155,7 +155,7 @@ class Generations:
             process = await self._process_of(model)
             await self._tell_all(generation, process, prompt, spec)
         except asyncio.CancelledError:
-            generation.fail(self._cancelled())
+            generation.fail(self._cancellation_error())
         except Exception as error:
             generation.fail(error)
 
@@ -173,14 +173,14 @@ class Generations:
             )
             await process.break_off()
         except asyncio.CancelledError:
-            await (process.end() if self._closed else process.break_off())
+            await (process.end() if self._is_closed else process.break_off())
             raise
         except Failed as error:
             raise Unavailable(str(error)) from None
 
     async def _process_of(self, model: Wanted) -> GeneratorProcess:
         """The process with this model: the one that is there, or a new one in its place."""
-        if self._process is not None and self._process.runs and self._loaded == model:
+        if self._process is not None and self._process.runs and self._loaded_model == model:
             return self._process
         await self._unload()
         limits = self._limits
@@ -198,7 +198,7 @@ class Generations:
             if isinstance(error, Failed):
                 raise Conflict(f"the model of {model.job_id} cannot be loaded: {error}") from None
             raise
-        self._process, self._loaded = process, model
+        self._process, self._loaded_model = process, model
         log.info(
             "loaded a model to generate with",
             job=model.job_id,
@@ -220,7 +220,7 @@ class Generations:
             await self._unload()
 
     async def _unload(self) -> None:
-        process, self._process, self._loaded = self._process, None, None
+        process, self._process, self._loaded_model = self._process, None, None
         if process is not None:
             await process.end()
 

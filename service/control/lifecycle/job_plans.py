@@ -130,7 +130,7 @@ class JobPlans:
         cluster_plan = (
             None
             if isinstance(empty, NeverFits)
-            else self._planned(spec, facts, num_workers, top, profile, software, goal)
+            else self._plan_on(spec, facts, num_workers, top, profile, software, goal)
         )
         if cluster_plan is None:
             assert isinstance(empty, NeverFits)
@@ -140,7 +140,7 @@ class JobPlans:
             )
         return noted(cluster_plan, spec, missing)
 
-    def _planned(
+    def _plan_on(
         self,
         spec: JobSpec,
         facts: ClusterFacts,

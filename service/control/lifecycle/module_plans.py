@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass
-class _Asked:
+class _PendingPlan:
     future: "Future[Plan]"
     over_at: float = math.inf
 
@@ -43,9 +43,9 @@ class ModulePlans:
         self, allowed_code: tuple[str, ...], timeout_s: float, memory_bytes: int, wake: Callable[[], None]
     ) -> None:
         self._allowed_code, self._wake = allowed_code, wake
-        self._stopped = threading.Event()
-        self._limits = Limits(timeout_s, memory_bytes, self._stopped)
-        self._asked: OrderedDict[MadeFor, _Asked] = OrderedDict()
+        self._stop_event = threading.Event()
+        self._limits = Limits(timeout_s, memory_bytes, self._stop_event)
+        self._pending: OrderedDict[MadeFor, _PendingPlan] = OrderedDict()
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "module-plans")
 
@@ -64,25 +64,25 @@ class ModulePlans:
 
     def close(self) -> None:
         """Break off what is being made."""
-        self._stopped.set()
+        self._stop_event.set()
         self._worker.shutdown(cancel_futures=True)
 
     def _ask(self, spec: JobSpec, cluster: Cluster) -> "Future[Plan]":
         key = made_for(spec, cluster)
         with self._lock:
-            plan_request = self._asked.get(key)
+            plan_request = self._pending.get(key)
             if plan_request is None or time.monotonic() > plan_request.over_at:
-                if sum(not request.future.done() for request in self._asked.values()) >= MAX_WAITING:
+                if sum(not request.future.done() for request in self._pending.values()) >= MAX_WAITING:
                     raise Unavailable("other modules are being planned; try again in a minute")
-                plan_request = _Asked(self._worker.submit(self._plan, spec, cluster))
+                plan_request = _PendingPlan(self._worker.submit(self._plan, spec, cluster))
                 plan_request.future.add_done_callback(plan_request.is_made)
                 plan_request.future.add_done_callback(lambda _: self._wake())
-            self._asked[key] = plan_request
-            self._asked.move_to_end(key)
-            for old in [request_key for request_key, request in self._asked.items() if request.future.done()][
-                : -MAX_KEPT or None
-            ]:
-                del self._asked[old]
+            self._pending[key] = plan_request
+            self._pending.move_to_end(key)
+            for old in [
+                request_key for request_key, request in self._pending.items() if request.future.done()
+            ][: -MAX_KEPT or None]:
+                del self._pending[old]
             return plan_request.future
 
     def _plan(self, spec: JobSpec, cluster: Cluster) -> Plan:

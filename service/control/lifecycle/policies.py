@@ -262,7 +262,7 @@ def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
     if not job.is_confirmed and not observation.ended:
         return NoteConfirmed()
     if observation.ended:
-        return _ended(job, observation) if observation.released else Wait()
+        return _decide_end(job, observation) if observation.released else Wait()
     return _alive(job, deadlines)
 
 
@@ -294,19 +294,19 @@ def _between_attempts(job: JobFacts) -> Decision:
 
 def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
     if job.result is not None:
-        return _by_result(job, job.result) if _is_final(job.result) else _lost(job)
+        return _by_result(job, job.result) if _is_final(job.result) else _decide_lost_run(job)
     if job.launch == "due" and job.request in (None, "resize"):
         return Submit()
     if job.launch == "submitted" and job.observation is not None and job.observation.forgotten:
-        return _lost(job)
+        return _decide_lost_run(job)
     # A submission whose answer was lost may be on its way: also one that is due shows only after a while.
     if job.unseen_since is None:
         return NoteUnseen()
     if not is_lost(job.now, job.unseen_since, deadlines):
         return Wait()
     if job.launch == "due":
-        return _obeyed(job, "before its driver was launched")
-    return _lost(job)
+        return _obey_request(job, "before its driver was launched")
+    return _decide_lost_run(job)
 
 
 def _is_final(result: Result) -> bool:
@@ -314,7 +314,7 @@ def _is_final(result: Result) -> bool:
     return result.outcome != "failed" or not result.retryable
 
 
-def _lost(job: JobFacts) -> Decision:
+def _decide_lost_run(job: JobFacts) -> Decision:
     """Decides on what ran on a cluster that was made anew, and knows nothing of it. Its loss is no fault of the job,
     also where its driver had the time to say that its workers died. But not over and over: it may be the job that
     brings its cluster down, less likely where its workers had not begun."""
@@ -324,7 +324,7 @@ def _lost(job: JobFacts) -> Decision:
         loss += ", before its workers began"
         num_lost, limit = job.lost_starts + 1, MAX_LOST_STARTS
     if _is_given_up(job):
-        return _obeyed(job, loss)
+        return _obey_request(job, loss)
     if num_lost >= limit:
         return End(
             State.PAUSED,
@@ -346,7 +346,7 @@ def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> boo
     return unseen_since is not None and now - unseen_since >= deadlines.lost_grace_s
 
 
-def _ended(job: JobFacts, observation: Observation) -> Decision:
+def _decide_end(job: JobFacts, observation: Observation) -> Decision:
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
         return Move(State.RUNNING, _running_reason(job))  # and was over before anyone looked
     if job.result is not None:
@@ -363,7 +363,7 @@ def _ended(job: JobFacts, observation: Observation) -> Decision:
         return Retry(
             f"{description}; another is owed, and no failure is counted", PREEMPTED_S, description, None
         )
-    return _died(job, description, "driver")
+    return _decide_driver_death(job, description, "driver")
 
 
 def _by_result(job: JobFacts, result: Result) -> Decision:
@@ -384,13 +384,13 @@ def _by_result(job: JobFacts, result: Result) -> Decision:
             if _is_final(result) and job.request != "cancel":
                 return End(State.FAILED, _first_line(result.message) or f"failed at step {result.step}")
             description = f"attempt {job.attempt} failed at step {result.step}: {_first_line(result.message)}"
-            return _died(job, description, result.failure_kind)
+            return _decide_driver_death(job, description, result.failure_kind)
 
 
-def _died(job: JobFacts, description: str, kind: str) -> Decision:
+def _decide_driver_death(job: JobFacts, description: str, kind: str) -> Decision:
     """A driver that is gone with its work undone: asked for, to be made anew, or one too many."""
     if _is_given_up(job):
-        return _obeyed(job, description)
+        return _obey_request(job, description)
     failures, limit, name = job.failures, job.max_failures, "retry.max_failures"
     if (own_limit := job.retry.own_limit(kind)) is not None:
         failures, limit, name = (
@@ -419,7 +419,7 @@ def _is_given_up(job: JobFacts) -> bool:
     return job.request in ("pause", "cancel") or job.state == State.PAUSING
 
 
-def _obeyed(job: JobFacts, how: str) -> Decision:
+def _obey_request(job: JobFacts, how: str) -> Decision:
     if job.request == "cancel":
         return End(State.CANCELLED, f"cancelled: {how}")
     return End(State.PAUSED, f"paused: {how}; resumes from the last committed checkpoint")

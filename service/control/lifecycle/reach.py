@@ -32,7 +32,7 @@ class Reach:
         self._since: float | None = None
         self._why, self._why_at = "", 0.0
         self._logged_at = -float("inf")
-        self._logged = False
+        self._is_logged = False
         self.answers = True
         """Whether it has answered all that this step has asked so far."""
         self.runs_nothing = False
@@ -56,17 +56,17 @@ class Reach:
             self._on_silence()
         if not self._why or now - self._why_at >= REPORT_INTERVAL_S:
             self._why, self._why_at = str(error), now
-        if not self._logged and now - self._logged_at >= REPORT_INTERVAL_S:
-            self._logged, self._logged_at = True, now
+        if not self._is_logged and now - self._logged_at >= REPORT_INTERVAL_S:
+            self._is_logged, self._logged_at = True, now
             log.warning("the cluster cannot be reached; jobs are left as they are", error=str(error))
 
     def end_step(self) -> None:
         """Takes the end of a step in which something was asked."""
         if not self.answers or self._since is None:
             return
-        if self._logged:
+        if self._is_logged:
             log.info("the cluster answers again", after_s=round(self._clock() - self._since, 1))
-        self._since, self._why, self._logged, self.runs_nothing = None, "", False, False
+        self._since, self._why, self._is_logged, self.runs_nothing = None, "", False, False
 
     def words(self, reported_since: float | None = None) -> str:
         """Since when it is out of reach, and why; nothing while it answers, or has not been silent for long.

@@ -75,7 +75,7 @@ class Recovery:
     ) -> None:
         self._database, self._roots, self._launcher, self._ingest = database, roots, launcher, ingest
         self._owner = owner
-        self._unfinished = state_dir / "recovering"
+        self._recovering_file = state_dir / "recovering"
         self._cluster_answers = True
 
     def run_if_empty(self) -> None:
@@ -84,7 +84,7 @@ class Recovery:
         try:
             with self._database.read() as tx:
                 empty = is_empty(tx)
-            if empty or self._unfinished.exists():
+            if empty or self._recovering_file.exists():
                 outcome = self.run()
                 for job_id, _, standing in outcome.jobs:
                     log.info("recovered", job=job_id, state=standing.state, reason=standing.reason)
@@ -114,7 +114,7 @@ class Recovery:
             except (OSError, ValueError) as error:
                 outcome.skipped.append((storage, _first_line(error)))
         if stored_jobs:
-            self._unfinished.touch()
+            self._recovering_file.touch()
         for job in sorted(stored_jobs, key=lambda job: (job.created_at, job.id)):
             observation = self._observe(job)
             try:
@@ -130,7 +130,7 @@ class Recovery:
             if stored_as is not None:
                 outcome.jobs.append((job.id, job.spec.name, stored_as))
                 tell(job.id, job.spec.name, stored_as)
-        self._unfinished.unlink(missing_ok=True)
+        self._recovering_file.unlink(missing_ok=True)
         return outcome
 
     def _observe(self, job: StoredJob) -> Observation | None:

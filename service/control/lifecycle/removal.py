@@ -41,7 +41,7 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
         raise OSError(f"the storage root {root} is not there; mount it, or make it again")
     with (
         suppress(FileNotFoundError),
-        _opened(root, *parents) as parent,
+        _open_folder(root, *parents) as parent,
         _opened_below(parent, name) as folder,
     ):
         with (
@@ -62,7 +62,7 @@ def remove_parents(roots: StorageRoots, storage: str, num_parents: int) -> None:
     root, *parents, _ = roots.find(storage) or ("://", "")
     for _ in range(num_parents):
         name = parents.pop()
-        with suppress(OSError), _opened(root, *parents) as above:  # one that was never made is no end
+        with suppress(OSError), _open_folder(root, *parents) as above:  # one that was never made is no end
             os.rmdir(name, dir_fd=above)
 
 
@@ -75,7 +75,7 @@ def _remove_from_spool(base: Path, job_id: str, until: float) -> bool:
     with suppress(FileNotFoundError, NotADirectoryError):
         if base.lstat().st_uid != os.getuid():
             return True
-        with _opened(str(base)) as parent, _opened_below(parent, job_id) as folder:
+        with _open_folder(str(base)) as parent, _opened_below(parent, job_id) as folder:
             if not beneath.remove_entries(folder, until):
                 return False
             os.rmdir(job_id, dir_fd=parent)
@@ -83,7 +83,7 @@ def _remove_from_spool(base: Path, job_id: str, until: float) -> bool:
 
 
 @contextmanager
-def _opened(root: str, *names: str) -> Iterator[int]:
+def _open_folder(root: str, *names: str) -> Iterator[int]:
     """The handle of a folder: the root is the operator's, links and all; below it none is followed."""
     with ExitStack() as above:
         handle = os.open(root, _ROOT)

@@ -77,7 +77,10 @@ class Requests:
         if not names_folder(given):
             return self.submit(JobSpec.parse(given), owner, key)
         request_digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
-        if key is not None and (previous_job := self._used(owner, key, request_digest)) is not None:
+        if (
+            key is not None
+            and (previous_job := self._find_job_of_key(owner, key, request_digest)) is not None
+        ):
             return previous_job, False
         return self.submit(JobSpec.parse(self.expanded(given)), owner, key, request_digest)
 
@@ -94,7 +97,10 @@ class Requests:
         print_of_spec = sent or hashlib.sha256(spec_text.encode()).hexdigest()
         # A copy takes so long that its client may lose patience; others may run side by side.
         with nullcontext() if key is None or spec.start_from is None else self._turns.of((owner, key)):
-            if key is not None and (previous_job := self._used(owner, key, print_of_spec)) is not None:
+            if (
+                key is not None
+                and (previous_job := self._find_job_of_key(owner, key, print_of_spec)) is not None
+            ):
                 return previous_job, False
             return self._submit(spec, spec_text, print_of_spec, owner, key)
 
@@ -129,7 +135,7 @@ class Requests:
             with self._database.write() as tx:
                 # Asked again inside the transaction, for two posts with one key may run side by side.
                 if key is not None and (used_key := find_key(tx, owner, key)) is not None:
-                    return _same(tx, used_key, print_of_spec), False
+                    return _job_of_key(tx, used_key, print_of_spec), False
                 if not finish_draft(tx, job_id):
                     raise Unavailable("this took so long that it was given up; send it again")
                 job = insert_job(tx, values, spec.labels)
@@ -140,7 +146,7 @@ class Requests:
         finally:
             if not is_stored:
                 draft.give_up()
-        self._done(job_id, events)
+        self._publish(job_id, events)
         return job, True
 
     def cancel(self, job_id: str, owner: str) -> JobRow:
@@ -162,7 +168,7 @@ class Requests:
                 waiting = f"cancel requested by {owner}; ends at the next step"
                 events = explain(tx, job, waiting, _actor(owner), values)
             job = find_job(tx, job_id)
-        self._done(job_id, events)
+        self._publish(job_id, events)
         return job
 
     def pause(self, job_id: str, owner: str) -> JobRow:
@@ -185,7 +191,7 @@ class Requests:
                 waiting = f"pause requested by {owner}; commits a checkpoint at the next step"
                 events = enter(tx, job, State.PAUSING, waiting, _actor(owner), values)
             job = find_job(tx, job_id)
-        self._done(job_id, events)
+        self._publish(job_id, events)
         return job
 
     def resume(self, job_id: str, owner: str) -> JobRow:
@@ -213,7 +219,7 @@ class Requests:
                 values["plan"] = None  # its code may be another by now, which is planned anew
             events = enter(tx, job, State.QUEUED, reason, _actor(owner), values)
             job = find_job(tx, job_id)
-        self._done(job_id, events)
+        self._publish(job_id, events)
         return job
 
     def move(self, job_id: str, owner: str, place: QueuePlace) -> JobRow:
@@ -230,7 +236,7 @@ class Requests:
             reason = f"moved to the {'front' if place == 'first' else 'end'} of the queue by {owner}; {WAITS}"
             events = explain(tx, job, reason, _actor(owner), {"queued_at": queued_at})
             job = find_job(tx, job_id)
-        self._done(job_id, events)
+        self._publish(job_id, events)
         return job
 
     def _put_spec(
@@ -243,10 +249,10 @@ class Requests:
             raise
         self.full_roots.took(storage, len(spec_text))
 
-    def _used(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
+    def _find_job_of_key(self, owner: str, key: str, print_of_spec: str) -> JobRow | None:
         with self._database.read() as tx:
             used_key = find_key(tx, owner, key)
-            return None if used_key is None else _same(tx, used_key, print_of_spec)
+            return None if used_key is None else _job_of_key(tx, used_key, print_of_spec)
 
     def _require_checkpoint(self, job: JobRow) -> None:
         """Raises Conflict for a job that has no checkpoint to go on from, Unavailable."""
@@ -260,7 +266,7 @@ class Requests:
                 f"submit its spec again, which begins anew ('shardyard submit --like {job.id}')"
             )
 
-    def _done(self, job_id: str, events: list[WireEvent]) -> None:
+    def _publish(self, job_id: str, events: list[WireEvent]) -> None:
         self._hub.publish(job_id, events)
         self._wake()
 
@@ -278,7 +284,7 @@ def _in_words(state: State) -> str:
     return {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.CANCELLED: "been cancelled"}[state]
 
 
-def _same(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow:
+def _job_of_key(tx: Connection, used_key: UsedKey, print_of_spec: str) -> JobRow:
     """The job that a key was used for. Raises Conflict where that was another spec, or the job was deleted: a request
     that is repeated must not run it again."""
     job = get_by_number(tx, used_key.job_number)

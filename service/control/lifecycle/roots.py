@@ -24,12 +24,12 @@ class StorageRoots:
         for root, (protocol, path) in zip(roots, self._roots, strict=True):
             if protocol == "file" and not os.path.isabs(os.path.expanduser(path)):
                 raise ValueError(f"storage_roots (={root!r}) must be absolute paths or URLs")
-        self._shown = tuple(roots)
+        self._root_names = tuple(roots)
 
     def job_folder(self, asked: str | None, job_id: str) -> str:
         """fsspec URL of a new job's own folder: below what it asked for, never that folder itself, so that
         two jobs never share one. Raises SpecError for what lies outside the roots."""
-        base = self._default() if asked is None else self._confined(asked)
+        base = self._default() if asked is None else self._confine(asked)
         return f"{base.rstrip('/')}/{job_id}"
 
     def find(self, storage: str) -> tuple[str, ...] | None:
@@ -65,7 +65,7 @@ class StorageRoots:
         protocol, path = self._roots[0]
         return os.path.realpath(os.path.expanduser(path)) if protocol == "file" else f"{protocol}://{path}"
 
-    def _confined(self, storage: str) -> str:
+    def _confine(self, storage: str) -> str:
         if "::" in storage:
             raise self._problem(storage, "must be one place, not a chain of file systems ('::')")
         if _ODD.search(storage):
@@ -100,7 +100,7 @@ class StorageRoots:
         return self._problem(storage, "must lie under a storage root of this service")
 
     def _problem(self, storage: str, rule: str) -> SpecError:
-        remedy = f"use a folder under {' or '.join(self._shown)}, or leave it out"
+        remedy = f"use a folder under {' or '.join(self._root_names)}, or leave it out"
         return SpecError(Problem("not_allowed", "storage", storage, rule, remedy))
 
 

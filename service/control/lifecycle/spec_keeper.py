@@ -31,12 +31,12 @@ class SpecKeeper:
         self._look_at = 0.0
         self._last_number = 0
         self._looking: threading.Thread | None = None
-        self._restored = deque[JobRow]()
+        self._restore_queue = deque[JobRow]()
 
     def step(self) -> bool:
         """Tell of a restored spec, or begin a look where it is time; False where none was. Raises LeaseLost."""
-        if self._restored:
-            job = self._restored.popleft()
+        if self._restore_queue:
+            job = self._restore_queue.popleft()
             with self._lease.change(job) as (tx, events):
                 events += warn(tx, job, [_words(job)], ACTOR)
             return True
@@ -63,7 +63,7 @@ class SpecKeeper:
             log.warning("a job's storage cannot be looked at", job=job.id, error=str(error))
             return
         log.warning("a job's spec was removed from its storage, and is written again", job=job.id)
-        self._restored.append(job)
+        self._restore_queue.append(job)
 
 
 def _words(job: JobRow) -> str:

@@ -74,7 +74,7 @@ class Starter:
         self._watch, self._mint = watch, mint
         self._events_url, self._cache, self._data_roots = events_url, cache, data_roots
         self._allowed_code, self._modules = allowed_code, modules
-        self._logged = Deduplicator()
+        self._deduplicator = Deduplicator()
         self._specs: dict[int, JobSpec] = {}
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
         """By job: what was asked last of the room for it, and the answer, which takes a plan."""
@@ -104,7 +104,7 @@ class Starter:
                 raise
             except Exception as error:
                 # One job's trouble must not keep the others waiting; the next step tries again.
-                if self._logged.is_new(job.number, repr(error)):
+                if self._deduplicator.is_new(job.number, repr(error)):
                     log.exception("could not admit a job", job=job.id)
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, f"cannot be admitted, and is tried again: {error}", ACTOR)

@@ -14,23 +14,23 @@ class Turns:
     """One turn at a time for each key. Safe to share between threads."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._taken: set[tuple[str, str]] = set()
+        self._condition = threading.Condition()
+        self._held_keys: set[tuple[str, str]] = set()
         self.num_waiting = 0
 
     @contextmanager
     def of(self, key: tuple[str, str]) -> Iterator[None]:
         """The turn of this key, when nobody else has it. Raises Unavailable where enough others wait."""
-        with self._changed:
-            if key in self._taken:
+        with self._condition:
+            if key in self._held_keys:
                 self._wait(key)
-            self._taken.add(key)
+            self._held_keys.add(key)
         try:
             yield
         finally:
-            with self._changed:
-                self._taken.remove(key)
-                self._changed.notify_all()
+            with self._condition:
+                self._held_keys.remove(key)
+                self._condition.notify_all()
 
     def _wait(self, key: tuple[str, str]) -> None:
         if self.num_waiting == MAX_WAITING:
@@ -41,6 +41,6 @@ class Turns:
             )
         self.num_waiting += 1
         try:
-            self._changed.wait_for(lambda: key not in self._taken)
+            self._condition.wait_for(lambda: key not in self._held_keys)
         finally:
             self.num_waiting -= 1

@@ -29,7 +29,12 @@ class WarmStarts:
     def __init__(
         self, database: Database, roots: StorageRoots, full_roots: FullRoots, stopped: Callable[[], bool]
     ) -> None:
-        self._database, self._roots, self._full_roots, self._stopped = database, roots, full_roots, stopped
+        self._database, self._roots, self._full_roots, self._should_stop = (
+            database,
+            roots,
+            full_roots,
+            stopped,
+        )
         self._places = threading.Semaphore(MAX_COPIES)
 
     def look_up(self, spec: JobSpec, owner: str) -> None:
@@ -47,7 +52,7 @@ class WarmStarts:
             )
         try:
             return self._first_whole(
-                spec, owner, lambda checkpoints, marker: self._copied(checkpoints, marker, storage)
+                spec, owner, lambda checkpoints, marker: self._copy(checkpoints, marker, storage)
             )
         finally:
             self._places.release()
@@ -92,11 +97,11 @@ class WarmStarts:
             Problem("not_found", "start_from.job", job_id, rule, "use an id that 'shardyard ls' shows")
         )
 
-    def _copied(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
+    def _copy(self, checkpoints: Folder, marker: Marker, storage: str) -> Marker:
         """The marker of the copy. Raises DamagedCheckpoint, with nothing left of it, Full, Unavailable."""
         to = self._roots.folder(storage).below(markers.FOLDER)
         try:
-            return copy_checkpoint(checkpoints, marker, to, self._stopped)
+            return copy_checkpoint(checkpoints, marker, to, self._should_stop)
         except DamagedCheckpoint:
             with suppress(OSError):  # what cannot be removed has no marker, and the run clears it away
                 to.remove("")

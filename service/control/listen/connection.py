@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
         self._since = self._loop.time()
         self._num_bytes = 0
         self._unsent_bytes, self._unsent_since = 0, self._since
-        self._refused = False
+        self._is_refused = False
         self.address = ""
 
     @property
@@ -65,31 +65,31 @@ class Connection(asyncio.Protocol):
         if self._connections.welcome(self):
             self._http.connection_made(self._transport)
             return
-        self._refused = True
+        self._is_refused = True
         self._end(503, "found no room", "too many requests that have not authenticated are being answered")
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._is_refused:
             return
         self._num_bytes += len(data)
         self._http.data_received(data)
         self._note(got_data=True)
 
     def eof_received(self) -> None:
-        if not self._refused:
+        if not self._is_refused:
             self._http.eof_received()
 
     def pause_writing(self) -> None:
-        if not self._refused:
+        if not self._is_refused:
             self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        if not self._refused:
+        if not self._is_refused:
             self._http.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.forget(self)
-        if not self._refused:
+        if not self._is_refused:
             self._http.connection_lost(exc)
 
     # Time
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
     def _end(self, status: int, description: str, why: str) -> None:
         """Closes it, with a problem for an answer where a request was begun and no answer was."""
         self._tell(description)
-        if self._refused or (self._asked() and not self._answer_begun()):
+        if self._is_refused or (self._expects_body() and not self._answer_begun()):
             answer = problem_response(
                 status, {408: "too-slow", 503: "unavailable"}[status], why, headers={"connection": "close"}
             )
@@ -148,12 +148,12 @@ class Connection(asyncio.Protocol):
             ]
             head += [b"%s: %s" % header for header in answer.raw_headers]
             self._transport.write(b"\r\n".join([*head, b"", bytes(answer.body)]))
-        if not self._refused and self._http.flow.write_paused:
+        if not self._is_refused and self._http.flow.write_paused:
             self._transport.abort()  # closing would wait until what it does not take is taken
         else:
             self._transport.close()
 
-    def _asked(self) -> bool:
+    def _expects_body(self) -> bool:
         return self._awaits == "body" or (self._awaits == "headers" and self._num_bytes > 0)
 
     def _answer_begun(self) -> bool:

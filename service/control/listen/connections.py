@@ -53,7 +53,7 @@ class Connections(Generic[C]):
         self.limits = limits
         self._strangers: dict[C, None] = {}  # dicts, for they keep the order in which connections came
         self._by_address: dict[str, dict[C, None]] = {}
-        self._admitted: set[C] = set()
+        self._admitted_connections: set[C] = set()
 
     @property
     def num_strangers(self) -> int:
@@ -61,10 +61,10 @@ class Connections(Generic[C]):
 
     @property
     def num_admitted(self) -> int:
-        return len(self._admitted)
+        return len(self._admitted_connections)
 
     def all(self) -> list[C]:
-        return [*self._strangers, *self._admitted]
+        return [*self._strangers, *self._admitted_connections]
 
     def welcome(self, connection: C) -> bool:
         """Counts a new one as a stranger; False where there is no room, and nobody to give way."""
@@ -79,21 +79,21 @@ class Connections(Generic[C]):
 
     def admit(self, connection: C) -> None:
         """Counts one as authenticated from now on. Raises Unavailable when there are too many of them."""
-        if connection in self._admitted:
+        if connection in self._admitted_connections:
             return
-        if len(self._admitted) >= self.limits.max_connections:
+        if len(self._admitted_connections) >= self.limits.max_connections:
             raise Unavailable(
-                f"{len(self._admitted):,} connections are open, which is all that this service holds; come back "
-                "later, or have its operator raise SHARDYARD_MAX_CONNECTIONS",
+                f"{len(self._admitted_connections):,} connections are open, which is all that this service holds; "
+                "come back later, or have its operator raise SHARDYARD_MAX_CONNECTIONS",
                 headers={"connection": "close", "retry-after": "5"},
             )
         if connection in self._strangers:  # it may have been closed while its token was looked at
             self._forget_stranger(connection)
-            self._admitted.add(connection)
+            self._admitted_connections.add(connection)
 
     def forget(self, connection: C) -> None:
         """It is gone."""
-        self._admitted.discard(connection)
+        self._admitted_connections.discard(connection)
         if connection in self._strangers:
             self._forget_stranger(connection)
 

@@ -21,7 +21,7 @@ class FloodGate:
     def __init__(
         self, lines_a_minute: int = LINES_A_MINUTE, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._most, self._clock = lines_a_minute, clock
+        self._max_lines, self._clock = lines_a_minute, clock
         self._kinds: dict[str, tuple[float, int]] = {}
         """Since when, and how many since."""
 
@@ -31,12 +31,12 @@ class FloodGate:
         since, count = self._kinds.pop(kind, (now, 0))
         left_out = 0
         if now - since >= 60:
-            left_out = max(0, count - self._most)
+            left_out = max(0, count - self._max_lines)
             since, count = now, 0
         self._kinds[kind] = since, count + 1
         if len(self._kinds) > MAX_KINDS:
             del self._kinds[next(iter(self._kinds))]
-        return left_out if count < self._most else None
+        return left_out if count < self._max_lines else None
 
     def __call__(
         self, _logger: Any, method: str, event: MutableMapping[str, Any]

@@ -78,7 +78,9 @@ class DriverProcess:
             if status is None or not status.pid:
                 self._process = self._search()
             else:
-                self._process = _reported(status) if status.host == socket.gethostname() else None
+                self._process = (
+                    _find_reported_process(status) if status.host == socket.gethostname() else None
+                )
         return self._process
 
     def _search(self) -> psutil.Process | None:
@@ -107,7 +109,7 @@ class DriverProcess:
         return now - self._worked_at < IDLE_AFTER_S
 
 
-def _reported(status: RunStatus) -> psutil.Process | None:
+def _find_reported_process(status: RunStatus) -> psutil.Process | None:
     """The process that a driver on this machine reported as its own; None if it has ended."""
     with suppress(psutil.Error, ValueError):
         process = psutil.Process(status.pid)

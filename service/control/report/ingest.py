@@ -67,7 +67,7 @@ class Ingest:
         """Stores a batch. Raises NotFound, Forbidden (stop sending), Conflict with `next_seq` at a gap."""
         if not batch.records:
             with self._database.read() as tx:
-                job = self._admitted(tx, job_id, token, batch)
+                job = self._authorize(tx, job_id, token, batch)
                 self.statuses.hear(job_id, batch)
                 next_seq = writers.next_seq(tx, job.number, batch.attempt, batch.writer)
             if job.launch is None:
@@ -75,7 +75,7 @@ class Ingest:
             _refuse_gap(batch, next_seq, job)
             return RecordAnswer(next_seq=next_seq, request=_request(job))
         with self._database.write() as tx:
-            job = self._admitted(tx, job_id, token, batch)
+            job = self._authorize(tx, job_id, token, batch)
             self.statuses.hear(job_id, batch)
             if job.launch is None:
                 return _end_yourself(batch)
@@ -118,7 +118,7 @@ class Ingest:
         next_seq = writers.next_seq(tx, job.number, attempt, writer)
         self._store(tx, replace(job, attempt=attempt), attempt, writer, next_seq, records)
 
-    def _admitted(self, tx: Connection, job_id: str, token: str, batch: RecordBatch) -> JobRow:
+    def _authorize(self, tx: Connection, job_id: str, token: str, batch: RecordBatch) -> JobRow:
         job = get_job(tx, job_id, lock=bool(batch.records))
         if job is None:
             raise NotFound(f"there is no job {job_id}")
@@ -127,7 +127,7 @@ class Ingest:
                 f"records of attempt {batch.attempt} of {job_id} need the token of its newest attempt, "
                 "and come from that attempt"
             )
-        if self._superseded(tx, job, batch.attempt, batch.writer):
+        if self._is_superseded(tx, job, batch.attempt, batch.writer):
             raise Forbidden(f"{batch.writer} was followed by a newer group, and may add nothing")
         return job
 
@@ -137,9 +137,9 @@ class Ingest:
         if not new:
             return []
         losses = _losses(tx, job, attempt, new)  # asked before they are stored
-        late = self._superseded(tx, job, attempt, writer)
+        late = self._is_superseded(tx, job, attempt, writer)
         events = [_event(record, attempt, writer) for record in new]
-        event_rows = append_events(tx, job.number, _marked(tx, job, events) if late else events)
+        event_rows = append_events(tx, job.number, _mark_superseded(tx, job, events) if late else events)
         writers.advance(tx, job.number, attempt, writer, _group(writer), next_seq + len(new))
         columns: dict[str, Any] = {"updated_at": now_us()}
         if losses != read_losses(job.losses, job.failures):
@@ -149,7 +149,7 @@ class Ingest:
         set_columns(tx, job.number, columns)
         return event_rows
 
-    def _superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
+    def _is_superseded(self, tx: Connection, job: JobRow, attempt: int, writer: str) -> bool:
         """Whether a newer attempt or worker group has begun: what an older one recorded is history, and no news."""
         group, newest = _group(writer), writers.newest_group(tx, job.number)
         return attempt < newest[0] if group is None else (attempt, group) < newest
@@ -227,7 +227,7 @@ def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]
     return losses
 
 
-def _marked(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:
+def _mark_superseded(tx: Connection, job: JobRow, events: Sequence[NewEvent]) -> list[NewEvent]:
     """Events that one writer recorded and that were heard of late, each metric with what it is superseded by."""
     steps = {event.step for event in events if event.kind == "metric" and event.step is not None}
     redone = redone_steps(tx, job.number, "metric", steps, events[0].attempt or 0, events[0].group or 0)

@@ -30,7 +30,7 @@ class RunStatuses:
         self._driver_heard_at: dict[str, tuple[int, float]] = {}
         """Attempt, and time."""
         self._statuses: dict[str, _Status] = {}
-        self._unanswered: dict[str, tuple[float, float]] = {}
+        self._silences: dict[str, tuple[float, float]] = {}
         """Time since the driver last answered its first worker, and when that was reported."""
         self._asked_since: dict[str, tuple[int, float]] = {}
         """Attempt, and when `silent_driver` was first called for it."""
@@ -46,7 +46,7 @@ class RunStatuses:
                 with suppress(ValidationError):
                     self._statuses[job_id] = _Status(batch.attempt, RunStatus.model_validate(batch.run), now)
         elif batch.driver_silent_s is not None:
-            self._unanswered[job_id] = (batch.driver_silent_s, now)
+            self._silences[job_id] = (batch.driver_silent_s, now)
 
     def heard_at(self, job_id: str) -> float:
         """Time at which a run last sent anything; since when this process listens, where it has not."""
@@ -55,7 +55,7 @@ class RunStatuses:
     def forget_all_but(self, job_ids: Collection[str]) -> None:
         """Forget what other jobs said."""
         tables: tuple[dict[str, Any], ...] = (
-            self._heard_at, self._driver_heard_at, self._statuses, self._unanswered, self._asked_since,
+            self._heard_at, self._driver_heard_at, self._statuses, self._silences, self._asked_since,
             self._processes,
         )  # fmt: skip
         for table in tables:
@@ -81,7 +81,7 @@ class RunStatuses:
         workers_heard = self.heard_at(job_id) - since >= SILENCE_S / 2
         if state != "stopped" and not workers_heard:
             return None
-        unanswered_s, reported_at = self._unanswered.get(job_id, (0.0, 0.0))
+        unanswered_s, reported_at = self._silences.get(job_id, (0.0, 0.0))
         if now - reported_at >= SILENCE_S or reported_at < since:
             unanswered_s = 0.0
         return SilentDriver(

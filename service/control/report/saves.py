@@ -10,18 +10,18 @@ from moe.train.checkpoint.marker import Marker
 from service.wire.events import Record, rfc3339
 
 
-class _Stored(BaseModel):
+class _StoredRecord(BaseModel):
     # An older or newer release may have stored fewer or more fields.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Committed(_Stored):
+class Committed(_StoredRecord):
     step: int
     time: datetime
     size_bytes: int | None = None
 
 
-class Failed(_Stored):
+class Failed(_StoredRecord):
     step: int
     time: datetime
     reason: str
@@ -29,7 +29,7 @@ class Failed(_Stored):
     """Checkpoints that failed one after the other, up to this one."""
 
 
-class Saves(_Stored):
+class Saves(_StoredRecord):
     """The last of each kind. Storage has the truth about what is committed; this is what a job shows of it."""
 
     committed: Committed | None = None

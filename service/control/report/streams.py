@@ -21,7 +21,7 @@ class EventStreams:
 
     def __init__(self, database: Database, hub: Hub, ended: Collection[str], ping_s: float) -> None:
         self._database, self._hub = database, hub
-        self._ended, self._ping_s = frozenset(ended), ping_s
+        self._final_states, self._ping_s = frozenset(ended), ping_s
 
     async def follow(self, job: JobPlace, last_id: int) -> AsyncIterator[WireEvent | None]:
         """Every event after `last_id`, and None now and then while there is none, to notice dead clients.
@@ -35,7 +35,7 @@ class EventStreams:
                 news: Sequence[WireEvent] | None = tail.after(last_id)
                 if news is None or (not news and ask_store):
                     # Nothing at hand: the store decides, for another process may have written.
-                    news = await self._stored(job.number, last_id)
+                    news = await self._read_events(job.number, last_id)
                     if news and news[0].id != last_id + 1:
                         return
                     if not news and ask_store:
@@ -50,7 +50,7 @@ class EventStreams:
                     yield None
                     ask_store = True
 
-    async def _stored(self, number: int, last_id: int) -> Sequence[WireEvent]:
+    async def _read_events(self, number: int, last_id: int) -> Sequence[WireEvent]:
         return await run_in_threadpool(self._read, number, last_id)
 
     def _read(self, number: int, last_id: int) -> list[WireEvent]:
@@ -69,4 +69,4 @@ class EventStreams:
                 return get_summary(tx, job_id)
 
         job = await run_in_threadpool(read)
-        return job is None or (job.state in self._ended and job.last_event_id <= last_id)
+        return job is None or (job.state in self._final_states and job.last_event_id <= last_id)

@@ -145,7 +145,7 @@ def sampled_by_step(
     The database chooses: a job of millions of steps takes no more memory than what is asked for.
     """
     event = tables.events.c
-    conditions = _recorded(job_number, kind, since_step, name)
+    conditions = _event_conditions(job_number, kind, since_step, name)
     total = tx.execute(select(func.count(event.step.distinct())).where(*conditions)).scalar_one()
     recorded_rows = _by_age(conditions)
     place = (func.row_number().over(order_by=recorded_rows.c.step) - 1).label("place")
@@ -168,7 +168,7 @@ def first_by_step(
 ) -> list[int]:
     """Ids of the events of the first `limit` steps from `since_step` on, of each the newest as in `sampled_by_step`."""
     event = tables.events.c
-    conditions = _recorded(job_number, kind, since_step, name)
+    conditions = _event_conditions(job_number, kind, since_step, name)
     first = select(event.step).where(*conditions).distinct().order_by(event.step).limit(limit).subquery()
     last = tx.execute(select(func.max(first.c.step))).scalar_one()
     if last is None:
@@ -179,7 +179,9 @@ def first_by_step(
     )
 
 
-def _recorded(job_number: int, kind: str, since_step: int, name: str | None) -> list[ColumnElement[bool]]:
+def _event_conditions(
+    job_number: int, kind: str, since_step: int, name: str | None
+) -> list[ColumnElement[bool]]:
     event = tables.events.c
     conditions = [event.job_number == job_number, event.kind == kind, event.step >= since_step]
     if name is not None:

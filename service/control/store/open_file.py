@@ -19,29 +19,29 @@ class OpenFile:
         """Raises OSError where there is no such file."""
         self._path = Path(path)
         self._log = Path(f"{path}-wal")
-        self._opened = _identity(self._path)
+        self._identity_at_open = _identity(self._path)
         self._opened_log: Identity | None = None
 
     def fault(self) -> Unavailable | None:
         """Reason why nothing may be read or written now; None while the files at the path are those that are open."""
         try:
-            if _identity(self._path) != self._opened:
-                return self._gone(self._path, "was replaced by another file")
+            if _identity(self._path) != self._identity_at_open:
+                return self._missing_error(self._path, "was replaced by another file")
         except OSError as error:
-            return self._gone(self._path, f"is gone ({error.strerror})")
+            return self._missing_error(self._path, f"is gone ({error.strerror})")
         try:
             log = _identity(self._log)
         except FileNotFoundError:
             log = None
         except OSError as error:
-            return self._gone(self._log, f"cannot be looked at ({error.strerror})")
+            return self._missing_error(self._log, f"cannot be looked at ({error.strerror})")
         if self._opened_log is None:
             self._opened_log = log
         elif log != self._opened_log:
-            return self._gone(self._log, "was removed or replaced")
+            return self._missing_error(self._log, "was removed or replaced")
         return None
 
-    def _gone(self, path: Path, fate: str) -> Unavailable:
+    def _missing_error(self, path: Path, fate: str) -> Unavailable:
         return Unavailable(
             f"the database file {path} {fate} while this service had it open, so nothing is taken in; move it back, or "
             "restart the service: it opens what is at the path, and where that holds no job, it recovers the jobs from "
