@@ -22,11 +22,11 @@ from moe.spec import TranslationModelSpec, read_job
 from moe.tasks.translation.training import TranslationLoss
 from service.cli.child import ControlPlaneChild
 from service.cli.footprint import Footprint
-from service.cli.view.follow import styled
+from service.cli.view.follow import style_notice
 from service.cli.view.frame import frame
 from service.cli.view.kinds import report_view, words_of
 from service.cli.view.progress import Progress
-from service.cli.view.result import learned, measured
+from service.cli.view.result import footprint_line, training_summary
 from service.cli.view.verdict import short_plan_view
 from service.client import Client
 
@@ -93,7 +93,7 @@ def of_the_demo() -> None:
                 with closing(job.events()) as events:
                     for event in events:
                         if (notice := progress.take(event)) is not None and not is_shown:
-                            console.print(styled(notice))
+                            console.print(style_notice(notice))
                         if progress.step == midway and not is_shown:
                             is_shown = True
                             console.print(frame(progress, WIDTH, HEIGHT))
@@ -103,8 +103,8 @@ def of_the_demo() -> None:
                 workers = job.plan().num_workers
                 report = report_view(job)
                 assert report is not None
-                console.print(learned(job, report, told, progress, workers, "shardyard translate"))
-        console.print(measured(footprint))
+                console.print(training_summary(job, report, told, progress, workers, "shardyard translate"))
+        console.print(footprint_line(footprint))
     keep(console, "demo", "make demo")
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Interrupted(BaseException):
+class Interruption(BaseException):
     """A signal asked this process to end. Not an Exception: nobody mistakes it for a failure and goes on."""
 
     def __init__(self, number: int) -> None:
@@ -27,7 +27,7 @@ def interruptions() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         for signal_number in before:
             signal.signal(signal_number, signal.SIG_IGN)
-        raise Interrupted(number)
+        raise Interruption(number)
 
     def hang_up(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGTERM)  # to whoever handles that now, such as a server that is serving
@@ -46,7 +46,7 @@ def interruptions() -> Iterator[None]:
 
 
 @contextmanager
-def shielded() -> Iterator[None]:
+def ignore_signals() -> Iterator[None]:
     """Within it signals are not heeded: for a clean-up that takes seconds and must not be cut short."""
     before = {
         signal_number: signal.signal(signal_number, signal.SIG_IGN)

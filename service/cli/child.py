@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from service.cli.failures import Failed
+from service.cli.failures import CommandError
 from service.cli.footprint import MARK
 from service.client import Client, ClientError
-from service.signals import held_back, shielded
+from service.signals import held_back, ignore_signals
 
 START_TIMEOUT_S = 600.0
 """More than its Ray head may take."""
@@ -61,12 +61,14 @@ class ControlPlaneChild:
         with Client(self.url, token="") as client:
             while time.monotonic() < deadline:
                 if self._process.poll() is not None:
-                    raise Failed(f"the control plane did not start\n{self.log_tail()}")
+                    raise CommandError(f"the control plane did not start\n{self.log_tail()}")
                 try:
                     return client.healthy()
                 except ClientError:
                     time.sleep(0.1)
-        raise Failed(f"the control plane did not answer within {START_TIMEOUT_S:g} s\n{self.log_tail()}")
+        raise CommandError(
+            f"the control plane did not answer within {START_TIMEOUT_S:g} s\n{self.log_tail()}"
+        )
 
     def log_tail(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()
@@ -82,7 +84,7 @@ class ControlPlaneChild:
 
         if self._process is None:
             return
-        with shielded():
+        with ignore_signals():
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(STOP_TIMEOUT_S)

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from service.cli.failures import Failed, Misuse
+from service.cli.failures import CommandError, Misuse
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -15,4 +15,4 @@ def confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise Misuse(f"{question} Nobody can be asked here: add --yes to say so beforehand")
     if not typer.confirm(question, err=True):
-        raise Failed("nothing was done")
+        raise CommandError("nothing was done")

@@ -28,7 +28,7 @@ class Misuse(Exception):
     """A request that cannot be done as it was asked; the message says how it could."""
 
 
-class Failed(Exception):
+class CommandError(Exception):
     """A request that was tried, and did not come about."""
 
 
@@ -36,7 +36,7 @@ def explain(error: Exception) -> Failure | None:
     """How `error` is reported; None for a bug of ours, which deserves its traceback."""
     if isinstance(error, Misuse):
         return _failure(str(error), MISUSE)
-    if isinstance(error, Failed):
+    if isinstance(error, CommandError):
         return _failure(str(error), FAILED)
 
     from service.client.errors import ApiError, BadToken, BadUrl, ClientError

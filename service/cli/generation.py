@@ -12,13 +12,13 @@ _OPTIONS = {"num_beams": "--beams"}
 """Of fields whose options are called otherwise."""
 
 
-def asked_for(**given: Any) -> "GenerationSpec":
+def generation_spec(**options: Any) -> "GenerationSpec":
     """The spec of the options that were given. Raises Misuse, which names options rather than fields."""
     from moe.spec.errors import SpecError, in_words
     from moe.spec.generation import GenerationSpec
 
     try:
-        return GenerationSpec(**{name: value for name, value in given.items() if value is not None})
+        return GenerationSpec(**{name: value for name, value in options.items() if value is not None})
     except SpecError as error:
         problems = [replace(problem, path=_option(problem.path)) for problem in error.problems]
         raise Misuse(in_words(problems)) from None

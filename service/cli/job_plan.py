@@ -16,7 +16,7 @@ from moe.plan.search.sensitivity import sensitivity
 from moe.plan.search.what_if import smallest_cluster
 from moe.plan.stored import load
 from moe.spec import Problem, SpecError
-from service.cli.failures import Failed, Misuse
+from service.cli.failures import CommandError, Misuse
 from service.cli.view.comparison import explain_json, explained_view
 from service.cli.view.output import console, print_json
 from service.cli.view.plan import plan_view
@@ -28,7 +28,7 @@ _OPTION = "--explain-against"
 
 
 @dataclass(frozen=True)
-class Written:
+class PlanOutput:
     """Files and form that a plan is written in."""
 
     save: Path | None = None
@@ -38,34 +38,36 @@ class Written:
     """Whether all that is known of a plan is printed, or a verdict and a short table."""
 
 
-def planned(asked: PlanRequest, given: Cluster | Pools | None, url: str | None) -> tuple[Plan, str]:
+def make_plan(request: PlanRequest, cluster: Cluster | Pools | None, url: str | None) -> tuple[Plan, str]:
     """(the plan, for what). Raises SpecError, ClientError."""
-    if given is None:
+    if cluster is None:
         from service.cli.server import connect
 
         body: dict[str, Any] = {
-            "spec": asked.spec.model_dump(mode="json", exclude_unset=True),
-            "top": asked.top,
+            "spec": request.spec.model_dump(mode="json", exclude_unset=True),
+            "top": request.top,
         }
-        if asked.num_workers is not None:
-            body["num_workers"] = asked.num_workers
+        if request.num_workers is not None:
+            body["num_workers"] = request.num_workers
         for name in ("profile", "software", "goal"):
-            if (value := getattr(asked, name)) is not None:
+            if (value := getattr(request, name)) is not None:
                 body[name] = value
         with connect(url) as client:
             return client.plan(body), f"the cluster of {client.url}"
-    plan = plan_anywhere(asked.spec, given, asked.num_workers, _how(asked))
-    return plan, _where(plan, given)
+    plan = plan_anywhere(request.spec, cluster, request.num_workers, _how(request))
+    return plan, _where(plan, cluster)
 
 
-def depends(asked: PlanRequest, given: Cluster | Pools, made: tuple[Plan, str], written: Written) -> None:
+def depends(
+    request: PlanRequest, cluster: Cluster | Pools, plan_and_where: tuple[Plan, str], output: PlanOutput
+) -> None:
     """Prints a plan, and what it depends on: as JSON, `{"plan": ..., "sensitivity": [...]}`. Raises SpecError."""
-    plan, where = made
-    changes = sensitivity(asked, _pool_of(plan, given), plan)
-    _write(plan, written)
-    if not written.as_json:
+    plan, where = plan_and_where
+    changes = sensitivity(request, _pool_of(plan, cluster), plan)
+    _write(plan, output)
+    if not output.as_json:
         parts = (
-            _view(plan, where, written),
+            _view(plan, where, output),
             "",
             Text("what it depends on", "bold"),
             sensitivity_view(plan, changes),
@@ -77,17 +79,19 @@ def depends(asked: PlanRequest, given: Cluster | Pools, made: tuple[Plan, str], 
     print_json({"plan": plan.model_dump(mode="json"), "sensitivity": items})
 
 
-def fitted(asked: PlanRequest, given: Cluster | Pools) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
+def plan_on_smallest(
+    request: PlanRequest, cluster: Cluster | Pools
+) -> tuple[PlanRequest, Cluster, tuple[Plan, str]]:
     """(the request, for a worker on each device, the smallest cluster of the kind that can run the job, the plan and
     what it is for); of pools, of the kind of one of them. Raises SpecError where none holds it."""
-    if isinstance(given, Pools):
-        plan, smallest = fit_pools(asked.spec, given, _how(asked))
+    if isinstance(cluster, Pools):
+        plan, smallest = fit_pools(request.spec, cluster, _how(request))
         plan_and_where = plan, f"pool {plan.pool}, {_nodes(smallest)}"
     else:
-        smallest, fewest = smallest_cluster(asked.spec, given, asked.profile)
-        plan, where = planned(_on_all_of(asked, smallest), smallest, None)
+        smallest, fewest = smallest_cluster(request.spec, cluster, request.profile)
+        plan, where = make_plan(_on_all_of(request, smallest), smallest, None)
         plan_and_where = plan.model_copy(update={"fewest": fewest}), where
-    return _on_all_of(asked, smallest), smallest, plan_and_where
+    return _on_all_of(request, smallest), smallest, plan_and_where
 
 
 def _on_all_of(request: PlanRequest, cluster: Cluster) -> PlanRequest:
@@ -148,24 +152,24 @@ def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
         except ApiError as error:
             if error.status != 404:
                 raise
-            raise Failed(str(error)) from None  # the job is there, and has no plan yet
+            raise CommandError(str(error)) from None  # the job is there, and has no plan yet
 
 
-def give(plan: Plan, where: str, written: Written) -> None:
+def give(plan: Plan, where: str, output: PlanOutput) -> None:
     """Writes the files that were asked for, and prints the plan. Raises SpecError, OSError."""
-    _write(plan, written)
-    if written.as_json:
+    _write(plan, output)
+    if output.as_json:
         print(_text(plan))
     else:
-        console().print(_view(plan, where, written))
+        console().print(_view(plan, where, output))
 
 
-def _view(plan: Plan, where: str, output: Written) -> RenderableType:
+def _view(plan: Plan, where: str, output: PlanOutput) -> RenderableType:
     in_full = output.full or plan.module is not None
     return plan_view(plan, where) if in_full else short_plan_view(plan, where)
 
 
-def _write(plan: Plan, output: Written) -> None:
+def _write(plan: Plan, output: PlanOutput) -> None:
     if output.draw is not None:
         from moe.plan.picture import drawn
 
@@ -182,32 +186,32 @@ def _text(plan: Plan) -> str:
 
 def explain(
     layout: Layout,
-    asked: PlanRequest,
-    given: Cluster | Pools | None,
+    request: PlanRequest,
+    cluster: Cluster | Pools | None,
     url: str | None,
-    chosen: tuple[Plan, str],
-    written: Written,
+    plan_and_where: tuple[Plan, str],
+    output: PlanOutput,
 ) -> None:
     """Prints why the chosen plan, and not the `layout`. Raises SpecError where that does not fit; OSError,
     ClientError."""
-    plan, where = chosen
+    plan, where = plan_and_where
     if plan.module is not None:
         raise Misuse(
             "--explain-against compares layouts of this library's models; a module's job has one layout alone"
         )
-    asked = asked.model_copy(update={"goal": None})  # which chose the workers that both have
-    given = None if given is None else _pool_of(plan, given)
+    request = request.model_copy(update={"goal": None})  # which chose the workers that both have
+    cluster = None if cluster is None else _pool_of(plan, cluster)
     try:
-        alternative, _ = planned(asking_for(asked, layout, plan.num_workers), given, url)
+        alternative, _ = make_plan(asking_for(request, layout, plan.num_workers), cluster, url)
     except SpecError as error:
         raise SpecError(
             replace(problem, path=f"{_OPTION}: {problem.path}") for problem in error.problems
         ) from None
-    _write(plan, written)
-    if written.as_json:
-        print_json(explain_json(plan, alternative, given))
+    _write(plan, output)
+    if output.as_json:
+        print_json(explain_json(plan, alternative, cluster))
     else:
-        console().print(explained_view(plan, alternative, where, given))
+        console().print(explained_view(plan, alternative, where, cluster))
 
 
 def read_layout(text: str) -> Layout:

@@ -13,7 +13,7 @@ DEMO_FOLDER = "demo"
 """Below the state folder: where `shardyard demo` keeps its own."""
 
 
-def settings_for(**given: Any) -> "Settings":
+def settings_for(**overrides: Any) -> "Settings":
     """The settings of the environment, with what the command line says instead. Raises Misuse."""
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
@@ -21,7 +21,7 @@ def settings_for(**given: Any) -> "Settings":
     from service.settings import Settings
 
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except SettingsError as error:  # pydantic names the field, and not what is wrong with it
         match = re.search(r'"(\w+)"', str(error))
         name = f"SHARDYARD_{match[1].upper()}" if match else str(error)

@@ -28,7 +28,7 @@ from service.cli.commands import (
     watch,
 )
 from service.cli.failures import FAILED, explain
-from service.signals import Interrupted
+from service.signals import Interruption
 
 app = typer.Typer(
     name="shardyard",
@@ -40,8 +40,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         print(f"shardyard {version('shardyard')}")
@@ -96,7 +96,7 @@ def main() -> None:
             app(prog_name="shardyard")
         finally:
             sys.stdout.flush()  # what cannot be written is to be said here, and not at the interpreter's end
-    except Interrupted as interruption:
+    except Interruption as interruption:
         sys.exit(interruption.exit_code)
     except BrokenPipeError:
         # The reader of our output has gone, as in `shardyard ls | head -1`; nothing is left to say to it.

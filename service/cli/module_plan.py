@@ -9,27 +9,27 @@ from moe.plan import Cluster
 from moe.spec import Problem, SpecError
 from moe.spec.files import read_plain
 from moe.spec.module import CODE_REMEDY, is_code
-from service.cli.job_plan import Written
+from service.cli.job_plan import PlanOutput
 from service.cli.whole_file import write_whole
 from service.planner.limited import Limits, ask
 from service.planner.request import ModuleRequest
 
 
-def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, written: Written) -> None:
+def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, output: PlanOutput) -> None:
     """Plan it, write the files that were asked for, and print the plan. Raises SpecError, OSError."""
     for path, code in (("--module", build), ("--sample", sample)):
         if not is_code(code):
             raise SpecError(Problem("invalid_syntax", path, code, "must be module:function", CODE_REMEDY))
     request = ModuleRequest(
-        build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=written.draw is not None
+        build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=output.draw is not None
     )  # fmt: skip
     answer = ask(request, Limits(), shows_output=True)
     text = json.dumps(answer.plan, indent=1, sort_keys=True)
-    if written.save is not None:
-        write_whole(written.save, text + "\n")
-    if written.draw is not None:
-        write_whole(written.draw, answer.picture)
-    typer.echo(text if written.as_json else answer.explained)
+    if output.save is not None:
+        write_whole(output.save, text + "\n")
+    if output.draw is not None:
+        write_whole(output.draw, answer.picture)
+    typer.echo(text if output.as_json else answer.explained)
 
 
 def _hints(path: Path | None) -> dict[str, object]:

@@ -8,10 +8,10 @@ from moe.spec.routers import for_router
 from service.cli.failures import Misuse
 
 
-def overridden(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+def apply_overrides(fields: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     """The plain spec with each `PATH=VALUE` put in, in order; values are YAML. Raises Misuse, and SpecError for a value
     that cannot be read."""
-    spec = deepcopy(given)
+    spec = deepcopy(fields)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         *above, last = path.split(".")
@@ -34,15 +34,15 @@ def overridden(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     return spec
 
 
-def forked(given: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """As `overridden`, of a job's spec, which has every field written out: another router has its own defaults for what
-    only some routers have."""
-    fork = overridden(given, assignments)
-    before, after = _layer(given), _layer(fork)
+def fork_spec(fields: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """As `apply_overrides`, of a job's spec, which has every field written out: another router has its own defaults for
+    what only some routers have."""
+    fork = apply_overrides(fields, assignments)
+    before, after = _layer(fields), _layer(fork)
     if before is None or after is None or after.get("router") == before.get("router"):
         return fork
     moe_fields = for_router(after.get("router"), before)
-    return overridden({**given, "model": {**given["model"], "moe": moe_fields}}, assignments)
+    return apply_overrides({**fields, "model": {**fields["model"], "moe": moe_fields}}, assignments)
 
 
 def _layer(spec: dict[str, Any]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC
 from moe.train.checkpoint.whole import NoCheckpoint, fault_of, newest_whole
-from service.cli.failures import Failed, Misuse
+from service.cli.failures import CommandError, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
 from service.cli.server import require_id
 from service.client import ApiError, Client, ClientError
@@ -72,7 +72,7 @@ def _fields(config: Path) -> dict[str, object]:
     return {}
 
 
-def loaded(checkpoint: str) -> "TrainedModel":
+def load_model(checkpoint: str) -> "TrainedModel":
     """The model of a checkpoint's or an exported model's folder. Raises Misuse where it is no model's, Failed where it
     is not whole."""
     from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
@@ -84,7 +84,7 @@ def loaded(checkpoint: str) -> "TrainedModel":
     except ExportError as error:
         raise Misuse(str(error)) from None
     except CheckpointError as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list[str]) -> Iterator[str]:
@@ -129,9 +129,9 @@ def _in_folder(url: str) -> str:
     folder, _, name = url.rstrip("/").rpartition("/")
     if markers.order(name):
         if (fault := fault_of(Folder(folder), name)) is not None:
-            raise Failed(f"the checkpoint {url} cannot be used: {fault}")
+            raise CommandError(f"the checkpoint {url} cannot be used: {fault}")
         return url
     try:
         return newest_whole(Folder(url.rstrip("/")))
     except NoCheckpoint as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None

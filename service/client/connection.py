@@ -73,14 +73,14 @@ class Connection:
         headers: dict[str, str],
         silence_timeout_s: float,
         *,
-        posted: Any = None,
+        body: Any = None,
         **query: Any,
     ) -> Iterator[Iterator[bytes]]:
         """The body of a long answer as it comes, to a POST where there is something to post. Raises Unreachable after
         `silence_timeout_s` of nothing."""
         timeout = httpx.Timeout(silence_timeout_s, connect=CONNECT_TIMEOUT_S)
-        method = "GET" if posted is None else "POST"
-        options = {"params": query, "json": posted, "headers": headers, "timeout": timeout}
+        method = "GET" if body is None else "POST"
+        options = {"params": query, "json": body, "headers": headers, "timeout": timeout}
         with self._said_in_words(), self._http.stream(method, path, **options) as answer:
             if answer.status_code != 200:
                 answer.read()

@@ -41,7 +41,7 @@ class Downloader:
     ) -> None:
         self._connection, self._job_path = connection, job_path
         self._on_file = on_file or (lambda path: None)
-        self.done = Download(folder)
+        self.result = Download(folder)
 
     def fetch_all(self, kinds: Collection[str] | None = None, latest: bool = False) -> Download:
         """Fetches what there is of these kinds, of checkpoints only the newest with `latest`.
@@ -56,7 +56,7 @@ class Downloader:
         newest_first = sorted(markers, key=lambda path: order(_checkpoint(path)) or (), reverse=True)
         for marker in newest_first[: 1 if latest else None]:
             self._fetch_checkpoint(marker, files[marker])
-        return self.done
+        return self.result
 
     def _list(self, kinds: Collection[str] | None) -> dict[str, dict[str, Any]]:
         files, cursor = dict[str, dict[str, Any]](), None
@@ -85,7 +85,7 @@ class Downloader:
         except ApiError as error:
             if error.status != 404:
                 raise
-            self.done.gone.append(_checkpoint(path))
+            self.result.gone.append(_checkpoint(path))
             return
         if is_there:
             self._keep(path, seal.size_bytes)
@@ -131,13 +131,13 @@ class Downloader:
         return draft
 
     def _keep(self, path: str, size_bytes: int) -> None:
-        self.done.kept.append(path)
-        self.done.num_bytes += size_bytes
+        self.result.kept.append(path)
+        self.result.num_bytes += size_bytes
 
     def _place(self, path: str, draft: Path, size_bytes: int) -> None:
         os.replace(draft, self._target(path))
-        self.done.fetched.append(path)
-        self.done.num_bytes += size_bytes
+        self.result.fetched.append(path)
+        self.result.num_bytes += size_bytes
         self._on_file(path)
 
     def _target(self, path: str) -> Path:
@@ -145,7 +145,7 @@ class Downloader:
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or any(part in ("..", ".") or "\\" in part for part in parts):
             raise ClientError(f"the control plane names {path!r}, which is no path below a job's folder")
-        return self.done.folder.joinpath(*parts)
+        return self.result.folder.joinpath(*parts)
 
 
 def _checkpoint(marker: str) -> str:

@@ -14,11 +14,13 @@ SILENCE_S = 600.0
 """Longest without a byte: others' turns may come first, and then a model be loaded."""
 
 
-def generated(connection: Connection, job_id: str, asked: dict[str, Any]) -> Generator[str, None, Ending]:
+def stream_generation(
+    connection: Connection, job_id: str, body: dict[str, Any]
+) -> Generator[str, None, Ending]:
     """Pieces of the text, and at last how it ended. Raises ApiError where it is refused or breaks off, and Unreachable
     where the connection does. Closing the generator closes its connection, which breaks the text off."""
     path, headers = f"/v1/jobs/{quote(job_id, safe='')}/generate", {"accept": "text/event-stream"}
-    with connection.stream(path, headers, SILENCE_S, posted=asked) as chunks:
+    with connection.stream(path, headers, SILENCE_S, body=body) as chunks:
         for message in messages(chunks):
             fields = json.loads(message.data)
             match message.event:

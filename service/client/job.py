@@ -190,9 +190,9 @@ class Job:
         Raises ApiError: (422) for a job that is not of a language model and for what cannot be asked, (409) without a
         checkpoint, (503) where others' turns come first or the text takes longer than it may.
         """
-        from service.client.generated import generated
+        from service.client.generated import stream_generation
 
-        return generated(self._connection, self.id, {**options, "prompt": prompt})
+        return stream_generation(self._connection, self.id, {**options, "prompt": prompt})
 
     def cancel(self) -> "Job":
         """Asks for the end of the job, at a step boundary. Raises ApiError (409) when it has ended."""

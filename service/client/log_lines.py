@@ -29,7 +29,7 @@ class LogQuery:
     attempt: int | None = None
     raw: bool | None = None
 
-    def reopened(self, after_s: float, first_time: str | None) -> dict[str, Any]:
+    def reconnect_query(self, after_s: float, first_time: str | None) -> dict[str, Any]:
         """Query for when a connection broke, so long after the first was opened; `first_time`: of the first line.
 
         Of the newest lines that is the oldest, and no newer one was passed over: all since then, without what was
@@ -86,6 +86,6 @@ def log_lines(
             broken = True
         if not follow or (job_ended and not broken):
             return
-        fields = query.reopened(time.monotonic() - began, first_time)
+        fields = query.reconnect_query(time.monotonic() - began, first_time)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, patience.longest_pause_s)

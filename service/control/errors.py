@@ -28,13 +28,13 @@ class ServiceError(Exception):
         self.members = dict(members or {})
 
 
-class Malformed(ServiceError):
+class MalformedRequest(ServiceError):
     """The request cannot be read."""
 
     status, kind = 400, "malformed-request"
 
 
-class Unauthenticated(ServiceError):
+class AuthenticationRequired(ServiceError):
     """A token is needed, and the right one."""
 
     status, kind = 401, "unauthenticated"
@@ -82,7 +82,7 @@ class OutOfRange(ServiceError):
     status, kind = 416, "range-not-satisfiable"
 
 
-class Misdirected(ServiceError):
+class MisdirectedRequest(ServiceError):
     """The request was meant for another host."""
 
     status, kind = 421, "misdirected-request"

@@ -122,7 +122,7 @@ class _Server(uvicorn.Server):
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(self._connections.limits.look_interval_s)
-            for connection in self._connections.all():
+            for connection in self._connections.list_connections():
                 connection.look()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -17,7 +17,7 @@ from moe.records import Ending
 from moe.spec import SpecError
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
-from service.generator.messages import Asked, Load, Order, Told
+from service.generator.messages import GeneratorMessage, Load, Order, TextRequest
 
 if TYPE_CHECKING:
     from moe.tasks.task import Generator
@@ -56,7 +56,7 @@ def main() -> None:
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(message: Told) -> None:
+    def tell(message: GeneratorMessage) -> None:
         output.write(message.model_dump_json(exclude_defaults=True) + "\n")
         output.flush()
 
@@ -68,13 +68,13 @@ def main() -> None:
         generator = _load(load)
         generator.lay_out_for_texts()
     except _CannotLoad as error:
-        tell(Told(kind="failed", words=str(error)))
+        tell(GeneratorMessage(kind="failed", words=str(error)))
         return
     except BaseException as error:
         traceback.print_exc()
-        tell(Told(kind="failed", words=_in_words(error, load)))
+        tell(GeneratorMessage(kind="failed", words=_in_words(error, load)))
         return
-    tell(Told(kind="loaded"))
+    tell(GeneratorMessage(kind="loaded"))
     while True:
         request = orders.next().generate
         assert request is not None, "one loads once"
@@ -83,12 +83,12 @@ def main() -> None:
                 tell(message)
         except SpecError as error:
             problems = tuple(problem.to_dict() for problem in error.problems)
-            tell(Told(kind="refused", number=request.number, problems=problems))
+            tell(GeneratorMessage(kind="refused", number=request.number, problems=problems))
         except BrokenPipeError:
             return
         except Exception as error:
             traceback.print_exc()
-            tell(Told(kind="failed", number=request.number, words=_in_words(error, load)))
+            tell(GeneratorMessage(kind="failed", number=request.number, words=_in_words(error, load)))
 
 
 def _limit(load: Load) -> None:
@@ -114,22 +114,24 @@ def _load(load: Load) -> "Generator":
     )
 
 
-def _generate(generator: "Generator", request: Asked, orders: _Orders) -> Iterator[Told]:
+def _generate(generator: "Generator", request: TextRequest, orders: _Orders) -> Iterator[GeneratorMessage]:
     """Messages of one text. Raises SpecError for what the model cannot be asked."""
     stream, number = generator.stream(request.prompt, request.spec), request.number
-    yield Told(kind="begun", number=number)
+    yield GeneratorMessage(kind="begun", number=number)
     num_pieces = 0
     while not orders.are_off(number):
         try:
             piece = next(stream)
         except StopIteration as over:
             ending: Ending = over.value
-            yield Told(kind="end", number=number, reason=ending.reason, num_tokens=ending.num_tokens)
+            yield GeneratorMessage(
+                kind="end", number=number, reason=ending.reason, num_tokens=ending.num_tokens
+            )
             return
         num_pieces += 1
         if piece:
-            yield Told(kind="text", number=number, text=piece)
-    yield Told(kind="end", number=number, reason="broken off", num_tokens=num_pieces)
+            yield GeneratorMessage(kind="text", number=number, text=piece)
+    yield GeneratorMessage(kind="end", number=number, reason="broken off", num_tokens=num_pieces)
 
 
 def _in_words(error: BaseException, load: Load) -> str:

@@ -22,7 +22,7 @@ class Load(_Message):
     """Memory that the process may have for its data; any when left out."""
 
 
-class Asked(_Message):
+class TextRequest(_Message):
     """One text to generate."""
 
     number: int
@@ -35,12 +35,12 @@ class Order(_Message):
     """A line of standard input. At its end the process ends, whatever it is doing: whoever gave orders is gone."""
 
     load: Load | None = None
-    generate: Asked | None = None
+    generate: TextRequest | None = None
     break_off: int | None = None
     """Number of a text that nobody wants any more."""
 
 
-class Told(_Message):
+class GeneratorMessage(_Message):
     """A line of standard output."""
 
     kind: Literal["loaded", "begun", "text", "end", "refused", "failed"]

@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
-from service.generator.messages import Asked, Load, Order, Told
+from service.generator.messages import GeneratorMessage, Load, Order, TextRequest
 
 MAX_LINE_BYTES = 1 << 24
 BREAK_OFF_S = 5.0
 """Time to hear that a text is to be broken off, which a search does not before it is through; then the process ends."""
 
 
-class Failed(Exception):
+class GeneratorError(Exception):
     """It cannot load the model, or died; the message says why."""
 
 
@@ -30,7 +30,7 @@ class GeneratorProcess:
 
     @classmethod
     async def start(cls, load: Load) -> "GeneratorProcess":
-        """A process that is loading the model; `loaded` waits for it."""
+        """A process that is loading the model; `wait_until_loaded` waits for it."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "service.generator.child",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MAX_LINE_BYTES,
@@ -48,26 +48,26 @@ class GeneratorProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def loaded(self) -> None:
+    async def wait_until_loaded(self) -> None:
         """Returns once it is. Raises Failed."""
         message = await self._read_message()
         if message.kind != "loaded":
-            raise Failed(message.words)
+            raise GeneratorError(message.words)
 
-    async def made(self, prompt: str, spec: GenerationSpec) -> AsyncIterator[Told]:
+    async def stream_messages(self, prompt: str, spec: GenerationSpec) -> AsyncIterator[GeneratorMessage]:
         """Messages of one text: `begun`, `text`s and at last `end`. One at a time.
 
         Raises SpecError for what the model cannot be asked, and Failed.
         """
         self._number += 1
-        self._tell(Order(generate=Asked(number=self._number, prompt=prompt, spec=spec)))
+        self._tell(Order(generate=TextRequest(number=self._number, prompt=prompt, spec=spec)))
         while True:
             message = await self._read_message()
             match message.kind:
                 case "refused":
                     raise SpecError([Problem(**fields) for fields in message.problems])
                 case "failed":
-                    raise Failed(message.words)
+                    raise GeneratorError(message.words)
             yield message
             if message.kind == "end":
                 return
@@ -79,7 +79,7 @@ class GeneratorProcess:
             async with asyncio.timeout(BREAK_OFF_S):
                 while (await self._read_message()).kind not in ("end", "refused", "failed"):
                     pass
-        except (TimeoutError, Failed):
+        except (TimeoutError, GeneratorError):
             await self.end()
 
     async def end(self) -> None:
@@ -97,18 +97,18 @@ class GeneratorProcess:
         # Without waiting for it to be read: a line is small beside what this process may hold.
         self._process.stdin.write(order.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
-    async def _read_message(self) -> Told:
+    async def _read_message(self) -> GeneratorMessage:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         try:
             if line.endswith(b"\n"):
-                return Told.model_validate_json(line)
+                return GeneratorMessage.model_validate_json(line)
         except ValidationError:
             pass
         await self.end()
         status = self._process.returncode or 0
         cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        raise Failed(f"the process that generates ended ({cause}); the service's log may say why")
+        raise GeneratorError(f"the process that generates ended ({cause}); the service's log may say why")
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

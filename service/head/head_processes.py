@@ -27,7 +27,7 @@ class HeadProcesses:
     dashboard: Process | None = None
 
     @classmethod
-    def of_record(cls, given: dict[str, Any]) -> "HeadProcesses":
+    def of_record(cls, record: dict[str, Any]) -> "HeadProcesses":
         """Those of a record of any release, also of a head that was still being started."""
         nodes = tuple(
             Node(
@@ -37,10 +37,10 @@ class HeadProcesses:
                     for kind in ("processes", "others")
                 ),
             )
-            for node in given.get("nodes", ())
+            for node in record.get("nodes", ())
         )
-        dashboard = given.get("dashboard")
-        return cls(Path(given["folder"]), nodes, Process(**dashboard["process"]) if dashboard else None)
+        dashboard = record.get("dashboard")
+        return cls(Path(record["folder"]), nodes, Process(**dashboard["process"]) if dashboard else None)
 
     def end(self, grace_s: float) -> None:
         """Ends all of them. Drivers and workers get SIGTERM and `grace_s` to end. Ray's own processes are not waited

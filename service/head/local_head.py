@@ -69,11 +69,11 @@ class LocalHead:
     @classmethod
     def find(cls, state_dir: Path | str) -> "LocalHead | None":
         """The head that was started with this state folder, if all that jobs run on still runs."""
-        head = cls.recorded(state_dir)
+        head = cls.from_record(state_dir)
         return head if head is not None and head.running() else None
 
     @classmethod
-    def recorded(cls, state_dir: Path | str) -> "LocalHead | None":
+    def from_record(cls, state_dir: Path | str) -> "LocalHead | None":
         """The head that was started last with this state folder and not stopped, whatever is left of it."""
         return cls._read(record_file(state_dir))
 

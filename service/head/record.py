@@ -33,16 +33,16 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
-def write_record(path: Path, given: dict[str, Any]) -> None:
-    write_private(path, json.dumps({"version": VERSION, **given}, default=str, indent=2))
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    write_private(path, json.dumps({"version": VERSION, **record}, default=str, indent=2))
 
 
-def restore_record(path: Path, given: dict[str, Any] | None) -> None:
+def restore_record(path: Path, record: dict[str, Any] | None) -> None:
     """Has it say again what was read of it before."""
-    if given is None:
+    if record is None:
         path.unlink(missing_ok=True)
     else:
-        write_record(path, given)
+        write_record(path, record)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -59,12 +59,12 @@ def write_private(path: Path, text: str) -> None:
 
 
 @contextmanager
-def in_words(what: str) -> Iterator[None]:
-    """Raises LocalHeadError for a disk that is full or cleared away: `what` cannot be done."""
+def in_words(action: str) -> Iterator[None]:
+    """Raises LocalHeadError for a disk that is full or cleared away: `action` cannot be done."""
     try:
         yield
     except OSError as error:
-        raise LocalHeadError(f"{what}: {error.filename or 'a file'}: {error.strerror or error}") from None
+        raise LocalHeadError(f"{action}: {error.filename or 'a file'}: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -35,11 +35,11 @@ class Limits:
     """Ends it early, once set."""
 
 
-class Stopped(Exception):
+class PlanningCancellation(Exception):
     """Planning was broken off, for no fault of the module."""
 
 
-def ask(asked: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool = False) -> Answer:
+def ask(task: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool = False) -> Answer:
     """The answer of a process of its own. With `shows_output`, what the user's code prints goes to standard error.
 
     A module of the command line is looked for in the present folder, too; that of a job only where Python finds what is
@@ -47,16 +47,16 @@ def ask(asked: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool
 
     Raises SpecError with what is wrong with the module, or where it went beyond a limit; Stopped.
     """
-    is_job = isinstance(asked, JobRequest)
+    is_job = isinstance(task, JobRequest)
     request = Request(
-        job=asked if isinstance(asked, JobRequest) else None,
-        module=asked if isinstance(asked, ModuleRequest) else None,
+        job=task if isinstance(task, JobRequest) else None,
+        module=task if isinstance(task, ModuleRequest) else None,
         timeout_s=limits.timeout_s,
         memory_bytes=limits.memory_bytes,
         parent_pid=os.getpid(),
     )
     path = "model.build" if is_job else "--module"
-    code = str(asked.spec.model.build) if isinstance(asked, JobRequest) else asked.build  # type: ignore[union-attr]
+    code = str(task.spec.model.build) if isinstance(task, JobRequest) else task.build  # type: ignore[union-attr]
     answer = _Child(request, limits, shows_output).answer(path, code)
     if answer.problems:
         raise SpecError([Problem(**fields) for fields in answer.problems])
@@ -124,7 +124,7 @@ class _Child:
                 if has_ended:
                     return None
                 if limits.stopped.is_set():
-                    raise Stopped("planning was broken off: this service is stopping")
+                    raise PlanningCancellation("planning was broken off: this service is stopping")
                 if deadline is not None and time.monotonic() > deadline:
                     return f"takes longer than the {limits.timeout_s:g} s that planning may take"
 

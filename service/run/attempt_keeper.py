@@ -15,8 +15,8 @@ class AttemptKeeper:
     """Remembers an attempt's files, and writes again what is gone."""
 
     def __init__(self, launch_path: str) -> None:
-        """Raises as `AttemptFolder.opened` does."""
-        self._folder, _ = AttemptFolder.opened(launch_path)
+        """Raises as `AttemptFolder.open_launch` does."""
+        self._folder, _ = AttemptFolder.open_launch(launch_path)
         self._name = launch_path.rpartition("/")[2]
         self._content = self._folder.read_launch(self._name)
         self._groups: set[int] = set()

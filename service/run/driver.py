@@ -68,16 +68,16 @@ def workers_environment(gpus_per_worker: int) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
-WhyUnplaced = Callable[[int, int, int], str | None]
+PlacementExplainer = Callable[[int, int, int], str | None]
 
 
 class Driver:
     """One attempt, from its launch to its result."""
 
-    def __init__(self, launch_path: str, why_unplaced: WhyUnplaced = why_unplaced) -> None:
+    def __init__(self, launch_path: str, why_unplaced: PlacementExplainer = why_unplaced) -> None:
         self._why_unplaced = why_unplaced
         self._launch_path = launch_path
-        self._folder, self._launch = AttemptFolder.opened(launch_path)
+        self._folder, self._launch = AttemptFolder.open_launch(launch_path)
         self._keeper = AttemptKeeper(launch_path)
         self._recorder = SpoolRecorder(
             job_id=self._launch.job_id,

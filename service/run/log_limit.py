@@ -42,7 +42,7 @@ class NewestSegments:
         self._removed_bytes += begin
         return removed_line(_time(data[:begin]), self._removed_bytes) + data[begin:]
 
-    def sealed(self, name: str, data: bytes) -> None:
+    def add_segment(self, name: str, data: bytes) -> None:
         """Take note of a segment that was sealed, and remove the oldest beyond the limit. Raises OSError."""
         self._segments.append((name, len(data), _time(data)))
         while (

@@ -21,7 +21,7 @@ class Outbox:
         """Every record below has arrived."""
         self._place = (0, 0)
         """Segment and byte of the next record; one value, for another thread asks `has_left`."""
-        self.refused = False
+        self.is_refused = False
         """The control plane wants no more of this writer; storage keeps what is left."""
 
     def batch(self) -> list[bytes]:
@@ -36,12 +36,12 @@ class Outbox:
                 self._place = (segment.number, offset)
                 lines = data.splitlines()[:MAX_BATCH_RECORDS]
                 if json.loads(lines[0])["seq"] > self.next_seq:
-                    self.refused = True
+                    self.is_refused = True
                     return []
                 return lines
         return []
 
-    def delivered(self, lines: list[bytes], next_seq: int) -> None:
+    def acknowledge(self, lines: list[bytes], next_seq: int) -> None:
         """Notes an answer to `lines`: the control plane has every record below `next_seq`."""
         if next_seq == self.next_seq + len(lines):
             number, byte = self._place
@@ -63,7 +63,7 @@ class Outbox:
                 continue
             first: int = json.loads(lines[0])["seq"]
             if first > next_seq:
-                self.refused = True
+                self.is_refused = True
                 return
             if next_seq < first + len(lines):
                 earlier_lines = lines[: next_seq - first]
@@ -78,6 +78,6 @@ class Outbox:
     def has_left(self, segment: LocalSegment) -> bool:
         """Whether everything in a complete segment has arrived, or will never be asked for."""
         number, byte = self._place
-        if self.refused or segment.number < number:
+        if self.is_refused or segment.number < number:
             return True
         return segment.number == number and not segment.whole_lines(byte)

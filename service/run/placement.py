@@ -32,18 +32,18 @@ def nodes_of_gang() -> list[str]:
     return list(dict.fromkeys(nodes))
 
 
-def what_lacks(needed: dict[str, int], all_: dict[str, Any], free: dict[str, Any]) -> str:
+def what_lacks(demand: dict[str, int], total: dict[str, Any], free: dict[str, Any]) -> str:
     """Of the resources that a gang needs: those that the cluster never had enough of, or has not free."""
-    scarce_names = [name for name, count in needed.items() if all_.get(name, 0) < count]
+    scarce_names = [name for name, count in demand.items() if total.get(name, 0) < count]
     if scarce_names:
         return (
             "the cluster has only "
-            + " and ".join(f"{all_.get(name, 0):g} {name}s" for name in scarce_names)
+            + " and ".join(f"{total.get(name, 0):g} {name}s" for name in scarce_names)
             + " now"
         )
-    busy_names = [name for name, count in needed.items() if free.get(name, 0) < count]
+    busy_names = [name for name, count in demand.items() if free.get(name, 0) < count]
     if busy_names:
         return "others than this service's jobs hold the cluster's resources: " + " and ".join(
-            f"{free.get(name, 0):g} of {all_[name]:g} {name}s are free" for name in busy_names
+            f"{free.get(name, 0):g} of {total[name]:g} {name}s are free" for name in busy_names
         )
     return "what is free is spread over nodes in parts that are too small"

@@ -15,7 +15,7 @@ from moe.records import CheckpointRecord, StepRecord
 from moe.train.control import Control, Request
 from moe.train.recorder import Level, Recorder
 from service.run.outbox import Outbox
-from service.run.sealer import REMOTE_SEAL_INTERVAL_S, SEAL_INTERVAL_S, Sealed, Sealer
+from service.run.sealer import REMOTE_SEAL_INTERVAL_S, SEAL_INTERVAL_S, Sealer, SealTask
 from service.run.sender import Sender
 from service.run.spool import Seals, Spool, tidy, writer_folders
 from service.wire.events import RECORD_VERSION, RecordKind, rfc3339
@@ -56,7 +56,7 @@ class SpoolRecorder(Recorder):
         log_writer, metric_writer = f"a{attempt}.{name}", f"a{attempt}.{group}"
         self._lines = Spool(self._folder / "logs" / log_writer, "log", top)
         seals = Seals(storage, "logs", log_writer, max_log_bytes)
-        sealed_folders = [Sealed(self._lines.folder, seals, self._lines)]
+        sealed_folders = [SealTask(self._lines.folder, seals, self._lines)]
         self._records: Spool | None = None
         self._sender: Sender | None = None
         outboxes: list[Outbox] = []
@@ -67,13 +67,13 @@ class SpoolRecorder(Recorder):
                 if kind == "metrics" and speaks and left_attempt == f"a{attempt}":
                     outbox = Outbox(folder, f"group-{left_group.removeprefix('g')}")
                     outboxes.append(outbox)
-                sealed_folders.append(Sealed(folder, Seals(storage, kind, folder.name), None, outbox))
+                sealed_folders.append(SealTask(folder, Seals(storage, kind, folder.name), None, outbox))
         if speaks:
             self._records = Spool(self._folder / "metrics" / metric_writer, "jsonl", top)
             writer = "driver" if group == "driver" else f"group-{group.removeprefix('g')}"
             own = Outbox(self._records, writer)
             outboxes.append(own)
-            sealed_folders.append(Sealed(self._records.folder, Seals(storage, "metrics", metric_writer),
+            sealed_folders.append(SealTask(self._records.folder, Seals(storage, "metrics", metric_writer),
                                  self._records, own))  # fmt: skip
             self._sender = Sender(events_url, job_id, attempt, token, outboxes)
             self._sender.start()
@@ -263,11 +263,11 @@ def _left_behind(job_folder: Path, kind: str, own: str) -> Iterator[Path]:
     yield from (folder for _, folder in sorted(folders))
 
 
-def _of_workers(job_folder: Path, storage: str) -> Iterator[Sealed]:
+def _of_workers(job_folder: Path, storage: str) -> Iterator[SealTask]:
     for kind in ("logs", "metrics"):
         for folder in writer_folders(job_folder, kind):
             if _place(folder.name)[1] >= 0:
-                yield Sealed(folder, Seals(storage, kind, folder.name))
+                yield SealTask(folder, Seals(storage, kind, folder.name))
 
 
 def _place(writer: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Sealed:
+class SealTask:
     """A spool that is being written, or the folder of one whose process is dead, and where it goes."""
 
     folder: Path
@@ -44,7 +44,7 @@ class Sealed:
 class Sealer:
     """Seals a process's spools, and what dead processes of the same job left on this node."""
 
-    def __init__(self, writers: Sequence[Sealed], interval_s: float = SEAL_INTERVAL_S) -> None:
+    def __init__(self, writers: Sequence[SealTask], interval_s: float = SEAL_INTERVAL_S) -> None:
         self._writers, self._interval_s = list(writers), interval_s
         self._ending = threading.Event()
         self._failing = False
@@ -54,7 +54,7 @@ class Sealer:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, patience_s: float, also: Sequence[Sealed] = ()) -> bool:
+    def close(self, patience_s: float, also: Sequence[SealTask] = ()) -> bool:
         """Seals all that is left, and what is given, within about `patience_s`; answers whether it could."""
         self._ending.set()
         self._thread.join()

@@ -76,7 +76,7 @@ class Sender:
         return self._all_delivered()
 
     def _all_delivered(self) -> bool:
-        return all(not outbox.refused and not outbox.batch() for outbox in self._outboxes)
+        return all(not outbox.is_refused and not outbox.batch() for outbox in self._outboxes)
 
     def _run(self) -> None:
         wait_s = 0.0
@@ -101,20 +101,20 @@ class Sender:
         if outbox is None and ending:
             return NOTHING_LEFT
         outbox = outbox or self._outboxes[-1]
-        lines = [] if outbox.refused else outbox.batch()
-        if not lines and (outbox.refused or time.monotonic() - self._posted_at < HEARTBEAT_S):
+        lines = [] if outbox.is_refused else outbox.batch()
+        if not lines and (outbox.is_refused or time.monotonic() - self._posted_at < HEARTBEAT_S):
             return SEND_INTERVAL_S
         self._posted_at = time.monotonic()
         if not self._post(outbox, lines):
             self._back_off_s = min(BACK_OFF_MOST_S, self._back_off_s * 2)
             return self._back_off_s
         self._back_off_s = SEND_INTERVAL_S
-        has_more = len(lines) > 1 and not outbox.refused and bool(outbox.batch())
+        has_more = len(lines) > 1 and not outbox.is_refused and bool(outbox.batch())
         return 0.0 if has_more else SEND_INTERVAL_S
 
     def _first_with_records(self) -> Outbox | None:
         """The oldest writer that still has something to send."""
-        return next((outbox for outbox in self._outboxes if not outbox.refused and outbox.batch()), None)
+        return next((outbox for outbox in self._outboxes if not outbox.is_refused and outbox.batch()), None)
 
     def _post(self, outbox: Outbox, lines: list[bytes]) -> bool:
         """Sends one batch; False when the control plane could not be reached or could not answer now."""
@@ -141,7 +141,7 @@ class Sender:
                 _log.info("delivering records to %s", self._url)
             self._is_reached, self.request = True, answer.request
             if response.status_code == 200:
-                outbox.delivered(lines, answer.next_seq)
+                outbox.acknowledge(lines, answer.next_seq)
             else:
                 outbox.seek(answer.next_seq)
             return True
@@ -150,7 +150,7 @@ class Sender:
             self._note_unreachable(f"status {response.status_code}")
             return False
         # 403: a newer attempt or group has taken over. Anything else of the kind will not mend by repetition.
-        outbox.refused = True
+        outbox.is_refused = True
         if response.status_code == 403 and _tells_to_end(response):
             self.request = "cancel"
         _log.warning("%s: the control plane refuses its records (%d): %s; they stay on storage",

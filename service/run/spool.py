@@ -33,8 +33,8 @@ _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:jsonl|log)(\.sealed)?")
 class LocalSegment(ABC):
     """A numbered piece of what a writer wrote on this node."""
 
-    def __init__(self, number: int, sealed: bool) -> None:
-        self.number, self.sealed = number, sealed
+    def __init__(self, number: int, is_sealed: bool) -> None:
+        self.number, self.is_sealed = number, is_sealed
 
     @property
     @abstractmethod
@@ -65,8 +65,8 @@ class LocalSegment(ABC):
 class SegmentFile(LocalSegment):
     """A segment by its path alone: of a process that is dead."""
 
-    def __init__(self, path: Path, number: int, sealed: bool) -> None:
-        super().__init__(number, sealed)
+    def __init__(self, path: Path, number: int, is_sealed: bool) -> None:
+        super().__init__(number, is_sealed)
         self.path = path
 
     @property
@@ -83,7 +83,7 @@ class SegmentFile(LocalSegment):
         sealed_path = self.path.with_name(f"{self.name}.sealed")
         with suppress(FileNotFoundError):
             self.path.rename(sealed_path)
-        self.path, self.sealed = sealed_path, True
+        self.path, self.is_sealed = sealed_path, True
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ class _OwnSegment(LocalSegment):
     """A segment that this process writes: in a file that it holds open, or in memory where no file takes it."""
 
     def __init__(self, number: int, path: Path, file: int | None) -> None:
-        super().__init__(number, sealed=False)
+        super().__init__(number, is_sealed=False)
         self._path, self._file = path, file
         self._memory = None if file is not None else bytearray()
         self._seals: Seals | None = None
@@ -142,7 +142,7 @@ class _OwnSegment(LocalSegment):
         sealed_path = self._path.with_name(f"{self.name}.sealed")
         with suppress(OSError):  # it may have been removed or renamed; storage has it
             self._path.rename(sealed_path)
-        self._path, self.sealed = sealed_path, True
+        self._path, self.is_sealed = sealed_path, True
         self.let_go()
 
     def let_go(self) -> None:
@@ -151,7 +151,7 @@ class _OwnSegment(LocalSegment):
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
-            if self.sealed:
+            if self.is_sealed:
                 self._memory = None
 
     def remove(self) -> None:
@@ -245,7 +245,9 @@ class Spool:
         self._newest = _OwnSegment(self._next_number, path, file)
         self._next_number += 1
         self._own.append(self._newest)
-        open_segments = [segment for segment in self._own if not segment.sealed and not segment.is_in_memory]
+        open_segments = [
+            segment for segment in self._own if not segment.is_sealed and not segment.is_in_memory
+        ]
         for segment in open_segments[:-MAX_HELD_FILES]:
             segment.let_go()
 
@@ -270,13 +272,13 @@ class Seals:
 
     def seal(self, segment: LocalSegment) -> None:
         """Copies a complete segment, whole or not at all, and notes that on this node."""
-        if segment.sealed:
+        if segment.is_sealed:
             return
         if data := segment.whole_lines():
             data = self._newest.newest_of(data) if self._newest else data
             self._folder.write(segment.name, data)
             if self._newest:
-                self._newest.sealed(segment.name, data)
+                self._newest.add_segment(segment.name, data)
         segment.note_sealed(self)
 
     def read(self, name: str) -> bytes:
@@ -303,7 +305,7 @@ def tidy(job_folder: Path, keep_sealed: bool = True) -> None:
     for kind in ("logs", "metrics"):
         for folder in list(writer_folders(job_folder, kind)):
             for segment in local_segments(folder):
-                if segment.sealed and not keep_sealed:
+                if segment.is_sealed and not keep_sealed:
                     with suppress(OSError):
                         segment.remove()
             _remove_if_empty(folder)

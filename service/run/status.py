@@ -9,14 +9,14 @@ from functools import cache
 import psutil
 
 from service.run.heartbeat_server import RankState
-from service.wire.run_status import MAX_TEXT, RankStatus, RunStatus, listed
+from service.wire.run_status import MAX_TEXT, RankStatus, RunStatus, select_ranks
 
 
 def status_of(states: Sequence[RankState]) -> RunStatus:
     """Status of the attempt that this process drives."""
     now = time.monotonic()
     host, pid, created_at = _this_process()
-    ranks = listed([_rank_status(state, now) for state in states])
+    ranks = select_ranks([_rank_status(state, now) for state in states])
     return RunStatus(host=host, pid=pid, created_at=created_at, num_ranks=len(states), ranks=ranks)
 
 

@@ -52,7 +52,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     context = ray.train.get_context()
     rank = context.get_world_rank()
     heartbeat = heartbeat_of_process()
-    folder, launch = AttemptFolder.opened(config["launch"])
+    folder, launch = AttemptFolder.open_launch(config["launch"])
     with doing("start", "start of the worker group"):
         group, resumed_step = together.from_first(lambda: _begin_group(folder, launch))
     recorder = SpoolRecorder(

@@ -33,7 +33,7 @@ class AttemptFolder:
         self._folder = Folder.of_job(storage).below(f"attempts/{attempt}")
 
     @classmethod
-    def opened(cls, launch_path: str) -> "tuple[AttemptFolder, Launch]":
+    def open_launch(cls, launch_path: str) -> "tuple[AttemptFolder, Launch]":
         """The folder that a launch lies in, and the launch. Raises ValueError for another file's path, and for one that
         was altered since it was written."""
         if (match := _LAUNCH.fullmatch(launch_path)) is None:

@@ -55,7 +55,7 @@ class RunStatus(_Wire):
     ranks: tuple[RankStatus, ...] = Field(default=(), max_length=MAX_RANKS)
 
 
-def listed(ranks: Sequence[RankStatus]) -> tuple[RankStatus, ...]:
+def select_ranks(ranks: Sequence[RankStatus]) -> tuple[RankStatus, ...]:
     """The ranks that a status lists, by number: all, or those that were silent or idle longest."""
     if len(ranks) > MAX_RANKS:
         ranks = sorted(ranks, key=lambda rank: (-rank.silent_s, -rank.idle_s, rank.rank))[:MAX_RANKS]

@@ -18,6 +18,6 @@ def test_a_launch_and_the_numbers_of_groups_outlive_the_folder(tmp_path: Path) -
     shutil.rmtree(given.storage)
     assert keeper.look()
     assert not keeper.look()
-    assert AttemptFolder.opened(path)[1] == given, "a new worker group reads it"
+    assert AttemptFolder.open_launch(path)[1] == given, "a new worker group reads it"
     assert Path(path).stat().st_mode & 0o777 == 0o600
     assert folder.begin_group(0) == 2, "and no group has the number of another"

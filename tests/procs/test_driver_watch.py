@@ -75,7 +75,7 @@ def test_storage_that_hangs_holds_up_no_heartbeat(tmp_path: Path) -> None:
 
 def test_a_group_that_died_before_it_began_hides_none_after_it(tmp_path: Path) -> None:
     path = _launch(tmp_path, "http://127.0.0.1:9")
-    driver, (attempt, _) = Driver(path), AttemptFolder.opened(path)
+    driver, (attempt, _) = Driver(path), AttemptFolder.open_launch(path)
     _lose_group(driver)
     driver._tell_of_dead_groups()
     assert not driver._group_runs()

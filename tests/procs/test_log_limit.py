@@ -36,7 +36,7 @@ def test_whatever_is_written_the_newest_lines_stay_and_what_is_gone_is_counted(
     for number, count in enumerate(counts):
         data = newest.newest_of(lines(count, total))
         Folder(str(storage)).write(name := f"segment-{number:08d}.log", data)
-        newest.sealed(name, data)
+        newest.add_segment(name, data)
         total += count
     kept = stored(storage)
     assert len(kept) <= most + 2 * NOTICE_BYTES

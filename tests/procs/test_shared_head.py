@@ -116,7 +116,7 @@ def test_a_start_that_fails_leaves_what_was_recorded(
     monkeypatch.setattr(ray_start, "RAY", "raise SystemExit('no room for Ray')")
     keeper.look()
     assert "is started again (try 1 of 6)" in str(keeper.trouble())
-    assert LocalHead.recorded(state_dir) == head
+    assert LocalHead.from_record(state_dir) == head
     assert started(state_dir) == []
     assert LocalHead.stop_recorded(state_dir)
     assert not LocalHead.stop_recorded(state_dir)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from moe.records import StepRecord
 from moe.storage.folder import Folder
 from service.run.outbox import Outbox
-from service.run.sealer import Sealed, Sealer
+from service.run.sealer import Sealer, SealTask
 from service.run.spool import Seals, Spool
 from service.wire.node_folder import make_private, spool_bases, spool_folder
 from service.wire.segments import SegmentFolder
@@ -92,13 +92,13 @@ def test_whatever_happens_to_the_folders_every_line_is_sealed_and_delivered_once
         spool = Spool(folder, "jsonl", top)
         seals = Seals(storage, "metrics", "a1.g0")
         outbox = Outbox(spool, "group-0")
-        sealer = Sealer([Sealed(folder, seals, spool, outbox)])
+        sealer = Sealer([SealTask(folder, seals, spool, outbox)])
         appended, delivered = 0, list[int]()
 
         def deliver() -> None:
             while lines := outbox.batch():
                 delivered.extend(json.loads(line)["seq"] for line in lines)
-                outbox.delivered(lines, outbox.next_seq + len(lines))
+                outbox.acknowledge(lines, outbox.next_seq + len(lines))
 
         for step in steps:
             match step:

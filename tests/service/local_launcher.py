@@ -20,7 +20,7 @@ from service.control.launcher.launcher import (
     ClusterFacts,
     Launcher,
     LauncherUnavailable,
-    LaunchRefused,
+    LaunchRefusal,
     NodeFacts,
     Observation,
 )
@@ -59,7 +59,7 @@ class LocalLauncher(Launcher):
     def submit(self, launch: Launch) -> None:
         self._reach()
         if launch.spec.labels.get("refuse"):
-            raise LaunchRefused("no driver of this name is allowed here")
+            raise LaunchRefusal("no driver of this name is allowed here")
         if self._pid_file(launch.submission_id).exists():
             return
         if (self.folder / "read-only-storage").exists():
@@ -107,7 +107,7 @@ class LocalLauncher(Launcher):
     def calibrate(self) -> Calibration:
         self._reach()
         if (self.folder / "no-room").exists():
-            raise LaunchRefused("no room for 2 workers within 120 s")
+            raise LaunchRefusal("no room for 2 workers within 120 s")
         return Calibration(machine="a stand-in", flops_per_s={"float32": 1e9}, layer_s=1e-3)
 
     def dashboard_url(self, submission_id: str) -> str | None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from moe.plan import Cluster
 from moe.spec import JobSpec, ResourcesSpec
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
-from service.control.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
+from service.control.lifecycle.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
 from service.control.lifecycle.planning import check_degrees, plan_on
 from tests.service.control_plane import spec
 
@@ -61,7 +61,7 @@ def test_what_is_admitted_fits(nodes: list[NodeFacts], queue: list[ResourcesSpec
         if isinstance(verdict, Admit):
             assert wanted.min_num_workers <= verdict.gang.workers <= wanted.max_num_workers
             held[f"job-{number}"] = verdict.gang
-        elif isinstance(verdict, Blocked):
+        elif isinstance(verdict, MustWait):
             assert held
             assert isinstance(admit(wanted, cluster, {}), Admit)
         else:

@@ -62,7 +62,7 @@ def test_an_answer_is_not_given_again_after_the_cluster_was_found_out_of_reach(t
     launcher.set_reachable(False)
     assert watch.facts(PATIENCE_S).cpus == 2  # nobody knows better yet
 
-    reach.failed(LauncherUnavailable("no answer to a question about a job"))
+    reach.record_failure(LauncherUnavailable("no answer to a question about a job"))
     with pytest.raises(LauncherUnavailable):
         watch.facts(PATIENCE_S)
 

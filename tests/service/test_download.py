@@ -301,7 +301,7 @@ def test_storage_that_is_no_file_system() -> None:
         files.pipe_file(f"{folder}/{path}", path.encode())
     commit("memory://downloads/team/job-x", 5)
     found = JobFiles(StorageRoots(["memory://downloads"]), "memory://downloads/team/job-x")
-    paths = [file.path for file in found.listed()]
+    paths = [file.path for file in found.list_files()]
     assert {"spec.json", segment, result} == {path for path in paths if not path.startswith("checkpoints/")}
     assert len(paths) == 6
     file, size_bytes = found.open(segment)

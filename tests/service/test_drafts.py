@@ -121,7 +121,7 @@ def test_posts_that_come_and_go_while_another_looks_leave_no_folder_to_it(
 
     def make(folder: DraftFolder, job_id: str) -> None:
         roots.folder(f"{root}/new/{job_id}").make()
-        folder.made()
+        folder.mark_created()
 
     num_visits = 0
 
@@ -190,7 +190,7 @@ def test_however_posts_overlap_nothing_is_left_but_what_is_stored(
                 folders[number].note(1)
             case "make" if end != "refused before it is made":
                 roots.folder(storage).write("spec.json", b"{}")
-                folders[number].made()
+                folders[number].mark_created()
             case "end" if end == "stored":
                 with database.write() as tx:
                     assert finish_draft(tx, job_id)

@@ -108,8 +108,8 @@ def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) ->
     for root in (first, second):
         root.mkdir()
     full = FullRoots(StorageRoots([str(first), str(second)]))
-    full.refused(str(first / "job-a"), Full("no room on the first"), 100)
-    full.refused(str(second / "job-b"), Full("no room on the second"), more)
+    full.record_refusal(str(first / "job-a"), Full("no room on the first"), 100)
+    full.record_refusal(str(second / "job-b"), Full("no room on the second"), more)
     told = full.fault
     assert told is not None
     assert told.detail == "no room on the first; no room on the second"
@@ -127,8 +127,10 @@ def test_a_root_is_full_until_it_has_room_for_what_it_refused(tmp_path: Path) ->
 
 def test_a_small_refusal_hides_no_large_one(tmp_path: Path) -> None:
     full = FullRoots(StorageRoots([str(tmp_path)]))
-    full.refused(str(tmp_path / "job-a"), Full("no room for a checkpoint"), more_than_is_free(tmp_path))
-    full.refused(str(tmp_path / "job-b"), Full("no room for a spec"), 100)
+    full.record_refusal(
+        str(tmp_path / "job-a"), Full("no room for a checkpoint"), more_than_is_free(tmp_path)
+    )
+    full.record_refusal(str(tmp_path / "job-b"), Full("no room for a spec"), 100)
     full.recheck()
     full.took(str(tmp_path / "job-c"), 100)
     told = full.fault
@@ -139,10 +141,12 @@ def test_a_small_refusal_hides_no_large_one(tmp_path: Path) -> None:
 def test_more_than_a_disk_has_in_all_says_nothing_of_its_room(tmp_path: Path) -> None:
     """And hides nothing that does."""
     full = FullRoots(StorageRoots([str(tmp_path)]))
-    full.refused(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
+    full.record_refusal(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
     assert full.fault is None
-    full.refused(str(tmp_path / "job-b"), Full("no room for a checkpoint"), more_than_is_free(tmp_path))
-    full.refused(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
+    full.record_refusal(
+        str(tmp_path / "job-b"), Full("no room for a checkpoint"), more_than_is_free(tmp_path)
+    )
+    full.record_refusal(str(tmp_path / "job-a"), Full("no room for a hoax"), 1 << 60)
     full.recheck()
     told = full.fault
     assert told is not None
@@ -158,7 +162,7 @@ def test_where_there_is_no_thread_to_ask_roots_they_are_asked_later(
         raise RuntimeError("can't start new thread")
 
     full = FullRoots(StorageRoots([str(tmp_path)]))
-    full.refused(str(tmp_path / "job"), Full("no room"), 100)
+    full.record_refusal(str(tmp_path / "job"), Full("no room"), 100)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         full.ask_soon()
@@ -169,14 +173,14 @@ def test_where_there_is_no_thread_to_ask_roots_they_are_asked_later(
 
 def test_roots_are_asked_in_the_background(tmp_path: Path) -> None:
     full = FullRoots(StorageRoots([str(tmp_path)]))
-    full.refused(str(tmp_path / "job"), Full("no room"), 100)
+    full.record_refusal(str(tmp_path / "job"), Full("no room"), 100)
     full.ask_soon()
     await_that(lambda: full.fault is None)
 
 
 def test_storage_that_is_no_file_system_is_asked_too() -> None:
     full = FullRoots(StorageRoots(["memory://full-roots"]))
-    full.refused("memory://full-roots/job", Full("no room"), 100)
+    full.record_refusal("memory://full-roots/job", Full("no room"), 100)
     full.recheck()
     assert full.fault is None
     assert Folder("memory://full-roots").names() == []

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from moe.spec.generation import GenerationSpec
-from service.generator.messages import Load, Told
-from service.generator.process import Failed, GeneratorProcess
+from service.generator.messages import GeneratorMessage, Load
+from service.generator.process import GeneratorError, GeneratorProcess
 from tests.processes import await_that
 from tests.unit.train_runs import corpus, job, run
 
@@ -37,7 +37,7 @@ def with_process(storage: str, use: Callable[[GeneratorProcess], Awaitable[Resul
     async def started() -> Result:
         process = await GeneratorProcess.start(Load(storage=storage, root=None))
         try:
-            await process.loaded()
+            await process.wait_until_loaded()
             return await use(process)
         finally:
             await process.end()
@@ -46,13 +46,15 @@ def with_process(storage: str, use: Callable[[GeneratorProcess], Awaitable[Resul
     return asyncio.run(started())
 
 
-async def made(process: GeneratorProcess, prompt: str, spec: GenerationSpec | None = None) -> list[Told]:
-    return [told async for told in process.made(prompt, spec or GenerationSpec())]
+async def made(
+    process: GeneratorProcess, prompt: str, spec: GenerationSpec | None = None
+) -> list[GeneratorMessage]:
+    return [told async for told in process.stream_messages(prompt, spec or GenerationSpec())]
 
 
 @pytest.mark.slow
 def test_texts_are_made_one_after_the_other(storage: str) -> None:
-    async def use(process: GeneratorProcess) -> list[list[Told]]:
+    async def use(process: GeneratorProcess) -> list[list[GeneratorMessage]]:
         return [
             await made(process, "ein Wort"),
             await made(process, "ein Wort", GenerationSpec(max_tokens=2)),
@@ -65,8 +67,8 @@ def test_texts_are_made_one_after_the_other(storage: str) -> None:
 
 
 def test_a_text_that_is_broken_off_leaves_the_process_to_the_next(storage: str) -> None:
-    async def use(process: GeneratorProcess) -> list[Told]:
-        making = process.made("ein Wort", GenerationSpec())
+    async def use(process: GeneratorProcess) -> list[GeneratorMessage]:
+        making = process.stream_messages("ein Wort", GenerationSpec())
         assert (await anext(making)).kind == "begun"
         await process.break_off()
         assert process.runs
@@ -79,7 +81,7 @@ def test_a_text_that_is_broken_off_leaves_the_process_to_the_next(storage: str) 
 def test_one_that_is_killed_is_told_by_its_signal(storage: str) -> None:
     async def use(process: GeneratorProcess) -> None:
         psutil.Process(process.pid).kill()
-        with pytest.raises(Failed, match="ended \\(signal SIGKILL\\)"):
+        with pytest.raises(GeneratorError, match="ended \\(signal SIGKILL\\)"):
             await made(process, "ein Wort")
         assert not process.runs
 
@@ -87,7 +89,7 @@ def test_one_that_is_killed_is_told_by_its_signal(storage: str) -> None:
 
 
 def test_what_cannot_be_loaded_is_told_in_words(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="there is no committed checkpoint under"):
+    with pytest.raises(GeneratorError, match="there is no committed checkpoint under"):
         with_process(str(tmp_path), lambda process: made(process, ""))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from moe.spec.errors import Problem
 from service.control import errors
-from service.control.launcher.launcher import LauncherUnavailable, LaunchRefused
+from service.control.launcher.launcher import LauncherUnavailable, LaunchRefusal
 
 
 def test_a_control_plane_that_served_has_loaded_neither_torch_nor_ray(tmp_path: object) -> None:
@@ -45,7 +45,7 @@ print([name for name in ("torch", "ray", "tokenizers", "pyarrow", "pandas") if n
         ),
         errors.NotFound("words"),
         LauncherUnavailable("words"),
-        LaunchRefused("words"),
+        LaunchRefusal("words"),
     ],
 )
 def test_errors_pickle(error: Exception) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moe.storage.folder import Folder
-from service.control.launcher.ray_jobs import _told
+from service.control.launcher.ray_jobs import _parse_failure
 from service.control.report.last_words import NAME, keep_last_words
 from tests.service.control_plane import ControlPlane
 
@@ -35,7 +35,7 @@ TAIL = "last available logs (truncated to 20,000 chars):"
     ],
 )  # fmt: skip
 def test_how_ray_says_that_a_driver_died(said: str, reason: str, output: str) -> None:
-    assert _told(said) == (reason, output)
+    assert _parse_failure(said) == (reason, output)
 
 
 def test_a_driver_that_dies_before_it_writes_leaves_its_words_in_the_log(plane: ControlPlane) -> None:

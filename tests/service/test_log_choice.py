@@ -155,11 +155,11 @@ def test_any_other_text_is_no_time(text: str) -> None:
 
 
 def test_what_is_asked_after_a_connection_broke() -> None:
-    assert LogQuery(since="1h30m", grep="x").reopened(9.6, at(0))["since"] == "5411s"
-    assert LogQuery(since=at(0)).reopened(10, at(5))["since"] == at(0)
-    again = LogQuery(tail=10, since="1h").reopened(10, at(5))
+    assert LogQuery(since="1h30m", grep="x").reconnect_query(9.6, at(0))["since"] == "5411s"
+    assert LogQuery(since=at(0)).reconnect_query(10, at(5))["since"] == at(0)
+    again = LogQuery(tail=10, since="1h").reconnect_query(10, at(5))
     assert (again.get("tail"), again["since"]) == (None, at(5))
-    assert LogQuery(tail=10, since="1h").reopened(10, None)["tail"] == 10
+    assert LogQuery(tail=10, since="1h").reconnect_query(10, None)["tail"] == 10
 
 
 ODD = {

@@ -18,7 +18,7 @@ from moe.spec import JobSpec, SpecError
 from service.control.errors import Unavailable
 from service.control.lifecycle.module_plans import MAX_WAITING, ModulePlans
 from service.planner import limited
-from service.planner.limited import Limits, Stopped, ask
+from service.planner.limited import Limits, PlanningCancellation, ask
 from service.planner.request import JobRequest
 from tests.processes import await_that
 
@@ -148,7 +148,7 @@ def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
 
     stopping = threading.Thread(target=stop)
     stopping.start()
-    with pytest.raises(Stopped):
+    with pytest.raises(PlanningCancellation):
         planned("sleeps", limits, options={"note": str(note)})
     stopping.join()
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
@@ -166,15 +166,15 @@ def test_one_is_planned_at_a_time_and_few_may_wait(tmp_path: Path) -> None:
         })  # fmt: skip
 
     plans = ModulePlans(tuple(codes), 600.0, 4 << 30, woken.set)
-    assert plans.begun(asked("build", 1), TWO) is None
+    assert plans.begin(asked("build", 1), TWO) is None
     assert woken.wait(60)
-    found = plans.begun(asked("build", 1), TWO)
+    found = plans.begin(asked("build", 1), TWO)
     assert found is not None
-    assert plans.made(asked("build", 1), TWO) is found  # which is kept for a while
+    assert plans.wait_for_plan(asked("build", 1), TWO) is found  # which is kept for a while
     for number in range(MAX_WAITING):
-        assert plans.begun(asked("sleeps", 1 + number, note=str(note)), TWO) is None
+        assert plans.begin(asked("sleeps", 1 + number, note=str(note)), TWO) is None
     with pytest.raises(Unavailable, match="other modules are being planned; try again in a minute"):
-        plans.begun(asked("build", 2), TWO)
+        plans.begin(asked("build", 2), TWO)
     await_that(note.exists)
     plans.close()
     assert not any(_runs(int(pid)) for pid in note.read_text().split())

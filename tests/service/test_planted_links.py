@@ -169,7 +169,7 @@ def test_of_what_lies_outside_the_roots_nothing_is_told(tmp_path: Path) -> None:
 
 def test_a_launch_that_was_altered_is_not_taken(tmp_path: Path) -> None:
     path = AttemptFolder(str(tmp_path / "job"), 1).write_launch(launch(tmp_path / "job"))
-    assert AttemptFolder.opened(path)[1] == launch(tmp_path / "job")
+    assert AttemptFolder.open_launch(path)[1] == launch(tmp_path / "job")
     assert Path(path).stat().st_mode & 0o777 == 0o600
     again = AttemptFolder(str(tmp_path / "job"), 1).write_launch(
         launch(tmp_path / "job").model_copy(update={"max_failures": 2})
@@ -177,6 +177,6 @@ def test_a_launch_that_was_altered_is_not_taken(tmp_path: Path) -> None:
     assert again != path  # a driver that has begun finds what it was given
     Path(path).write_text(Path(path).read_text().replace('"data_roots": []', '"data_roots": ["/"]'))
     with pytest.raises(ValueError, match="was altered since it was written"):
-        AttemptFolder.opened(path)
+        AttemptFolder.open_launch(path)
     with pytest.raises(ValueError, match="must be what 'write_launch' has named"):
-        AttemptFolder.opened(f"{tmp_path}/job/attempts/1/launch.json")
+        AttemptFolder.open_launch(f"{tmp_path}/job/attempts/1/launch.json")

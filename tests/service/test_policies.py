@@ -22,7 +22,7 @@ from service.control.lifecycle.policies import (
     Move,
     NoteReachable,
     NoteSeen,
-    NoteSubmitted,
+    NoteSubmission,
     NoteUnreachable,
     NoteUnseen,
     Resize,
@@ -93,7 +93,7 @@ TABLE: list[tuple[str, dict[str, Any], type]] = [
     ("its checkpoints fail, and it is asked to cancel", {"saving_trouble": "full", "request": "cancel",
                                                          "requested_at": 990.0}, Wait),
     ("not yet submitted", {"launch": "due", "observation": Observation(status="unknown")}, Submit),
-    ("submitted by one that died", {"launch": "due"}, NoteSubmitted),
+    ("submitted by one that died", {"launch": "due"}, NoteSubmission),
     ("cancelled before it was submitted", {"launch": "due", "observation": Observation(status="unknown"),
                                            "request": "cancel"}, NoteUnseen),
     ("cancelled, and may yet appear", {"launch": "due", "observation": Observation(status="unknown"),
@@ -342,7 +342,7 @@ def test_what_a_job_says_of_the_same_facts_is_said_once(facts: JobFacts) -> None
 @given(all_facts)
 def test_nothing_leaves_the_books_while_it_may_hold_the_cluster(facts: JobFacts) -> None:
     seen = facts.observation
-    if facts.launch == "submitted" and seen is not None and (not seen.ended or not seen.released):
+    if facts.launch == "submitted" and seen is not None and (not seen.has_ended or not seen.released):
         decision = decide(facts, DEADLINES)
         if seen.status != "unknown":
             assert not isinstance(decision, End | Retry)

@@ -80,7 +80,7 @@ def test_a_short_silence_is_no_news_and_a_long_one_is_told_with_its_beginning() 
     def step(error: str | None) -> str:
         seen.begin_step()
         if error:
-            seen.failed(Exception(error))
+            seen.record_failure(Exception(error))
         seen.end_step()
         return seen.words()
 

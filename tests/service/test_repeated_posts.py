@@ -10,7 +10,7 @@ import pytest
 from moe.spec import JobSpec
 from service.control.api.services import Services
 from service.control.errors import Conflict, Unavailable
-from service.control.lifecycle.turns import MAX_WAITING, Turns
+from service.control.lifecycle.turns import MAX_WAITING, KeyedLock
 from service.control.store.jobs import JobRow, list_jobs
 from service.wire.states import State
 from tests.processes import await_that
@@ -30,7 +30,7 @@ class Posts:
         self.source = self.services.requests.submit(JobSpec.parse(spec()), "me")[0]
         commit(self.source.storage, 2, spec=JobSpec.parse(spec()).model_dump(mode="json"))
         self.while_copying: list[Callable[[], object]] = []
-        self.services.requests._warm_starts._stopped = self._at_block
+        self.services.requests._warm_starts._should_stop = self._at_block
 
     def _at_block(self) -> bool:
         if self.while_copying:
@@ -111,7 +111,7 @@ def test_many_posts_of_one_key_at_once_make_one_job(posts: Posts) -> None:
 
 
 def test_a_few_wait_and_no_more() -> None:
-    turns, entered = Turns(), []
+    turns, entered = KeyedLock(), []
 
     def enter(key: tuple[str, str]) -> None:
         with turns.of(key):

@@ -18,7 +18,7 @@ from service.control.report.run_status import RunStatuses
 from service.control.report.silent_driver import ProcessState, SilentDriver
 from service.wire.attempt_folder import launch_prefix
 from service.wire.events import RecordBatch
-from service.wire.run_status import MAX_RANKS, RankStatus, RunStatus, listed
+from service.wire.run_status import MAX_RANKS, RankStatus, RunStatus, select_ranks
 from service.wire.states import State
 from tests.processes import DEADLINE_S, await_that, sleeping
 from tests.service.quiet_run import Run
@@ -174,7 +174,7 @@ def test_a_silent_driver_is_named_once_while_no_group_runs() -> None:
 
 def test_of_many_ranks_those_that_are_silent_are_listed() -> None:
     ranks = [RankStatus(rank=rank, silent_s=30.0 if rank == 900 else 1.0) for rank in range(1000)]
-    shown = listed(ranks)
+    shown = select_ranks(ranks)
     assert [rank.rank for rank in shown] == [*range(MAX_RANKS - 1), 900]
 
 

@@ -10,7 +10,7 @@ import pytest
 from moe.spec import JobSpec
 from moe.spec.routers import ROUTERS
 from service.cli.failures import Misuse
-from service.cli.overrides import forked, overridden
+from service.cli.overrides import apply_overrides, fork_spec
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane, spec
 from tests.service_cli.command import shardyard
@@ -20,7 +20,7 @@ def test_fields_are_set_at_any_depth_and_the_rest_stays() -> None:
     given = {"train": {"num_steps": 5, "optimizer": {"name": "adamw"}}, "labels": None, "name": "x"}
     asked = ["train.num_steps=4000", "train.optimizer.peak_lr=1e-3", "labels.team=research", "name=y",
              "resources={min_workers: 1, max_workers: 4}", "start_from=null", "data.paths=[a, b=c]"]  # fmt: skip
-    assert overridden(given, asked) == {
+    assert apply_overrides(given, asked) == {
         "train": {"num_steps": 4000, "optimizer": {"name": "adamw", "peak_lr": 1e-3}},
         "labels": {"team": "research"}, "name": "y", "resources": {"min_workers": 1, "max_workers": 4},
         "start_from": None, "data": {"paths": ["a", "b=c"]},
@@ -39,7 +39,7 @@ def test_fields_are_set_at_any_depth_and_the_rest_stays() -> None:
 )
 def test_what_cannot_be_set_is_said_in_words(assignment: str, said: str) -> None:
     with pytest.raises(Misuse, match=said):
-        overridden({"name": "x", "train": {}}, [assignment])
+        apply_overrides({"name": "x", "train": {}}, [assignment])
 
 
 def test_a_fork_has_the_spec_of_the_other_job_but_for_what_is_set(plane: ControlPlane) -> None:
@@ -71,20 +71,20 @@ def described(router: str, **fields: object) -> dict[str, Any]:
 def test_a_fork_with_another_router_has_that_ones_defaults(before: str, after: str) -> None:
     given = described(before, group_tokens=256, input_jitter=0.01)
     needed = [f"model.moe.{name}={value}" for name, value in NEEDED.get(after, {}).items()]
-    fork = forked(given, [f"model.moe.router={after}", *needed])
+    fork = fork_spec(given, [f"model.moe.router={after}", *needed])
     assert JobSpec.parse(fork) == JobSpec.parse(described(after, group_tokens=256, input_jitter=0.01))
 
 
 def test_a_fork_with_the_same_router_keeps_what_was_asked_for() -> None:
     given = described("softmax_topk", top_k=4)
     for asked in ([], ["model.moe.router=softmax_topk"]):
-        assert forked(given, asked) == given
+        assert fork_spec(given, asked) == given
 
 
 @pytest.mark.parametrize("places", [1, -1])
 def test_what_is_set_beside_another_router_holds_in_any_order(places: int) -> None:
     asked = ["model.moe.capacity_factor=2.5", "model.moe.router=switch_top1"][::places]
-    fork = forked(described("gshard_top2"), asked)
+    fork = fork_spec(described("gshard_top2"), asked)
     assert JobSpec.parse(fork) == JobSpec.parse(described("switch_top1", capacity_factor=2.5))
 
 

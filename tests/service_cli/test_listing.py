@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from service.cli.view.listing import GAP, NEVER_LEFT_OUT, Column, fitted
+from service.cli.view.listing import GAP, NEVER_LEFT_OUT, Column, fit_columns
 from tests.service_cli.command import COMMAND, environment
 from tests.service_cli.contract_server import JOB_ID, Script, serving
 from tests.service_cli.terminal import on_a_terminal, plain
@@ -146,7 +146,7 @@ def columns_of(drawn: list[tuple[str, int, int | None]]) -> list[Column]:
 )
 def test_what_is_fitted_has_room(drawn: list[tuple[str, int, int | None]], room: int) -> None:
     columns = columns_of(drawn)
-    widths = fitted(columns, room)
+    widths = fit_columns(columns, room)
     for column in columns:
         if column.gives_way == NEVER_LEFT_OUT:
             assert column.label in widths

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.signals import Interrupted, interruptions
+from service.signals import Interruption, interruptions
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def hang_up() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_an_exception(number: signal.Signals, hang_up: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with pytest.raises(Interrupted), interruptions():
+    with pytest.raises(Interruption), interruptions():
         signal.raise_signal(number)
 
 

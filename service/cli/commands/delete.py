@@ -25,7 +25,7 @@ def delete(
     Asks back on a terminal; elsewhere it needs --yes. What is deleted cannot be brought back.
     """
     from service.cli.confirm import confirm
-    from service.cli.failures import Failed
+    from service.cli.failures import CommandError
     from service.cli.server import connect, find_job
     from service.cli.view.output import print_json
     from service.wire.states import State, sources
@@ -34,7 +34,7 @@ def delete(
         handle = find_job(client, job)
         goes_on = handle.state not in sources(State.DELETING) | {State.DELETING}
         if goes_on and not cancel:
-            raise Failed(
+            raise CommandError(
                 f"{job} is {handle.state}; only a job that has ended or is paused can be deleted; "
                 "--cancel ends it first"
             )

@@ -38,8 +38,8 @@ def demo(
     from service.cli.footprint import Footprint
     from service.cli.local import DEMO_FOLDER, settings_for
     from service.cli.view.output import console
-    from service.cli.view.result import measured
-    from service.signals import Interrupted, interruptions
+    from service.cli.view.result import footprint_line
+    from service.signals import Interruption, interruptions
 
     path = file or _example()
     read_job(path)  # a mistake in it is told before Ray is started
@@ -50,8 +50,8 @@ def demo(
     try:
         with _alone(folder), interruptions(), Footprint(mark=uuid.uuid4().hex) as footprint:
             job = _run(path, folder, num_cpus, footprint.mark, options, out)
-        out.print(measured(footprint))
-    except Interrupted as interruption:
+        out.print(footprint_line(footprint))
+    except Interruption as interruption:
         typer.echo("\nstopped before the end; nothing is left running", err=True)
         raise typer.Exit(interruption.exit_code) from None
     raise typer.Exit(0 if job.state == "succeeded" else 1)
@@ -70,7 +70,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
     from service.cli.view.jobs import log_line
     from service.cli.view.kinds import report_view, words_of
     from service.cli.view.progress import Progress
-    from service.cli.view.result import learned
+    from service.cli.view.result import training_summary
     from service.client import Client
 
     out.print("starting Ray and the control plane (about 20 s) ...")
@@ -81,7 +81,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
             job = client.submit(path)
             words = words_of(job)
             display = follower(Progress(job.id, job.name, job.num_steps, words.last_work), out)
-            with closing(job.events(on_lost=display.lost)) as events:
+            with closing(job.events(on_lost=display.on_disconnect)) as events:
                 display.show(events)
             job.refresh()
             if job.state != "succeeded":
@@ -92,7 +92,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
                 workers = job.plan().num_workers
                 checkpoints = [StoredCheckpoint.read(fields) for fields in job.checkpoints()]
                 use = None if words.command is None else f"{program()} {words.command}{options}"
-                out.print(learned(job, report, checkpoints, display.progress, workers, use))
+                out.print(training_summary(job, report, checkpoints, display.progress, workers, use))
         out.print("stopping Ray and the control plane ...")
     return job
 

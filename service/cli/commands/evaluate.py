@@ -41,22 +41,22 @@ def evaluate(
     """
     from moe.evaluation.extra import HarnessMissing, require_harness
     from moe.evaluation.task_file import read_tasks
-    from service.cli.failures import Failed
-    from service.cli.trained import loaded, newest_checkpoint, require_use
+    from service.cli.failures import CommandError
+    from service.cli.trained import load_model, newest_checkpoint, require_use
     from service.cli.view.output import console, print_json
     from service.wire.uses import EVALUATE
 
     try:
         require_harness()
     except HarnessMissing as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None
     read = read_tasks(tasks)
     checkpoint = newest_checkpoint(job, url, state_dir)
     require_use(checkpoint, EVALUATE, job)
-    model = loaded(checkpoint)
+    model = load_model(checkpoint)
     base = None if no_base else _base_of(model)
 
-    from moe.evaluation.harness import evaluate as evaluated
+    from moe.evaluation.harness import evaluate as run_evaluation
     from moe.evaluation.scores import compare_scores
     from moe.export.base import load_base
     from moe.tasks.language.generator import LanguageGenerator
@@ -64,10 +64,10 @@ def evaluate(
 
     generator, max_tokens, dtype = model.generator, model.max_tokens, model.dtype
     assert isinstance(generator, LanguageGenerator)
-    scores, of_base = evaluated(generator, read, limit), None
+    scores, of_base = run_evaluation(generator, read, limit), None
     if base is not None:
         del model, generator  # one model at a time
-        of_base = evaluated(load_base(base, max_tokens, dtype), read, limit)
+        of_base = run_evaluation(load_base(base, max_tokens, dtype), read, limit)
     rows = compare_scores(scores, of_base)
     if as_json:
         fields = {"checkpoint": checkpoint, "base": base, "scores": [row.to_plain() for row in rows]}

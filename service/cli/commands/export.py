@@ -53,7 +53,7 @@ def export(
     The weights are whole, whatever number of workers saved them. In our own format they pass through this process's
     memory; in Hugging Face's, which language models have, a part at a time.
     """
-    from service.cli.failures import Failed, Misuse
+    from service.cli.failures import CommandError, Misuse
     from service.cli.trained import newest_checkpoint
     from service.cli.view.amounts import num_bytes
     from service.cli.view.output import print_json
@@ -84,7 +84,7 @@ def export(
     except ExportError as error:
         raise Misuse(str(error)) from None
     except CheckpointError as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None
     files = {path.name: path.stat().st_size for path in sorted(target.iterdir()) if path.is_file()}
     if as_json:
         print_json({"folder": str(target), "files": files, "checkpoint": checkpoint})

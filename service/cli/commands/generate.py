@@ -68,9 +68,9 @@ def generate(
 
     No control plane is needed for a job of this machine: its folder is found under the state folder.
     """
-    from service.cli.generation import asked_for
+    from service.cli.generation import generation_spec
 
-    spec = asked_for(
+    spec = generation_spec(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, num_beams=beams,
         length_penalty=length_penalty, stop=tuple(stop) if stop else None, seed=seed,
         chat=chat or None,
@@ -91,7 +91,7 @@ def _generate(
     state_dir: "Path | None",
     as_json: bool,
 ) -> None:
-    from service.cli.trained import loaded, newest_checkpoint, require_use
+    from service.cli.trained import load_model, newest_checkpoint, require_use
     from service.cli.view.output import print_json
     from service.cli.view.printable import printable_lines
     from service.wire.uses import GENERATE
@@ -100,7 +100,7 @@ def _generate(
     require_use(checkpoint, GENERATE, job)
     prompt_bytes = sys.stdin.buffer.read() if prompt is None else prompt.encode("utf-8", "surrogateescape")
     text = prompt_bytes.decode("utf-8", "replace")
-    model = loaded(checkpoint)
+    model = load_model(checkpoint)
     model.generator.lay_out_for_texts()
     to_terminal, pieces = sys.stdout.isatty(), list[str]()
     stream = model.generator.stream(text, spec)

@@ -53,13 +53,13 @@ def submit(
 
     A checkpoint that it begins with is copied before this answers.
     """
-    from service.cli.overrides import forked, overridden
+    from service.cli.overrides import apply_overrides, fork_spec
     from service.cli.server import connect
     from service.cli.view.output import print_json
 
     with connect(url) as client:
         job_fields = _asked_for(client, file, like, from_step)
-        spec = (overridden if like is None else forked)(job_fields, set_ or [])
+        spec = (apply_overrides if like is None else fork_spec)(job_fields, set_ or [])
         job = client.submit(spec, idempotency_key)
         if watch:
             from service.cli.commands.watch import follow

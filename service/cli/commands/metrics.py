@@ -87,15 +87,15 @@ def _refuse_unknown(job: "Job", missing: Sequence[str]) -> None:
     from service.cli.failures import Misuse
     from service.cli.view.metrics import KEYS, columns, has_column, metric_rows
 
-    def recorded(name: str | None) -> list[dict[str, Any]]:
+    def fetch_points(name: str | None) -> list[dict[str, Any]]:
         return job.metrics(name, 0, SAMPLED_POINTS)
 
     unknown = [
         name
         for name in missing
-        if not has_column(metric_rows(recorded(name.partition(".")[0]), [name]), name)
+        if not has_column(metric_rows(fetch_points(name.partition(".")[0]), [name]), name)
     ]
-    if not unknown or not (points := recorded(None)):
+    if not unknown or not (points := fetch_points(None)):
         return
     column_names = [name for name in columns(metric_rows(points, [])) if name not in KEYS]
     tops = [name for name in dict.fromkeys(key for point in points for key in point) if name not in KEYS]

@@ -14,7 +14,7 @@ from service.cli.options import AsJson, Url
 if TYPE_CHECKING:
     from moe.plan import Cluster, Plan, PlanRequest, Pools
     from moe.plan.named import Name
-    from service.cli.job_plan import Written
+    from service.cli.job_plan import PlanOutput
 
 _CLUSTER = {field.name for field in fields(ClusterOptions)}
 _FORM = {"save", "draw", "as_json"}
@@ -143,9 +143,13 @@ def plan(
     plans that --save or --json wrote: what differs. With --module the plan of a module of your own, which is imported
     from here: --module mypackage.model:build --sample mypackage.model:sample.
     """
-    from service.cli.job_plan import Written, give, of_job
+    from service.cli.job_plan import PlanOutput, give, of_job
 
-    words, output, options = of or [], Written(save, draw, as_json, full), _command_line_parameters(context)
+    words, output, options = (
+        of or [],
+        PlanOutput(save, draw, as_json, full),
+        _command_line_parameters(context),
+    )
     clusters = ClusterOptions(cluster, num_nodes, devices_per_node, device, memory, price, billing_unit)
     if draw is not None and draw.suffix != ".svg":
         raise Misuse(f"--draw {draw} writes an SVG picture; name a file that ends in .svg")
@@ -242,12 +246,12 @@ def _answer(
     on: "Cluster | Pools | None",
     url: str | None,
     questions: Questions,
-    output: "Written",
+    output: "PlanOutput",
 ) -> None:
     """Makes a plan, by the control plane where nothing tells of a cluster, and answers what is asked of it. Raises
     Misuse, SpecError, ClientError, OSError."""
     from moe.plan.stored import load, require_same
-    from service.cli.job_plan import depends, explain, fitted, give, planned, read_layout
+    from service.cli.job_plan import depends, explain, give, make_plan, plan_on_smallest, read_layout
 
     # What is wrong with a question is told before a search, or a control plane, takes its time.
     layout = None if questions.explain_against is None else read_layout(questions.explain_against)
@@ -255,9 +259,9 @@ def _answer(
     if questions.sensitive and not questions.fit:
         on = _require_cluster(on, "--sensitivity")
     if questions.fit:
-        request, on, plan_and_where = fitted(request, _require_cluster(on, "--fit"))
+        request, on, plan_and_where = plan_on_smallest(request, _require_cluster(on, "--fit"))
     else:
-        plan_and_where = planned(request, on, url)
+        plan_and_where = make_plan(request, on, url)
     if on is not None:  # a control plane has noted it
         plan_and_where = _add_notes(request, *plan_and_where)
     if questions.against is not None and old_plan is not None:
@@ -286,7 +290,7 @@ def _require_cluster(cluster: "Cluster | Pools | None", option: str) -> "Cluster
 
 
 def _answer_module(
-    module: str, sample: str | None, hints: Path | None, clusters: ClusterOptions, output: "Written"
+    module: str, sample: str | None, hints: Path | None, clusters: ClusterOptions, output: "PlanOutput"
 ) -> None:
     """Plans a module of the user's, and prints that. Raises Misuse, SpecError, OSError."""
     from moe.plan import Pools

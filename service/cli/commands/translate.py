@@ -45,16 +45,16 @@ def translate(
     """
     from itertools import islice
 
-    from service.cli.generation import asked_for
-    from service.cli.trained import loaded, newest_checkpoint, require_use
+    from service.cli.generation import generation_spec
+    from service.cli.trained import load_model, newest_checkpoint, require_use
     from service.cli.view.output import print_json
     from service.wire.uses import TRANSLATE
 
-    options = asked_for(num_beams=beams, length_penalty=length_penalty)
+    options = generation_spec(num_beams=beams, length_penalty=length_penalty)
     spec = None if beams == 1 else options
     checkpoint = newest_checkpoint(job, url, state_dir)
     require_use(checkpoint, TRANSLATE, job)
-    model = loaded(checkpoint)
+    model = load_model(checkpoint)
     lines = iter(text) if text else (line.rstrip("\n") for line in sys.stdin)
     at_once = 1 if text is None and sys.stdin.isatty() else BATCH_LINES
     while batch := list(islice(lines, at_once)):

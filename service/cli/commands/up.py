@@ -58,12 +58,12 @@ def up(
     control plane, and the next 'shardyard up' finds them again. 'shardyard down' stops Ray, too.
     """
     from service.cli.early_corpus import EarlyCorpus
-    from service.cli.failures import Failed
+    from service.cli.failures import CommandError
     from service.cli.local import require_usable, settings_for
     from service.head.keeper import HeadKeeper
     from service.head.local_head import LocalHead
     from service.head.record import mark_used, record_file
-    from service.signals import Interrupted, interruptions, shielded
+    from service.signals import Interruption, ignore_signals, interruptions
 
     roots = tuple(map(_absolute, data_root)) if data_root else None
     settings = settings_for(
@@ -93,11 +93,11 @@ def up(
                     )
                     keeper = HeadKeeper(head).start()
                 _serve(settings, listener, keeper)
-        except Interrupted:  # asked to end, which is how this command ends well
+        except Interruption:  # asked to end, which is how this command ends well
             if own_head and head is None:
                 head = LocalHead.find(settings.state_dir)  # it came between the start and the name here
         finally:
-            with shielded():
+            with ignore_signals():
                 if keeper is not None:
                     keeper.stop()
                     head = keeper.head
@@ -108,7 +108,9 @@ def up(
                         _leave(head, keep_ray)
                     except OSError as error:
                         why = f"{error.filename or head.state_file}: {error.strerror}"
-                        raise Failed(f"Ray could not be stopped ({why}); 'shardyard down' does") from None
+                        raise CommandError(
+                            f"Ray could not be stopped ({why}); 'shardyard down' does"
+                        ) from None
 
 
 def down(
@@ -147,14 +149,14 @@ def down(
 def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
     """Returns where nobody misses the head. Raises Failed where jobs run on it, and where a `shardyard up` uses it
     that was started since this command looked (`started_meanwhile`)."""
-    from service.cli.failures import Failed
+    from service.cli.failures import CommandError
     from service.cli.ray_jobs import unfinished_jobs
     from service.control.lifecycle.policies import MAX_LOST_STARTS, MAX_SETBACKS
     from service.head.ray_start import LocalHeadError
     from service.head.record import is_used
 
     if started_meanwhile and is_used(head.state_file):
-        raise Failed(
+        raise CommandError(
             "a 'shardyard up' has started this Ray head just now, and uses it: end that with Ctrl-C; "
             "another 'shardyard down' stops Ray all the same"
         )
@@ -163,7 +165,7 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
     running = unfinished_jobs(head.dashboard_url, head.token_path)
     if running != []:
         jobs = _count(running) if running else "Ray does not answer, so jobs may run"
-        raise Failed(
+        raise CommandError(
             f"{jobs} on this Ray head; 'shardyard cancel' or 'pause' them first, "
             "or use --force: they then resume from their last checkpoint at the next 'shardyard up' "
             f"(the {MAX_SETBACKS}th time without progress pauses those whose workers had begun, the "
@@ -220,7 +222,7 @@ def _bind_socket(settings: "Settings") -> socket.socket:
 def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
     """The head of this state folder: the one that runs, or a new one. It has to be marked as used already."""
     from service.cli.checks import available_cores, num_usable_gpus
-    from service.cli.failures import Failed
+    from service.cli.failures import CommandError
     from service.head.local_head import LocalHead
     from service.head.ray_start import LocalHeadError
     from service.head.record import changing, record_file
@@ -233,13 +235,15 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
             try:
                 return LocalHead.start(settings.state_dir, num_cpus=cores, num_gpus=num_usable_gpus())
             except LocalHeadError as error:
-                raise Failed(str(error)) from None
+                raise CommandError(str(error)) from None
         if not head.dashboard.running():
             print("Ray runs without its dashboard: starting that again; jobs run on", flush=True)
             try:
                 head = head.with_dashboard()
             except LocalHeadError as error:
-                raise Failed(f"{error}\n'shardyard down --force' stops Ray, and the jobs on it") from None
+                raise CommandError(
+                    f"{error}\n'shardyard down --force' stops Ray, and the jobs on it"
+                ) from None
     print(f"Ray runs already, with {head.num_cpus} cores: {head.dashboard_url}", flush=True)
     return head
 
@@ -248,7 +252,7 @@ def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | 
     """Runs the control plane until a signal. Raises Failed when it does not start."""
     import threading
 
-    from service.cli.failures import Failed
+    from service.cli.failures import CommandError
     from service.control.launcher.ray_jobs import RayJobsLauncher
     from service.control.server import serve
 
@@ -263,7 +267,7 @@ def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | 
     with suppress(SystemExit):  # how uvicorn tells of an app that did not start
         serve(settings, launcher, listener)
     if not answers.is_set():
-        raise Failed("the control plane did not start; the lines above say why")
+        raise CommandError("the control plane did not start; the lines above say why")
 
 
 def _welcome(settings: "Settings", listener: socket.socket, answers: "threading.Event") -> None:

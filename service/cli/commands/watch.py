@@ -39,7 +39,7 @@ def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
     progress = Progress(job.id, job.name, job.num_steps, words_of(job).last_work)
     display = follower(progress, out, as_json, job.run_status)
     try:
-        with closing(job.events(on_lost=display.lost, redone=as_json)) as events:
+        with closing(job.events(on_lost=display.on_disconnect, redone=as_json)) as events:
             display.show(events)
         job.refresh()
     except KeyboardInterrupt:

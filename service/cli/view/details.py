@@ -57,7 +57,7 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     if metric := data.get("last_metric"):
         grid.add_row("last step", _metric_line(metric))
     if checkpoint := data.get("last_checkpoint"):
-        grid.add_row("checkpoint", _checkpoint_text(checkpoint, ended=job.ended))
+        grid.add_row("checkpoint", _checkpoint_text(checkpoint, is_over=job.ended))
     if failure := data.get("last_failed_checkpoint"):
         style = "red" if data.get("checkpoints_failing") else "dim"
         text = f"of step {failure['step']:,} at {moment(failure['time'])}: {printable(failure['reason'])}"
@@ -69,10 +69,10 @@ def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> R
     return grid if report is None else Group(grid, *_report(report))
 
 
-def _checkpoint_text(checkpoint: dict[str, Any], ended: bool) -> str:
+def _checkpoint_text(checkpoint: dict[str, Any], is_over: bool) -> str:
     """The last checkpoint, and for a job that may lose what came since, its age."""
     time, size_bytes, age = str(checkpoint["time"]), _number(checkpoint, "size_bytes"), ""
-    if not ended:
+    if not is_over:
         age_s = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
         age = f", {duration(age_s)} ago"
     size = f", {num_bytes(size_bytes)}" if size_bytes is not None else ""

@@ -38,7 +38,7 @@ class Follower(Protocol):
     def show(self, events: Iterable[Event]) -> None:
         """Takes every event, and draws."""
 
-    def lost(self, error: Exception) -> None:
+    def on_disconnect(self, error: Exception) -> None:
         """Hears that the connection broke, and is being opened again."""
 
 
@@ -78,13 +78,13 @@ class LiveFollower:
                     with self._lock:
                         self._note = ""
                         if (notice := self.progress.take(event)) is not None:
-                            self._draw(styled(notice))
+                            self._draw(style_notice(notice))
             finally:
                 over.set()
                 redraws.join()
                 self._live.update(self._frame())
 
-    def lost(self, error: Exception) -> None:
+    def on_disconnect(self, error: Exception) -> None:
         with self._lock:
             self._note = f"{error} Trying again."
 
@@ -156,7 +156,7 @@ class PlainFollower:
     def _is_due(self) -> bool:
         return last_step(self.progress) or time.monotonic() >= self._next_line
 
-    def lost(self, error: Exception) -> None:
+    def on_disconnect(self, error: Exception) -> None:
         self._print(f"{time.strftime('%H:%M:%S')} connection {error} Trying again.")
 
     def _print(self, line: str) -> None:
@@ -174,7 +174,7 @@ class JsonFollower:
             self.progress.take(event)
             print_json(event.model_dump(mode="json"), lines=True)
 
-    def lost(self, error: Exception) -> None:
+    def on_disconnect(self, error: Exception) -> None:
         print(f"shardyard: {error}", file=sys.stderr, flush=True)
 
 
@@ -208,7 +208,7 @@ def plain_step(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def styled(notice: Notice) -> Text:
+def style_notice(notice: Notice) -> Text:
     line = Text()
     line.append(f"{clock(notice.time)} ", style="dim")
     line.append(f"{notice.kind:<10} ", style=NOTICE_STYLES.get(notice.kind, "bold"))

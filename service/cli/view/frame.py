@@ -43,7 +43,7 @@ def frame(
         parts.append(_bar(progress))
     if progress.metric is not None:
         parts.append(_figures(progress, width))
-    if run is not None and not progress.ended and (ranks := ranks_in_words(run)) is not None:
+    if run is not None and not progress.is_over and (ranks := ranks_in_words(run)) is not None:
         ranks.no_wrap, ranks.overflow = True, "ellipsis"
         parts.append(ranks)
     if layers := progress.layers():
@@ -60,7 +60,7 @@ def _headline(progress: Progress, width: int) -> Text:
     line.append(progress.job_id, style="dim")
     line.append("  ")
     line.append(progress.state, style=STATE_STYLES.get(progress.state, ""))
-    if progress.state_since is not None and not progress.ended:
+    if progress.state_since is not None and not progress.is_over:
         age = datetime.now(UTC) - progress.state_since
         line.append(f" for {duration(age.total_seconds())}", style="dim")
     if progress.attempt is not None and progress.attempt > 1:

@@ -44,9 +44,9 @@ class LanguageView(ReportView):
     examples_are = "completions"
 
     @classmethod
-    def of(cls, told: object) -> "LanguageView | None":
+    def of(cls, data: object) -> "LanguageView | None":
         """The view of a report as JSON; None where it is not one of language."""
-        report = LanguageReport.read(told)
+        report = LanguageReport.read(data)
         return cls(report) if report.sources else None
 
     def scores(self) -> RenderableType:

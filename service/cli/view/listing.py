@@ -44,7 +44,7 @@ def print_listing(columns: Sequence[Column], console: "Console", room: int | Non
     Returns the labels of the columns that were left out. Identifiers are whole even where they are wider than the
     terminal, which then wraps the line.
     """
-    widths = fitted(columns, room)
+    widths = fit_columns(columns, room)
     visible_columns = [(column, widths[column.label]) for column in columns if column.label in widths]
     lines = [
         _line([_in_cells(Text(column.label, "bold"), column, width) for column, width in visible_columns])
@@ -57,7 +57,7 @@ def print_listing(columns: Sequence[Column], console: "Console", room: int | Non
     return [column.label for column in columns if column.label not in widths]
 
 
-def fitted(columns: Sequence[Column], room: int | None) -> dict[str, int]:
+def fit_columns(columns: Sequence[Column], room: int | None) -> dict[str, int]:
     """Widths of the columns that are shown, by label.
 
     Columns are left out in their order until the others fit at their least width. What room remains goes to those

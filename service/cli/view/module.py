@@ -18,9 +18,9 @@ class ModuleView(ReportView):
     examples_are = ""
 
     @classmethod
-    def of(cls, told: object) -> "ModuleView | None":
+    def of(cls, data: object) -> "ModuleView | None":
         """The view of a report as JSON; None where it is not one of a module."""
-        report = ModuleReport.read(told)
+        report = ModuleReport.read(data)
         return None if report.loss is None else cls(report)
 
     def scores(self) -> RenderableType:

@@ -62,10 +62,10 @@ def section(title: str, content: RenderableType, is_first: bool = False) -> tupl
     return *above, Text(title, "bold"), content
 
 
-def lines(told: Sequence[str]) -> Table:
+def lines(sentences: Sequence[str]) -> Table:
     """Sentences, one below the other."""
     grid = Table.grid(padding=(0, 1, 0, 0))
-    for line in told:
+    for line in sentences:
         grid.add_row("-", line)
     return grid
 

@@ -71,7 +71,7 @@ class Progress:
     _layers: deque[tuple[LayerRecord, ...]] = field(default_factory=lambda: deque(maxlen=LOAD_WINDOW_STEPS))
 
     @property
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         return self.state in OVER
 
     def take(self, event: Event) -> Notice | None:
@@ -169,7 +169,7 @@ def _sum_loads(per_step: Sequence[LayerRecord]) -> LayerLoad:
 def _plan_in_words(data: dict[str, Any]) -> str:
     """`2 workers: expert 2, data 1; predicted 71.2 ms a step; before: 1 worker: ...`."""
 
-    def told(plan: dict[str, Any]) -> str:
+    def plan_text(plan: dict[str, Any]) -> str:
         layout = ", ".join(
             f"{printable(str(name))} {printable(str(value))}" for name, value in plan["layout"].items()
         )
@@ -178,4 +178,4 @@ def _plan_in_words(data: dict[str, Any]) -> str:
 
     plan, before = data["plan"], data.get("before")
     prediction = f"predicted {1e3 * float(plan['predicted_step_s']):,.3g} ms a step"
-    return f"{told(plan)}; {prediction}" + (f"; before: {told(before)}" if before else "")
+    return f"{plan_text(plan)}; {prediction}" + (f"; before: {plan_text(before)}" if before else "")

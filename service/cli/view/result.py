@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from service.client import Job
 
 
-def learned(
+def training_summary(
     job: "Job",
     report: ReportView,
     checkpoints: list[StoredCheckpoint],
@@ -63,7 +63,7 @@ def _next(job: "Job", report: ReportView, use: str | None) -> list[Text]:
     return [Text("what to type next", "bold"), Text(line, "bold cyan")]
 
 
-def measured(footprint: "Footprint") -> Text:
+def footprint_line(footprint: "Footprint") -> Text:
     """Time and memory, as they were measured."""
     line = Text("measured", "bold")
     line.append(f"  {duration(footprint.seconds)} from start to stop", "")

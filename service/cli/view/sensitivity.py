@@ -10,7 +10,7 @@ from moe.plan.search.explain import seconds_of
 from moe.plan.search.sensitivity import Otherwise
 
 
-def sensitivity_view(plan: Plan, found: Sequence[Otherwise]) -> Table:
+def sensitivity_view(plan: Plan, changes: Sequence[Otherwise]) -> Table:
     """The plan's own step under each change, and the fastest layout then where it is another one."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     table.add_column("with", no_wrap=True)
@@ -18,7 +18,7 @@ def sensitivity_view(plan: Plan, found: Sequence[Otherwise]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("which is", overflow="fold")
     table.add_row("what is known", _with_change(plan.predicted.step_s, plan), "", "")
-    for change in found:
+    for change in changes:
         own = Text("does not fit", "yellow") if change.step_s is None else _with_change(change.step_s, plan)
         if change.best is None:
             table.add_row(change.what, own, Text("none", "yellow"), Text(change.why_not, "yellow"))

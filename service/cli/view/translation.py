@@ -34,9 +34,9 @@ class TranslationView(ReportView):
     examples_are = "translations"
 
     @classmethod
-    def of(cls, told: object) -> "TranslationView | None":
+    def of(cls, data: object) -> "TranslationView | None":
         """The view of a report as JSON; None where it is not one of translation."""
-        report = TranslationReport.read(told)
+        report = TranslationReport.read(data)
         return cls(report) if report.sets else None
 
     def scores(self) -> RenderableType:

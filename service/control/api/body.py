@@ -7,7 +7,7 @@ from starlette.concurrency import run_in_threadpool
 
 from moe.spec import MAX_SPEC_BYTES, SpecError, parse_text
 from service.control.api.guard import media_type
-from service.control.errors import Malformed, TooLarge
+from service.control.errors import MalformedRequest, TooLarge
 from service.wire.events import MAX_BATCH_BYTES
 
 QUICK_BYTES = 20_000
@@ -45,9 +45,11 @@ def parse(body: bytes, format: str) -> Any:
     try:
         return parse_text(body.decode(), "body", format)
     except UnicodeDecodeError as error:
-        raise Malformed(f"the body is not UTF-8 text: byte {error.start} begins no character") from None
+        raise MalformedRequest(
+            f"the body is not UTF-8 text: byte {error.start} begins no character"
+        ) from None
     except SpecError as error:
-        raise Malformed(str(error), error.problems) from None
+        raise MalformedRequest(str(error), error.problems) from None
 
 
 SpecBody = Annotated[Any, Depends(_spec_body)]

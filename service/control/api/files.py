@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 
 from moe.spec.errors import Problem
 from service.control.api.openapi import refusals
-from service.control.api.services import Called, Job, Place, Services
+from service.control.api.services import Job, Place, Services, ServicesDependency
 from service.control.errors import Gone, NotFound, OutOfRange, Unavailable
 from service.control.lifecycle.job_files import JobFiles
 from service.wire.file_kinds import Kind
@@ -25,7 +25,7 @@ _FROM = re.compile(r"bytes=([0-9]{1,18})-")
 @router.get("/jobs/{job_id}/files", responses=refusals(NotFound, Gone))
 def get_files(
     job: Job,
-    services: Called,
+    services: ServicesDependency,
     kind: Annotated[Sequence[Kind], Query(max_length=10, description="all kinds when left out")] = (),
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
@@ -35,7 +35,7 @@ def get_files(
     Those of checkpoints have the SHA-256 that their marker says. Never what holds a token.
     """
     try:
-        files = _files(services, job.storage).listed(frozenset(kind) or frozenset(Kind))
+        files = _files(services, job.storage).list_files(frozenset(kind) or frozenset(Kind))
     except OSError as error:
         raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
     after = [file for file in files if cursor is None or file.path > cursor]
@@ -56,7 +56,10 @@ def get_files(
     },
 )
 async def get_file(
-    path: str, job: Place, services: Called, range: Annotated[str | None, Header(max_length=100)] = None
+    path: str,
+    job: Place,
+    services: ServicesDependency,
+    range: Annotated[str | None, Header(max_length=100)] = None,
 ) -> StreamingResponse:
     """One of these files. `Range: bytes=N-` goes on from byte N; other ranges are answered with all of it."""
     try:

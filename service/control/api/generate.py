@@ -16,10 +16,10 @@ from moe.train.checkpoint import marker as markers
 from service.control.api.body import SpecBody
 from service.control.api.openapi import refusals
 from service.control.api.problems import problem_body
-from service.control.api.services import Called, JobId, Services
+from service.control.api.services import JobId, Services, ServicesDependency
 from service.control.api.streams import EventStream
 from service.control.errors import Conflict, Gone, Invalid, NotFound, ServiceError, Unavailable
-from service.control.lifecycle.generations import Generation, Wanted
+from service.control.lifecycle.generations import Generation, ServedModel
 from service.control.lifecycle.lookup import find_job
 from service.wire.uses import GENERATE, refusal
 
@@ -68,7 +68,7 @@ class GenerationStream(EventStream):
     responses=refusals(NotFound, Gone, Conflict),
 )
 async def post_generate(
-    job_id: JobId, body: SpecBody, services: Called, request: Request
+    job_id: JobId, body: SpecBody, services: ServicesDependency, request: Request
 ) -> GenerationStream:
     """Goes on from `prompt` with the newest whole checkpoint of a language model's job, as the other fields say.
 
@@ -126,7 +126,7 @@ def _parse_request(body: Any, max_tokens: int) -> tuple[str, GenerationSpec]:
     return prompt, spec
 
 
-def _find_model(services: Services, job_id: str) -> Wanted:
+def _find_model(services: Services, job_id: str) -> ServedModel:
     """The job's model as it is now. Raises NotFound, Gone, Invalid for one that is not for this, Conflict for one
     without a checkpoint."""
     with services.database.read() as tx:
@@ -141,7 +141,7 @@ def _find_model(services: Services, job_id: str) -> Wanted:
     if not names:
         raise Conflict(f"{job_id} has no committed checkpoint yet: there is nothing to generate with")
     location = services.storage_roots.find(job.storage)
-    return Wanted(job_id, names[0], job.storage, None if location is None else location[0])
+    return ServedModel(job_id, names[0], job.storage, None if location is None else location[0])
 
 
 async def _events(services: Services, generation: Generation) -> AsyncIterator[bytes]:
@@ -149,7 +149,7 @@ async def _events(services: Services, generation: Generation) -> AsyncIterator[b
     quiet_since = monotonic()
     while True:
         try:
-            if services.hub.closed:
+            if services.hub.is_closed:
                 raise Unavailable("this service is stopping")
             message = await generation.next(min(ping_s, _LOOK_S))
         except ServiceError as error:

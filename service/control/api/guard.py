@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.control.api.openapi import OPEN_PATHS
 from service.control.api.problems import refusal
 from service.control.errors import (
+    AuthenticationRequired,
     Forbidden,
-    Malformed,
-    Misdirected,
+    MalformedRequest,
+    MisdirectedRequest,
     ServiceError,
-    Unauthenticated,
     UnsupportedMediaType,
 )
 from service.settings import Settings
@@ -78,7 +78,7 @@ class Guard:
             self._check_host(headers)
         self._check_origin(method, headers)
         if not is_user and path not in OPEN_PATHS and not path.startswith("/internal/"):
-            raise Unauthenticated(
+            raise AuthenticationRequired(
                 "this service needs 'Authorization: Bearer <token>' with the token of its settings",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -88,10 +88,10 @@ class Guard:
     def _check_host(self, headers: Headers) -> None:
         host_headers = headers.getlist("host")
         if len(host_headers) != 1:
-            raise Malformed("a request names its host once")
+            raise MalformedRequest("a request names its host once")
         host = _host_name(host_headers[0])
         if host not in self._hosts:
-            raise Misdirected(
+            raise MisdirectedRequest(
                 f"this service does not go by the name {(host or host_headers[0])[:200]!r}; "
                 "its operator can add it with SHARDYARD_ALLOWED_HOSTS"
             )

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.control.api.services import Called
+from service.control.api.services import ServicesDependency
 from service.control.errors import Full, Unavailable
 from service.control.store.clock import now_us
 from service.control.store.leases import lease_holder
@@ -23,7 +23,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-def readyz(request: Request, services: Called) -> dict[str, Any]:
+def readyz(request: Request, services: ServicesDependency) -> dict[str, Any]:
     """The store can be read and the controller steps; says whether this is the control plane that acts.
 
     While nothing can be written, `status` is `degraded` and `writing` says why: without the token, only `full` or
@@ -52,7 +52,7 @@ def readyz(request: Request, services: Called) -> dict[str, Any]:
 
 
 @router.get("/metrics")
-def metrics(services: Called) -> Response:
+def metrics(services: ServicesDependency) -> Response:
     """Prometheus's text format."""
     services.figures.acting.set(services.controller.acting)
     services.figures.cluster_answers.set(services.controller.cluster_answers)

@@ -12,7 +12,7 @@ from moe.spec.errors import Problem
 from service.control.api.body import SpecBody
 from service.control.api.openapi import refusals
 from service.control.api.paging import read_cursor, write_cursor
-from service.control.api.services import Called, Job, JobId
+from service.control.api.services import Job, JobId, ServicesDependency
 from service.control.api.views import deletion_view, job_view, summary_view
 from service.control.errors import Conflict, Gone, Invalid, NotFound, Unavailable
 from service.control.lifecycle.lookup import absence
@@ -37,7 +37,7 @@ _POSTED: dict[int | str, dict[str, Any]] = {
 @router.post("/jobs", status_code=201, openapi_extra=_SPEC_BODY, responses={**_POSTED, **refusals(Conflict)})
 def post_job(
     body: SpecBody,
-    services: Called,
+    services: ServicesDependency,
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def post_job(
 
 @router.get("/jobs")
 def get_jobs(
-    services: Called,
+    services: ServicesDependency,
     state: Annotated[Sequence[str], Query(description="one or more states")] = (),
     label: Annotated[
         Sequence[str], Query(max_length=32, description="`key=value`, or `key` for any value; all must match")
@@ -80,7 +80,7 @@ def get_jobs(
 
 
 @router.get("/jobs/{job_id}", responses=refusals(NotFound, Gone))
-def get_job(job_id: JobId, services: Called) -> dict[str, Any]:
+def get_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
     """Everything about a job but what it recorded; of one on its way out also why it is still there.
 
     `run` has what each rank of a running attempt said last, its GPU's use where it has one, and how old that is.
@@ -98,7 +98,7 @@ def get_job(job_id: JobId, services: Called) -> dict[str, Any]:
     status_code=202,
     responses={200: {"description": "All of it is gone"}, **refusals(NotFound, Conflict)},
 )
-def delete_job(job_id: JobId, services: Called, response: Response) -> dict[str, Any]:
+def delete_job(job_id: JobId, services: ServicesDependency, response: Response) -> dict[str, Any]:
     """Has a job removed that has ended or is paused: its folder on storage, its events, its metrics.
 
     202 means that it will be, also after a crash; asked again, the answer is 200 once all is gone. Who asked, and when,
@@ -111,19 +111,19 @@ def delete_job(job_id: JobId, services: Called, response: Response) -> dict[str,
 
 
 @router.post("/jobs/{job_id}/cancel", status_code=202, responses=refusals(NotFound, Gone, Conflict))
-def cancel_job(job_id: JobId, services: Called) -> dict[str, Any]:
+def cancel_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
     """Asks for the end of a job; it ends at a step boundary, or by force after a deadline."""
     return job_view(services.requests.cancel(job_id, services.settings.owner))
 
 
 @router.post("/jobs/{job_id}/pause", status_code=202, responses=refusals(NotFound, Gone, Conflict))
-def pause_job(job_id: JobId, services: Called) -> dict[str, Any]:
+def pause_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
     """Asks a job to commit a checkpoint at a step boundary and to leave the cluster."""
     return job_view(services.requests.pause(job_id, services.settings.owner))
 
 
 @router.post("/jobs/{job_id}/resume", status_code=202, responses=refusals(NotFound, Gone, Conflict))
-def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
+def resume_job(job_id: JobId, services: ServicesDependency) -> dict[str, Any]:
     """Puts a paused, failed or cancelled job back into the queue; it goes on from its last committed checkpoint.
 
     A failed or cancelled one that has none is refused: it would begin anew."""
@@ -133,7 +133,7 @@ def resume_job(job_id: JobId, services: Called) -> dict[str, Any]:
 @router.post("/jobs/{job_id}/move", status_code=202, responses=refusals(NotFound, Gone, Conflict))
 def move_job(
     job_id: JobId,
-    services: Called,
+    services: ServicesDependency,
     to: Annotated[QueuePlace, Query(description="the front of the queue, or its end")],
 ) -> dict[str, Any]:
     """Gives a job that waits in the queue another place in it. What runs is not touched."""
@@ -141,7 +141,7 @@ def move_job(
 
 
 @router.get("/jobs/{job_id}/plan", responses=refusals(NotFound, Gone))
-def get_plan(job: Job, services: Called) -> dict[str, Any]:
+def get_plan(job: Job, services: ServicesDependency) -> dict[str, Any]:
     """The layout of the job; once it runs, with what was measured beside what was predicted."""
     if job.plan is None:
         raise NotFound(f"{job.id} has no plan yet: {job.reason}")
@@ -155,7 +155,7 @@ def get_plan(job: Job, services: Called) -> dict[str, Any]:
 @router.get("/jobs/{job_id}/metrics", responses=refusals(NotFound, Gone))
 def get_metrics(
     job: Job,
-    services: Called,
+    services: ServicesDependency,
     name: Annotated[str | None, Query(min_length=1, max_length=100)] = None,
     since_step: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     max_points: Annotated[int | None, Query(ge=1, le=10_000, description="1000 when left out")] = None,
@@ -179,7 +179,7 @@ def get_metrics(
 
 
 @router.get("/jobs/{job_id}/checkpoints", responses=refusals(NotFound, Gone))
-def get_checkpoints(job: Job, services: Called) -> dict[str, Any]:
+def get_checkpoints(job: Job, services: ServicesDependency) -> dict[str, Any]:
     """Committed checkpoints, oldest first, as their markers on storage say."""
     try:
         checkpoints = list_checkpoints(services.storage_roots.folder(job.storage))

@@ -7,21 +7,21 @@ from fastapi.openapi.utils import get_openapi
 
 from moe.spec.errors import PROBLEM_CODES, Problem, in_words
 from service.control.errors import (
+    AuthenticationRequired,
     Forbidden,
     Full,
     Invalid,
-    Malformed,
-    Misdirected,
+    MalformedRequest,
+    MisdirectedRequest,
     ServiceError,
     TooLarge,
-    Unauthenticated,
     Unavailable,
     UnsupportedMediaType,
 )
 
 OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json")
 """Served without the token."""
-_ANYWHERE = (Malformed, Forbidden, Misdirected, Invalid, Unavailable)
+_ANYWHERE = (MalformedRequest, Forbidden, MisdirectedRequest, Invalid, Unavailable)
 """Refusals of any request: its headers, its query, a store that does not answer."""
 _OF_BODIES = (TooLarge, UnsupportedMediaType, Full)
 _PROBLEM = {
@@ -86,7 +86,7 @@ def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
             if path in OPEN_PATHS:
                 operation["security"] = []
             else:
-                common = (*common, Unauthenticated)
+                common = (*common, AuthenticationRequired)
             if method == "post":
                 common = (*common, *_OF_BODIES)
             responses = operation["responses"]

@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from moe.plan import plan_request
 from service.control.api.body import SpecBody
 from service.control.api.openapi import refusals
-from service.control.api.services import Called
+from service.control.api.services import ServicesDependency
 from service.control.errors import Conflict, Unavailable
-from service.control.launcher.launcher import LauncherUnavailable, LaunchRefused
+from service.control.launcher.launcher import LauncherUnavailable, LaunchRefusal
 from service.control.store.jobs import jobs_in
 from service.wire.states import ACTIVE
 
@@ -19,16 +19,16 @@ _FACTS_AGE_S = 2.0
 
 
 @router.post("/plans")
-def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
+def post_plan(body: SpecBody, services: ServicesDependency) -> dict[str, Any]:
     """The plan for a spec, or for `{"spec": ..., "cluster": ..., "num_workers": ..., "top": ..., "profile": ...,
     "software": ..., "goal": ...}`. Nothing is stored.
 
     Without `cluster` it is made for the cluster at hand, and all that `POST /v1/jobs` checks is checked. With one it
     may be of what cannot be run yet, and says so. Neither needs a model's weights; a run's needs are in `missing`.
     """
-    request = plan_request(services.requests.expanded(body))
+    request = plan_request(services.requests.expand(body))
     try:
-        plan = services.requests.plans.made(
+        plan = services.requests.plans.make_plan(
             request.spec,
             request.num_workers,
             request.top,
@@ -45,7 +45,7 @@ def post_plan(body: SpecBody, services: Called) -> dict[str, Any]:
 
 
 @router.post("/cluster/calibration", responses=refusals(Conflict))
-def post_calibration(services: Called) -> dict[str, Any]:
+def post_calibration(services: ServicesDependency) -> dict[str, Any]:
     """Measures a few of the cluster's devices and links, which takes some seconds to minutes, for plans from now on.
 
     It waits for room beside running jobs, and answers 409 where it found none or while another one measures.
@@ -54,12 +54,12 @@ def post_calibration(services: Called) -> dict[str, Any]:
         return services.watch.calibrate().model_dump(mode="json")
     except LauncherUnavailable as error:
         raise Unavailable(services.watch.unreachable(error)) from None
-    except LaunchRefused as error:
+    except LaunchRefusal as error:
         raise Conflict(str(error)) from None
 
 
 @router.get("/cluster")
-def get_cluster(services: Called) -> dict[str, Any]:
+def get_cluster(services: ServicesDependency) -> dict[str, Any]:
     """The nodes of the cluster at hand, what was measured of them, and what jobs hold of them."""
     try:
         facts = services.watch.facts(_FACTS_AGE_S)

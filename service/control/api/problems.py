@@ -94,7 +94,7 @@ def install(app: FastAPI) -> None:
     """Has every error of this app answered so."""
 
     @app.exception_handler(ServiceError)
-    async def refused(_request: Request, error: ServiceError) -> Response:
+    async def handle_service_error(_request: Request, error: ServiceError) -> Response:
         return refusal(error)
 
     @app.exception_handler(SpecError)
@@ -116,7 +116,7 @@ def install(app: FastAPI) -> None:
         return problem_response(error.status_code, kind, detail, headers=headers)
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(_request: Request, _error: ClientDisconnect) -> Response:
+    async def handle_client_disconnect(_request: Request, _error: ClientDisconnect) -> Response:
         return problem_response(400, "malformed-request", "the body broke off")  # nobody reads this
 
     @app.exception_handler(DBAPIError)

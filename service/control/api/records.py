@@ -10,7 +10,7 @@ from moe.spec.errors import Problem
 from moe.spec.problems import code_of
 from service.control.api.body import BatchBody
 from service.control.api.guard import admit
-from service.control.api.services import Called, JobId
+from service.control.api.services import JobId, ServicesDependency
 from service.control.errors import Invalid
 from service.wire.events import RecordAnswer, RecordBatch
 
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/internal/v1", include_in_schema=False)
 async def _authorize(
     request: Request,
     job_id: JobId,
-    services: Called,
+    services: ServicesDependency,
     authorization: Annotated[str, Header(max_length=300)] = "",
 ) -> str:
     """The token, which is that of the job's newest attempt. Raises NotFound, Forbidden."""
@@ -36,7 +36,7 @@ def post_records(
     job_id: JobId,
     token: Annotated[str, Depends(_authorize)],  # before the body: a stranger's megabytes are not even read
     body: BatchBody,
-    services: Called,
+    services: ServicesDependency,
 ) -> RecordAnswer:
     """Stores records, each once; 409 names the record to go on from, 403 says that nothing more is taken."""
     batch = _batch(body)

@@ -51,7 +51,7 @@ async def _services(request: Request) -> Services:
     return services
 
 
-Called = Annotated[Services, Depends(_services)]
+ServicesDependency = Annotated[Services, Depends(_services)]
 
 
 async def _job_id(job_id: Annotated[str, Path(description="`job-` and 12 letters and digits")]) -> str:
@@ -63,12 +63,12 @@ async def _job_id(job_id: Annotated[str, Path(description="`job-` and 12 letters
 JobId = Annotated[str, Depends(_job_id)]
 
 
-def _job(job_id: JobId, services: Called) -> JobRow:
+def _job(job_id: JobId, services: ServicesDependency) -> JobRow:
     with services.database.read() as tx:
         return find_job(tx, job_id)
 
 
-def _place(job_id: JobId, services: Called) -> JobPlace:
+def _place(job_id: JobId, services: ServicesDependency) -> JobPlace:
     job = _job(job_id, services)
     return JobPlace(job.id, job.number, job.storage, job.first_event_id)
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from service.control.api.services import Called
+from service.control.api.services import ServicesDependency
 
 router = APIRouter(prefix="/v1", tags=["service"])
 
 
 @router.get("/service")
-def get_service(services: Called) -> dict[str, Any]:
+def get_service(services: ServicesDependency) -> dict[str, Any]:
     """Its release, and where it keeps its state and what jobs make."""
     settings = services.settings
     return {

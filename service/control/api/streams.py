@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from moe.spec.errors import Problem
 from service.control.api.openapi import refusals
-from service.control.api.services import Called, Place, Services
+from service.control.api.services import Place, Services, ServicesDependency
 from service.control.errors import Gone, Invalid, NotFound
 from service.control.report.event_text import time_text
 from service.control.report.hub import Hub, Tail
@@ -85,7 +85,9 @@ async def _begin(job: Place, last_id: Annotated[int, Depends(_last_event_id)]) -
 
 
 @router.get("/jobs/{job_id}/events", response_class=EventStream, responses=refusals(NotFound, Gone))
-async def get_events(job: Place, last_id: Annotated[int, Depends(_begin)], services: Called) -> EventStream:
+async def get_events(
+    job: Place, last_id: Annotated[int, Depends(_begin)], services: ServicesDependency
+) -> EventStream:
     """Server-sent events `state`, `plan`, `metric`, `checkpoint` and `log`, from the first that is kept or after
     `Last-Event-ID`; 410 where that reaches back further than `first_event_id` of the job.
 
@@ -108,7 +110,7 @@ async def _events(services: Services, job: JobPlace, last_id: int) -> AsyncItera
 async def get_logs(
     request: Request,
     job: Place,
-    services: Called,
+    services: ServicesDependency,
     worker: Annotated[str | None, Query(max_length=64)] = None,
     attempt: Annotated[int | None, Query(ge=1)] = None,
     tail: Annotated[
@@ -163,7 +165,7 @@ async def _log(
             while (portion := await run_in_threadpool(next, portions, None)) is not None:
                 if portion:
                     yield b"".join(map(render, portion))
-            if over or services.hub.closed:
+            if over or services.hub.is_closed:
                 break
             await _pause(services.hub, tail, looked_at + LOG_POLL_S)
     yield b"".join(map(render, reader.last_words()))
@@ -171,7 +173,7 @@ async def _log(
 
 async def _pause(hub: Hub, tail: Tail, until: float) -> None:
     """However much happens meanwhile: storage is asked no more often. Only the end of this service is news."""
-    while not hub.closed and (left_s := until - monotonic()) > 0:
+    while not hub.is_closed and (left_s := until - monotonic()) > 0:
         await tail.news(tail.version, left_s)
 
 

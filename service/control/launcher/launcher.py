@@ -23,7 +23,7 @@ class LauncherUnavailable(Exception):
         """Whether what jobs run on is known to be dead."""
 
 
-class LaunchRefused(Exception):
+class LaunchRefusal(Exception):
     """The cluster answered, and will not take this submission; trying again would not help."""
 
 
@@ -84,7 +84,7 @@ class Observation(_Fact):
     """Whether it ended because its driver's node was preempted."""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.status in ("succeeded", "failed", "stopped")
 
 

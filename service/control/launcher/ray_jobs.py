@@ -19,7 +19,7 @@ from service.control.launcher.launcher import (
     ClusterFacts,
     Launcher,
     LauncherUnavailable,
-    LaunchRefused,
+    LaunchRefusal,
     NodeFacts,
     Observation,
 )
@@ -105,7 +105,7 @@ class RayJobsLauncher(Launcher):
         if response.status_code == 200 or "already exists" in response.text:
             return
         if response.status_code == 400:
-            raise LaunchRefused(f"Ray refuses the job: {_last_line(response.text)}")
+            raise LaunchRefusal(f"Ray refuses the job: {_last_line(response.text)}")
         raise self._unavailable(response)
 
     def observe(self, submission_id: str) -> Observation:
@@ -122,12 +122,12 @@ class RayJobsLauncher(Launcher):
         observation = Observation(
             status=status, message=message, output=output, preempted=_PREEMPTED in text and not output
         )
-        if observation.ended:
+        if observation.has_ended:
             self._sessions.pop(submission_id, None)
         elif submission_id not in self._sessions:
             # Read after the answer: if the cluster is replaced in between, the submission is still waited for.
             self._sessions[submission_id] = self._session()
-        if observation.ended and job.get("job_id"):
+        if observation.has_ended and job.get("job_id"):
             return observation.model_copy(update={"released": not self._has_workers(job["job_id"])})
         return observation
 
@@ -146,7 +146,7 @@ class RayJobsLauncher(Launcher):
             raise self._unavailable(response)
         try:
             observation = self._await_end(submission_id, CALIBRATION_TIMEOUT_S)
-        except (LauncherUnavailable, LaunchRefused):
+        except (LauncherUnavailable, LaunchRefusal):
             with suppress(LauncherUnavailable):
                 self.stop(submission_id)
             raise
@@ -158,17 +158,17 @@ class RayJobsLauncher(Launcher):
         ]
         if observation.status != "succeeded" or not calibration_lines:
             why = _last_line(output) if output.strip() else observation.message or "it said nothing"
-            raise LaunchRefused(f"the cluster could not be measured: {why}")
+            raise LaunchRefusal(f"the cluster could not be measured: {why}")
         return Calibration.model_validate_json(calibration_lines[-1])
 
     def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
         """Raises LaunchRefused for a submission that does not end in time, or is gone."""
         deadline = time.monotonic() + timeout_s
-        while not (observation := self.observe(submission_id)).ended:
+        while not (observation := self.observe(submission_id)).has_ended:
             if observation.status == "unknown":
-                raise LaunchRefused("the cluster knows nothing of its measurement any more; try again")
+                raise LaunchRefusal("the cluster knows nothing of its measurement any more; try again")
             if time.monotonic() > deadline:
-                raise LaunchRefused(f"the cluster was not measured within {timeout_s} s")
+                raise LaunchRefusal(f"the cluster was not measured within {timeout_s} s")
             time.sleep(LOOK_INTERVAL_S)
         return observation
 

@@ -21,11 +21,11 @@ class Gang:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Gang":
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Gang":
         return cls(
-            int(stored["workers"]),
-            int(stored.get("cpus_per_worker", 1)),
-            int(stored.get("gpus_per_worker", 0)),
+            int(fields["workers"]),
+            int(fields.get("cpus_per_worker", 1)),
+            int(fields.get("gpus_per_worker", 0)),
         )
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Admit:
 
 
 @dataclass(frozen=True)
-class Blocked:
+class MustWait:
     """Has to wait until others leave."""
 
     reason: str
@@ -52,7 +52,7 @@ class NeverFits:
     reason: str
 
 
-Admission = Admit | Blocked | NeverFits
+Admission = Admit | MustWait | NeverFits
 
 
 def gpus_per_worker(resources: ResourcesSpec, cluster: ClusterFacts) -> int:
@@ -62,7 +62,7 @@ def gpus_per_worker(resources: ResourcesSpec, cluster: ClusterFacts) -> int:
     return resources.gpus_per_worker
 
 
-def admit(resources: ResourcesSpec, cluster: ClusterFacts, held: Mapping[str, Gang]) -> Admission:
+def admit(resources: ResourcesSpec, cluster: ClusterFacts, gangs: Mapping[str, Gang]) -> Admission:
     """Whether a job may start now, beside the gangs that other jobs (by id) hold."""
     gpus = gpus_per_worker(resources, cluster)
     cpus = resources.cpus_per_worker
@@ -71,9 +71,9 @@ def admit(resources: ResourcesSpec, cluster: ClusterFacts, held: Mapping[str, Ga
     empty = sum(_slots(node.cpus, node.gpus, cpus, gpus) for node in cluster.nodes)
     if empty < min_workers:
         return NeverFits(f"needs {needs}; the cluster has {_has(cluster)}, room for {empty} such in all")
-    now = min(max_workers, _room(cluster.nodes, list(held.values()), cpus, gpus))
+    now = min(max_workers, _room(cluster.nodes, list(gangs.values()), cpus, gpus))
     if now < min_workers:
-        return Blocked(f"needs {needs}; of the cluster's {_has(cluster)}, {_holders(held)}")
+        return MustWait(f"needs {needs}; of the cluster's {_has(cluster)}, {_holders(gangs)}")
     return Admit(Gang(now, cpus, gpus))
 
 

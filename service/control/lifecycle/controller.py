@@ -27,10 +27,10 @@ from service.control.lifecycle.policies import (
     Explain,
     JobFacts,
     Move,
-    NoteConfirmed,
+    NoteConfirmation,
     NoteReachable,
     NoteSeen,
-    NoteSubmitted,
+    NoteSubmission,
     NoteUnreachable,
     NoteUnseen,
     Resize,
@@ -96,7 +96,7 @@ class Controller:
 
     @property
     def acting(self) -> bool:
-        return self._lease.held
+        return self._lease.is_held
 
     def run(self, interval_s: float) -> None:
         """Steps until `stop`, at least every `interval_s`; then lets go of the lease."""
@@ -175,7 +175,7 @@ class Controller:
             for job in self._starter.admit():
                 did |= self._tend(job)
         except LauncherUnavailable as error:
-            self._reach.failed(error)
+            self._reach.record_failure(error)
         return did
 
     def _tend(self, job: JobRow) -> bool:
@@ -193,7 +193,7 @@ class Controller:
             self._carry_out(job, decision)
         except LauncherUnavailable as error:
             # What was decided could not be done: a cluster may answer questions, and take no submission.
-            self._reach.failed(error)
+            self._reach.record_failure(error)
             words = self._reach.words(_seconds(job.unreachable_since))
             if words and words != job.reason:
                 self._note_unreachable(job, words)
@@ -219,12 +219,12 @@ class Controller:
             try:
                 observation = self._launcher.observe(submission_id(job.id, job.attempt))
             except LauncherUnavailable as error:
-                self._reach.failed(error)
-        if observation is not None and (observation.ended or observation.status == "unknown"):
+                self._reach.record_failure(error)
+        if observation is not None and (observation.has_ended or observation.status == "unknown"):
             try:
                 storage = self._roots.folder(job.storage)
                 result = read_result(storage, job.attempt)
-                over = observation.ended and observation.released
+                over = observation.has_ended and observation.released
                 is_gone = observation.forgotten or is_lost(now, _seconds(job.unseen_since), self._deadlines)
                 if result is not None or over or is_gone:
                     # Before the decision: failures that nobody heard of count, and the end comes last.
@@ -240,7 +240,7 @@ class Controller:
                 job = get_job(tx, job.id) or job
                 began = newest_group(tx, job.number)[0] == job.attempt
         driver = None
-        if observation is not None and not observation.ended and observation.status != "unknown":
+        if observation is not None and not observation.has_ended and observation.status != "unknown":
             driver = self._ingest.statuses.silent_driver(job.id, job.attempt, _launch_of(job))
         losses, retry = read_losses(job.losses, job.failures), self._starter.spec(job).retry
         return job, JobFacts(
@@ -290,11 +290,11 @@ class Controller:
                 pass
             case Submit():
                 self._starter.submit(job)
-            case NoteSubmitted():
+            case NoteSubmission():
                 self._starter.note_submitted(job)
             case NoteUnseen():
                 self._starter.note(job, unseen_since=now_us())
-            case NoteConfirmed():
+            case NoteConfirmation():
                 self._starter.note(job, unconfirmed_since=None)
             case NoteSeen():
                 self._starter.note(job, unseen_since=None)

@@ -19,6 +19,6 @@ class Deduplicator:
         """Nothing is wrong with it any more: the same would be news again."""
         self._last.pop(of, None)
 
-    def keep_only(self, those: Collection[object]) -> None:
+    def keep_only(self, keys: Collection[object]) -> None:
         """Forgets all others."""
-        self._last = {of: news for of, news in self._last.items() if of in those}
+        self._last = {of: news for of, news in self._last.items() if of in keys}

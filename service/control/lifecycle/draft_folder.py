@@ -43,7 +43,7 @@ class DraftFolder:
             with self._database.write() as tx:
                 note_parents(tx, draft.job_id, num_parents)
 
-    def made(self) -> None:
+    def mark_created(self) -> None:
         """To be called when the folder is there."""
         self._exists = True
 

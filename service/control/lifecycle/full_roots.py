@@ -51,7 +51,7 @@ class FullRoots:
             except RuntimeError:  # as many threads as there may be: another time
                 self._asking.release()
 
-    def refused(self, storage: str, fault: Full, num_bytes: int) -> None:
+    def record_refusal(self, storage: str, fault: Full, num_bytes: int) -> None:
         """Notes that there was no room for so many bytes of a job; more than there are in all say nothing of room."""
         if (root := self._root(storage)) is None or num_bytes > _max_bytes(root):
             return

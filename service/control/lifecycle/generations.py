@@ -7,8 +7,8 @@ import structlog
 
 from moe.spec.generation import GenerationSpec
 from service.control.errors import Conflict, ServiceError, Unavailable
-from service.generator.messages import Load, Told
-from service.generator.process import Failed, GeneratorProcess
+from service.generator.messages import GeneratorMessage, Load
+from service.generator.process import GeneratorError, GeneratorProcess
 
 MAX_WAITING = 8
 """Requests that wait for their turn."""
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServedModel:
     """A job's model as it is now."""
 
     job_id: str
@@ -41,9 +41,9 @@ class Generation:
     """One text while it is made."""
 
     def __init__(self) -> None:
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.start_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the prompt is taken, or with the error for which it is not."""
-        self._messages: asyncio.Queue[Told | ServiceError] = asyncio.Queue()
+        self._messages: asyncio.Queue[GeneratorMessage | ServiceError] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
         """Whether nothing more is told."""
@@ -51,23 +51,23 @@ class Generation:
     def made_by(self, task: "asyncio.Task[None]") -> None:
         self._task = task
 
-    def put(self, told: Told) -> None:
-        if told.kind == "begun":
-            self.begun.set_result(None)
+    def put(self, message: GeneratorMessage) -> None:
+        if message.kind == "begun":
+            self.start_future.set_result(None)
         else:
-            self._is_over = told.kind == "end"
-            self._messages.put_nowait(told)
+            self._is_over = message.kind == "end"
+            self._messages.put_nowait(message)
 
     def fail(self, error: Exception) -> None:
         self._is_over = True
-        if not self.begun.done():
-            self.begun.set_exception(error)
+        if not self.start_future.done():
+            self.start_future.set_exception(error)
         else:
             self._messages.put_nowait(
                 error if isinstance(error, ServiceError) else Unavailable(f"the text broke off: {error}")
             )
 
-    async def next(self, timeout_s: float) -> Told | None:
+    async def next(self, timeout_s: float) -> GeneratorMessage | None:
         """Next message, up to the `end`; None where none comes within so long. Raises ServiceError."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -91,22 +91,22 @@ class Generations:
     def __init__(self, limits: Limits) -> None:
         self._limits, self._turn, self._num_waiting = limits, asyncio.Lock(), 0
         self._process: GeneratorProcess | None = None
-        self._loaded_model: Wanted | None = None
+        self._loaded_model: ServedModel | None = None
         self._unloading: asyncio.TimerHandle | None = None
         self._tasks = set[asyncio.Task[None]]()
         self._is_closed = False
 
-    async def begin(self, wanted: Wanted, prompt: str, spec: GenerationSpec) -> Generation:
+    async def begin(self, model: ServedModel, prompt: str, spec: GenerationSpec) -> Generation:
         """A text that is being made. Raises SpecError for what the model cannot be asked, Conflict where it cannot be
         loaded, and Unavailable: where others' turns come first for too long, or it takes more than it may."""
         await self._take_turn()
         generation = Generation()
-        task = asyncio.create_task(self._make(generation, wanted, prompt, spec))
+        task = asyncio.create_task(self._make(generation, model, prompt, spec))
         generation.made_by(task)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._release_turn(generation, task))
         try:
-            await asyncio.shield(generation.begun)
+            await asyncio.shield(generation.start_future)
         except asyncio.CancelledError:
             generation.leave()
             raise
@@ -138,7 +138,7 @@ class Generations:
     def _release_turn(self, generation: Generation, task: asyncio.Task[None]) -> None:
         """The turn is given back, also by a task that was cancelled before it began."""
         self._tasks.discard(task)
-        if not generation.begun.done():
+        if not generation.start_future.done():
             generation.fail(self._cancellation_error())
         loop = asyncio.get_running_loop()
         self._unloading = loop.call_later(self._limits.idle_s, self._unload_soon)
@@ -147,7 +147,9 @@ class Generations:
     def _cancellation_error(self) -> Unavailable:
         return Unavailable("this service is stopping" if self._is_closed else "nobody reads it")
 
-    async def _make(self, generation: Generation, model: Wanted, prompt: str, spec: GenerationSpec) -> None:
+    async def _make(
+        self, generation: Generation, model: ServedModel, prompt: str, spec: GenerationSpec
+    ) -> None:
         """Has the turn."""
         if self._unloading is not None:
             self._unloading.cancel()
@@ -165,7 +167,7 @@ class Generations:
         limit_s = self._limits.timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                async for message in process.made(prompt, spec):
+                async for message in process.stream_messages(prompt, spec):
                     generation.put(message)
         except TimeoutError:
             generation.fail(
@@ -175,10 +177,10 @@ class Generations:
         except asyncio.CancelledError:
             await (process.end() if self._is_closed else process.break_off())
             raise
-        except Failed as error:
+        except GeneratorError as error:
             raise Unavailable(str(error)) from None
 
-    async def _process_of(self, model: Wanted) -> GeneratorProcess:
+    async def _process_of(self, model: ServedModel) -> GeneratorProcess:
         """The process with this model: the one that is there, or a new one in its place."""
         if self._process is not None and self._process.runs and self._loaded_model == model:
             return self._process
@@ -188,14 +190,14 @@ class Generations:
         process = await GeneratorProcess.start(load)
         try:
             async with asyncio.timeout(limits.load_timeout_s):
-                await process.loaded()
+                await process.wait_until_loaded()
         except BaseException as error:
             await process.end()
             if isinstance(error, TimeoutError):
                 raise Unavailable(
                     f"loading the model took longer than the {limits.load_timeout_s:g} s that it may take"
                 ) from None
-            if isinstance(error, Failed):
+            if isinstance(error, GeneratorError):
                 raise Conflict(f"the model of {model.job_id} cannot be loaded: {error}") from None
             raise
         self._process, self._loaded_model = process, model

@@ -33,7 +33,7 @@ class JobFiles:
             raise NotFound(f"its storage {storage} lies under no storage root of this service")
         self._folder = roots.folder(storage)
 
-    def listed(self, kinds: frozenset[Kind] = frozenset(Kind)) -> list[JobFile]:
+    def list_files(self, kinds: frozenset[Kind] = frozenset(Kind)) -> list[JobFile]:
         """By path; of checkpoints the committed ones, and of those the files that their markers name."""
         files = [*self._plain(kinds)]
         if Kind.CHECKPOINTS in kinds:

@@ -70,7 +70,7 @@ class JobPlans:
             facts = self._watch.facts(FACTS_AGE_S)
         except LauncherUnavailable as error:
             return Placement(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
-        empty = admit(spec.resources, facts, held={})
+        empty = admit(spec.resources, facts, gangs={})
         if isinstance(empty, NeverFits):
             return Placement(None, empty.reason, fingerprint(facts))
         if isinstance(spec.model, ModuleModelSpec):
@@ -84,10 +84,10 @@ class JobPlans:
         plan, cluster = None, planning_cluster(spec, facts)
         with suppress(Unavailable):  # many are being planned: it is begun when its turn comes
             if cluster is not None:
-                plan = self._modules.begun(spec, module_cluster(spec, cluster))
+                plan = self._modules.begin(spec, module_cluster(spec, cluster))
         return Placement(plan, WAITS if plan else f"{WAITS}; {BEING_PLANNED}")
 
-    def made(
+    def make_plan(
         self,
         spec: JobSpec,
         num_workers: int | None = None,
@@ -108,7 +108,7 @@ class JobPlans:
         if cluster is not None:
             check_allowed(spec, self._allowed_code)
             if isinstance(spec.model, ModuleModelSpec):
-                return self._modules.made(spec, module_cluster(spec, cluster, num_workers))
+                return self._modules.wait_for_plan(spec, module_cluster(spec, cluster, num_workers))
             plan = plan_on(
                 spec,
                 cluster,
@@ -126,7 +126,7 @@ class JobPlans:
         else:
             self.check(spec)
         facts = self._watch.facts(FACTS_AGE_S)
-        empty = admit(spec.resources, facts, held={})
+        empty = admit(spec.resources, facts, gangs={})
         cluster_plan = (
             None
             if isinstance(empty, NeverFits)
@@ -155,5 +155,7 @@ class JobPlans:
             return plan_for(spec, facts, num_workers, top, profile=profile, software=software, goal=goal)
         cluster = planning_cluster(spec, facts)
         return (
-            None if cluster is None else self._modules.made(spec, module_cluster(spec, cluster, num_workers))
+            None
+            if cluster is None
+            else self._modules.wait_for_plan(spec, module_cluster(spec, cluster, num_workers))
         )

@@ -24,23 +24,23 @@ class Lease:
         self._database, self._hub, self._holder = database, hub, holder
         self._lease_us = int(lease_s * 1e6)
         self._renew_at = 0
-        self.held = False
+        self.is_held = False
 
     def take(self) -> bool:
         """Takes it, or renews it when a third of its time is over; False while another holds it."""
         now = now_us()
-        if self.held and now < self._renew_at:
+        if self.is_held and now < self._renew_at:
             return True
         with self._database.write() as tx:
-            self.held = take_lease(tx, self._holder, now, self._lease_us)
+            self.is_held = take_lease(tx, self._holder, now, self._lease_us)
         self._renew_at = now + self._lease_us // 3
-        return self.held
+        return self.is_held
 
     def release(self) -> None:
         """Lets another control plane act at once."""
         with self._database.write() as tx:
             release_lease(tx, self._holder)
-        self.held = False
+        self.is_held = False
 
     @contextmanager
     def change(self, job: JobRow) -> Iterator[tuple[Connection, list[WireEvent]]]:
@@ -52,7 +52,7 @@ class Lease:
         events: list[WireEvent] = []
         with self._database.write() as tx:
             if not holds_lease(tx, self._holder):
-                self.held = False
+                self.is_held = False
                 raise LeaseLost
             yield tx, events
         self._hub.publish(job.id, events)

@@ -15,7 +15,7 @@ from moe.plan.plan import MadeFor
 from moe.plan.stored import made_for
 from moe.spec import JobSpec, SpecError
 from service.control.errors import Unavailable
-from service.planner.limited import Limits, Stopped, ask
+from service.planner.limited import Limits, PlanningCancellation, ask
 from service.planner.request import JobRequest
 
 BEING_PLANNED = "its module is being captured and planned"
@@ -49,16 +49,16 @@ class ModulePlans:
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "module-plans")
 
-    def made(self, spec: JobSpec, cluster: Cluster) -> Plan:
+    def wait_for_plan(self, spec: JobSpec, cluster: Cluster) -> Plan:
         """The plan on all devices of a cluster, once it is made. Raises SpecError where there is none, and Unavailable
         while too many others wait."""
         try:
             return self._ask(spec, cluster).result()
-        except Stopped as error:
+        except PlanningCancellation as error:
             raise Unavailable(str(error)) from None
 
-    def begun(self, spec: JobSpec, cluster: Cluster) -> Plan | None:
-        """As `made`, without waiting: None while it is being made."""
+    def begin(self, spec: JobSpec, cluster: Cluster) -> Plan | None:
+        """As `wait_for_plan`, without waiting: None while it is being made."""
         future = self._ask(spec, cluster)
         return future.result() if future.done() else None
 

@@ -106,7 +106,7 @@ class Submit:
 
 
 @dataclass(frozen=True)
-class NoteSubmitted:
+class NoteSubmission:
     """The attempt turned out to be on the cluster: a control plane died before it could note that."""
 
 
@@ -121,7 +121,7 @@ class NoteSeen:
 
 
 @dataclass(frozen=True)
-class NoteConfirmed:
+class NoteConfirmation:
     """The cluster knows the attempt that a recovery found: from now on the job is like any other."""
 
 
@@ -205,10 +205,10 @@ class End:
 Decision = (
     Wait
     | Submit
-    | NoteSubmitted
+    | NoteSubmission
     | NoteUnseen
     | NoteSeen
-    | NoteConfirmed
+    | NoteConfirmation
     | NoteUnreachable
     | NoteReachable
     | Move
@@ -256,12 +256,12 @@ def _decide(job: JobFacts, deadlines: Deadlines) -> Decision:
         decision = _unknown(job, deadlines)
         return replace(decision, stops=True) if isinstance(decision, End) else decision
     if job.launch == "due":
-        return NoteSubmitted()
+        return NoteSubmission()
     if job.unseen_since is not None:
         return NoteSeen()
-    if not job.is_confirmed and not observation.ended:
-        return NoteConfirmed()
-    if observation.ended:
+    if not job.is_confirmed and not observation.has_ended:
+        return NoteConfirmation()
+    if observation.has_ended:
         return _decide_end(job, observation) if observation.released else Wait()
     return _alive(job, deadlines)
 

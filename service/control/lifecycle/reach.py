@@ -46,7 +46,7 @@ class Reach:
     def begin_step(self) -> None:
         self.answers = True
 
-    def failed(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         """Takes the news that it did not answer."""
         self.answers = False
         self.runs_nothing = isinstance(error, LauncherUnavailable) and error.runs_nothing

@@ -52,7 +52,7 @@ class Standing:
 
 
 @dataclass
-class Recovered:
+class RecoveryReport:
     """Outcome of a recovery."""
 
     jobs: list[tuple[str, str, Standing]] = field(default_factory=list)
@@ -97,10 +97,10 @@ class Recovery:
         except Exception:
             log.exception("jobs could not be recovered from storage; 'shardyard recover' tries again")
 
-    def run(self, tell: Callable[[str, str, Standing], None] = lambda *_: None) -> Recovered:
+    def run(self, tell: Callable[[str, str, Standing], None] = lambda *_: None) -> RecoveryReport:
         """Recover every job that is in storage and not in the store, and pass each to `tell`. Raises OSError where a
         storage root cannot be read."""
-        outcome = Recovered()
+        outcome = RecoveryReport()
         stored_jobs = []
         self._cluster_answers = True
         for storage in job_folders(
@@ -119,7 +119,7 @@ class Recovery:
             observation = self._observe(job)
             try:
                 if (
-                    observation is not None and observation.ended and job.result is None
+                    observation is not None and observation.has_ended and job.result is None
                 ):  # it may have ended only just now
                     job = replace(job, result=read_result(self._roots.folder(job.storage), job.attempt))
                 standing = standing_of(job, observation)
@@ -227,9 +227,9 @@ class Recovery:
             return None
 
 
-def standing_of(job: StoredJob, seen: Observation | None) -> Standing:
-    """Standing of a job, from its storage and the cluster's observation of its newest attempt; `seen` is None where the
-    cluster was not asked or did not answer."""
+def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
+    """Standing of a job, from its storage and the cluster's observation of its newest attempt; `observation` is None
+    where the cluster was not asked or did not answer."""
     resumes = f"from step {job.checkpoint.step}" if job.checkpoint else "from its beginning"
     if job.attempt == 0:
         return Standing(
@@ -241,18 +241,18 @@ def standing_of(job: StoredJob, seen: Observation | None) -> Standing:
         return Standing(
             state, result.message or f"{result.outcome} at step {result.step}; recovered from its storage"
         )
-    if seen is None:
+    if observation is None:
         return Standing(State.RECOVERING, "recovered; its cluster has yet to say what became of it", True)
-    if seen.status in ("running", "pending"):
+    if observation.status in ("running", "pending"):
         return Standing(
-            State.RECOVERING, f"recovered; attempt {number} is {seen.status} on the cluster", True
+            State.RECOVERING, f"recovered; attempt {number} is {observation.status} on the cluster", True
         )
     kind: str | None = None
     if result is not None:
         ending, kind = f"failed at step {result.step}", result.failure_kind
-    elif seen.status == "stopped":
+    elif observation.status == "stopped":
         ending = "was stopped by force"
-    elif seen.ended:
+    elif observation.has_ended:
         ending, kind = "ended without a result", "driver"
     else:
         ending = "is not on the cluster any more"

@@ -24,7 +24,7 @@ from service.control.lifecycle.lookup import deleted_in_words, find_job
 from service.control.lifecycle.module_plans import ModulePlans
 from service.control.lifecycle.roots import StorageRoots
 from service.control.lifecycle.stored import is_of_module
-from service.control.lifecycle.turns import Turns
+from service.control.lifecycle.turns import KeyedLock
 from service.control.lifecycle.warm_starts import WarmStarts
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.event_text import WireEvent
@@ -63,40 +63,40 @@ class Requests:
         self._storage_roots, self._data_roots = storage_roots, data_roots
         self.plans = JobPlans(watch, storage_roots, data_roots, allowed_code=allowed_code, modules=modules)
         self.full_roots = FullRoots(storage_roots)
-        self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.closed)
-        self._turns = Turns()
+        self._warm_starts = WarmStarts(database, storage_roots, self.full_roots, lambda: hub.is_closed)
+        self._turns = KeyedLock()
 
-    def expanded(self, given: Any) -> Any:
+    def expand(self, body: Any) -> Any:
         """A posted job, or a request for a plan of one, with what the folder of its `model.from` says filled in. Raises
         SpecError."""
-        return expand_request(given, self._data_roots)
+        return expand_request(body, self._data_roots)
 
-    def post(self, given: Any, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
+    def post(self, body: Any, owner: str, key: str | None = None) -> tuple[JobRow, bool]:
         """`submit` of a job as it was sent. One that names a model's folder is known again by that, not by what the
         folder says, which may have changed since, or be gone."""
-        if not names_folder(given):
-            return self.submit(JobSpec.parse(given), owner, key)
-        request_digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+        if not names_folder(body):
+            return self.submit(JobSpec.parse(body), owner, key)
+        request_digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         if (
             key is not None
             and (previous_job := self._find_job_of_key(owner, key, request_digest)) is not None
         ):
             return previous_job, False
-        return self.submit(JobSpec.parse(self.expanded(given)), owner, key, request_digest)
+        return self.submit(JobSpec.parse(self.expand(body)), owner, key, request_digest)
 
     def submit(
-        self, spec: JobSpec, owner: str, key: str | None = None, sent: str | None = None
+        self, spec: JobSpec, owner: str, key: str | None = None, digest: str | None = None
     ) -> tuple[JobRow, bool]:
         """The stored job, and whether it is new: the same `key` and spec give the same job, also while the first of
-        them is being worked on. `sent` is a digest of what was sent, where that stands for the spec.
+        them is being worked on. `digest` is a digest of what was sent, where that stands for the spec.
 
         A checkpoint to start from is in the job's storage when this returns. Raises SpecError for what could not run
         anywhere, Conflict for a key used with another spec, Full, Unavailable; then no folder is left.
         """
         spec_text = spec.model_dump_json()
-        print_of_spec = sent or hashlib.sha256(spec_text.encode()).hexdigest()
+        print_of_spec = digest or hashlib.sha256(spec_text.encode()).hexdigest()
         # A copy takes so long that its client may lose patience; others may run side by side.
-        with nullcontext() if key is None or spec.start_from is None else self._turns.of((owner, key)):
+        with nullcontext() if key is None or spec.start_from is None else self._turns.acquire((owner, key)):
             if (
                 key is not None
                 and (previous_job := self._find_job_of_key(owner, key, print_of_spec)) is not None
@@ -124,7 +124,7 @@ class Requests:
         }  # fmt: skip
         is_stored = False
         try:
-            self._put_spec(storage, spec_text, spec.storage, draft.made)
+            self._put_spec(storage, spec_text, spec.storage, draft.mark_created)
             if spec.start_from is not None:
                 copy = self._warm_starts.copy(spec, owner, storage)
                 values["step"] = copy.step
@@ -245,7 +245,7 @@ class Requests:
         try:
             _write_spec(self._storage_roots, storage, spec_text, requested_storage, on_made)
         except Full as error:
-            self.full_roots.refused(storage, error, len(spec_text))
+            self.full_roots.record_refusal(storage, error, len(spec_text))
             raise
         self.full_roots.took(storage, len(spec_text))
 

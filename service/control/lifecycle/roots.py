@@ -26,10 +26,10 @@ class StorageRoots:
                 raise ValueError(f"storage_roots (={root!r}) must be absolute paths or URLs")
         self._root_names = tuple(roots)
 
-    def job_folder(self, asked: str | None, job_id: str) -> str:
+    def job_folder(self, storage: str | None, job_id: str) -> str:
         """fsspec URL of a new job's own folder: below what it asked for, never that folder itself, so that
         two jobs never share one. Raises SpecError for what lies outside the roots."""
-        base = self._default() if asked is None else self._confine(asked)
+        base = self._default() if storage is None else self._confine(storage)
         return f"{base.rstrip('/')}/{job_id}"
 
     def find(self, storage: str) -> tuple[str, ...] | None:

@@ -11,8 +11,8 @@ from pydantic import SecretStr, ValidationError
 from moe.plan import Plan
 from moe.spec import JobSpec, ModuleModelSpec, SpecError
 from service.control.errors import Unavailable
-from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, LaunchRefused
-from service.control.lifecycle.admission import Admit, Blocked, Gang, NeverFits, admit, fingerprint
+from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, LaunchRefusal
+from service.control.lifecycle.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
 from service.control.lifecycle.changes import enter, explain, tell_plan
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.deduplicator import Deduplicator
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class BeingPlanned:
+class PlanPending:
     """A module's job in the queue, which has no plan yet: it keeps nobody waiting."""
 
 
@@ -109,7 +109,7 @@ class Starter:
                 with self._lease.change(job) as (tx, events):
                     events += explain(tx, job, f"cannot be admitted, and is tried again: {error}", ACTOR)
                 continue
-            if isinstance(verdict, Blocked):
+            if isinstance(verdict, MustWait):
                 break  # first come, first served
             if isinstance(verdict, JobRow):
                 gangs[job.id] = Gang.from_dict(json.loads(verdict.gang or "{}"))
@@ -167,7 +167,7 @@ class Starter:
         )
         try:
             self._launcher.submit(launch)
-        except LaunchRefused as error:
+        except LaunchRefusal as error:
             with self._lease.change(job) as (tx, events):
                 events += enter(tx, job, State.FAILED, f"the cluster refused the launch: {error}", ACTOR)
             return
@@ -209,7 +209,7 @@ class Starter:
         key = (verdict.gang.workers, fingerprint(facts))
         if self._room.get(job.number, (None,))[0] != key:  # the same until the cluster or the job changes
             outcome = self._plan(job, spec, facts, verdict.gang)
-            if isinstance(outcome, Blocked):
+            if isinstance(outcome, MustWait):
                 return None  # until its plan is made
             self._room[job.number] = (key, outcome.num_workers if isinstance(outcome, Plan) else None)
         return self._room[job.number][1]
@@ -261,7 +261,7 @@ class Starter:
                 if cluster is None:
                     continue
                 try:
-                    plan = self._modules.begun(spec, module_cluster(spec, cluster))
+                    plan = self._modules.begin(spec, module_cluster(spec, cluster))
                 except SpecError as error:
                     with self._lease.change(job) as (tx, events):
                         events += enter(
@@ -274,7 +274,7 @@ class Starter:
                     with self._lease.change(job) as (tx, events):
                         events += explain(tx, job, reason, ACTOR, values)
 
-    def _try(self, job: JobRow, gangs: dict[str, Gang]) -> JobRow | Blocked | NeverFits | BeingPlanned:
+    def _try(self, job: JobRow, gangs: dict[str, Gang]) -> JobRow | MustWait | NeverFits | PlanPending:
         """The job with its next attempt stored, if it fits now; else why not, which the job then shows."""
         facts = self._watch.facts(FACTS_AGE_S)
         try:
@@ -285,7 +285,7 @@ class Starter:
                 events += enter(tx, job, State.FAILED, reason, ACTOR)
             return NeverFits(reason)
         if job.state == State.QUEUED and job.plan is None and isinstance(spec.model, ModuleModelSpec):
-            return BeingPlanned()  # others may go before it meanwhile
+            return PlanPending()  # others may go before it meanwhile
         verdict = admit(spec.resources, facts, gangs)
         outcome = self._plan(job, spec, facts, verdict.gang) if isinstance(verdict, Admit) else verdict
         if isinstance(outcome, Plan):
@@ -337,7 +337,7 @@ class Starter:
 
     def _plan(
         self, job: JobRow, spec: JobSpec, facts: ClusterFacts, gang: Gang
-    ) -> Plan | Blocked | NeverFits:
+    ) -> Plan | MustWait | NeverFits:
         """The plan that was shown, if it is for this gang; else a new one, for as many workers as one exists, with the
         loads that were measured where the job has run. A module's takes its time, for which it is blocked."""
         previous_plan = read_stored_plan(job.plan)
@@ -362,19 +362,19 @@ class Starter:
             return plan
         return NeverFits(f"no plan fits this cluster: {failure}")
 
-    def _plan_of_module(self, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | Blocked | NeverFits:
+    def _plan_of_module(self, spec: JobSpec, facts: ClusterFacts, gang: Gang) -> Plan | MustWait | NeverFits:
         cluster, failure = planning_cluster(spec, facts), ""
         assert cluster is not None, "a cluster that holds the gang holds one worker"
         for workers in range(gang.workers, spec.resources.min_num_workers - 1, -1):
             try:
-                plan = self._modules.begun(spec, module_cluster(spec, cluster, workers))
+                plan = self._modules.begin(spec, module_cluster(spec, cluster, workers))
             except Unavailable as error:
-                return Blocked(error.detail)
+                return MustWait(error.detail)
             except SpecError as error:
                 failure = failure or str(error)
                 continue
             plan_gang = Gang(workers, gang.cpus_per_worker, gang.gpus_per_worker)
-            return plan or Blocked(f"its module is being planned for {plan_gang}")
+            return plan or MustWait(f"its module is being planned for {plan_gang}")
         return NeverFits(f"no plan fits this cluster: {failure}")
 
     def _forget_all_but(self, active: Collection[JobRow]) -> None:

@@ -10,7 +10,7 @@ MAX_WAITING = 4
 """At a time, of all keys: each holds a thread that other requests want too."""
 
 
-class Turns:
+class KeyedLock:
     """One turn at a time for each key. Safe to share between threads."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Turns:
         self.num_waiting = 0
 
     @contextmanager
-    def of(self, key: tuple[str, str]) -> Iterator[None]:
+    def acquire(self, key: tuple[str, str]) -> Iterator[None]:
         """The turn of this key, when nobody else has it. Raises Unavailable where enough others wait."""
         with self._condition:
             if key in self._held_keys:

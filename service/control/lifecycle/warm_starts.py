@@ -27,13 +27,13 @@ class WarmStarts:
     """Copies the checkpoints that new jobs start from; `stopped` says that this process is about to end."""
 
     def __init__(
-        self, database: Database, roots: StorageRoots, full_roots: FullRoots, stopped: Callable[[], bool]
+        self, database: Database, roots: StorageRoots, full_roots: FullRoots, should_stop: Callable[[], bool]
     ) -> None:
         self._database, self._roots, self._full_roots, self._should_stop = (
             database,
             roots,
             full_roots,
-            stopped,
+            should_stop,
         )
         self._places = threading.Semaphore(MAX_COPIES)
 
@@ -112,7 +112,7 @@ class WarmStarts:
             why = f"the checkpoint cannot be copied to {storage}: {error.strerror or error}"
             if is_full(error):
                 fault = Full(f"{why}; make room, and submit the job again")
-                self._full_roots.refused(storage, fault, marker.size_bytes)
+                self._full_roots.record_refusal(storage, fault, marker.size_bytes)
                 raise fault from None
             raise Unavailable(why) from None
 

@@ -63,7 +63,7 @@ class Connections(Generic[C]):
     def num_admitted(self) -> int:
         return len(self._admitted_connections)
 
-    def all(self) -> list[C]:
+    def list_connections(self) -> list[C]:
         return [*self._strangers, *self._admitted_connections]
 
     def welcome(self, connection: C) -> bool:

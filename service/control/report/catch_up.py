@@ -16,25 +16,25 @@ def catch_up(ingest: Ingest, job_id: str, attempt: int, storage: Folder) -> int:
     """
     total = 0
 
-    def known(writer: WriterFolder) -> int:
+    def first_missing(writer: WriterFolder) -> int:
         return ingest.next_seq(job_id, writer.attempt, writer.record_writer)
 
-    for writer, records in sealed_records(storage, attempt, known):
+    for writer, records in sealed_records(storage, attempt, first_missing):
         first = records[0].seq
         total += ingest.take_over(job_id, writer.attempt, writer.record_writer, first, records)
     return total
 
 
 def sealed_records(
-    storage: Folder, attempt: int, known: Callable[[WriterFolder], int]
+    storage: Folder, attempt: int, first_missing: Callable[[WriterFolder], int]
 ) -> Iterator[tuple[WriterFolder, tuple[SealedRecord, ...]]]:
     """Consecutive records on storage, a bounded number at a time, by writer and in its order; of each writer up to
-    `attempt` from the sequence number that `known` says on. Raises OSError."""
+    `attempt` from the sequence number that `first_missing` says on. Raises OSError."""
     folder = SegmentFolder(storage, "metrics")
     for writer in folder.writers():
         if writer.attempt > attempt:
             continue
-        writer_records = folder.records(writer, known(writer))
+        writer_records = folder.records(writer, first_missing(writer))
         while records := tuple(islice(writer_records, MAX_BATCH_RECORDS)):
             yield writer, _consecutive(records)
 

@@ -31,9 +31,9 @@ def to_wire(row: EventRow) -> WireEvent:
     return WireEvent(row.id, row.kind, text)
 
 
-def time_text(us: int) -> str:
+def time_text(time_us: int) -> str:
     """A stored time as RFC 3339."""
-    return rfc3339(to_datetime(us))
+    return rfc3339(to_datetime(time_us))
 
 
 def data_text(data: object) -> str:

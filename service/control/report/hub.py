@@ -21,7 +21,7 @@ class Hub:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tails: dict[str, Tail] = {}
-        self.closed = False
+        self.is_closed = False
 
     @property
     def num_streams(self) -> int:
@@ -32,7 +32,7 @@ class Hub:
 
     def close(self) -> None:
         """Ends every stream: its client comes back, with the id of the last event it got. From any thread."""
-        self.closed = True
+        self.is_closed = True
         self._call(self._wake_all)
 
     def publish(self, job_id: str, events: Sequence[WireEvent]) -> None:
@@ -102,9 +102,9 @@ class Tail:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def news(self, seen: int, timeout_s: float) -> bool:
-        """Waits until `version` is past `seen`; False when that did not happen in time."""
-        if self.version > seen:
+    async def news(self, version: int, timeout_s: float) -> bool:
+        """Waits until `self.version` is past `version`; False when that did not happen in time."""
+        if self.version > version:
             return True
         try:
             await asyncio.wait_for(self._news.wait(), timeout_s)

@@ -81,10 +81,10 @@ class Losses(BaseModel):
             }
         )
 
-    def with_failures_of(self, other: "Losses", attempt: int) -> "Losses":
-        """With the failures of one attempt that another value of the same job's losses has."""
+    def with_failures_of(self, source: "Losses", attempt: int) -> "Losses":
+        """With the failures of one attempt that `source`, of the same job, has."""
         losses = self
-        for at, kind in zip(other.failures, other._kinds(), strict=True):
+        for at, kind in zip(source.failures, source._kinds(), strict=True):
             losses = losses.after_failure(at, kind) if at[0] == attempt else losses
         return losses
 
@@ -110,9 +110,9 @@ class Losses(BaseModel):
         return left_over.model_copy(update={"progress_at": at, **left})
 
 
-def read_losses(stored: str | None, failures: int) -> Losses:
+def read_losses(text: str | None, failures: int) -> Losses:
     """Reads it as stored; of a job of an earlier release, so many failures that any progress forgives."""
     try:
-        return Losses.model_validate_json(stored) if stored else Losses(num_older=failures)
+        return Losses.model_validate_json(text) if text else Losses(num_older=failures)
     except ValidationError:
         return Losses(num_older=failures)

@@ -75,9 +75,9 @@ def saves_of_copy(copy: Marker, at: datetime) -> Saves:
     return Saves(committed=Committed(step=copy.step, time=at, size_bytes=copy.size_bytes))
 
 
-def read_saves(stored: str | None) -> Saves:
+def read_saves(text: str | None) -> Saves:
     """Reads it as stored; nothing for what another release stored in another way."""
     try:
-        return Saves.model_validate_json(stored) if stored else Saves()
+        return Saves.model_validate_json(text) if text else Saves()
     except ValidationError:
         return Saves()

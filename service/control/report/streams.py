@@ -19,9 +19,9 @@ PAGE_CHARACTERS = 1_000_000
 class EventStreams:
     """Opens streams. One that falls behind reads the store, page by page; nothing piles up for it."""
 
-    def __init__(self, database: Database, hub: Hub, ended: Collection[str], ping_s: float) -> None:
+    def __init__(self, database: Database, hub: Hub, final_states: Collection[str], ping_s: float) -> None:
         self._database, self._hub = database, hub
-        self._final_states, self._ping_s = frozenset(ended), ping_s
+        self._final_states, self._ping_s = frozenset(final_states), ping_s
 
     async def follow(self, job: JobPlace, last_id: int) -> AsyncIterator[WireEvent | None]:
         """Every event after `last_id`, and None now and then while there is none, to notice dead clients.
@@ -30,7 +30,7 @@ class EventStreams:
         """
         with self._hub.follow(job.id) as tail:
             ask_store = True
-            while not self._hub.closed:
+            while not self._hub.is_closed:
                 version = tail.version
                 news: Sequence[WireEvent] | None = tail.after(last_id)
                 if news is None or (not news and ask_store):

@@ -14,5 +14,5 @@ def to_us(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def to_datetime(us: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=us)
+def to_datetime(time_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=time_us)

@@ -147,19 +147,19 @@ class JobFilter:
 
 
 def list_jobs(
-    tx: Connection, wanted: JobFilter = JobFilter(), *, before: int | None = None, limit: int
+    tx: Connection, job_filter: JobFilter = JobFilter(), *, before: int | None = None, limit: int
 ) -> list[JobSummary]:
     """Jobs newest first; `before` is the last number seen."""
     number = tables.jobs.c.number
-    query = _SUMMARIES.where(*wanted.conditions()).order_by(number.desc()).limit(limit)
+    query = _SUMMARIES.where(*job_filter.conditions()).order_by(number.desc()).limit(limit)
     if before is not None:
         query = query.where(number < before)
     return [JobSummary(*row) for row in tx.execute(query)]
 
 
-def count_jobs(tx: Connection, wanted: JobFilter) -> int:
+def count_jobs(tx: Connection, job_filter: JobFilter) -> int:
     """Number of jobs that a list of every page would have."""
-    query = select(func.count()).select_from(tables.jobs).where(*wanted.conditions())
+    query = select(func.count()).select_from(tables.jobs).where(*job_filter.conditions())
     return int(tx.execute(query).scalar_one())
 
 
