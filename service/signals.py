@@ -22,7 +22,7 @@ class Interruption(BaseException):
 
 @contextmanager
 def interruptions() -> Iterator[None]:
-    """Within it the first signal raises Interrupted; those after it wait for the clean-up, which is short."""
+    """Within it the first signal raises Interruption; those after it wait for the clean-up, which is short."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for signal_number in before:

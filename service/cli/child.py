@@ -55,7 +55,7 @@ class ControlPlaneChild:
         return self
 
     def await_ready(self) -> None:
-        """Returns once it answers. Raises Failed with the end of its log when it does not come up."""
+        """Returns once it answers. Raises CommandError with the end of its log when it does not come up."""
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         with Client(self.url, token="") as client:

@@ -9,7 +9,7 @@ from service.cli.failures import CommandError, Misuse
 
 def confirm(question: str, yes: bool) -> None:
     """Returns when a person at the terminal agrees, or `--yes` has already. Raises Misuse where nobody can be asked,
-    Failed where the answer is no."""
+    CommandError where the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -138,7 +138,7 @@ def _nodes(cluster: Cluster) -> str:
 
 
 def of_job(job_id: Path, url: str | None) -> tuple[Plan, str]:
-    """(the plan that a job has, for what). Raises Misuse, Failed, ClientError."""
+    """(the plan that a job has, for what). Raises Misuse, CommandError, ClientError."""
     from service.cli.server import connect, find_job
     from service.client import ApiError
 

@@ -25,7 +25,7 @@ def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
     """fsspec URL of the newest whole checkpoint of `job`: its id, its folder, or a checkpoint's own folder. The
     folder of an exported model stands for itself.
 
-    Raises Misuse when nothing of that name is found, Failed when it has no whole checkpoint.
+    Raises Misuse when nothing of that name is found, CommandError when it has no whole checkpoint.
     """
     require_id(job)
     if "://" in job or "/" in job or Path(job).is_dir():
@@ -73,8 +73,8 @@ def _fields(config: Path) -> dict[str, object]:
 
 
 def load_model(checkpoint: str) -> "TrainedModel":
-    """The model of a checkpoint's or an exported model's folder. Raises Misuse where it is no model's, Failed where it
-    is not whole."""
+    """The model of a checkpoint's or an exported model's folder. Raises Misuse where it is no model's, CommandError
+    where it is not whole."""
     from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
     from moe.export.load import load_trained
     from moe.train.checkpoint.checkpointer import CheckpointError

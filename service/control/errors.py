@@ -34,7 +34,7 @@ class MalformedRequest(ServiceError):
     status, kind = 400, "malformed-request"
 
 
-class AuthenticationRequired(ServiceError):
+class AuthenticationError(ServiceError):
     """A token is needed, and the right one."""
 
     status, kind = 401, "unauthenticated"

@@ -49,7 +49,7 @@ class GeneratorProcess:
         return self._process.pid
 
     async def wait_until_loaded(self) -> None:
-        """Returns once it is. Raises Failed."""
+        """Returns once it is. Raises GeneratorError."""
         message = await self._read_message()
         if message.kind != "loaded":
             raise GeneratorError(message.words)
@@ -57,7 +57,7 @@ class GeneratorProcess:
     async def stream_messages(self, prompt: str, spec: GenerationSpec) -> AsyncIterator[GeneratorMessage]:
         """Messages of one text: `begun`, `text`s and at last `end`. One at a time.
 
-        Raises SpecError for what the model cannot be asked, and Failed.
+        Raises SpecError for what the model cannot be asked, and GeneratorError.
         """
         self._number += 1
         self._tell(Order(generate=TextRequest(number=self._number, prompt=prompt, spec=spec)))

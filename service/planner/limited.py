@@ -31,7 +31,7 @@ class Limits:
 
     timeout_s: float | None = None
     memory_bytes: int | None = None
-    stopped: threading.Event = field(default_factory=threading.Event)
+    stop_event: threading.Event = field(default_factory=threading.Event)
     """Ends it early, once set."""
 
 
@@ -45,7 +45,7 @@ def ask(task: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool 
     A module of the command line is looked for in the present folder, too; that of a job only where Python finds what is
     installed.
 
-    Raises SpecError with what is wrong with the module, or where it went beyond a limit; Stopped.
+    Raises SpecError with what is wrong with the module, or where it went beyond a limit; PlanningCancellation.
     """
     is_job = isinstance(task, JobRequest)
     request = Request(
@@ -102,7 +102,7 @@ class _Child:
         raise SpecError(Problem("user_code", path, code, why, "correct the module's code"))
 
     def _watch(self) -> str | None:
-        """Until it has answered or ended; the reason why it must end, else. Raises Stopped."""
+        """Until it has answered or ended; the reason why it must end, else. Raises PlanningCancellation."""
         limits, streams = self._limits, selectors.DefaultSelector()
         streams.register(self._answers, selectors.EVENT_READ, self._answer)
         if self._process.stdout is not None:
@@ -123,7 +123,7 @@ class _Child:
                 del self._output[:-MAX_OUTPUT_BYTES]
                 if has_ended:
                     return None
-                if limits.stopped.is_set():
+                if limits.stop_event.is_set():
                     raise PlanningCancellation("planning was broken off: this service is stopping")
                 if deadline is not None and time.monotonic() > deadline:
                     return f"takes longer than the {limits.timeout_s:g} s that planning may take"

@@ -114,14 +114,17 @@ def test_a_few_wait_and_no_more() -> None:
     turns, entered = KeyedLock(), []
 
     def enter(key: tuple[str, str]) -> None:
-        with turns.of(key):
+        with turns.acquire(key):
             entered.append(key)
 
     with ThreadPoolExecutor(max_workers=MAX_WAITING) as pool:
-        with turns.of(("me", "key")):
+        with turns.acquire(("me", "key")):
             waiting = [pool.submit(enter, ("me", "key")) for _ in range(MAX_WAITING)]
             await_that(lambda: turns.num_waiting == MAX_WAITING)
-            with pytest.raises(Unavailable, match="send it again later") as refused, turns.of(("me", "key")):
+            with (
+                pytest.raises(Unavailable, match="send it again later") as refused,
+                turns.acquire(("me", "key")),
+            ):
                 pass
             assert refused.value.headers == {"retry-after": "10"}
             enter(("you", "key"))

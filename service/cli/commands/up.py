@@ -147,8 +147,8 @@ def down(
 
 
 def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
-    """Returns where nobody misses the head. Raises Failed where jobs run on it, and where a `shardyard up` uses it
-    that was started since this command looked (`started_meanwhile`)."""
+    """Returns where nobody misses the head. Raises CommandError where jobs run on it, and where a `shardyard up` uses
+    it that was started since this command looked (`started_meanwhile`)."""
     from service.cli.failures import CommandError
     from service.cli.ray_jobs import unfinished_jobs
     from service.control.lifecycle.policies import MAX_LOST_STARTS, MAX_SETBACKS
@@ -249,7 +249,7 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
 
 
 def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | None") -> None:
-    """Runs the control plane until a signal. Raises Failed when it does not start."""
+    """Runs the control plane until a signal. Raises CommandError when it does not start."""
     import threading
 
     from service.cli.failures import CommandError

@@ -15,22 +15,22 @@ from service.cli.view.plan import headline, lines, section
 CHOSEN = Names("the chosen layout", "the one asked for")
 
 
-def explained_view(plan: Plan, other: Plan, where: str, cluster: Cluster | None) -> RenderableType:
+def explained_view(plan: Plan, alternative: Plan, where: str, cluster: Cluster | None) -> RenderableType:
     """Why the chosen plan, and not the layout that was asked for."""
-    comparison = compare(plan, other)
+    comparison = compare(plan, alternative)
     return Group(
         *section("chosen", headline(plan, where), is_first=True),
-        *section("asked for", headline(other, where)),
+        *section("asked for", headline(alternative, where)),
         *_tables(comparison, Names("chosen", "asked")),
-        *section("why", lines(_why(plan, other, cluster))),
+        *section("why", lines(_why(plan, alternative, cluster))),
     )
 
 
-def explain_json(plan: Plan, other: Plan, cluster: Cluster | None) -> dict[str, Any]:
+def explain_json(plan: Plan, alternative: Plan, cluster: Cluster | None) -> dict[str, Any]:
     """The same for programs."""
     keys = Names("chosen", "against")
-    return {"chosen": plan.model_dump(mode="json"), "against": other.model_dump(mode="json"),
-            **_amounts(compare(plan, other), keys), "why": list(_why(plan, other, cluster))}  # fmt: skip
+    return {"chosen": plan.model_dump(mode="json"), "against": alternative.model_dump(mode="json"),
+            **_amounts(compare(plan, alternative), keys), "why": list(_why(plan, alternative, cluster))}  # fmt: skip
 
 
 def _why(plan: Plan, alternative: Plan, cluster: Cluster | None) -> tuple[str, ...]:

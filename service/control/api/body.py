@@ -41,7 +41,7 @@ async def _batch_body(request: Request) -> bytes:
 
 
 def parse(body: bytes, format: str) -> Any:
-    """Plain data. Raises Malformed with line and column."""
+    """Plain data. Raises MalformedRequest with line and column."""
     try:
         return parse_text(body.decode(), "body", format)
     except UnicodeDecodeError as error:

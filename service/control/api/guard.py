@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.control.api.openapi import OPEN_PATHS
 from service.control.api.problems import refusal
 from service.control.errors import (
-    AuthenticationRequired,
+    AuthenticationError,
     Forbidden,
     MalformedRequest,
     MisdirectedRequest,
@@ -78,7 +78,7 @@ class Guard:
             self._check_host(headers)
         self._check_origin(method, headers)
         if not is_user and path not in OPEN_PATHS and not path.startswith("/internal/"):
-            raise AuthenticationRequired(
+            raise AuthenticationError(
                 "this service needs 'Authorization: Bearer <token>' with the token of its settings",
                 headers={"www-authenticate": "Bearer"},
             )

@@ -7,7 +7,7 @@ from fastapi.openapi.utils import get_openapi
 
 from moe.spec.errors import PROBLEM_CODES, Problem, in_words
 from service.control.errors import (
-    AuthenticationRequired,
+    AuthenticationError,
     Forbidden,
     Full,
     Invalid,
@@ -86,7 +86,7 @@ def _document(app: FastAPI, asks_token: bool) -> dict[str, Any]:
             if path in OPEN_PATHS:
                 operation["security"] = []
             else:
-                common = (*common, AuthenticationRequired)
+                common = (*common, AuthenticationError)
             if method == "post":
                 common = (*common, *_OF_BODIES)
             responses = operation["responses"]

@@ -100,7 +100,7 @@ class Launcher(ABC):
         """Starts the attempt's driver, once: a submission id that is already known is left as it is.
 
         Writes the launch to storage before. Raises LauncherUnavailable (nothing is known to have happened), OSError
-        (the job's storage cannot be written now), LaunchRefused (this launch will never start).
+        (the job's storage cannot be written now), LaunchRefusal (this launch will never start).
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Launcher(ABC):
     @abstractmethod
     def calibrate(self) -> Calibration:
         """Measures now what a few of the cluster's devices and links reach: some seconds to minutes. Raises
-        LauncherUnavailable, and LaunchRefused where it could not be measured."""
+        LauncherUnavailable, and LaunchRefusal where it could not be measured."""
 
     @abstractmethod
     def dashboard_url(self, submission_id: str) -> str | None:

@@ -162,7 +162,7 @@ class RayJobsLauncher(Launcher):
         return Calibration.model_validate_json(calibration_lines[-1])
 
     def _await_end(self, submission_id: str, timeout_s: float) -> Observation:
-        """Raises LaunchRefused for a submission that does not end in time, or is gone."""
+        """Raises LaunchRefusal for a submission that does not end in time, or is gone."""
         deadline = time.monotonic() + timeout_s
         while not (observation := self.observe(submission_id)).has_ended:
             if observation.status == "unknown":

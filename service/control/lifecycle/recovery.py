@@ -25,7 +25,7 @@ from service.control.lifecycle.starter import ACTOR
 from service.control.lifecycle.stored_jobs import StoredJob, job_folders, read_stored_job
 from service.control.report.ingest import Ingest
 from service.control.report.losses import Losses, read_losses
-from service.control.report.saves import Committed, Saves
+from service.control.report.saves import CheckpointCommit, Saves
 from service.control.report.tokens import hash_token
 from service.control.store.clock import now_us, to_us
 from service.control.store.database import Database
@@ -295,7 +295,7 @@ def _progress(job: StoredJob, row: JobRow) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if job.checkpoint is not None and row.saves is None:
         at = job.checkpoint.created_at
-        last_commit = Committed(
+        last_commit = CheckpointCommit(
             step=job.checkpoint.step,
             time=datetime.fromisoformat(at) if at else datetime.now(UTC),
             size_bytes=job.checkpoint.size_bytes,

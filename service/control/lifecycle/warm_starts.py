@@ -24,7 +24,7 @@ MAX_SHOWN_STEPS = 8
 
 
 class WarmStarts:
-    """Copies the checkpoints that new jobs start from; `stopped` says that this process is about to end."""
+    """Copies the checkpoints that new jobs start from; `should_stop` says that this process is about to end."""
 
     def __init__(
         self, database: Database, roots: StorageRoots, full_roots: FullRoots, should_stop: Callable[[], bool]

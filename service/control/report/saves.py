@@ -15,13 +15,13 @@ class _StoredRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Committed(_StoredRecord):
+class CheckpointCommit(_StoredRecord):
     step: int
     time: datetime
     size_bytes: int | None = None
 
 
-class Failed(_StoredRecord):
+class CheckpointFailure(_StoredRecord):
     step: int
     time: datetime
     reason: str
@@ -32,8 +32,8 @@ class Failed(_StoredRecord):
 class Saves(_StoredRecord):
     """The last of each kind. Storage has the truth about what is committed; this is what a job shows of it."""
 
-    committed: Committed | None = None
-    failed: Failed | None = None
+    committed: CheckpointCommit | None = None
+    failed: CheckpointFailure | None = None
     failing: bool = False
     """Whether the last one failed."""
 
@@ -41,11 +41,11 @@ class Saves(_StoredRecord):
         """With what a record of kind `checkpoint` or `checkpoint_failed` says."""
         if record.kind == "checkpoint":
             size_bytes = CheckpointRecord.read(record.data).size_bytes
-            checkpoint = Committed(step=step, time=record.time, size_bytes=size_bytes)
+            checkpoint = CheckpointCommit(step=step, time=record.time, size_bytes=size_bytes)
             return self.model_copy(update={"committed": checkpoint, "failing": False})
         before = self.failed.num_failed if self.failed and self.failing else 0
         reason = str(record.data.get("reason", "no reason was given"))
-        failure = Failed(step=step, time=record.time, reason=reason, num_failed=before + 1)
+        failure = CheckpointFailure(step=step, time=record.time, reason=reason, num_failed=before + 1)
         return self.model_copy(update={"failed": failure, "failing": True})
 
     def trouble(self) -> str:
@@ -72,7 +72,7 @@ class Saves(_StoredRecord):
 
 def saves_of_copy(copy: Marker, at: datetime) -> Saves:
     """Of a job that begins with a checkpoint of another: its own since then, so that no work is lost before."""
-    return Saves(committed=Committed(step=copy.step, time=at, size_bytes=copy.size_bytes))
+    return Saves(committed=CheckpointCommit(step=copy.step, time=at, size_bytes=copy.size_bytes))
 
 
 def read_saves(text: str | None) -> Saves:

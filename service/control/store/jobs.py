@@ -164,11 +164,11 @@ def count_jobs(tx: Connection, job_filter: JobFilter) -> int:
 
 
 def change_job(
-    tx: Connection, number: int, from_states: Collection[str], values: Mapping[str, Any], **expected: Any
+    tx: Connection, number: int, from_states: Collection[str], values: Mapping[str, Any], **column_values: Any
 ) -> bool:
-    """Sets `values` if the job is in one of `from_states` and its columns are as `expected`; says whether."""
+    """Sets `values` if the job is in one of `from_states` and its columns are as `column_values`; says whether."""
     job = tables.jobs.c
-    conditions = [job[column] == value for column, value in expected.items()]
+    conditions = [job[column] == value for column, value in column_values.items()]
     result = tx.execute(
         update(tables.jobs)
         .where(job.number == number, job.state.in_(from_states), *conditions)
