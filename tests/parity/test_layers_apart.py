@@ -62,7 +62,9 @@ def totals(layout: Layout, stages: list[list[int]]) -> tuple[dict, dict[int, lis
     nats = torch.tensor(1.5 * len(here) * (stage == len(stages) - 1), dtype=torch.float64)
     found.add(Loss(nats, nats / 2), routings)
     record, _ = found.reduce(Signals())
-    return record.to_plain(), {number: found.chosen(number).tolist() for number in layers.local_layers}
+    return record.to_plain(), {
+        number: found.expert_choices(number).tolist() for number in layers.local_layers
+    }
 
 
 def totals_of_ranks(degrees: dict[str, int], stages: list[list[int]]) -> tuple[dict, dict[int, list[float]]]:
