@@ -256,7 +256,7 @@ def sizes_on_ranks(mesh: dict[str, int]) -> list[str]:
         ]
         if found["logits"].shape != expected["logits"].shape:
             wrong.append(f"shape {step}")
-        if len(applied._programs._kept) > 3:
+        if len(applied._programs._cache) > 3:
             wrong.append("more programs than the bound")
     sharding.close(applied)
     return wrong
