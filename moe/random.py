@@ -35,7 +35,7 @@ class Purpose(IntEnum):
     ADAPTER_DROPOUT = 9
 
 
-def _signed(value: int) -> int:
+def _to_int64(value: int) -> int:
     """The int64 with the same 64 bits."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
@@ -65,9 +65,9 @@ def _shift(bits: Tensor, by: int) -> Tensor:
 
 def bits(key: int, counters: Tensor) -> Tensor:
     """64 random bits (int64) for each of `counters` (int64, any shape)."""
-    state = counters * _signed(_GOLDEN) + _signed(key)
-    state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
-    state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
+    state = counters * _to_int64(_GOLDEN) + _to_int64(key)
+    state = (state ^ _shift(state, 30)) * _to_int64(_MIX_1)
+    state = (state ^ _shift(state, 27)) * _to_int64(_MIX_2)
     return state ^ _shift(state, 31)
 
 

@@ -64,11 +64,11 @@ class Exchange:
     def __call__(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
         """`[n, M]`: outputs for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`, those of
         this rank's experts."""
-        return _Exchanged.apply(rows, scale, self, weights.settings, *weights.tensors)
+        return _ExchangeRows.apply(rows, scale, self, weights.settings, *weights.tensors)
 
 
 @dataclass(frozen=True)
-class _Sorted:
+class _ExpertOrder:
     """Order of a chunk's rows: they arrive by rank, and are laid out by expert with padding."""
 
     by_expert: Tensor
@@ -80,7 +80,7 @@ class _Sorted:
     work: Work
 
     @classmethod
-    def of(cls, arriving: Tensor, work_on: WorkOn, device: torch.device) -> "_Sorted":
+    def of(cls, arriving: Tensor, work_on: WorkOn, device: torch.device) -> "_ExpertOrder":
         by_expert, by_rank = orders(arriving, device)
         counts = arriving.sum(0).tolist()
         work, filling = work_on(counts), None
@@ -108,7 +108,7 @@ _KEPT_A_CHUNK = 7
 """Its rows and their scale, what the first matrices gave, both orders, and what fills up."""
 
 
-class _Exchanged(torch.autograd.Function):
+class _ExchangeRows(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -126,8 +126,8 @@ class _Exchanged(torch.autograd.Function):
         first = exchange.first
         exchange = replace(exchange, first=None)  # so that the context of the backward pass holds no rows
         for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale), first):
-            order = _Sorted.of(chunk.arriving, exchange.work_on, rows.device)
-            x, weight = order.arrange(*_unpacked(on_way.wait(), scale.dtype))
+            order = _ExpertOrder.of(chunk.arriving, exchange.work_on, rows.device)
+            x, weight = order.arrange(*_unpack(on_way.wait(), scale.dtype))
             y, products = forward_pass(x, weight, weights, order.work)
             if returning:
                 back.append(returning.pop().wait())
@@ -140,7 +140,7 @@ class _Exchanged(torch.autograd.Function):
         ctx.save_for_backward(*weights.tensors, *(forward_tensors if exchange.keep else (rows, scale)))
         ctx.settings, ctx.works, ctx.num_weights = (exchange, settings), works, len(tensors)
         ctx.parameters, ctx.scale_dtype = tensors, scale.dtype
-        return _one(back)
+        return _concatenate(back)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -161,19 +161,19 @@ class _Exchanged(torch.autograd.Function):
             if resent is None:
                 of_chunk = forward_tensors[_KEPT_A_CHUNK * number : _KEPT_A_CHUNK * (number + 1)]
                 x, weight, up, gate, by_expert, by_rank, filling = of_chunk
-                order = _Sorted(by_expert, by_rank, filling, ctx.works[number])
+                order = _ExpertOrder(by_expert, by_rank, filling, ctx.works[number])
             else:
-                order = _Sorted.of(chunk.arriving, exchange.work_on, d_out.device)
-                (x, weight), up, gate = order.arrange(*_unpacked(resent.wait(), ctx.scale_dtype)), None, None
+                order = _ExpertOrder.of(chunk.arriving, exchange.work_on, d_out.device)
+                (x, weight), up, gate = order.arrange(*_unpack(resent.wait(), ctx.scale_dtype)), None, None
             d_y = order.lay_out(gradient_on_way.wait())
             d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.work, weight_gradients)
             if returning:
                 back.append(returning.pop().wait())
-            home = _packed(order.bring_back(d_x), order.bring_back(d_weight))
+            home = _pack(order.bring_back(d_x), order.bring_back(d_weight))
             returning.append(over.start(home, chunk.received, chunk.sent))
             del x, up, gate, d_y, d_x, d_weight, home  # the next chunk is worked on without them
         back.append(returning.pop().wait())
-        d_rows, d_scale = _unpacked(_one(back), ctx.scale_dtype)
+        d_rows, d_scale = _unpack(_concatenate(back), ctx.scale_dtype)
         return d_rows, d_scale, None, None, *weight_gradients.give()
 
 
@@ -194,23 +194,23 @@ def _ahead(
 
 
 def _send(over: RowExchange, chunk: Chunk, rows: Tensor, scale: Tensor) -> OnTheWay:
-    return over.start(_packed(rows[chunk.here], scale[chunk.here]), chunk.sent, chunk.received)
+    return over.start(_pack(rows[chunk.here], scale[chunk.here]), chunk.sent, chunk.received)
 
 
-def _packed(rows: Tensor, scale: Tensor) -> Tensor:
+def _pack(rows: Tensor, scale: Tensor) -> Tensor:
     """`[n, M + 1 or 2]`: rows with their scale at the end, bit for bit, so that one exchange takes both."""
     return torch.cat((rows, scale[:, None].view(rows.dtype)), 1)
 
 
-def _unpacked(packed_rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows `[n, M]` and their scale `[n]` in `dtype`, from what `_packed` made."""
+def _unpack(packed_rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows `[n, M]` and their scale `[n]` in `dtype`, from what `_pack` made."""
     width = packed_rows.shape[1] - dtype.itemsize // packed_rows.dtype.itemsize
     # A copy whatever it looks like: a wider dtype must begin at an even place.
     scale = packed_rows[:, width:].clone(memory_format=torch.contiguous_format)
     return packed_rows[:, :width], scale.view(dtype).squeeze(1)
 
 
-def _one(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

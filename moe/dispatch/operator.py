@@ -166,7 +166,7 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         operands=(0,) * len(operand_dims),
         results=(0,) * len(results),
         moved_bytes=moved,
-        lower=_lowered,
+        lower=_lower,
         kind="all_to_all",
         times=2 if is_backward else 3,  # counts, rows, and rows back
         shared=frozenset({"t"}),
@@ -187,12 +187,12 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         grouped=GroupedMatmul("e", "t", per_token, passes),
         kept=None if is_backward else kept,
         exchanges=(exchange,) if sizes["e"] > 1 else (),
-        lower=_lowered,
+        lower=_lower,
         gradients_of=first,
     )
 
 
-def _lowered(local: LocalCall, exchange_axis: int | None = None) -> fx.Node:
+def _lower(local: LocalCall, exchange_axis: int | None = None) -> fx.Node:
     sharding = (local.rule.sizes["e"], local.axes("e"), local.axes("h"), exchange_axis)
     if local.node.target is EXPERTS.backward_target:
         return lower_backward(local, EXPERTS, sharding)

@@ -93,18 +93,18 @@ class AllToAll(RowExchange):
         self.num_ranks, self.rank = group.size(), group.rank()
         self.transfer, self.waiting = Stopwatch(device), Stopwatch(device)
         self._num_bytes = 0
-        self._counted = True
+        self._counts_time = True
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
         # What a pass without gradients exchanges is not counted: it is no part of a step.
-        self._counted = torch.is_grad_enabled()
+        self._counts_time = torch.is_grad_enabled()
         receive_counts = torch.empty_like(counts)
         with collective(f"all-to-all of counts, {self.label}"), self.counted(self.waiting):
             dist.all_to_all_single(receive_counts, counts.contiguous(), group=self.group)
         return receive_counts
 
     def gather_counts(self, counts: Tensor) -> Tensor:
-        self._counted = torch.is_grad_enabled()
+        self._counts_time = torch.is_grad_enabled()
         gathered_counts = counts.new_empty(self.num_ranks * counts.shape[0], *counts.shape[1:])
         with collective(f"all-gather of counts, {self.label}"), self.counted(self.waiting):
             all_gather_single(gathered_counts, counts.contiguous(), group=self.group)
@@ -113,7 +113,7 @@ class AllToAll(RowExchange):
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> Pending:
         rows = rows.contiguous()
         receive_buffer = rows.new_empty((sum(received), *rows.shape[1:]))
-        if self._counted:
+        if self._counts_time:
             self._num_bytes += (rows.shape[0] - sent[self.rank]) * rows[:1].nbytes
         with collective(f"all-to-all of rows, {self.label}"):
             work = dist.all_to_all_single(
@@ -124,7 +124,7 @@ class AllToAll(RowExchange):
 
     def counted(self, stopwatch: Stopwatch) -> AbstractContextManager[None]:
         """The stopwatch, running in passes that count."""
-        return stopwatch.running() if self._counted else nullcontext()
+        return stopwatch.running() if self._counts_time else nullcontext()
 
     def take_traffic(self) -> Traffic:
         num_bytes, self._num_bytes = self._num_bytes, 0

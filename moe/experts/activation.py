@@ -153,12 +153,12 @@ class ClampedSwiGLU(Activation):
 
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
         assert gate is not None
-        return self._activated(gate).mul_(self._shifted(up))
+        return self._swish(gate).mul_(self._shift(up))
 
     def recompute(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
         assert gate is not None
-        gate_activation = self._activated(gate)
-        return self._shifted(up).mul_(gate_activation), gate_activation
+        gate_activation = self._swish(gate)
+        return self._shift(up).mul_(gate_activation), gate_activation
 
     def backward(
         self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
@@ -167,16 +167,16 @@ class ClampedSwiGLU(Activation):
         assert gate is not None
         assert activated is not None
         d_up = activated.mul_(d_hidden).masked_fill_(up.abs() > self._limit, 0.0)
-        d_activated = d_hidden.mul_(self._shifted(up))
+        d_activated = d_hidden.mul_(self._shift(up))
         # gate · sigmoid(alpha · gate) is silu(alpha · gate) / alpha.
         d_gate = _aten.silu_backward(d_activated, gate * self._alpha)
         return d_up, d_gate.masked_fill_(gate > self._limit, 0.0)
 
-    def _activated(self, gate: Tensor) -> Tensor:
+    def _swish(self, gate: Tensor) -> Tensor:
         gate = gate.clamp(max=self._limit)
         return (gate * self._alpha).sigmoid_().mul_(gate)
 
-    def _shifted(self, up: Tensor) -> Tensor:
+    def _shift(self, up: Tensor) -> Tensor:
         return up.clamp(-self._limit, self._limit).add_(1)
 
 

@@ -36,11 +36,11 @@ class BatchedProducts(GroupedProducts):
     def weight_gradient(
         self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
     ) -> Tensor:
-        x_EAR, d_y_ERB = _padded(x, counts).transpose(1, 2), _padded(d_y, counts)
+        x_EAR, d_y_ERB = _pad_rows(x, counts).transpose(1, 2), _pad_rows(d_y, counts)
         if into is None:
             return torch.bmm(x_EAR, d_y_ERB)
         if into.dtype != x.dtype:
-            return _widened(x_EAR, d_y_ERB, into, adds=adds)
+            return _multiply_widened(x_EAR, d_y_ERB, into, adds=adds)
         return into.baddbmm_(x_EAR, d_y_ERB) if adds else torch.bmm(x_EAR, d_y_ERB, out=into)
 
 
@@ -49,7 +49,7 @@ _MOST_BYTES_AT_ONCE = 1 << 30
 """Bytes of narrow products before they are widened: on a CPU as many as stay in its cache."""
 
 
-def _widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Tensor:
+def _multiply_widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Tensor:
     """The products of some experts at a time."""
     bytes_each = max(1, into[0].numel() * x_EAR.itemsize)
     at_once = min(
@@ -64,7 +64,7 @@ def _widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Ten
     return into
 
 
-def _padded(rows: Tensor, counts: list[int]) -> Tensor:
+def _pad_rows(rows: Tensor, counts: list[int]) -> Tensor:
     """`[E, longest, width]`: each expert's rows, then zeros."""
     longest = max(counts, default=0)
     if min(counts, default=0) == longest:
@@ -77,7 +77,7 @@ def _padded(rows: Tensor, counts: list[int]) -> Tensor:
 
 def _products(rows: Tensor, w: Tensor, counts: list[int]) -> Tensor:
     """`[n, width]`: row · w[its expert]. Never a view of something else, which autograd treats with suspicion."""
-    padded_rows, longest = _padded(rows, counts), max(counts, default=0)
+    padded_rows, longest = _pad_rows(rows, counts), max(counts, default=0)
     if min(counts, default=0) < longest:
         products = torch.bmm(padded_rows, w)
         return torch.cat([products[expert, :count] for expert, count in enumerate(counts)])

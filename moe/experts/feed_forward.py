@@ -42,7 +42,7 @@ def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tupl
     hidden_states = work.activation.forward(up, gate)
     narrow_hidden = hidden_states.shape[1] < x.shape[1]
     if narrow_hidden:
-        hidden_states = _scaled(hidden_states, column, up)
+        hidden_states = _scale_rows(hidden_states, column, up)
     out = work.products.forward(hidden_states, w.matrix("w_out", hidden_states.dtype), work.counts)
     if w.out_lora_a is not None:
         _add(out, low_rank(hidden_states, w.out_lora_a, w, work), w.out_lora_b, work)
@@ -81,7 +81,7 @@ def backward_pass(
         _add(d_hidden, d_low, w.out_lora_a.transpose(1, 2), work)
     d_scale = _dot_by_row(d_hidden, hidden_states, scale.dtype)
     if hidden_states.shape[1] < x.shape[1]:
-        hidden_states = _scaled(hidden_states, column, up)
+        hidden_states = _scale_rows(hidden_states, column, up)
         _multiply(hidden_states, d_out, work, found.w_out)
     elif found.w_out is not None:
         _multiply(hidden_states, d_out * column, work, found.w_out)
@@ -152,7 +152,7 @@ def _multiply(x: Tensor, d_y: Tensor, work: Work, room: Room | None) -> None:
     room.note(products.weight_gradient(x, d_y, work.counts, room.into, adds=room.adds))
 
 
-def _scaled(hidden_states: Tensor, column: Tensor, up: Tensor) -> Tensor:
+def _scale_rows(hidden_states: Tensor, column: Tensor, up: Tensor) -> Tensor:
     """`hidden_states` · `column`, in place unless they are what is kept of `up`."""
     return hidden_states * column if hidden_states is up else hidden_states.mul_(column)
 
@@ -173,7 +173,7 @@ def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
-    up, gate = _multiplied(x, w, work)
+    up, gate = _up_and_gate(x, w, work)
     if w.in_lora_a is not None:
         low = low_rank(x, w.in_lora_a, w, work)
         _add(up, low, w.in_lora_b, work)
@@ -186,7 +186,7 @@ def _first_products(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Te
     return work.activation.leave(up), gate
 
 
-def _multiplied(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
+def _up_and_gate(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tensor | None]:
     w_in_and_gate = w.w_in_and_gate
     if w_in_and_gate is not None:
         up, gate = work.products.forward(x, w_in_and_gate, work.counts).chunk(2, dim=1)
@@ -245,18 +245,18 @@ def feed_forward_reference(
     """The same, one expert after another, in plain operations: slow and obvious."""
     w, outputs = weights.to(x.dtype) if weights.is_coded else weights, []
     for e, rows in enumerate(x.split(counts)):
-        up = _adapted(rows, w.w_in, w.in_lora_a, w.in_lora_b, w, e) + (0 if w.b_in is None else w.b_in[e])
+        up = _add_adapter(rows, w.w_in, w.in_lora_a, w.in_lora_b, w, e) + (0 if w.b_in is None else w.b_in[e])
         gate = up
         if w.w_gate is not None:
-            gate = _adapted(rows, w.w_gate, w.in_lora_a, w.gate_lora_b, w, e)
+            gate = _add_adapter(rows, w.w_gate, w.in_lora_a, w.gate_lora_b, w, e)
             gate = gate + (0 if w.b_gate is None else w.b_gate[e])
         hidden_states = activation.plain(up, gate)
-        out = _adapted(hidden_states, w.w_out, w.out_lora_a, w.out_lora_b, w, e)
+        out = _add_adapter(hidden_states, w.w_out, w.out_lora_a, w.out_lora_b, w, e)
         outputs.append(out if w.b_out is None else out + w.b_out[e])
     return torch.cat(outputs) * scale.to(x.dtype)[:, None]
 
 
-def _adapted(
+def _add_adapter(
     x: Tensor, matrix: Tensor, a: Tensor | None, b: Tensor | None, weights: ExpertWeights, e: int
 ) -> Tensor:
     """x · (matrix + scale · a · b) of one expert."""

@@ -35,7 +35,7 @@ class SegmentProducts(GroupedProducts):
         if row_multiple == 1:
             return counts
         row_counts = [0] * len(counts)
-        for expert, _, product_rows in _taken(counts, row_multiple):
+        for expert, _, product_rows in _row_slices(counts, row_multiple):
             row_counts[expert] += product_rows.stop - product_rows.start
         return row_counts
 
@@ -57,18 +57,18 @@ class SegmentProducts(GroupedProducts):
             for x_e, w_e, y_e in _by_expert(counts, x, w, y):
                 torch.mm(x_e, w_e, out=y_e)
             return
-        for expert, rows, product_rows in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
+        for expert, rows, product_rows in _row_slices(counts, self.row_multiple(x.dtype, x.device.type)):
             if product_rows.stop <= x.shape[0]:
                 torch.mm(x[product_rows], w[expert], out=y[product_rows])
             else:
-                y[rows] = torch.mm(_filled(x[rows], product_rows), w[expert])[: rows.stop - rows.start]
+                y[rows] = torch.mm(_pad_rows(x[rows], product_rows), w[expert])[: rows.stop - rows.start]
 
     def _multiply_and_add(self, x: Tensor, w: Tensor, counts: list[int], y: Tensor) -> None:
         if self.row_multiple(x.dtype, x.device.type) == 1:
             for x_e, w_e, y_e in _by_expert(counts, x, w, y):
                 y_e.addmm_(x_e, w_e)
             return
-        for expert, rows, product_rows in _taken(counts, self.row_multiple(x.dtype, x.device.type)):
+        for expert, rows, product_rows in _row_slices(counts, self.row_multiple(x.dtype, x.device.type)):
             if product_rows == rows:
                 y[rows].addmm_(x[rows], w[expert])
             elif product_rows.stop <= x.shape[0]:
@@ -77,7 +77,7 @@ class SegmentProducts(GroupedProducts):
                 y[product_rows].addmm_(x[product_rows], w[expert])
                 next_rows.copy_(before)
             else:
-                y[rows] += torch.mm(_filled(x[rows], product_rows), w[expert])[: rows.stop - rows.start]
+                y[rows] += torch.mm(_pad_rows(x[rows], product_rows), w[expert])[: rows.stop - rows.start]
 
     def weight_gradient(
         self, x: Tensor, d_y: Tensor, counts: list[int], into: Tensor | None = None, *, adds: bool = False
@@ -97,7 +97,7 @@ class SegmentProducts(GroupedProducts):
             return d_w
         for expert, rows in segments(counts):
             for part, product_rows in _parts(rows, multiple):
-                x_part, d_y_part = _filled(x[part], product_rows), _filled(d_y[part], product_rows)
+                x_part, d_y_part = _pad_rows(x[part], product_rows), _pad_rows(d_y[part], product_rows)
                 adds_part = adds or part.start > rows.start
                 if narrow is not None:
                     torch.mm(x_part.t(), d_y_part, out=narrow)
@@ -141,7 +141,7 @@ def _upward(rows: slice, multiple: int) -> slice:
     return slice(rows.start, rows.stop + -count % _step(count, multiple))
 
 
-def _taken(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, slice]]:
+def _row_slices(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, slice]]:
     """(expert, rows, the rows from the first of them on that one product takes), in order.
 
     Where these would go past the end, or be too many to be put back, most of the expert's rows come first, a number
@@ -176,7 +176,7 @@ def _parts(rows: slice, multiple: int) -> Iterator[tuple[slice, slice]]:
         yield slice(last, rows.stop), _upward(slice(last, rows.stop), multiple)
 
 
-def _filled(rows: Tensor, product_rows: slice) -> Tensor:
+def _pad_rows(rows: Tensor, product_rows: slice) -> Tensor:
     """`rows`, with zeros after them up to the number of `product_rows`."""
     missing = product_rows.stop - product_rows.start - rows.shape[0]
     return torch.cat((rows, rows.new_zeros(missing, rows.shape[1]))) if missing else rows

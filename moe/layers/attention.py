@@ -70,7 +70,7 @@ class Attention(nn.Module):
         """
         x = shares.gather_rows(x)
         memory = self.keys_values(x) if memory is None else memory
-        return shares.scatter_rows(self._attended(x, memory, mask, causal=causal))
+        return shares.scatter_rows(self._attend(x, memory, mask, causal=causal))
 
     def step(self, x: Tensor, shares: TokenShares, cache: KeyValueCache, position: int) -> Tensor:
         """`[t, M]`: the tokens at `position`, one a row, attend to all up to it. Their keys and values join `cache`."""
@@ -79,9 +79,9 @@ class Attention(nn.Module):
         cache.keys[:, :, position] = new.keys[:, :, 0]
         cache.values[:, :, position] = new.values[:, :, 0]
         so_far = KeyValueCache(cache.keys[:, :, : position + 1], cache.values[:, :, : position + 1])
-        return shares.scatter_rows(self._attended(x, so_far))
+        return shares.scatter_rows(self._attend(x, so_far))
 
-    def _attended(
+    def _attend(
         self, x: Tensor, memory: KeyValueCache, mask: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
         """`[B, N, M]`: what the heads of this rank add for `x` `[B, N, M]`."""

@@ -40,7 +40,7 @@ class GatedDeltaNet(nn.Module):
         of_values = spec.values_per_key * spec.value_dim
         widths = [2 * spec.key_dim + of_values, of_values]
         qkv, gates = self.projection(x, rows.draws).unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
-        qkv = self._convolved(qkv.flatten(-2), rows, kept).unflatten(-1, (-1, widths[0]))
+        qkv = self._convolve(qkv.flatten(-2), rows, kept).unflatten(-1, (-1, widths[0]))
         queries, keys, values = qkv.split([spec.key_dim, spec.key_dim, of_values], dim=-1)
         values = values.unflatten(-1, (-1, spec.value_dim)).flatten(2, 3)
         strengths, steps = self.decays(x, rows.draws).unflatten(-1, (-1, 2, spec.values_per_key)).unbind(-2)
@@ -63,7 +63,7 @@ class GatedDeltaNet(nn.Module):
         """The state before the first token."""
         return DeltaState()
 
-    def _convolved(self, qkv: Tensor, rows: Rows, cache: DeltaState | None) -> Tensor:
+    def _convolve(self, qkv: Tensor, rows: Rows, cache: DeltaState | None) -> Tensor:
         """`[B, N, channels]`: each with those before it, activated."""
         weight = narrowed(self.convolution.weight, qkv.dtype)
         before = None if cache is None else cache.inputs

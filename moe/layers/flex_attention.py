@@ -27,7 +27,7 @@ def flex_attend(
     """
     num_queries, num_keys = queries.shape[2], keys.shape[2]
     mask = _block_mask(visible, queries.shape[0], num_queries, num_keys, queries.device)
-    out, sums = _compiled(queries.device.type)(
+    out, sums = _flex_attention(queries.device.type)(
         queries, keys, values, scale=scale, block_mask=mask,
         enable_gqa=queries.shape[1] != keys.shape[1], return_aux=AuxRequest(lse=True),
     )  # fmt: skip
@@ -38,7 +38,7 @@ def flex_attend(
 
 
 @cache
-def _compiled(device_type: str) -> Any:
+def _flex_attention(device_type: str) -> Any:
     # On a CPU, where tests alone run it, the uncompiled form gives the same in no time.
     return flex_attention if device_type == "cpu" else torch.compile(flex_attention)
 

@@ -41,8 +41,8 @@ class GroupedQueryAttention(nn.Module):
             queries, gate = queries.unflatten(-1, (-1, 2, spec.head_dim)).unbind(-2)
             queries, gate = queries.flatten(-2), gate.flatten(-2)
         keys, values = self.key(x, rows.draws), self.value(x, rows.draws)
-        queries = self._normed(queries, self.query_norm, spec.num_heads, shares)
-        keys = self._normed(keys, self.key_norm, spec.num_kv_heads, shares)
+        queries = self._normalize(queries, self.query_norm, spec.num_heads, shares)
+        keys = self._normalize(keys, self.key_norm, spec.num_kv_heads, shares)
         if spec.clip is not None:
             queries, keys, values = (
                 tensor.clamp(-spec.clip, spec.clip) for tensor in (queries, keys, values)
@@ -69,7 +69,7 @@ class GroupedQueryAttention(nn.Module):
         """`[B, heads, N, head_dim]` from `[B, N, heads · head_dim]`."""
         return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-    def _normed(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shares: TokenShares) -> Tensor:
+    def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shares: TokenShares) -> Tensor:
         """`[B, N, heads · head_dim]`, with the norm over each head or over all heads of all tensor ranks."""
         if norm is None:
             return x

@@ -172,14 +172,16 @@ class _WideProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
         of_x, of_w = ctx.needs_input_grad
         ctx.save_for_backward(x if of_w else None, w if of_x else None)
-        return _widened(x, w)
+        return _matmul_float32(x, w)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, w = ctx.saved_tensors
         of_x, of_w = ctx.needs_input_grad
-        return _widened(gradient, w.t()) if of_x else None, _widened(x.t(), gradient) if of_w else None
+        return _matmul_float32(gradient, w.t()) if of_x else None, _matmul_float32(
+            x.t(), gradient
+        ) if of_w else None
 
 
 class _CodedProduct(torch.autograd.Function):
@@ -201,5 +203,5 @@ class _CodedProduct(torch.autograd.Function):
         return _in_rows_of(gradient, of_x), None, None
 
 
-def _widened(x: Tensor, w: Tensor) -> Tensor:
+def _matmul_float32(x: Tensor, w: Tensor) -> Tensor:
     return (x.float() @ w.float()).to(x.dtype)

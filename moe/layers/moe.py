@@ -141,7 +141,7 @@ class MoELayer(nn.Module):
             return None
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
         logits_TE = as_dtype(x_TM, wide) @ as_dtype(self.router, wide)
-        logits_TE = self._adapted(logits_TE, as_dtype(x_TM, wide))
+        logits_TE = self._add_router_adapter(logits_TE, as_dtype(x_TM, wide))
         if self.logit_bias is not None:
             logits_TE += self.logit_bias
         if (inferred_routing := self.route.inferred(logits_TE[None], self.state)) is None:
@@ -201,9 +201,9 @@ class MoELayer(nn.Module):
         # Not x · router: that has a transposed tall x in its backward pass, which takes BLAS five times as long.
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
         logits_TE = functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
-        return self._adapted(logits_TE, x_TM, Draws.of(tokens, ids_T))
+        return self._add_router_adapter(logits_TE, x_TM, Draws.of(tokens, ids_T))
 
-    def _adapted(self, logits_TE: Tensor, x_TM: Tensor, draws: Draws | None = None) -> Tensor:
+    def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, draws: Draws | None = None) -> Tensor:
         a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout
         return adapted(logits_TE, x_TM, a, b, self.lora_scale, None if dropout is None else dropout.by(draws))
 

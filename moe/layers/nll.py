@@ -144,12 +144,13 @@ class _SmoothedNLL(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         input_gradients = (
-            None if gradient is None else _scaled(gradient, gradients[0]) for gradient in ctx.saved_tensors
+            None if gradient is None else _scale_gradient(gradient, gradients[0])
+            for gradient in ctx.saved_tensors
         )
         return *input_gradients, None, None
 
 
-def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
+def _scale_gradient(gradient: Tensor, scale: Tensor) -> Tensor:
     """Rounded once: a scale that is narrowed by itself shifts all of a narrow gradient to one side."""
     wide = torch.promote_types(gradient.dtype, scale.dtype)
     return (gradient.to(wide) * scale.to(wide)).to(gradient.dtype)

@@ -49,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> T
     if is_capturing():  # plain operations are split in more ways than the function's own
         return rms_norm_reference(x, weight, eps, one_plus)
     if not torch.is_grad_enabled():
-        return _normed(x, weight, eps, one_plus)[0]
+        return _normalize(x, weight, eps, one_plus)[0]
     # Forward and backward of [2048, 512] on two cores of an EPYC: 2.4 ms in float32 and 3.7 in bfloat16, where
     # rms_norm_reference takes 5.5 and 7.0, and torch's rms_norm, which composes its backward pass, 11.7 and 16.3.
     return _RMSNorm.apply(x, weight, eps, one_plus)
@@ -67,7 +67,7 @@ def _scale(weight: Tensor, wide: torch.dtype, one_plus: bool) -> Tensor:
     return 1 + weight if one_plus else weight
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> tuple[Tensor, Tensor]:
+def _normalize(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> tuple[Tensor, Tensor]:
     """(what `rms_norm` gives, `[..., 1]`: 1 / √(mean(x²) + eps))."""
     # One row on one core of an EPYC: 13.5 us. With a division and a sum in place of addcmul, which makes a tensor of
     # each number, 20; by torch's rms_norm 16.
@@ -84,7 +84,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-        y, rate = _normed(x, weight, eps, one_plus)
+        y, rate = _normalize(x, weight, eps, one_plus)
         ctx.save_for_backward(x, weight, rate)
         ctx.one_plus = one_plus
         return y

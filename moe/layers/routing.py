@@ -102,13 +102,13 @@ def _shapes(logits: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor, ...]:
     """`sharding` is (groups in all, axes that split them)."""
     if not sharding or not sharding[1]:
-        return _routed(*arguments)
+        return _route(*arguments)
     num_groups, local_arguments = arguments[_LOGITS].shape[0], list(arguments)
     valid = mesh.valid(*sharding)
     for at in _OF_GROUPS:
         if local_arguments[at] is not None:
             local_arguments[at] = local_arguments[at][:valid]
-    results = _routed(*local_arguments)
+    results = _route(*local_arguments)
     if valid == num_groups:
         return results
     by_group = [
@@ -117,7 +117,7 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
     return *by_group, *results[_NUM_BY_GROUP:]
 
 
-def _routed(
+def _route(
     logits: Tensor,
     ids: Tensor,
     padding: Tensor | None,

@@ -22,7 +22,7 @@ def decoded_by_kernel(
     """The `length` values along `dim`; None where they are not whole blocks of 64, or no kernel has them."""
     if length % BLOCK or dtype not in _DTYPES or not runs_on(codes.device):
         return None
-    return _decoded(codes, scales, form, dim, dtype)
+    return _dequantize(codes, scales, form, dim, dtype)
 
 
 @cache
@@ -39,8 +39,8 @@ def runs_on(device: torch.device) -> bool:
 def _comes_out_right(device: torch.device, dtype: torch.dtype) -> bool:
     take = accelerator(device).take
     codes, scales = torch.full((BLOCK,), 0x7F, dtype=torch.uint8), torch.full((1,), 0.5)
-    whole = _decoded(take(codes.view(torch.int8)), take(scales), "int8", 0, dtype)
-    pairs = _decoded(take(codes[: BLOCK // 2]), take(scales), "nf4", 0, dtype).view(-1, 2).float()
+    whole = _dequantize(take(codes.view(torch.int8)), take(scales), "int8", 0, dtype)
+    pairs = _dequantize(take(codes[: BLOCK // 2]), take(scales), "nf4", 0, dtype).view(-1, 2).float()
     return bool((whole == 63.5).all()) and pairs.unique(dim=0).tolist() == [[0.0, 0.5]]
 
 
@@ -53,7 +53,7 @@ def _operators() -> Any:
     return torch.ops.bitsandbytes
 
 
-def _decoded(codes: Tensor, scales: Tensor, form: Form, dim: int, dtype: torch.dtype) -> Tensor:
+def _dequantize(codes: Tensor, scales: Tensor, form: Form, dim: int, dtype: torch.dtype) -> Tensor:
     codes, scales = (tensor.movedim(dim, -1).contiguous() for tensor in (codes, scales))
     if form == "nf4":
         shape = (*codes.shape[:-1], 2 * codes.shape[-1])

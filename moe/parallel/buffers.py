@@ -97,7 +97,7 @@ def narrowed(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """`parameter` in `dtype`, differentiable."""
     if parameter.dtype == dtype:
         return parameter
-    return parameter.to(dtype) if buffers_of(parameter) is None else _Narrowed.apply(parameter, dtype)
+    return parameter.to(dtype) if buffers_of(parameter) is None else _CastParameter.apply(parameter, dtype)
 
 
 class Room:
@@ -135,7 +135,7 @@ class Room:
         return None if self._in_place or gradient is None else gradient.to(self._dtype)
 
 
-class _Narrowed(torch.autograd.Function):
+class _CastParameter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
         ctx.parameter = parameter

@@ -127,7 +127,7 @@ def coded(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor | None]:
     scales = torch.stack([block.abs().amax(dim) for block in wide.split(BLOCK, dim)], dim)
     if coding.form == "int8":
         scales = scales / _LARGEST_INT8
-    over = wide / _each(torch.where(scales == 0, 1.0, scales), dim, length)
+    over = wide / _scale_per_value(torch.where(scales == 0, 1.0, scales), dim, length)
     if coding.form == "int8":
         return over.round_().clamp_(-_LARGEST_INT8, _LARGEST_INT8).to(torch.int8), scales
     halves = torch.bucketize(over, _middles(over.device), out_int32=True).to(torch.uint8)
@@ -146,7 +146,7 @@ def decoded_plainly(codes: Tensor, scales: Tensor, coding: Coding, length: int) 
         values = values.narrow(coding.dim, 0, length)
     else:
         values = codes.to(torch.float32)
-    return values.mul_(_each(scales, coding.dim, length))
+    return values.mul_(_scale_per_value(scales, coding.dim, length))
 
 
 def blocks(
@@ -200,7 +200,7 @@ def put(block: Tensor, within: Slices, into: Tensor, origin: Sequence[int]) -> N
         cut(into, destination).copy_(cut(block, source))
 
 
-def _each(scales: Tensor, dim: int, length: int) -> Tensor:
+def _scale_per_value(scales: Tensor, dim: int, length: int) -> Tensor:
     """The scale of each of so many values along `dim`."""
     return scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, length)
 

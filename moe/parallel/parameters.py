@@ -140,7 +140,7 @@ def codings_of(model: nn.Module) -> dict[str, Coding]:
     }
 
 
-def _declared(model: nn.Module, path: str) -> Parameter | None:
+def _declaration(model: nn.Module, path: str) -> Parameter | None:
     within, _, name = path.rpartition(".")
     return _declared_in(model.get_submodule(within)).get(name)
 
@@ -150,7 +150,7 @@ def check_splits(
 ) -> Iterator[Problem]:
     """Problems of a parameter's splits: a module computes with those parts that its declared dimensions name, and with
     no others; beside them FSDP's axis of the same mesh may split it."""
-    path, declaration = paths[0], _declared(model, paths[0])
+    path, declaration = paths[0], _declaration(model, paths[0])
     place, of_experts = f"placements.{path}", declaration is not None and declaration.of_experts
     if model.get_parameter(path).is_meta and declaration is None:
         yield Problem("uninitialized", path, None, "lies on the meta device and has no initial values",
@@ -199,7 +199,7 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
     Its values are those that the whole has there; where it lies on the meta device, initial ones as it was declared,
     keyed by (seed, first path, element). Raises SpecError where a degree does not divide a dimension.
     """
-    path, whole, declaration = paths[0], model.get_parameter(paths[0]), _declared(model, paths[0])
+    path, whole, declaration = paths[0], model.get_parameter(paths[0]), _declaration(model, paths[0])
     part = Part(
         whole.shape,
         splits,

@@ -46,7 +46,7 @@ def from_first(ask: Callable[[], Any]) -> Any:
         size_bytes = _largest(len(content))  # to which all ranks come once they have waited
         if rank() == 0:
             first.forget()
-        buffer = _packed(content, size_bytes)
+        buffer = _to_buffer(content, size_bytes)
         dist.broadcast(buffer, src=0, group=cpu_group())
     if failure is not None:
         raise failure
@@ -62,7 +62,7 @@ def gathered(value: Any) -> list[Any] | None:
     if world_size() == 1:
         return [json.loads(content)]
     with collective("gathering of values on rank 0"):
-        own_buffer = _packed(content, _largest(len(content)))
+        own_buffer = _to_buffer(content, _largest(len(content)))
         buffers = [torch.empty_like(own_buffer) for _ in range(world_size())] if rank() == 0 else None
         dist.gather(own_buffer, buffers, dst=0, group=cpu_group())
     return None if buffers is None else [_value(buffer) for buffer in buffers]
@@ -74,7 +74,7 @@ def all_gathered(value: Any) -> list[Any]:
     if world_size() == 1:
         return [json.loads(content)]
     with collective("gathering of values on every rank"):
-        own_buffer = _packed(content, _largest(len(content)))
+        own_buffer = _to_buffer(content, _largest(len(content)))
         buffers = [torch.empty_like(own_buffer) for _ in range(world_size())]
         dist.all_gather(buffers, own_buffer, group=cpu_group())
     return [_value(buffer) for buffer in buffers]
@@ -87,8 +87,8 @@ def scattered(values: Sequence[Any] | None) -> Any:
         return json.loads(contents[0])
     with collective("scattering of values from rank 0"):
         size_bytes = _largest(max(map(len, contents), default=0))
-        own_buffer = _packed(b"", size_bytes)
-        buffers = [_packed(content, size_bytes) for content in contents] or None
+        own_buffer = _to_buffer(b"", size_bytes)
+        buffers = [_to_buffer(content, size_bytes) for content in contents] or None
         dist.scatter(own_buffer, buffers, src=0, group=cpu_group())
     return _value(own_buffer)
 
@@ -113,7 +113,7 @@ def _largest(size_bytes: int) -> int:
     return int(largest)
 
 
-def _packed(content: bytes, size_bytes: int) -> Tensor:
+def _to_buffer(content: bytes, size_bytes: int) -> Tensor:
     return torch.frombuffer(bytearray(content.ljust(size_bytes)), dtype=torch.uint8)
 
 

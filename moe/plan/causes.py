@@ -19,10 +19,12 @@ class Causes:
         if self._first.module is not None or self._second.module is not None:
             return ""
         cause_of = {
-            "products_s": self._recomputed, "attention_s": self._recomputed, "routing_s": self._recomputed,
-            "elementwise_s": self._recomputed, "launches_s": self._launched, "all_to_all_s": self._exchanged,
-            "gather_s": self._gathered, "send_s": self._sent, "bubble_s": self._waited, "all_reduce_s": self._reduced,
-            "optimizer_s": self._updated,
+            "products_s": self._recompute_cause, "attention_s": self._recompute_cause,
+            "routing_s": self._recompute_cause, "elementwise_s": self._recompute_cause,
+            "launches_s": self._launch_cause, "all_to_all_s": self._exchange_cause,
+            "gather_s": self._gather_cause, "send_s": self._send_cause,
+            "bubble_s": self._bubble_cause, "all_reduce_s": self._all_reduce_cause,
+            "optimizer_s": self._optimizer_cause,
         }.get(kind)  # fmt: skip
         return "" if cause_of is None else cause_of(kind, is_more)
 
@@ -32,7 +34,7 @@ class Causes:
     def _options(self, name: str) -> tuple[Any, Any]:
         return getattr(self._first.options, name), getattr(self._second.options, name)
 
-    def _recomputed(self, kind: str, is_more: bool) -> str:
+    def _recompute_cause(self, kind: str, is_more: bool) -> str:
         # To make hidden states alone again takes products and rows, and hardly anything else.
         subject = self._made_again(is_more, of_hidden=kind in ("products_s", "all_to_all_s"))
         if not subject:
@@ -53,16 +55,16 @@ class Causes:
             return ""
         return "whole blocks" if "full" in (first, second) else "hidden states"
 
-    def _launched(self, kind: str, is_more: bool) -> str:
+    def _launch_cause(self, kind: str, is_more: bool) -> str:
         first, second = self._options("num_micro_batches")
         if _points(first, second, is_more):
             return f"{number_of(first, 'micro-batch', 'es')} a step rather than {second:,}"
         chunks, of_others = self._options("num_chunks")
         if first == second and _points(chunks, of_others, is_more):
             return f"rows travel in {number_of(chunks, 'chunk')} rather than {of_others:,}"
-        return self._recomputed(kind, is_more)
+        return self._recompute_cause(kind, is_more)
 
-    def _exchanged(self, kind: str, is_more: bool) -> str:
+    def _exchange_cause(self, kind: str, is_more: bool) -> str:
         first, second = (
             plan.degrees.expert * plan.degrees.expert_tensor for plan in (self._first, self._second)
         )
@@ -93,9 +95,9 @@ class Causes:
         if _points(of_chunks, chunks, is_more):
             behind = "" if is_more else ", behind arithmetic"
             return f"rows travel in {number_of(chunks, 'chunk')} rather than {of_chunks:,}{behind}"
-        return self._recomputed(kind, is_more)
+        return self._recompute_cause(kind, is_more)
 
-    def _gathered(self, kind: str, is_more: bool) -> str:
+    def _gather_cause(self, kind: str, is_more: bool) -> str:
         causes = []
         for axis in ("tensor", "context"):
             first, second = self._degrees(axis)
@@ -114,7 +116,7 @@ class Causes:
             )
         return ", and ".join(causes)
 
-    def _sent(self, kind: str, is_more: bool) -> str:
+    def _send_cause(self, kind: str, is_more: bool) -> str:
         first, second = self._degrees("pipeline")
         if _points(first, second, is_more):
             return _stages(first, second)
@@ -123,7 +125,7 @@ class Causes:
             return f"each stage passes on {runs:,} times a micro-batch rather than {of_others:,}"
         return ""
 
-    def _waited(self, kind: str, is_more: bool) -> str:
+    def _bubble_cause(self, kind: str, is_more: bool) -> str:
         """Names the stages, runs and micro-batches of which a pipeline's share waits: (p - 1) / (v m)."""
         (stages, of_stages), (runs, of_runs) = self._degrees("pipeline"), self._options("virtual_stages")
         times, of_times = self._options("num_micro_batches")
@@ -140,7 +142,7 @@ class Causes:
             causes.append(f"{number_of(times, 'micro-batch', 'es')} a step rather than {of_times:,}")
         return ", ".join(causes)
 
-    def _reduced(self, kind: str, is_more: bool) -> str:
+    def _all_reduce_cause(self, kind: str, is_more: bool) -> str:
         first, second = self._first.candidate.gathers, self._second.candidate.gathers
         if first and not second and not is_more:
             return "gradients of sharded parameters are scattered instead"
@@ -159,7 +161,7 @@ class Causes:
             else ""
         )
 
-    def _updated(self, kind: str, is_more: bool) -> str:
+    def _optimizer_cause(self, kind: str, is_more: bool) -> str:
         return self._of_state("optimizer", is_more)
 
     def _of_state(self, kind: str, is_more: bool) -> str:

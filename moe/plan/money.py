@@ -32,10 +32,10 @@ def money_of(
     per_hour = price_per_hour * billed_devices
     per_step = per_hour * step_s / _HOUR_S
     return MoneyEstimate(
-        per_hour=_rounded(per_hour),
-        per_step=_rounded(per_step),
-        per_million_tokens=_rounded(per_step * _MILLION / tokens_per_step),
-        run=None if num_steps is None else _rounded(per_step * num_steps),
+        per_hour=_round_amount(per_hour),
+        per_step=_round_amount(per_step),
+        per_million_tokens=_round_amount(per_step * _MILLION / tokens_per_step),
+        run=None if num_steps is None else _round_amount(per_step * num_steps),
     )
 
 
@@ -46,6 +46,6 @@ def amount_of(money: float) -> str:
     return f"{money:.2f}" if money >= 0.1 else f"{money:.2g}"
 
 
-def _rounded(money: float) -> float:
+def _round_amount(money: float) -> float:
     """The amount in six digits, as times are."""
     return float(f"{money:.6g}")

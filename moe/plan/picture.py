@@ -168,8 +168,8 @@ def _legend(svg: Svg, plan: Plan, rows: Sequence[Row], y: float) -> float:
 def _row(svg: Svg, row: Row, place: int, y: float, longest: float, max_bytes: int, limit: int) -> float:
     svg.add("line", x1=MARGIN, y1=y, x2=WIDTH - MARGIN, y2=y, stroke=RULE)
     top = y + 12
-    at = _lines(svg, _wrapped(f"{place}. {row.layout}", 11.5), top + 11, 11.5, font_weight="bold")
-    below = _lines(svg, _wrapped(row.beside, 10.5), at + 2, 10.5, fill=PALE_INK)
+    at = _lines(svg, _wrap_lines(f"{place}. {row.layout}", 11.5), top + 11, 11.5, font_weight="bold")
+    below = _lines(svg, _wrap_lines(row.beside, 10.5), at + 2, 10.5, fill=PALE_INK)
     time = {
         kind_of_time(kind): (_TIME.get(kind, _GREY), seconds) for kind, seconds in (row.time or {}).items()
     }
@@ -184,7 +184,7 @@ def _row(svg: Svg, row: Row, place: int, y: float, longest: float, max_bytes: in
     return max(top + _BAR, below - 12) + 14
 
 
-def _wrapped(text: str, size: float) -> list[str]:
+def _wrap_lines(text: str, size: float) -> list[str]:
     """Names stay with their values."""
     lines = wrap(
         re.sub(r"(\w) (?=\w+(,|$))", "\\1\N{NO-BREAK SPACE}", text), int(_NAMED / text_width("m", size))

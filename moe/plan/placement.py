@@ -74,7 +74,7 @@ class Placements:
 
     def __init__(self, placements: Iterable[Placement]) -> None:
         self._of: dict[tuple[str, tuple[int, ...]], Placement] = {}
-        self._unused: set[tuple[str, tuple[int, ...]]] = set()
+        self._unused_hints: set[tuple[str, tuple[int, ...]]] = set()
         for placement in placements:
             if (key := (placement.parameter, placement.shape)) in self._of:
                 raise SpecError(
@@ -87,13 +87,13 @@ class Placements:
                     )
                 )
             self._of[key] = placement
-            self._unused.add(key)
+            self._unused_hints.add(key)
 
     def of(self, path: str, shape: Sequence[int]) -> Placement:
         """That of one parameter. Raises SpecError where there is none."""
         for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
             if (placement := self._of.get(key)) is not None:
-                self._unused.discard(key)
+                self._unused_hints.discard(key)
                 return placement
         raise SpecError(Problem("missing", "placements", path, f"is placed nowhere in shape {list(shape)}",
                                 "add a placement of that parameter and shape"))  # fmt: skip
@@ -108,7 +108,7 @@ class Placements:
                 f"is no parameter of the model in shape {list(shape)}",
                 "remove it, or correct its path or shape",
             )
-            for name, shape in sorted(self._unused)
+            for name, shape in sorted(self._unused_hints)
         ]
         if problems:
             raise SpecError(problems)
@@ -151,11 +151,11 @@ class Weight:
 
     def used(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on a rank when it is used, gathered from FSDP."""
-        return _divided(self.shape, self.divided, shards)
+        return _local_shape(self.shape, self.divided, shards)
 
     def local_shape(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on the fullest rank between uses."""
-        return _divided(self.shape, self.splits(shards), shards)
+        return _local_shape(self.shape, self.splits(shards), shards)
 
     def splits(self, shards: Shards) -> tuple[tuple[Axis, int], ...]:
         """Axes of more than one rank and the dimensions that they split: the one place that chooses FSDP's, which is
@@ -167,7 +167,9 @@ class Weight:
         return tuple((axis, dim) for axis, dim in pairs if getattr(shards, axis) > 1)
 
 
-def _divided(shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shards: Shards) -> tuple[int, ...]:
+def _local_shape(
+    shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shards: Shards
+) -> tuple[int, ...]:
     sizes = list(shape)
     for axis, dim in splits:
         sizes[dim] = -(-sizes[dim] // getattr(shards, axis))

@@ -26,7 +26,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     """Key of a stored plan: what the spec says, and the cluster's facts."""
     calibration = cluster.calibration
     return MadeFor(
-        spec=_digest(_asked(spec)),
+        spec=_digest(_required_fields(spec)),
         cluster=_digest(_facts(cluster)),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,
@@ -39,14 +39,14 @@ def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) ->
         cluster.calibration and cluster.calibration.model_dump(mode="json") for cluster in clusters
     ]
     return MadeFor(
-        spec=_digest(_asked(spec)),
+        spec=_digest(_required_fields(spec)),
         cluster=_digest([*map(_facts, clusters), between.model_dump(mode="json")]),
         calibration=_digest(calibrations) if any(calibrations) else None,
         planner=PLANNER,
     )
 
 
-def _asked(spec: JobSpec) -> dict[str, Any]:
+def _required_fields(spec: JobSpec) -> dict[str, Any]:
     return {name: value for name, value in said(spec.resolved).items() if name not in _FREE}
 
 

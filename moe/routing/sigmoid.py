@@ -22,7 +22,7 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         scores_GSE = logistic(logits)
-        expert, weight = self._chosen(scores_GSE, state)
+        expert, weight = self._choose(scores_GSE, state)
         probs_GSE = scores_GSE / (scores_GSE.sum(-1, keepdim=True) + 1e-20)  # eq. 19
         balance = load_balancing_loss(
             self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
@@ -30,9 +30,9 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
 
     def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
-        return self._chosen(logistic(logits), state)
+        return self._choose(logistic(logits), state)
 
-    def _chosen(self, scores_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
+    def _choose(self, scores_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
         """(experts, what each weighs), `[G, S, K]`."""
         spec = self.spec
         wanted_GSE = scores_GSE.detach()

@@ -22,16 +22,16 @@ class SoftmaxTopK(Router[SoftmaxTopKSpec]):
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         probs_GSE = logits.softmax(dim=-1)
-        expert, weight = self._chosen(logits, probs_GSE, state)
+        expert, weight = self._choose(logits, probs_GSE, state)
         balance = load_balancing_loss(
             self.spec.aux_scope, probs_GSE, expert, tokens.real(logits), tokens, state
         )
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, balance)
 
     def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
-        return self._chosen(logits, logits.softmax(dim=-1), state)
+        return self._choose(logits, logits.softmax(dim=-1), state)
 
-    def _chosen(self, logits: Tensor, probs_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
+    def _choose(self, logits: Tensor, probs_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
         """(experts, what each weighs), `[G, S, K]`."""
         spec, wanted_GSE = self.spec, logits.detach()
         if state.bias is not None:

@@ -62,8 +62,8 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        value_text = "" if self.value is None else f" (={_shortened(repr(self.value))})"
-        return f"{_shortened(self.path) or 'the spec'}{value_text} {self.rule}" + (
+        value_text = "" if self.value is None else f" (={_shorten(repr(self.value))})"
+        return f"{_shorten(self.path) or 'the spec'}{value_text} {self.rule}" + (
             f"; {self.remedy}" if self.remedy else ""
         )
 
@@ -79,7 +79,7 @@ class RuleError(ValueError):
         self.code, self.rule, self.remedy = code, rule, remedy
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 

@@ -235,19 +235,19 @@ def read_plain(path: str | Path) -> Any:
     """The plain data in a YAML or JSON file. Raises SpecError for what cannot be read as such, OSError."""
     path = Path(path)
     format = "json" if path.suffix.lower() == ".json" else "yaml"
-    return parse_text(_decoded(path.read_bytes(), str(path)), path.name, format)
+    return parse_text(_decode(path.read_bytes(), str(path)), path.name, format)
 
 
 def parse_stream(content: bytes, name: str) -> Any:
     """The plain data of YAML or JSON that no file's name tells apart. Raises SpecError."""
-    text = _decoded(content, name)
+    text = _decode(content, name)
     try:
         return parse_text(text, name, "json")  # first: to YAML, half of an escaped emoji is a character
     except SpecError:
         return parse_text(text, name, "yaml")
 
 
-def _decoded(content: bytes, name: str) -> str:
+def _decode(content: bytes, name: str) -> str:
     for mark, encoding in _ENCODINGS:
         if content.startswith(mark):
             remedy = f"save it as UTF-8: iconv -f {encoding} -t UTF-8"

@@ -22,7 +22,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
         cause = entry.get("ctx", {}).get("error")
         if isinstance(cause, SpecError):
             location = entry["loc"][:-1] if entry["loc"][-1:] == ("router",) else entry["loc"]  # written flat
-            place = _dotted(_without_tags(location))
+            place = _dotted_path(_without_tags(location))
             problems.extend(
                 replace(problem, path=".".join(filter(None, (place, problem.path))) or _WHOLE)
                 for problem in cause.problems
@@ -33,7 +33,7 @@ def problems_of(error: ValidationError) -> list[Problem]:
         location = _without_tags(entry["loc"])
         if entry["type"] == "invalid_key":  # which is what it ends in
             location = location[:-1]
-        problems.append(_problem(_dotted(location) or _WHOLE, entry, cause))
+        problems.append(_problem(_dotted_path(location) or _WHOLE, entry, cause))
     return problems
 
 
@@ -46,7 +46,7 @@ def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _dotted(location: tuple[Any, ...]) -> str:
+def _dotted_path(location: tuple[Any, ...]) -> str:
     path = ""
     for part in location:
         name = str(part) or "''"

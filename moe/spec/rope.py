@@ -41,7 +41,7 @@ class Llama3Scaling(Spec):
     """Pairs that turn more often than this are fast."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> "Llama3Scaling":
+    def _check_order(self) -> "Llama3Scaling":
         low, high = self.low_frequency_factor, self.high_frequency_factor
         if low >= high:
             raise RuleError(
@@ -70,7 +70,7 @@ class YarnScaling(Spec):
     mscale_all_dim: NonNegative | None = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> "YarnScaling":
+    def _check_order(self) -> "YarnScaling":
         fast, slow = self.beta_fast, self.beta_slow
         if fast < slow:
             raise RuleError(

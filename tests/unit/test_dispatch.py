@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from moe.dispatch import EinsumDispatcher, LocalDispatcher, combine_weights
 from moe.dispatch.all_to_all import _chunks, _in_chunks, min_chunks
-from moe.dispatch.exchange import _packed, _Sorted, _unpacked, orders
+from moe.dispatch.exchange import _ExpertOrder, _pack, _unpack, orders
 from moe.dispatch.hierarchical import once_a_node
 from moe.dispatch.permute import pad, rows_to_tokens, tokens_to_rows
 from moe.experts import BACKENDS, Work
@@ -149,7 +149,7 @@ def test_rows_that_come_from_ranks_are_filled_up_with_zeros() -> None:
     """Not with copies of one that came: another expert may overflow on it."""
     arriving = torch.tensor([[1, 0, 2], [1, 1, 0]])
     work = Work([4, 4, 4], ACTIVATIONS["relu"], BACKENDS["batched"])
-    order = _Sorted.of(arriving, lambda counts: work, torch.device("cpu"))
+    order = _ExpertOrder.of(arriving, lambda counts: work, torch.device("cpu"))
     rows = torch.arange(1.0, 6.0)[:, None].expand(5, 3)
     expected = torch.zeros(12)
     expected[[0, 1, 4, 8, 9]] = torch.tensor([1.0, 4.0, 5.0, 2.0, 3.0])
@@ -178,9 +178,9 @@ def test_rows_and_their_weights_are_sent_together_bit_for_bit(
         torch.randn(shape).to(dtype)
         for shape, dtype in zip([(num_rows, width), (num_rows,)], dtypes, strict=True)
     )
-    both = _packed(rows, weight)
+    both = _pack(rows, weight)
     assert both.dtype == rows.dtype
-    apart = _unpacked(both, weight.dtype)
+    apart = _unpack(both, weight.dtype)
     assert torch.equal(apart[0], rows)
     assert torch.equal(apart[1], weight)
 

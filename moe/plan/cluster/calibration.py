@@ -45,13 +45,13 @@ class Calibration(Spec):
     def on(self, device: Device, devices_per_node: int = 1) -> Device:
         """The device with what was measured, one of so many of a node."""
         share = 1.0 if self.cores is None else min(1.0, self.cores / devices_per_node)
-        memory = share * _known(self.memory_bytes_per_s, device.memory_bytes_per_s)
-        layer_s = None if device.layer_s is None else _known(self.layer_s, device.layer_s) / share
+        memory = share * _or_default(self.memory_bytes_per_s, device.memory_bytes_per_s)
+        layer_s = None if device.layer_s is None else _or_default(self.layer_s, device.layer_s) / share
         kernels = self._arithmetic(device.kernels, memory / device.memory_bytes_per_s, share)
         return replace(
             device, kernels=self._links(kernels, share), memory_bytes_per_s=memory, layer_s=layer_s,
-            across_nodes_bytes_per_s=_known(self.across_nodes_bytes_per_s, device.across_nodes_bytes_per_s),
-            across_latency_s=_known(self.across_latency_s, device.across_latency_s),
+            across_nodes_bytes_per_s=_or_default(self.across_nodes_bytes_per_s, device.across_nodes_bytes_per_s),
+            across_latency_s=_or_default(self.across_latency_s, device.across_latency_s),
         )  # fmt: skip
 
     def _arithmetic(self, of: Kernels, memory: float, share: float) -> Kernels:
@@ -62,14 +62,14 @@ class Calibration(Spec):
         products = {
             dtype: replace(
                 kernel, flops_per_s=faster[dtype] * kernel.flops_per_s, bytes_per_s=memory * kernel.bytes_per_s,
-                half_rows=kernel.half_rows if is_measured else _known(self.half_rows, kernel.half_rows),
+                half_rows=kernel.half_rows if is_measured else _or_default(self.half_rows, kernel.half_rows),
             )
             for dtype, kernel in of.products.items()
         }  # fmt: skip
         experts = {
             dtype: replace(
                 kernel, flops_per_s=faster[dtype] * kernel.flops_per_s, bytes_per_s=memory * kernel.bytes_per_s,
-                half_rows=kernel.half_rows if is_measured else _known(self.expert_half_rows, kernel.half_rows),
+                half_rows=kernel.half_rows if is_measured else _or_default(self.expert_half_rows, kernel.half_rows),
                 row_s=kernel.row_s / memory, hidden_s=kernel.hidden_s / memory, token_s=kernel.token_s / memory,
             )
             for dtype, kernel in of.experts.items()
@@ -91,13 +91,13 @@ class Calibration(Spec):
         rate, latency_s = self.within_node_bytes_per_s, self.latency_s
         ring = replace(
             of.ring,
-            bytes_per_s=_known(rate, of.ring.bytes_per_s),
-            step_s=_known(latency_s, of.ring.step_s) / share,
+            bytes_per_s=_or_default(rate, of.ring.bytes_per_s),
+            step_s=_or_default(latency_s, of.ring.step_s) / share,
         )
         all_to_all = replace(
             of.all_to_all,
-            bytes_per_s=_known(rate, of.all_to_all.bytes_per_s),
-            doubling_s=_known(latency_s, of.all_to_all.doubling_s) / share,
+            bytes_per_s=_or_default(rate, of.all_to_all.bytes_per_s),
+            doubling_s=_or_default(latency_s, of.all_to_all.doubling_s) / share,
         )
         return replace(of, ring=ring, all_to_all=all_to_all)
 
@@ -119,7 +119,7 @@ _HEADS, _LENGTH = 64, 4096
 """Heads and positions of attention as it is measured."""
 
 
-def _known(measurement: float | None, otherwise: float) -> float:
+def _or_default(measurement: float | None, otherwise: float) -> float:
     return otherwise if measurement is None else measurement
 
 

@@ -86,13 +86,15 @@ class AcrossTime:
         self, models: Sequence[TimeModel], dealer: Dealer, between: Between, memory: AcrossMemory
     ) -> None:
         self._models, self._dealer, self._between, self._memory = models, dealer, between, memory
-        self._used = sorted(dealer.stages_of_pool)
+        self._pools_in_use = sorted(dealer.stages_of_pool)
         self._least = cache(self._least_on_stages_s)
 
     def dealt(self, candidate: Candidate) -> Dealt:
         """Units dealt so that the slowest stage is as fast as can be. Raises ValueError where they fit nowhere."""
         of_units = [
-            [model.unit_s(kind, candidate) for kind in self._dealer.kinds] if pool in self._used else ()
+            [model.unit_s(kind, candidate) for kind in self._dealer.kinds]
+            if pool in self._pools_in_use
+            else ()
             for pool, model in enumerate(self._models)
         ]
         ends = self._dealer.deal(of_units, self._memory.stage_fits(candidate))
@@ -133,14 +135,14 @@ class AcrossTime:
         """Seconds of a micro-batch that each kind of unit takes at least, of each pool in turn."""
         return tuple(
             seconds
-            for pool in self._used
+            for pool in self._pools_in_use
             for seconds in self._models[pool].least_of_units(candidate, ranks_per_node, overlaps=overlaps)
         )
 
     def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
         """Seconds that gathers of parameters add to a micro-batch of each kind at least, of each pool in turn."""
         return tuple(
-            seconds for pool in self._used for seconds in self._models[pool].least_gathers(candidate)
+            seconds for pool in self._pools_in_use for seconds in self._models[pool].least_gathers(candidate)
         )
 
     def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
@@ -153,14 +155,14 @@ class AcrossTime:
 
     def least_beside_s(self, candidate: Candidate) -> float:
         """The least that a step takes beside its micro-batches and their bubble: what stages send."""
-        return self._models[self._used[0]].sends_s(candidate, float("inf"), self._hops(candidate))
+        return self._models[self._pools_in_use[0]].sends_s(candidate, float("inf"), self._hops(candidate))
 
     def _least_on_stages_s(self, of_units: tuple[float, ...]) -> float:
         return self._dealer.slowest_s(self._by_pool(of_units))
 
     def _by_pool(self, of_units: Sequence[float]) -> OfUnits:
         num_kinds, values = len(self._dealer.kinds), iter(of_units)
-        of_pool = {pool: [next(values) for _ in range(num_kinds)] for pool in self._used}
+        of_pool = {pool: [next(values) for _ in range(num_kinds)] for pool in self._pools_in_use}
         return [of_pool.get(pool, []) for pool in range(len(self._models))]
 
     def _model(self, stage: int) -> TimeModel:
@@ -171,10 +173,10 @@ class AcrossTime:
         return Hops(max(hops_s), sum(hops_s))
 
     def _hops_s(self, candidate: Candidate) -> Iterator[float]:
-        pools, (first, *_) = self._dealer.pools, self._used
+        pools, (first, *_) = self._dealer.pools, self._pools_in_use
         across_s = (
             self._between.latency_s + self._models[first].hop_bytes(candidate) / self._between.bytes_per_s
         )
-        within_s = {pool: self._models[pool].hop_s(candidate) for pool in self._used}
+        within_s = {pool: self._models[pool].hop_s(candidate) for pool in self._pools_in_use}
         for sender, receiver in pairwise(pools):
             yield within_s[sender] if sender == receiver else across_s

@@ -44,7 +44,9 @@ class Network:
         """A sum of `num_bytes` on each rank: a reduce-scatter and an all-gather, or a tree where its fewer steps count
         for more, `α log2(n)` each way. What was measured within nodes are rings alone."""
         of = self._ring(num_bytes, ranks)
-        within = Ranks(self._reached(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
+        within = (
+            Ranks(self._ranks_per_level(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
+        )
         in_node_s = self._ring(0.0, within).steps_s
         steps_s = in_node_s + min(of.steps_s - in_node_s, self._tree_s(ranks) - self._tree_s(within))
         return of.begin_s + 2 * (steps_s + of.bytes_s) + of.own_s
@@ -68,7 +70,7 @@ class Network:
             moved_bytes = num_bytes * (ranks.count - 1) / ranks.count
             return _Ring(steps_s=link.step_s * hops, bytes_s=moved_bytes / (4 * link.bytes_per_s))
         slowest, latency, inside, innermost = 0.0, 0.0, 1, None
-        for level, reach in zip(self._levels, self._reached(ranks), strict=True):
+        for level, reach in zip(self._levels, self._ranks_per_level(ranks), strict=True):
             link, groups = level.ring, -(-reach // inside)
             if groups > 1:
                 innermost = innermost or link
@@ -87,7 +89,7 @@ class Network:
         if self._sides is not None:
             return math.inf
         latency, inside = 0.0, 1
-        for level, reach in zip(self._levels, self._reached(ranks), strict=True):
+        for level, reach in zip(self._levels, self._ranks_per_level(ranks), strict=True):
             latency += level.ring.step_s * _log2(-(-reach // inside))
             inside = max(inside, reach)
         return latency
@@ -105,7 +107,7 @@ class Network:
         if self._sides is not None:
             link, side = self._levels[0].ring, _root(ranks.count)
             return link.step_s * side + num_bytes * side / 8 / link.bytes_per_s
-        reaches = self._reached(ranks)
+        reaches = self._ranks_per_level(ranks)
         outermost = next(index for index, reach in enumerate(reaches) if reach == ranks.count)
         slowest, latency, inside, spread, innermost = 0.0, 0.0, 1, 0.0, None
         for index, level in enumerate(self._levels[: outermost + 1]):
@@ -128,7 +130,7 @@ class Network:
         own_s = num_bytes / ranks.count / innermost.own_bytes_per_s
         return innermost.begin_s(num_bytes) + latency + slowest + own_s
 
-    def _reached(self, ranks: Ranks) -> list[int]:
+    def _ranks_per_level(self, ranks: Ranks) -> list[int]:
         """Ranks that each level joins; the last joins all, also where workers share devices."""
         within = [min(ranks.count, max(1, link.devices // ranks.stride)) for link in self._levels[:-1]]
         return [*within, ranks.count]

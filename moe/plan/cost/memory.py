@@ -299,7 +299,7 @@ class MemoryModel:
         checkpoint_elements = of.trained_stored if self._keeps_frozen else of.stored
         gradients = of.trained_used if sharding == "optimizer" else of.trained_stored
         if sharding == "parameters":
-            parameters = width * of.stored.both + narrow * self._narrowed(of, degrees, recomputes)
+            parameters = width * of.stored.both + narrow * self._narrow_elements(of, degrees, recomputes)
         elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
             parameters = narrow * of.used.both
             optimizer += self._master_width * of.stored.both
@@ -317,7 +317,7 @@ class MemoryModel:
             else 0,
         )
 
-    def _narrowed(self, of: State, degrees: Degrees, recomputes: bool) -> int:
+    def _narrow_elements(self, of: State, degrees: Degrees, recomputes: bool) -> int:
         """Numbers that are there as narrow as the arithmetic too. Where layers narrow weights
         when they use them, until the backward pass: of what is gathered for it, all; of what is computed again, a layer
         at a time. Else what is not gathered is narrowed once a step, and the rest is gathered narrow."""
@@ -369,10 +369,10 @@ class MemoryModel:
             int(waiting * dispatch) + full * largest.dispatch,
             max(of_loss, largest.workspace - let_go),
             logits,
-            self._passed(stage, run, tokens),
+            self._boundary_bytes(stage, run, tokens),
         )
 
-    def _passed(self, stage: Stage, run: Run, tokens: int) -> int:
+    def _boundary_bytes(self, stage: Stage, run: Run, tokens: int) -> int:
         """Bytes of the tensors that a pipeline stage receives and sends, with so many tokens in a micro-batch.
 
         Without `keeps_messages`, those of one micro-batch: in and out, forward and backward. With it, those of all:

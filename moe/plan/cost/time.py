@@ -97,7 +97,9 @@ class TimeModel:
                 kinds[name] += count * candidate.options.num_micro_batches * getattr(seconds, name)
         _, at_the_end = self._sum(candidate, one_s, hops, end)
         at_the_end["hidden_s"] += kinds.pop("hidden_s")
-        return TimeEstimate(**{name: _rounded(seconds) for name, seconds in (kinds | at_the_end).items()})
+        return TimeEstimate(
+            **{name: _round_seconds(seconds) for name, seconds in (kinds | at_the_end).items()}
+        )
 
     def unit_s(self, unit: Unit, candidate: Candidate) -> float:
         """Seconds of one unit for a micro-batch, forward and backward."""
@@ -304,6 +306,6 @@ class TimeModel:
         return 0.0, self._network.all_reduce(width * num_used, ranks)
 
 
-def _rounded(seconds: float) -> float:
+def _round_seconds(seconds: float) -> float:
     """To six digits: the last bits of a sum may differ between machines, a plan may not."""
     return float(f"{seconds:.6g}")

@@ -157,8 +157,8 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
     all_units, has_backward = [], False
     for path, block in model.blocks():
         frozen_names, frozen_tied_names = (
-            _frozen(path, block.parameters, freeze),
-            _frozen("", block.tied, freeze),
+            _frozen_names(path, block.parameters, freeze),
+            _frozen_names("", block.tied, freeze),
         )
         weights = weights_of(block.parameters, profile.axes, frozen_names)
         has_backward = has_backward or any(weight.trained for weight in weights)
@@ -184,7 +184,7 @@ def _part_of(weight: Weight) -> Part:
     return "feed_forward" if weight.name.startswith("feed_forward.") else "others"
 
 
-def _frozen(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:
+def _frozen_names(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:
     """Names in their block of the parameters that a pattern matches."""
     if not freeze:
         return frozenset()

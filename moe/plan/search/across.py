@@ -240,7 +240,7 @@ class Across:
                 numbers = [limit] if goal is None else steps(limit)
             for number in numbers:
                 if number * stage_workers >= min_workers and number >= len(pools):
-                    for stages in sorted(set(_filled(rooms, number))):
+                    for stages in sorted(set(_stage_splits(rooms, number))):
                         yield Split(pools, stages, stage_workers)
 
     def _sizes(self, clusters: Sequence[Cluster], min_workers: int, max_workers: int) -> list[int]:
@@ -327,13 +327,13 @@ class Across:
     def price(self, split: Split) -> float | None:
         """Price of one device an hour, on the mean of all that are paid; None where a pool's is not known."""
         total = 0.0
-        for pool, num_billed in self._billed(split):
+        for pool, num_billed in self._billed_devices_per_pool(split):
             if (price := self._pools[pool].cluster.price_per_hour) is None:
                 return None
             total += num_billed * price
         return total / self._billed_devices(split)
 
-    def _billed(self, split: Split) -> list[tuple[int, int]]:
+    def _billed_devices_per_pool(self, split: Split) -> list[tuple[int, int]]:
         """(pool, devices of it that are paid for its stages)."""
         return [
             (pool, self._pools[pool].cluster.billed(number * split.stage_workers))
@@ -341,7 +341,7 @@ class Across:
         ]
 
     def _billed_devices(self, split: Split) -> int:
-        return sum(num_billed for _, num_billed in self._billed(split))
+        return sum(num_billed for _, num_billed in self._billed_devices_per_pool(split))
 
     def _peak_flops_per_s(self, split: Split) -> float | None:
         """Dense rate of a device by its data sheet, on the mean of all stages; None where one is not known."""
@@ -374,7 +374,7 @@ def narrowest(clusters: Sequence[Cluster]) -> Cluster:
     )
 
 
-def _filled(rooms: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:
+def _stage_splits(rooms: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:
     """Stages on each pool, of `number`: one pool after the other is filled, in any order, and each has one."""
     for order in permutations(range(len(rooms))):
         left, counts = number, dict.fromkeys(order, 0)

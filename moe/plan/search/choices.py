@@ -19,12 +19,12 @@ class Choices:
     """The choices of one job on one cluster: what `parallel` says is kept to, what it leaves out is tried."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
-        self._spec, self._wanted, self._per_node = spec, spec.parallel, cluster.devices_per_node
+        self._spec, self._parallel, self._per_node = spec, spec.parallel, cluster.devices_per_node
         self._num_units = sum(1 for _ in spec.model.blocks())
 
     def check(self) -> None:
         """Raises SpecError for a pipeline of more runs of layers than there are."""
-        pipeline, per_stage = self._wanted.pipeline or 1, self._min_virtual
+        pipeline, per_stage = self._parallel.pipeline or 1, self._min_virtual
         if pipeline > 1 and pipeline * per_stage > self._num_units:
             runs = f"{pipeline * per_stage} runs of layers" + f", {per_stage} a stage" * (per_stage > 1)
             raise SpecError(
@@ -42,7 +42,7 @@ class Choices:
 
         Tensor and expert-tensor ranks share a node unless the user asks for more of them.
         """
-        parallel, moe = self._wanted, self._spec.model.moe
+        parallel, moe = self._parallel, self._spec.model.moe
         by_axis: dict[str, list[int]] = {}
         for _, number, axis, _ in divided(self._spec.model):
             by_axis.setdefault(axis, []).append(number)
@@ -72,19 +72,19 @@ class Choices:
     @property
     def multiple(self) -> int:
         """Number that the workers must be a multiple of, by the degrees that are asked for."""
-        degrees = {axis: getattr(self._wanted, axis) or 1 for axis in vars(Degrees())}
+        degrees = {axis: getattr(self._parallel, axis) or 1 for axis in vars(Degrees())}
         experts = degrees["expert"] * degrees["expert_tensor"]
         dense = lcm(degrees["tensor"] * degrees["context"], degrees["tensor"] * degrees["fsdp"])
         return degrees["pipeline"] * lcm(experts * degrees["data"], experts * degrees["expert_fsdp"], dense)
 
     def _is_possible(self, shape: Degrees) -> bool:
         """Whether there is a pipeline for virtual stages, and what overlaps, where they are asked for."""
-        if (self._wanted.virtual_stages or 1) > 1 and shape.pipeline == 1:
+        if (self._parallel.virtual_stages or 1) > 1 and shape.pipeline == 1:
             return False
-        if self._wanted.overlap and self._wanted.virtual_stages == 1 and shape.pipeline > 1:
+        if self._parallel.overlap and self._parallel.virtual_stages == 1 and shape.pipeline > 1:
             return False
         travels = shape.expert * shape.expert_tensor > 1
-        return not self._wanted.overlap or (travels and bool(self.micro_batches(shape)))
+        return not self._parallel.overlap or (travels and bool(self.micro_batches(shape)))
 
     def _max_context(self) -> int:
         whole = self._spec.model.sides > 1  # rows of two lengths are not split
@@ -93,7 +93,7 @@ class Choices:
     def with_fsdp(self, shape: Degrees) -> Iterator[Degrees]:
         """The shape with what is outside experts, and with experts, on all ranks that share it, sharded over all of
         these, or over those of a node."""
-        parallel, moe = self._wanted, self._spec.model.moe
+        parallel, moe = self._parallel, self._spec.model.moe
         dense = self._fsdp_degrees(shape.replica_ranks, shape.tensor, parallel.fsdp)
         experts = [1]
         if moe is not None or parallel.expert_fsdp is not None:
@@ -110,12 +110,12 @@ class Choices:
     def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
         """Shardings to try. What is not gathered where it is used is sharded over all replicas: over a node's is no
         faster, and takes as much memory or more, but for a thousandth under Adafactor."""
-        if self._wanted.sharding is not None:
+        if self._parallel.sharding is not None:
             whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.replica_ranks
-            return () if whole and self._wanted.sharding != "parameters" else (self._wanted.sharding,)
+            return () if whole and self._parallel.sharding != "parameters" else (self._parallel.sharding,)
         in_part = (
-            self._wanted.fsdp is None and degrees.fsdp not in (1, degrees.replica_ranks),
-            self._wanted.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data),
+            self._parallel.fsdp is None and degrees.fsdp not in (1, degrees.replica_ranks),
+            self._parallel.expert_fsdp is None and degrees.expert_fsdp not in (1, degrees.data),
         )
         if degrees.fsdp == degrees.expert_fsdp == 1 or any(in_part):
             return ("parameters",)
@@ -125,39 +125,39 @@ class Choices:
         """The fewest first."""
         if pipeline == 1:
             return [1]
-        if self._wanted.virtual_stages is not None:
-            return [self._wanted.virtual_stages]
+        if self._parallel.virtual_stages is not None:
+            return [self._parallel.virtual_stages]
         return [number for number in steps(self._num_units // pipeline) if number >= self._min_virtual]
 
     @property
     def _min_virtual(self) -> int:
         """Of a pipeline's stage."""
-        return self._wanted.virtual_stages or (2 if self._wanted.overlap else 1)
+        return self._parallel.virtual_stages or (2 if self._parallel.overlap else 1)
 
     def recomputes(self) -> tuple[Recompute, ...]:
         """The least first."""
-        if self._wanted.recompute is not None:
-            return (self._wanted.recompute,)
-        return RECOMPUTES[:-1] if self._wanted.overlap else RECOMPUTES
+        if self._parallel.recompute is not None:
+            return (self._parallel.recompute,)
+        return RECOMPUTES[:-1] if self._parallel.overlap else RECOMPUTES
 
     def micro_batches(self, degrees: Degrees) -> list[tuple[int, int]]:
         """(groups at a time, how often), the most groups first; of sizes that come as often, the smallest."""
         groups = -(-self._spec.num_groups // degrees.data_ranks)
-        user_groups = self._wanted.micro_batch_groups
+        user_groups = self._parallel.micro_batch_groups
         sizes = (
             [min(user_groups, groups)]
             if user_groups
             else sorted({-(-groups // times) for times in steps(groups)})[::-1]
         )
         counts = [(size, -(-groups // size)) for size in sizes]
-        return [(size, times) for size, times in counts if times > 1] if self._wanted.overlap else counts
+        return [(size, times) for size, times in counts if times > 1] if self._parallel.overlap else counts
 
     def plain(self, shape: Degrees) -> Candidate:
         """The smallest micro-batch, dispatched as plainly as the user allows."""
         size, times = self.micro_batches(shape)[-1]
-        in_nodes = self._wanted.dispatch == "hierarchical"
+        in_nodes = self._parallel.dispatch == "hierarchical"
         options = Options(
-            num_chunks=self._wanted.num_chunks or 1, overlap=bool(self._wanted.overlap),
+            num_chunks=self._parallel.num_chunks or 1, overlap=bool(self._parallel.overlap),
             ranks_per_node=self.ranks_per_node(shape) if in_nodes else None,
             micro_batch_groups=size, num_micro_batches=times,
         )  # fmt: skip
@@ -171,7 +171,7 @@ class Choices:
 
     def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
         """The same with other kinds of dispatch, where rows travel."""
-        parallel, degrees = self._wanted, candidate.degrees
+        parallel, degrees = self._parallel, candidate.degrees
         if degrees.expert * degrees.expert_tensor == 1:
             return
         chunks = (parallel.num_chunks,) if parallel.num_chunks else CHUNKS
@@ -202,7 +202,7 @@ class Choices:
         """Whether nodes divide expert groups and hold whole experts, where dispatch was asked to use that."""
         spans = degrees.expert * degrees.expert_tensor > self._per_node > 1
         return (
-            self._wanted.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
+            self._parallel.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
         )
 
 

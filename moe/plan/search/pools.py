@@ -198,9 +198,9 @@ def _best_of(
     all_offers = offers if across_offer is None else [*offers, across_offer]
     first = min(all_offers, key=rank)
     reasons = [
-        _chosen(first, kind, len(all_offers), len(pools.pools), how, together=across_offer is not None)
+        _choice_line(first, kind, len(all_offers), len(pools.pools), how, together=across_offer is not None)
     ]
-    reasons += [_other(offer, first, goal) for offer in all_offers if offer is not first]
+    reasons += [_alternative_line(offer, first, goal) for offer in all_offers if offer is not first]
     if across is not None and across_offer is None:
         reasons.append(f"stages on several pools: none {_THAN[goal]}")
     reasons += [f"pool {name} cannot hold it: {error.problems[0]}" for name, error in refusals.items()]
@@ -214,7 +214,7 @@ def _whole(search: Search, best: Best, how: How) -> Plan:
     return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
 
 
-def _chosen(offer: _Offer, kind: str, fitting: int, num_pools: int, how: How, *, together: bool) -> str:
+def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, how: How, *, together: bool) -> str:
     if fitting == 1:
         alone = "the only pool" if num_pools == 1 else f"the only one of {num_pools} pools that holds it"
         if offer.plan.stages:
@@ -225,7 +225,7 @@ def _chosen(offer: _Offer, kind: str, fitting: int, num_pools: int, how: How, *,
     return f"{offer.where}: {kind} {words}"
 
 
-def _other(offer: _Offer, first: _Offer, goal: Goal) -> str:
+def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
     """Line on what the job would take elsewhere."""
     plan, than = offer.plan, first.plan
     comparison = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)

@@ -42,10 +42,12 @@ def narrowed(spec: JobSpec) -> Remedy | None:
 def adapted(spec: JobSpec, holds: Callable[[JobSpec], bool], *, has_bfloat16: bool) -> Remedy | None:
     """The job with the simplest adapter, or the simplest narrower base of its adapter, that the workers hold; None if
     there is none or the model takes no adapter. `has_bfloat16`: whether devices compute in bfloat16."""
-    return next((remedy for remedy in _adapted(spec, has_bfloat16=has_bfloat16) if holds(remedy.spec)), None)
+    return next(
+        (remedy for remedy in _adapter_remedies(spec, has_bfloat16=has_bfloat16) if holds(remedy.spec)), None
+    )
 
 
-def _adapted(spec: JobSpec, *, has_bfloat16: bool) -> Iterator[Remedy]:
+def _adapter_remedies(spec: JobSpec, *, has_bfloat16: bool) -> Iterator[Remedy]:
     if not isinstance(spec.model, LanguageModelSpec):
         return
     adapter, keys = _adapter(spec), unwritten_float32(spec)

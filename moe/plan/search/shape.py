@@ -133,7 +133,7 @@ class ShapeSearch:
         self, models: Models, shape: Degrees, bound_s: float, fastest: Fastest, *, to_run: bool
     ) -> None:
         self._models, self._shape, self._bound_s = models, shape, bound_s
-        self._found, self._to_run = fastest, to_run
+        self._fastest, self._to_run = fastest, to_run
         self._virtual_stages = models.choices.virtual_stages(shape.pipeline)
         self._ranks_per_node = models.choices.ranks_per_node(shape)
         self._numbers = count()
@@ -143,7 +143,7 @@ class ShapeSearch:
         way that is left could take."""
         self._room = self._models.room_of(self._shape)
         waiting = [_Open(self._bound_s, next(self._numbers), *largest) for largest in self._room.largest]
-        while waiting and waiting[0].bound_s <= self._found.limit_of(self._shape):
+        while waiting and waiting[0].bound_s <= self._fastest.limit_of(self._shape):
             yield waiting[0].bound_s
             branch = heappop(waiting)
             if branch.virtual_stages is not None:
@@ -169,7 +169,7 @@ class ShapeSearch:
     def _within(self, branch: _Open) -> Iterator[_Open]:
         """The size with each number of virtual stages, and the smaller ones together."""
         run, time = self._room.run(branch.recompute, branch.size), self._models.time
-        pipeline, limit_s = self._shape.pipeline, self._found.limit_of(self._shape)
+        pipeline, limit_s = self._shape.pipeline, self._fastest.limit_of(self._shape)
         overlaps = branch.recompute != "full"
         alone_s = time.on_even_stages_s(self._of_units(run, overlaps=overlaps), pipeline)
         turns = {virtual_stages: self._turns(run, virtual_stages) for virtual_stages in self._virtual_stages}
@@ -210,7 +210,7 @@ class ShapeSearch:
     def _look_into(self, branch: _Open) -> None:
         """Adds what fits of one way, however it is placed and rows travel."""
         run = self._room.run(branch.recompute, branch.size, branch.virtual_stages or 1)
-        models, options, limit_s = self._models, run.options, self._found.limit_of(self._shape)
+        models, options, limit_s = self._models, run.options, self._fastest.limit_of(self._shape)
         of_units = self._of_units(run, overlaps=self._can_overlap(run))
         bound_s = cache(partial(self._bound_of_placed_s, run, of_units))
         fast = [number for number, gathers in self._gathers.items() if bound_s(gathers) <= limit_s]
@@ -224,8 +224,8 @@ class ShapeSearch:
                 if step_s > limit_s or (self._to_run and not_yet):
                     continue
                 if candidate.options.overlap == options.overlap or self._room.fits(candidate):
-                    self._found.add(Ranked(candidate, self._shape, step_s, not_yet))
-                    limit_s = self._found.limit_of(self._shape)
+                    self._fastest.add(Ranked(candidate, self._shape, step_s, not_yet))
+                    limit_s = self._fastest.limit_of(self._shape)
 
     def _bound_of_placed_s(
         self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]

@@ -101,14 +101,14 @@ def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequ
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         try:
-            spec, on = _changed(request.spec, cluster, values)
+            spec, on = _with_values(request.spec, cluster, values)
             cells.append(Cell(values, plan_anywhere(spec, on, request.num_workers, how)))
         except SpecError as error:
             cells.append(Cell(values, None, str(error.problems[0])))
     return cells
 
 
-def _changed(
+def _with_values(
     spec: JobSpec, cluster: Cluster | Pools, values: Mapping[str, str]
 ) -> tuple[JobSpec, Cluster | Pools]:
     fields = spec.model_dump(mode="json", exclude_unset=True)

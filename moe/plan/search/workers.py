@@ -35,7 +35,7 @@ def best_on(
     """The best on the search's cluster by the goal, of as many workers as are asked for, or as the job's range and the
     cluster leave. Raises SpecError where there is none."""
     if goal is not None and num_workers is None and (numbers := _numbers(search)):
-        return _chosen(search, numbers, goal, top, to_run)
+        return _best_of(search, numbers, goal, top, to_run)
     workers, why = search.workers(num_workers)
     if num_workers is None and (largest := _that_divide(search, workers)) != workers:
         workers, why = largest, [f"{number_of(largest, 'worker')}: the most that there are degrees for"]
@@ -98,11 +98,11 @@ class _Found:
     plan: Plan | None = None
 
 
-def _chosen(search: Search, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
+def _best_of(search: Search, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
     """The best of these numbers. Each is looked into only as far as it may be the best or the next best: the least that
     a step takes, the fastest layout, then the one that is chosen under both ends of the software's spread."""
     refusals: dict[int, SpecError] = {}
-    queue = list(_bounded(search, numbers, goal, refusals))
+    queue = list(_bounds(search, numbers, goal, refusals))
     heapify(queue)
     best: list[Plan] = []
     while queue and len(best) < 2:
@@ -123,7 +123,7 @@ _Entry = tuple[bool, float, int, int, _Found]
 """(whether it cannot be run, the effort at least, workers, how far it was looked into, what was found)."""
 
 
-def _bounded(
+def _bounds(
     search: Search, numbers: Iterable[int], goal: Goal, refusals: dict[int, SpecError]
 ) -> Iterator[_Entry]:
     for workers in numbers:

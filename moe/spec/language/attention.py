@@ -121,11 +121,11 @@ class GroupedQueryAttentionSpec(Spec):
         kept_elements = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
             queries, queries, queries, kept_elements, projections, window=window, rotated=queries + keys,
-            kept=self._kept(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
+            kept=self._kept_widths(queries, keys, window), heads=self.num_heads, key_heads=self.num_kv_heads,
             normed=self.query_key_norm is not None,
         )  # fmt: skip
 
-    def _kept(self, queries: int, keys: int, window: int | None) -> KeptWidths:
+    def _kept_widths(self, queries: int, keys: int, window: int | None) -> KeptWidths:
         """Fused attention has queries and keys as they were turned; what they were before is kept by their norms and
         by the clip alone."""
         beside = 2 * queries if self.output_gate else 0  # its sigmoid, and what it weighed
@@ -214,10 +214,10 @@ class LatentAttentionSpec(Spec):
         return AttentionDims(
             queries, queries, values, queries + values, projections, kept_latent,
             gathered=None if self.query_rank is None else ranks + self.rope_dim, takes_own=True,
-            kept=self._kept(queries, values, ranks), heads=self.num_heads, key_heads=self.num_heads,
+            kept=self._kept_widths(queries, values, ranks), heads=self.num_heads, key_heads=self.num_heads,
         )  # fmt: skip
 
-    def _kept(self, queries: int, values: int, ranks: int) -> KeptWidths:
+    def _kept_widths(self, queries: int, values: int, ranks: int) -> KeptWidths:
         """Keys and values of all heads are made at once, so that values keep both; what heads give is put in order."""
         up = self.num_heads * (self.head_dim + self.value_dim)
         fused_elements = 2 * queries + up + values

@@ -25,7 +25,7 @@ class LinearAttentionSpec(Spec):
     """Width of the convolution over queries, keys and values."""
 
     @model_validator(mode="after")
-    def _grouped(self) -> "LinearAttentionSpec":
+    def _check_heads(self) -> "LinearAttentionSpec":
         if self.num_value_heads % self.num_key_heads:
             raise SpecError(
                 Problem("not_divisible", "num_value_heads", self.num_value_heads,
@@ -63,10 +63,10 @@ class LinearAttentionSpec(Spec):
         projections -= (2 * keys + values) * self.conv_tokens
         return AttentionDims(
             2 * keys, heads * self.key_dim, values, kept_elements, projections, linear=self.value_dim, chunk=CHUNK,
-            kept=self._kept(keys, values), heads=heads, key_heads=self.num_key_heads,
+            kept=self._kept_widths(keys, values), heads=heads, key_heads=self.num_key_heads,
         )  # fmt: skip
 
-    def _kept(self, keys: int, values: int) -> KeptWidths:
+    def _kept_widths(self, keys: int, values: int) -> KeptWidths:
         """Before the convolution, after it, and activated; gates and what they gave; what was read, before its norm,
         after it, and weighed. In float32 queries and keys, before and after they are divided by their lengths, values,
         some numbers of each head, and now and then a state.
