@@ -78,14 +78,14 @@ class Comparison:
         return {kind: term for kind, term in self.memory.items() if kind != "allowance"}
 
     @property
-    def needed(self) -> Term:
+    def job_bytes(self) -> Term:
         """Their sum."""
         return _sum_of(self.job_memory)
 
     @property
     def free(self) -> Term:
         """Bytes of the device that the job leaves free."""
-        usage = self.needed
+        usage = self.job_bytes
         return Term(
             *(max(0, getattr(self.limit, side) - getattr(usage, side)) for side in ("first", "second"))
         )
@@ -204,7 +204,7 @@ def _more_seconds(seconds: float) -> str:
 
 def _of_memory(comparison: Comparison) -> str:
     """Sentence about the fullest device, with the kind that has most of the difference."""
-    num_bytes = -comparison.needed.difference
+    num_bytes = -comparison.job_bytes.difference
     if not num_bytes:
         return ""
     kinds = {kind: -term.difference for kind, term in comparison.job_memory.items()}

@@ -47,9 +47,9 @@ def refusal(plan: Plan) -> Problem | None:
     return cannot_be_run(tuple(features), "plan") if features else None
 
 
-def cannot_be_run(what: Sequence[str], path: str = "parallel") -> Problem:
+def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:
     """For a job of which no layout can be run yet, or a plan."""
-    return Problem("not_runnable", path, None, f"asks for what cannot be run yet: {', '.join(what)}",
+    return Problem("not_runnable", path, None, f"asks for what cannot be run yet: {', '.join(features)}",
                    "leave it out, or only plan it: shardyard plan")  # fmt: skip
 
 

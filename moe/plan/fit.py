@@ -9,7 +9,7 @@ from moe.spec.errors import Problem
 def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
     """Every dimension of the model that a degree does not divide; `degrees` as a plan has them, by axis."""
     problems = []
-    for path, number, axis, why in divided(model):
+    for path, number, axis, why in divided_dims(model):
         degree = degrees.get(axis, 1)
         if number % degree:
             good = ", ".join(str(d) for d in range(1, min(number, 4 * degree) + 1) if number % d == 0)
@@ -25,7 +25,7 @@ def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
     return problems
 
 
-def divided(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:
+def divided_dims(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:
     """(place in a spec, number, the axis whose degree divides it, why)."""
     for path, heads in model.heads.items():
         yield f"model.{path}", heads, "tensor", "since each rank has whole heads"

@@ -8,12 +8,12 @@ from moe.spec.errors import Problem, SpecError
 Name = TypeVar("Name", bound=str)
 
 
-def one_of(place: str, given: object, names: Collection[Name]) -> Name | None:
+def one_of(place: str, value: object, names: Collection[Name]) -> Name | None:
     """The name that is given; None where none is. Raises SpecError for what is none of `names`."""
-    if given is None:
+    if value is None:
         return None
     for name in names:
-        if given == name:
+        if value == name:
             return name
     rule = f"must be {' or '.join(names)}" if len(names) == 2 else f"must be one of {', '.join(names)}"
-    raise SpecError(Problem("not_a_choice", place, given, rule, "correct it or leave it out"))
+    raise SpecError(Problem("not_a_choice", place, value, rule, "correct it or leave it out"))

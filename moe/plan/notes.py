@@ -8,7 +8,7 @@ from moe.plan.search.remedies import unwritten_float32
 from moe.spec import JobSpec, ModuleModelSpec, Problem
 
 
-def noted(plan: Plan, spec: JobSpec, missing: Sequence[Problem] = ()) -> Plan:
+def with_notes(plan: Plan, spec: JobSpec, missing: Sequence[Problem] = ()) -> Plan:
     """The plan with notes on its job, and with what the job is `missing` to be trained."""
     is_module = isinstance(spec.model, ModuleModelSpec)
     defaults = {} if is_module else dict.fromkeys(unwritten_float32(spec), "float32")

@@ -63,7 +63,7 @@ class Row:
     """Bytes of the device that is the fullest."""
 
 
-def drawn(plan: Plan) -> str:
+def draw_svg(plan: Plan) -> str:
     """SVG: a row for the layout that was chosen and for each of the next best, with two stacked bars. All bars of time
     are to one scale, and all of memory. Raises SpecError for the plan of a module, which has one layout alone."""
     if plan.module is not None:

@@ -121,11 +121,11 @@ class Weight:
     name: str
     """Within its unit."""
     shape: tuple[int, ...]
-    divided: tuple[tuple[Axis, int], ...] = ()
+    axis_dims: tuple[tuple[Axis, int], ...] = ()
     """(mesh axis, dimension divided by its degree); FSDP cuts once more."""
     of_experts: bool = False
     """Whether the first dimension counts experts."""
-    trained: bool = True
+    is_trained: bool = True
     """Whether it has a gradient, and an optimizer remembers anything of it."""
     item_bytes: int | None = None
     """Of each of its numbers; None is what all weights have, and codes of narrower forms and their scales have not."""
@@ -141,17 +141,19 @@ class Weight:
         """Of the model, that it stands for."""
         return self.numel if self.item_bytes is None else self.num_coded
 
-    def multiplied(self, shards: Shards) -> int:
+    def product_numel(self, shards: Shards) -> int:
         """Numbers of the matrix on a rank when it is multiplied."""
-        return prod(self.used(shards)) if self.item_bytes is None else self.decoded(shards)
+        return (
+            prod(self.unsharded_shape(shards)) if self.item_bytes is None else self.dequantized_numel(shards)
+        )
 
-    def decoded(self, shards: Shards) -> int:
+    def dequantized_numel(self, shards: Shards) -> int:
         """Numbers of the matrix on a rank when codes are decoded to be multiplied; 0 of all else."""
-        return self.num_coded * prod(self.used(shards)) // self.numel
+        return self.num_coded * prod(self.unsharded_shape(shards)) // self.numel
 
-    def used(self, shards: Shards) -> tuple[int, ...]:
+    def unsharded_shape(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on a rank when it is used, gathered from FSDP."""
-        return _local_shape(self.shape, self.divided, shards)
+        return _local_shape(self.shape, self.axis_dims, shards)
 
     def local_shape(self, shards: Shards) -> tuple[int, ...]:
         """Its shape on the fullest rank between uses."""
@@ -160,10 +162,10 @@ class Weight:
     def splits(self, shards: Shards) -> tuple[tuple[Axis, int], ...]:
         """Axes of more than one rank and the dimensions that they split: the one place that chooses FSDP's, which is
         the first of the two outermost that comes out even, else the first."""
-        shape, axis = self.used(shards), "expert_fsdp" if self.of_experts else "fsdp"
+        shape, axis = self.unsharded_shape(shards), "expert_fsdp" if self.of_experts else "fsdp"
         degree: int = getattr(shards, axis)
         outermost = 1 if shape[0] % degree and len(shape) > 1 and shape[1] % degree == 0 else 0
-        pairs: tuple[tuple[Any, int], ...] = (*self.divided, (axis, outermost))
+        pairs: tuple[tuple[Any, int], ...] = (*self.axis_dims, (axis, outermost))
         return tuple((axis, dim) for axis, dim in pairs if getattr(shards, axis) > 1)
 
 

@@ -36,9 +36,9 @@ class PlanRequest(Frozen):
     has the most workers that there are devices for, and of pools the fastest is taken."""
 
 
-def plan_request(given: Any) -> PlanRequest:
+def plan_request(fields: Any) -> PlanRequest:
     """The request that plain data describes. Raises SpecError with every problem of its first wrong part."""
-    parts = given if isinstance(given, dict) and "spec" in given else {"spec": given}
+    parts = fields if isinstance(fields, dict) and "spec" in fields else {"spec": fields}
     for key in parts:
         if key not in PlanRequest.model_fields:
             raise SpecError(

@@ -47,14 +47,14 @@ def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) ->
 
 
 def _required_fields(spec: JobSpec) -> dict[str, Any]:
-    return {name: value for name, value in said(spec.resolved).items() if name not in _FREE}
+    return {name: value for name, value in non_default_fields(spec.resolved).items() if name not in _FREE}
 
 
 def _facts(cluster: Cluster) -> dict[str, Any]:
     return cluster.model_dump(mode="json", exclude={"calibration", "price_per_hour", "billing_unit"})
 
 
-def said(value: Any) -> Any:
+def non_default_fields(value: Any) -> Any:
     """Fields of a spec that differ from defaults, as plain data: a default written out is the same as one left out, and
     a field that a later release adds changes nothing of specs which do not use it. Names of kinds stay: fields are
     read by them."""
@@ -62,15 +62,15 @@ def said(value: Any) -> Any:
         case BaseModel():
             fields = type(value).model_fields.items()
             return {
-                name: said(own)
+                name: non_default_fields(own)
                 for name, field in fields
                 if (own := getattr(value, name)) != field.get_default(call_default_factory=True)
                 or _is_name_of_a_kind(field)
             }
         case list() | tuple():
-            return [said(element) for element in value]
+            return [non_default_fields(element) for element in value]
         case dict():
-            return {key: said(element) for key, element in value.items()}
+            return {key: non_default_fields(element) for key, element in value.items()}
         case _:
             return value
 
@@ -111,9 +111,9 @@ def load(path: str | Path) -> Plan:
         ) from None
 
 
-def require_same(kept: Plan, now: Plan, name: str) -> None:
+def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
     """Raises SpecError where the kept plan, of the file of this name, was made for something else than `now`."""
-    if parts := differences(kept, now):
+    if parts := differences(stored_plan, now):
         parts_in_words = " and another ".join(parts)
         raise SpecError(
             Problem(

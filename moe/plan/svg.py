@@ -69,7 +69,7 @@ def text_width(text: str, size: float) -> float:
     return len(text) * size * _EM
 
 
-def shortened(text: str, size: float, room: float) -> str:
+def truncate(text: str, size: float, room: float) -> str:
     """Its end, where it is too long."""
     letters = int(room / (size * _EM))
     return text if len(text) <= letters else "…" + text[len(text) - letters + 1 :]

@@ -74,7 +74,7 @@ def depends(
         )
         console().print(Group(*parts))
         return
-    items = [{"what": change.what, "step_s": change.step_s, "why_not": change.why_not or None,
+    items = [{"what": change.description, "step_s": change.step_s, "why_not": change.why_not or None,
              "best": change.best and change.best.model_dump(mode="json")} for change in changes]  # fmt: skip
     print_json({"plan": plan.model_dump(mode="json"), "sensitivity": items})
 
@@ -171,9 +171,9 @@ def _view(plan: Plan, where: str, output: PlanOutput) -> RenderableType:
 
 def _write(plan: Plan, output: PlanOutput) -> None:
     if output.draw is not None:
-        from moe.plan.picture import drawn
+        from moe.plan.picture import draw_svg
 
-        write_whole(output.draw, drawn(plan))
+        write_whole(output.draw, draw_svg(plan))
     if output.save is not None:
         write_whole(output.save, _text(plan) + "\n")
 

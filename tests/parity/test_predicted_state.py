@@ -96,7 +96,7 @@ def test_the_fullest_rank_holds_what_was_predicted(ranks: Pools, case: tuple[str
         assert shapes == predicted
         state = state_of(model, plan.degrees, OPTIMIZERS[optimizer])
         elements = [sum(prod(shape) * count for (_, shape), count in of_rank.items()) for of_rank, _ in each]
-        assert max(elements) == elements[0] == state.stored.both
+        assert max(elements) == elements[0] == state.stored.total
         assert max(number for _, number in each) == remembered == state.optimizer
 
 

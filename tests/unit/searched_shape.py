@@ -12,7 +12,7 @@ from moe.plan.search.choices import Choices
 def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
     """What the search looks into of one shape."""
     ways = product(
-        choices.placed(shape), choices.recomputes(), choices.virtual_stages(shape.pipeline),
+        choices.data_shardings(shape), choices.recomputes(), choices.virtual_stages(shape.pipeline),
         choices.micro_batches(shape),
     )  # fmt: skip
     for (degrees, sharding), recompute, virtual_stages, (size, times) in ways:

@@ -300,7 +300,7 @@ def test_the_longest_end_of_any_stage_comes_behind_the_step() -> None:
     found = across.fastest(None, "time")
     assert found is not None
     on = across.on(found.split)
-    dealt = on.time.dealt(found.candidate)
+    dealt = on.time.deal_units(found.candidate)
     ends = [
         search_of(spec, pools, stage.pool).time.end_of(found.candidate, units, one_s).total_s
         for stage, units, one_s in zip(

@@ -15,9 +15,11 @@ def own_figures(name: str) -> dict[str, Any]:
     """What would be measured of a device that is exactly its type."""
     device = DEVICES[name]
     return {
-        "flops_per_s": {dtype: device.kernels.products[dtype].reached(8192) for dtype in ("float32", "bfloat16")},
+        "flops_per_s": {
+            dtype: device.kernels.products[dtype].achieved_flops_per_s(8192) for dtype in ("float32", "bfloat16")
+        },
         "memory_bytes_per_s": device.memory_bytes_per_s,
-        "attention_flops_per_s": device.kernels.attention_of(256).reached(64, 4096, 256),
+        "attention_flops_per_s": device.kernels.attention_of(256).achieved_flops_per_s(64, 4096, 256),
         "half_rows": 180.0, "expert_half_rows": 230.0,
     }  # fmt: skip
 

@@ -66,7 +66,7 @@ def test_a_device_that_was_never_measured_says_so(name: str) -> None:
     assert plan.utilization is not None
     assert 0 < plan.utilization < 1
     peak = device.peak_flops_per_s["bfloat16"]
-    assert device.kernels.products["bfloat16"].reached(8192) < 0.95 * peak
+    assert device.kernels.products["bfloat16"].achieved_flops_per_s(8192) < 0.95 * peak
     for number in (
         device.memory_bytes_per_s,
         device.kernels.ring.bytes_per_s,

@@ -204,14 +204,14 @@ def test_only_what_is_trained_has_gradients_and_moments(freeze: tuple[str, ...],
     trained = [each for each in model.parameters() if not any(matches(one, each.name) for one in freeze)]
     state = state_of(model, degrees, AdamWSpec(name="adamw"), freeze)
     if shards == 1:
-        assert state.stored.both == model.num_parameters()
-        assert state.trained_stored.both == state.trained_used.both == sum(each.numel for each in trained)
+        assert state.stored.total == model.num_parameters()
+        assert state.trained_stored.total == state.trained_used.total == sum(each.numel for each in trained)
         factored = AdafactorSpec(name="adafactor")
         assert state_of(model, degrees, factored, freeze).optimizer == sum(
             factored.state_elements(each.shape, each.of_experts) for each in trained
         )
-    assert state.optimizer == 2 * state.trained_stored.both
-    assert state.trained_used.both == sum(each.numel for each in trained)
+    assert state.optimizer == 2 * state.trained_stored.total
+    assert state.trained_used.total == sum(each.numel for each in trained)
 
 
 def test_a_frozen_model_takes_less_memory_and_says_what_is_trained() -> None:
@@ -232,6 +232,6 @@ def test_a_frozen_model_takes_less_memory_and_says_what_is_trained() -> None:
 def test_layers_of_which_one_is_frozen_are_not_alike() -> None:
     model = language().model
     first, second = (unit for unit in units(model, OURS, ("layers.0.*",)) if unit.is_layer)
-    assert not any(weight.trained for weight in first.weights)
-    assert all(weight.trained for weight in second.weights)
+    assert not any(weight.is_trained for weight in first.weights)
+    assert all(weight.is_trained for weight in second.weights)
     assert len(set(units(model, OURS))) == 3

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.plan import Cluster
-from moe.plan.stored import made_for, said
+from moe.plan.stored import made_for, non_default_fields
 from moe.spec import JobSpec, SpecError
 from moe.spec.routers import ROUTERS
 from tests.unit.test_spec import job
@@ -97,11 +97,11 @@ def test_kinds_that_have_nothing_but_defaults_are_told_apart() -> None:
 def test_what_a_spec_does_not_use_is_no_part_of_it() -> None:
     """So that a field which is added later leaves digests as they are."""
     spec = JobSpec.parse(job()).resolved
-    told = said(spec)
+    told = non_default_fields(spec)
     assert told["train"] == {"num_steps": 10, "batch_tokens": 1024, "label_smoothing": 0.1}
     assert told["data"] == {"corpus": "catalogs", "target": "en"}  # that it can be but one
     assert not told.keys() & {"parallel", "resources", "retry", "labels"}
-    assert said(spec.model_copy(update={"name": "another"})) == {**told, "name": "another"}
+    assert non_default_fields(spec.model_copy(update={"name": "another"})) == {**told, "name": "another"}
     left_out, said_in_words = (
         made_for(JobSpec.parse(job(train=changes)), CLUSTER)
         for changes in ({}, {"label_smoothing": 0.1, "freeze": []})

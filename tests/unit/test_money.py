@@ -65,9 +65,9 @@ def test_nodes_are_paid_whole() -> None:
     plan = plan_job(spec, cluster, 13)
     assert plan.money is not None
     assert (plan.num_billed_devices, plan.money.per_hour) == (16, 2.5 * 16)
-    assert [cluster.billed(each) for each in (1, 8, 9)] == [8, 8, 16]
-    assert cluster.of(3).billed(3) == cluster.exactly(3).billed(3) == 8
-    assert h100s(billing_unit=1).billed(13) == 13
+    assert [cluster.billed_devices(each) for each in (1, 8, 9)] == [8, 8, 16]
+    assert cluster.of(3).billed_devices(3) == cluster.exactly(3).billed_devices(3) == 8
+    assert h100s(billing_unit=1).billed_devices(13) == 13
     assert plan_job(spec, cluster, 16).num_billed_devices is None
 
 
@@ -110,7 +110,7 @@ def test_a_goal_chooses_what_no_other_number_of_workers_beats(goal: Any) -> None
     cluster = h100s(num_nodes=1)
 
     def taken(plan: Plan) -> float:
-        return plan.predicted.step_s * (cluster.billed(plan.num_workers) if goal == "cost" else 1)
+        return plan.predicted.step_s * (cluster.billed_devices(plan.num_workers) if goal == "cost" else 1)
 
     plan = plan_anywhere(spec, cluster, how=How(goal))
     every = [plan_job(spec, cluster, workers) for workers in range(1, 9)]

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from moe.plan import Cluster, Plan, plan_job, read_plan_request
-from moe.plan.picture import drawn
+from moe.plan.picture import draw_svg
 from moe.plan.svg import WIDTH, text_width
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def parts(root: ElementTree.Element, title: str) -> list[list[ElementTree.Elemen
 
 def test_bars_show_each_kind_of_each_layout_to_one_scale() -> None:
     plan = fresh()
-    root = ElementTree.fromstring(drawn(plan))
+    root = ElementTree.fromstring(draw_svg(plan))
     every = [(plan.predicted, plan.memory), *((each.predicted, each.memory) for each in plan.runners_up)]
     for title, amounts in (
         ("step", [time.by_kind() for time, _ in every if time]),
@@ -65,7 +65,7 @@ def test_bars_show_each_kind_of_each_layout_to_one_scale() -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_no_words_leave_the_paper_or_lie_on_others(name: str) -> None:
-    root = ElementTree.fromstring(drawn(PLANS[name]()))
+    root = ElementTree.fromstring(draw_svg(PLANS[name]()))
     boxes = []
     for each in root.iter(f"{SVG}text"):
         size, text = float(each.get("font-size", "")), each.text or ""
@@ -85,12 +85,12 @@ def test_no_words_leave_the_paper_or_lie_on_others(name: str) -> None:
 def test_the_same_plan_is_the_same_picture_also_when_it_was_kept() -> None:
     plan = fresh()
     text = json.dumps(plan.model_dump(mode="json"), sort_keys=True)
-    assert drawn(plan) == drawn(fresh()) == drawn(Plan.model_validate_json(text))
+    assert draw_svg(plan) == draw_svg(fresh()) == draw_svg(Plan.model_validate_json(text))
 
 
 def test_a_plan_of_an_earlier_release_shows_sums() -> None:
     plan = kept("version-3/deepseek-v3-1024-h100")
-    root = ElementTree.fromstring(drawn(plan))
+    root = ElementTree.fromstring(draw_svg(plan))
     assert [[part.get("data-kind") for part in bar] for bar in parts(root, "step")[1:]] == [["all"]] * len(
         plan.runners_up
     )

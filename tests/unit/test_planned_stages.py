@@ -36,7 +36,7 @@ def test_the_last_stage_has_its_own_copy_of_a_tied_table(model: ModelSpec) -> No
     def numel(stage: Stage) -> int:
         return sum(weight.numel * count for unit, count in stage.units for weight in unit.weights)
 
-    (table,) = next(unit.tied for unit in units(model, OURS) if unit.tied)
+    (table,) = next(unit.tied_weights for unit in units(model, OURS) if unit.tied_weights)
     (whole,) = stages(units(model, OURS), 1, 1)
     first, last = stages(units(model, OURS), 2, 1)
     assert numel(whole) == model.num_parameters()

@@ -8,7 +8,7 @@ import pytest
 
 from moe.interchange.expand import expand_request
 from moe.plan import Cluster, Plan, plan_request
-from moe.plan.notes import noted
+from moe.plan.notes import with_notes
 from moe.plan.search.pools import plan_anywhere
 from moe.plan.verdict import verdict
 from moe.spec import JobSpec, SpecError
@@ -46,7 +46,7 @@ def spec_of(model: dict[str, Any], data: dict[str, Any], **beside: Any) -> JobSp
 
 
 def planned(spec: JobSpec) -> Plan:
-    return noted(plan_anywhere(spec, H100S), spec, missing_to_train(spec, None))
+    return with_notes(plan_anywhere(spec, H100S), spec, missing_to_train(spec, None))
 
 
 @pytest.mark.parametrize("data", [DOCUMENTS, CHAT, PREFERENCE])

@@ -108,6 +108,6 @@ def test_memory_a_core_does_not_grow_with_the_papers_experts() -> None:
         row = PaperRow(experts, 36, experts * 2048, 1.0)
         state = state_of(row.search.spec.model, row.candidate.degrees, row.search.spec.train.optimizer)
         router = row.search.spec.model.model_dim * experts * len(row.search.spec.model.moe_layers)
-        of_state.append(state.stored.both - router)  # a column for each expert
+        of_state.append(state.stored.total - router)  # a column for each expert
         assert not not_yet(row.search.spec, row.candidate, "ours")
     assert len(set(of_state)) == 1

@@ -12,7 +12,7 @@ from hypothesis import given
 from benchmarks.published_rows import ROWS
 from moe.plan import Degrees, Search
 from moe.plan.candidate import Candidate
-from moe.plan.cost.held import Placed
+from moe.plan.cost.held import StateOptions
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.profile import ProfileName, profile_of
 from moe.plan.search.choices import Choices
@@ -55,7 +55,7 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
     """Bounds of a shape's state, and of even shares and early stages: as it is placed, and however it is placed."""
     for each in candidates:
         total, shape = memory.total(each), shape_of(each)
-        placed = Placed.of(each.degrees, each.options.sharding, each.options.recompute)
+        placed = StateOptions.of(each.degrees, each.options.sharding, each.options.recompute)
         state = memory.of_state(placed, each.options.virtual_stages)
         assert memory.bound_of_state(shape) <= max(state)
         shares = map(add, memory.state_of_shares(placed), memory.beside_shares(each))

@@ -19,7 +19,7 @@ from moe.plan.cost.time import TimeModel
 from moe.plan.executable import not_yet
 from moe.plan.profile import ProfileName, profile_of
 from moe.plan.search.choices import Choices
-from moe.plan.search.ranking import LEAST, Ranked
+from moe.plan.search.ranking import LEAST, RankedCandidate
 from moe.plan.search.search import LOAD_SKEW
 from moe.plan.search.smallest import Smallest
 from moe.spec import JobSpec, SpecError
@@ -32,18 +32,20 @@ _NODES = 48
 """Up to as many, the smallest cluster is looked for by trying every number."""
 
 
-def all_that_fit(search: Search, candidates: list[Candidate]) -> list[Ranked]:
+def all_that_fit(search: Search, candidates: list[Candidate]) -> list[RankedCandidate]:
     found = []
     for each in candidates:
         if search.memory.of(each).total <= search.cluster.memory_bytes:
             shape = replace(each.degrees, fsdp=1, expert_fsdp=1)
             found.append(
-                Ranked(each, shape, search.time.step_s(each), not_yet(search.spec, each, search.profile.name))
+                RankedCandidate(
+                    each, shape, search.time.step_s(each), not_yet(search.spec, each, search.profile.name)
+                )
             )
     return sorted(found, key=lambda each: each.order)
 
 
-def firsts(ranked: list[Ranked], number: int) -> list[Candidate]:
+def firsts(ranked: list[RankedCandidate], number: int) -> list[Candidate]:
     """The fastest of the fastest shapes."""
     found: dict[Degrees, Candidate] = {}
     for each in ranked:
@@ -240,7 +242,7 @@ def test_nothing_that_is_asked_for_is_faster(job: Job, option: tuple[str, Any]) 
     spec, cluster, workers, _ = job
     assume(getattr(spec.parallel, option[0]) is None)
 
-    def fastest(spec: JobSpec) -> Ranked:
+    def fastest(spec: JobSpec) -> RankedCandidate:
         ranking = searched(job._replace(spec=spec)).ranking(workers, 1)
         return (ranking.runnable or ranking.fitting)[0]
 

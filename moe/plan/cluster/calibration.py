@@ -77,7 +77,7 @@ class Calibration(Spec):
         pairs = share
         if self.attention_flops_per_s is not None:
             usual = of.attention_of(USUAL_WIDTHS)
-            pairs *= self.attention_flops_per_s / usual.reached(_HEADS, _LENGTH, USUAL_WIDTHS)
+            pairs *= self.attention_flops_per_s / usual.achieved_flops_per_s(_HEADS, _LENGTH, USUAL_WIDTHS)
         elif self.flops_per_s:
             pairs = faster[of.attention_dtype]
         attention = {
@@ -105,7 +105,7 @@ class Calibration(Spec):
         """Times that large products were as fast as those of the type, by dtype; of others as bfloat16's, or
         float32's."""
         ratios: dict[str, float] = {
-            name: rate / of.products[name].reached(_LARGE)
+            name: rate / of.products[name].achieved_flops_per_s(_LARGE)
             for name, rate in self.flops_per_s.items()
             if name in of.products
         }

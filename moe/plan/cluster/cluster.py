@@ -163,7 +163,7 @@ class Cluster(Spec):
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
-    def billed(self, num_workers: int) -> int:
+    def billed_devices(self, num_workers: int) -> int:
         """Devices that are billed for so many workers: whole billing units."""
         unit = self.billing_unit or self.devices_per_node
         return -(-num_workers // unit) * unit
@@ -304,12 +304,12 @@ def _facts_of(fields: Any) -> DeviceFacts:
         ) from None
 
 
-def one_cluster_of(given: Any) -> Cluster:
+def one_cluster_of(fields: Any) -> Cluster:
     """The cluster, of one kind of nodes, that plain data describes. Raises SpecError with every problem."""
-    if isinstance(given, dict) and "pools" in given:
+    if isinstance(fields, dict) and "pools" in fields:
         raise SpecError(of_several_kinds())
     try:
-        return Cluster.model_validate(given)
+        return Cluster.model_validate(fields)
     except ValidationError as error:
         raise SpecError(of_cluster(problems_of(error))) from None
 

@@ -139,16 +139,16 @@ _H100_LINK = 450e9
 _H100_MEMORY, _H100_FLOPS, _H100_FP8_FLOPS = 3.35e12, 989e12, 1979e12
 
 
-def unmeasured(
+def device_by_data_sheet(
     source: str, memory_bytes: int, bfloat16_flops_per_s: float, fp8_flops_per_s: float | None,
-    memory_bytes_per_s: float, link_bytes_per_s: float, across_nodes_bytes_per_s: float, reached: float = 1.0,
+    memory_bytes_per_s: float, link_bytes_per_s: float, across_nodes_bytes_per_s: float, efficiency: float = 1.0,
 ) -> Device:  # fmt: skip
     """A GPU by the rates of its data sheet. Its kernels reach the shares of them that H100's do of H100's, times
-    `reached` of products; no fused exchange was measured on it."""
+    `efficiency` of products; no fused exchange was measured on it."""
     h100, memory = MEASURED["h100"], memory_bytes_per_s / _H100_MEMORY
-    ratios = {"bfloat16": bfloat16_flops_per_s / _H100_FLOPS * reached}
+    ratios = {"bfloat16": bfloat16_flops_per_s / _H100_FLOPS * efficiency}
     if fp8_flops_per_s is not None:
-        ratios["fp8"] = fp8_flops_per_s / _H100_FP8_FLOPS * reached
+        ratios["fp8"] = fp8_flops_per_s / _H100_FP8_FLOPS * efficiency
     ratios["float32"] = ratios["float64"] = ratios["bfloat16"]
     slower = _with_memory(h100, memory)
     products = {
@@ -209,11 +209,11 @@ _PCIE_4, _PCIE_5 = 32e9, 64e9
 
 def _by_sheet(
     memory_gib: int, tflops: float, fp8_tflops: float | None, memory_gb_per_s: float, link_bytes_per_s: float,
-    across_gb_per_s: float = 50.0, reached: float = 1.0, source: str = _SHEET,
+    across_gb_per_s: float = 50.0, efficiency: float = 1.0, source: str = _SHEET,
 ) -> Device:  # fmt: skip
     fp8 = None if fp8_tflops is None else 1e12 * fp8_tflops
-    return unmeasured(source, memory_gib * _GIB, 1e12 * tflops, fp8, 1e9 * memory_gb_per_s, link_bytes_per_s,
-                      1e9 * across_gb_per_s, reached)  # fmt: skip
+    return device_by_data_sheet(source, memory_gib * _GIB, 1e12 * tflops, fp8, 1e9 * memory_gb_per_s, link_bytes_per_s,
+                      1e9 * across_gb_per_s, efficiency)  # fmt: skip
 
 
 DEVICES: dict[str, Device] = {
@@ -263,8 +263,8 @@ DEVICES: dict[str, Device] = {
     "rtx-4090": _by_sheet(24, 165.2, 330.3, 1008, _PCIE_4, across_gb_per_s=1.56),
     "rtx-5090": _by_sheet(32, 209.5, 419, 1792, _PCIE_5, across_gb_per_s=1.56),
     "a10g": _by_sheet(22, 70, None, 600, _PCIE_4, across_gb_per_s=1.56),
-    "mi300x": _by_sheet(192, 1307, 2615, 5300, 7 * 64e9, reached=_AMD_REACHED, source=_AMD_SHEET),
-    "mi355x": _by_sheet(288, 2517, 5033, 8000, 7 * 76.8e9, reached=_AMD_REACHED, source=_AMD_SHEET),
+    "mi300x": _by_sheet(192, 1307, 2615, 5300, 7 * 64e9, efficiency=_AMD_REACHED, source=_AMD_SHEET),
+    "mi355x": _by_sheet(288, 2517, 5033, 8000, 7 * 76.8e9, efficiency=_AMD_REACHED, source=_AMD_SHEET),
     # One core of the paper's machine, float32 by single passes of its bfloat16 units: 420 TFLOP/s and 900 GB/s a board
     # of 8 cores and a chip of two (Google Cloud's system architecture); links of 656 Gb/s, both ways together (Jouppi
     # et al., CACM 2020), 82% of which are reached. The latency, of a hop on the torus, lies where all-to-all is near

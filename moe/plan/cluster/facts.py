@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from moe.plan.cluster.devices import Device, unmeasured
+from moe.plan.cluster.devices import Device, device_by_data_sheet
 from moe.spec.base import Count, Rate, Spec, Text
 
 
@@ -28,7 +28,7 @@ class DeviceFacts(Spec):
         source = "the rates given, of which H100's kernels reach as much"
         if self.assumed_as is not None:
             source = f"the rates of {self.assumed_as}, since nothing is known of its own"
-        return unmeasured(
+        return device_by_data_sheet(
             source, self.memory_bytes, self.bfloat16_flops_per_s, self.fp8_flops_per_s, self.memory_bytes_per_s,
             self.link_bytes_per_s, self.across_nodes_bytes_per_s,
         )  # fmt: skip

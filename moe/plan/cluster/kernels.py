@@ -41,7 +41,7 @@ class MatrixProducts:
         long as arithmetic."""
         return max(self.half_rows, self.item_bytes * self.flops_per_s / (2 * self.bytes_per_s))
 
-    def seconds(self, rows: float, inputs: float, outputs: float, *, quantised: bool = True) -> float:
+    def seconds(self, rows: float, inputs: float, outputs: float, *, quantises: bool = True) -> float:
         """Three bounds as a root of squares: arithmetic, memory, and the walk of one tile; and the rows made narrow for
         it, where they are not yet."""
         if not rows:
@@ -51,9 +51,9 @@ class MatrixProducts:
         memory = moved_bytes / self.bytes_per_s
         walk = self.depth_s * (inputs / 1000) ** self.depth_power if self.depth_s else 0.0
         slowest = sqrt(arithmetic * arithmetic + memory * memory + walk * walk)
-        return self.start_s + (self.quantise_s * rows * inputs if quantised else 0.0) + slowest
+        return self.start_s + (self.quantise_s * rows * inputs if quantises else 0.0) + slowest
 
-    def reached(self, size: int) -> float:
+    def achieved_flops_per_s(self, size: int) -> float:
         """Operations a second of a product of so many rows, inputs and outputs; its own rate where nothing of few rows
         was fitted."""
         return 2 * size**3 / self.seconds(size, size, size) if self.start_s else self.flops_per_s
@@ -89,18 +89,18 @@ class GroupedExperts:
         return max(self.half_rows, self.item_bytes * self.flops_per_s / (2 * self.bytes_per_s))
 
     def seconds(
-        self, rows: float, tokens: float, experts: float, width: float, hidden: float, num_matrices: int
+        self, rows: float, tokens: float, experts: float, width: float, hidden_dim: float, num_matrices: int
     ) -> float:
-        """`rows` of width `width` for `experts` of hidden width `hidden`, of a rank that has `tokens`."""
+        """`rows` of width `width` for `experts` of hidden width `hidden_dim`, of a rank that has `tokens`."""
         if not rows:
             return 0.0
-        matrices = num_matrices * width * ceil(hidden / self.tile) * self.tile
+        matrices = num_matrices * width * ceil(hidden_dim / self.tile) * self.tile
         return (
             self.start_s
             + 2 * (rows + self.half_rows * experts) * matrices / self.flops_per_s
             + min(rows, experts) * matrices * self.item_bytes / self.bytes_per_s
             + rows * width * self.row_s
-            + rows * hidden * self.hidden_s
+            + rows * hidden_dim * self.hidden_s
             + tokens * width * self.token_s
         )
 
@@ -152,7 +152,7 @@ class FusedAttention:
             + numbers * (self.query_s * heads + self.key_s * key_heads)
         )
 
-    def reached(self, heads: int, length: int, widths: int) -> float:
+    def achieved_flops_per_s(self, heads: int, length: int, widths: int) -> float:
         """Operations a second, as they are counted of pairs that all see each other; its own rate where nothing beside
         it was fitted."""
         if not self.start_s:

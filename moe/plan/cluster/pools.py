@@ -101,17 +101,17 @@ def read_cluster(path: str | Path) -> Cluster | Pools:
     return cluster_of(read_plain(path))
 
 
-def cluster_of(given: Any) -> Cluster | Pools:
+def cluster_of(fields: Any) -> Cluster | Pools:
     """The cluster, or the pools of one, that plain data describes. Raises SpecError with every problem."""
-    if not isinstance(given, dict) or "pools" not in given:
-        return one_cluster_of(given)
-    if flat := [key for key in given if key in Cluster.model_fields]:
+    if not isinstance(fields, dict) or "pools" not in fields:
+        return one_cluster_of(fields)
+    if flat := [key for key in fields if key in Cluster.model_fields]:
         raise SpecError(
-            Problem("conflict", f"cluster.{key}", None if isinstance(given[key], dict | list) else given[key],
+            Problem("conflict", f"cluster.{key}", None if isinstance(fields[key], dict | list) else fields[key],
                     "tells of one kind of nodes, beside pools", "move it into each pool that it is true of")
             for key in flat
         )  # fmt: skip
     try:
-        return Pools.model_validate(given)
+        return Pools.model_validate(fields)
     except ValidationError as error:
         raise SpecError(of_cluster(problems_of(error))) from None

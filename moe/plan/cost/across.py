@@ -9,7 +9,7 @@ from typing import NamedTuple
 from moe.plan.candidate import Candidate
 from moe.plan.cluster.pools import Between
 from moe.plan.cost.dealing import Dealer, OfUnits
-from moe.plan.cost.held import Placed, Run, placed_of
+from moe.plan.cost.held import Run, StateOptions, placed_of
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.stages import Stage
 from moe.plan.cost.time import End, Hops, TimeModel
@@ -30,12 +30,12 @@ class AcrossMemory:
         """Whether units can be dealt so that each stage fits its devices."""
         return self._fits(placed_of(candidate), Run.of(candidate))
 
-    def _can_be_dealt(self, layout: Placed, run: Run) -> bool:
+    def _can_be_dealt(self, layout: StateOptions, run: Run) -> bool:
         if not self._has_room(layout, run):
             return False
         return self._dealer.can_be_dealt(partial(self._stage_fits, layout, run))
 
-    def _has_room(self, layout: Placed, run: Run) -> bool:
+    def _has_room(self, layout: StateOptions, run: Run) -> bool:
         """Whether all stages together have room for all units, as the last stage has them: no stage has fewer
         micro-batches in flight, and parts take no less than the whole."""
         whole, model = self._dealer.whole, self._models[self._dealer.pools[-1]]
@@ -55,7 +55,7 @@ class AcrossMemory:
         """Bytes by kind on the fullest rank of a stage."""
         return self._models[self._dealer.pools[stage.index]].of_stage(stage, candidate)
 
-    def _stage_fits(self, layout: Placed, run: Run, stage: Stage) -> bool:
+    def _stage_fits(self, layout: StateOptions, run: Run, stage: Stage) -> bool:
         pool = self._dealer.pools[stage.index]
         model = self._models[pool]
         return self._beside[pool](stage, run) + model.stage_state(stage, layout) <= model.usable_bytes
@@ -89,7 +89,7 @@ class AcrossTime:
         self._pools_in_use = sorted(dealer.stages_of_pool)
         self._least = cache(self._least_on_stages_s)
 
-    def dealt(self, candidate: Candidate) -> Dealt:
+    def deal_units(self, candidate: Candidate) -> Dealt:
         """Units dealt so that the slowest stage is as fast as can be. Raises ValueError where they fit nowhere."""
         of_units = [
             [model.unit_s(kind, candidate) for kind in self._dealer.kinds]
@@ -105,13 +105,13 @@ class AcrossTime:
 
     def step_s(self, candidate: Candidate) -> float:
         """Seconds of a step."""
-        deal = self.dealt(candidate)
+        deal = self.deal_units(candidate)
         of, one_s = deal.slowest, deal.micro_batch_s[deal.slowest]
         return self._model(of).step_on(candidate, one_s, self._hops(candidate), self._end(candidate, deal))
 
     def of(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
-        deal = self.dealt(candidate)
+        deal = self.deal_units(candidate)
         of, one_s = deal.slowest, deal.micro_batch_s[deal.slowest]
         hops, end = self._hops(candidate), self._end(candidate, deal)
         return self._model(of).of_step_on(candidate, deal.stages[of], one_s, hops, end)

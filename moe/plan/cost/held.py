@@ -6,17 +6,17 @@ from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.degrees import Degrees, Split
 
 
-class Placed(NamedTuple):
+class StateOptions(NamedTuple):
     """Choices of a candidate that the state of a stage depends on."""
 
     degrees: Degrees
     sharding: Sharding
     """`parameters` where nothing is sharded."""
-    recomputed: bool
+    recomputes_blocks: bool
     """Whether whole blocks are computed again."""
 
     @classmethod
-    def of(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "Placed":
+    def of(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "StateOptions":
         is_sharded = degrees.fsdp > 1 or degrees.expert_fsdp > 1
         return cls(degrees, sharding if is_sharded else "parameters", recompute == "full")
 
@@ -41,6 +41,6 @@ class Run(NamedTuple):
         )  # fmt: skip
 
 
-def placed_of(candidate: Candidate) -> Placed:
+def placed_of(candidate: Candidate) -> StateOptions:
     """The choices of a candidate that its state depends on."""
-    return Placed.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)
+    return StateOptions.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)

@@ -44,7 +44,7 @@ class LayerBytes(NamedTuple):
     """Bytes held beside them while the backward pass is in the layer."""
 
     @property
-    def kept(self) -> int:
+    def saved_bytes(self) -> int:
         return self.activations + self.dispatch
 
 
@@ -81,7 +81,9 @@ class LayerMemory:
             return self._m * self._width * (positions + at_norm), bytes_per_logit * positions * vocabulary
         wide = max(4, self._width)  # the table's gradient and the loss
         at_once = min(loss_tokens(self._kind, vocabulary), positions)
-        of_table = vocabulary if any(weight.trained for weight in (*unit.weights, *unit.tied)) else 0
+        of_table = (
+            vocabulary if any(weight.is_trained for weight in (*unit.weights, *unit.tied_weights)) else 0
+        )
         saved_bytes = self._m * (wide * of_table + 5 * self._width * positions)
         return saved_bytes, 3 * wide * at_once * vocabulary
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.held import Placed, Run, placed_of
+from moe.plan.cost.held import Run, StateOptions, placed_of
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
 from moe.plan.cost.state import State, StateCounter
@@ -108,11 +108,11 @@ class MemoryModel:
         """Bytes of a device without the allowance."""
         return self._limit - self.allowance
 
-    def stage_state(self, stage: Stage, placed: Placed) -> int:
+    def stage_state(self, stage: Stage, options: StateOptions) -> int:
         """Bytes of one stage that no micro-batch changes, whichever stage it is."""
-        return self._state_of_units(stage.units, placed)
+        return self._state_of_units(stage.units, options)
 
-    def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: Placed) -> int:
+    def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: StateOptions) -> int:
         return sum(self._state(Stage(0, of_units), layout))
 
     def stage_beside(self, stage: Stage, run: Run) -> int:
@@ -140,7 +140,7 @@ class MemoryModel:
         """Whether the candidate is bound to take more than `usable_bytes`, however parameters are sharded too. The
         larger micro-batches are, the sooner."""
         run, degrees = self._alone(candidate), candidate.degrees
-        layout = Placed(degrees, "parameters", candidate.options.recompute == "full")
+        layout = StateOptions(degrees, "parameters", candidate.options.recompute == "full")
         return any(
             self._even_part(share, layout) + self._share_beside(share, run) > usable_bytes
             for share in reversed(shares(self._units, degrees.pipeline))
@@ -168,7 +168,7 @@ class MemoryModel:
         *buffers, messages = self._beside(share, run)
         return sum(buffers) + (0 if self.profile.keeps_messages else messages)
 
-    def _even_part(self, share: Stage, layout: Placed) -> int:
+    def _even_part(self, share: Stage, layout: StateOptions) -> int:
         """Bytes of state that a share takes at least, of which each rank that shares it has an even part. Weights that
         are not sharded are narrower than those that are, where their float32 masters lie on the host."""
         ((unit, count),) = share.units
@@ -177,7 +177,7 @@ class MemoryModel:
             self._even_part_of(unit, layout._replace(sharding=sharding)) for sharding in shardings
         )
 
-    def _even_part_of(self, unit: Unit, layout: Placed) -> int:
+    def _even_part_of(self, unit: Unit, layout: StateOptions) -> int:
         dense, experts = self._least_of_unit(unit, layout)
         return dense // layout.degrees.replica_ranks + experts // layout.degrees.data
 
@@ -194,27 +194,27 @@ class MemoryModel:
             return (
                 count
                 * groups
-                * self._layers.of(unit, group_positions, run.split, run.recompute == "selective").kept
+                * self._layers.of(unit, group_positions, run.split, run.recompute == "selective").saved_bytes
             )
         again = self._layers.of(unit, all_at_once, run.split, False)
         saved_bytes = self._width * group_positions * self._m // run.split.tensor
         return (
             count * groups * saved_bytes
-            + again.kept
+            + again.saved_bytes
             + again.workspace
             - self._width * all_at_once * self._m // run.split.tensor
         )
 
-    def state_of_shares(self, placed: Placed) -> tuple[int, ...]:
+    def state_of_shares(self, options: StateOptions) -> tuple[int, ...]:
         """Bytes of state that each share takes at least."""
-        unit_counts = [share.units[0] for share in shares(self._units, placed.degrees.pipeline)]
-        of_unit = {unit: sum(self._least_of_unit(unit, placed)) for unit in dict(unit_counts)}
+        unit_counts = [share.units[0] for share in shares(self._units, options.degrees.pipeline)]
+        of_unit = {unit: sum(self._least_of_unit(unit, options)) for unit in dict(unit_counts)}
         return tuple(count * of_unit[unit] for unit, count in unit_counts)
 
     def bound_of_state(self, shape: Degrees) -> int:
         """Bytes of state that a rank has at least in a shape, however parameters are sharded, on stages that are as
         even as can be."""
-        layout = Placed(shape, "parameters", recomputed=True)
+        layout = StateOptions(shape, "parameters", recomputes_blocks=True)
         unit_counts = stages(self._units, 1, 1)[0].units
         return (
             sum(self._even_part(Stage(0, (unit_count,)), layout) for unit_count in unit_counts)
@@ -237,9 +237,9 @@ class MemoryModel:
             ((unit, count),) = share.units
             of = self._counter.of_unit(unit, Shards(split.tensor, 1, split.expert, split.expert_tensor))
             gathered_width = min(2, count) * (width if wide else self._width)
-            stays = of.used.both * min(gathered_width, count * (narrow or width))
+            stays = of.used.total * min(gathered_width, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
-                stays = max(stays, of.used.both * count * narrow)
+                stays = max(stays, of.used.total * count * narrow)
             room = self.usable_bytes - self._least_beside(share, run) - stays
             dense, experts = (
                 count * (width * num_trained + self._moment_width * optimizer)
@@ -251,7 +251,7 @@ class MemoryModel:
             fewest = max(fewest, pipeline * parts / max(1, room))
         return fewest
 
-    def _least_of_unit(self, unit: Unit, layout: Placed) -> tuple[int, int]:
+    def _least_of_unit(self, unit: Unit, layout: StateOptions) -> tuple[int, int]:
         """Bytes of state that a unit takes at least: outside experts, and in them."""
         of, sharding, recomputes = layout
         dense = self._least_of_part(unit, False, Shards(of.tensor, of.fsdp), sharding, recomputes)
@@ -281,7 +281,7 @@ class MemoryModel:
             weights = width * stored_elements + has_narrow_copy * narrow * used_elements + coded_stored
         return weights + width * gradients + self._moment_width * optimizer
 
-    def _of_state(self, layout: Placed, virtual_stages: int) -> tuple[int, ...]:
+    def _of_state(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
         """Bytes of each stage that no micro-batch changes."""
         distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
         return tuple(self.stage_state(stage, layout) for stage in distinct_stages)
@@ -290,7 +290,7 @@ class MemoryModel:
         distinct_stages = stages(self._units, run.pipeline, run.virtual_stages)
         return tuple(self.stage_beside(stage, run) for stage in distinct_stages)
 
-    def _state(self, stage: Stage, layout: Placed) -> tuple[int, int, int, int, int]:
+    def _state(self, stage: Stage, layout: StateOptions) -> tuple[int, int, int, int, int]:
         """Bytes of parameters, gradients and what is beside them, as `_StateBytes`."""
         degrees, sharding, recomputes = layout
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
@@ -299,20 +299,20 @@ class MemoryModel:
         checkpoint_elements = of.trained_stored if self._keeps_frozen else of.stored
         gradients = of.trained_used if sharding == "optimizer" else of.trained_stored
         if sharding == "parameters":
-            parameters = width * of.stored.both + narrow * self._narrow_elements(of, degrees, recomputes)
+            parameters = width * of.stored.total + narrow * self._narrow_elements(of, degrees, recomputes)
         elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
-            parameters = narrow * of.used.both
-            optimizer += self._master_width * of.stored.both
+            parameters = narrow * of.used.total
+            optimizer += self._master_width * of.stored.total
         else:
-            parameters = width * of.used.both
+            parameters = width * of.used.total
         codes = of.coded_stored if sharding == "parameters" else of.coded_used
-        saved_codes = 0 if self._keeps_frozen else of.coded_stored.both
+        saved_codes = 0 if self._keeps_frozen else of.coded_stored.total
         return (
-            parameters + codes.both,
-            width * gradients.both + self._passing(of, stage, degrees),
+            parameters + codes.total,
+            width * gradients.total + self._passing(of, stage, degrees),
             optimizer,
             self._communication(degrees, sharding, of),
-            width * checkpoint_elements.both + self._moment_width * of.optimizer + saved_codes
+            width * checkpoint_elements.total + self._moment_width * of.optimizer + saved_codes
             if self._kind == "cpu"
             else 0,
         )
@@ -353,7 +353,7 @@ class MemoryModel:
             if full:  # the input of each, and one as it is computed again, whose input is among what it keeps
                 one_input = width * positions * self._m // tensor
                 activations += count * one_input
-                if layer.kept + layer.workspace > largest.kept + largest.workspace:
+                if layer.saved_bytes + layer.workspace > largest.saved_bytes + largest.workspace:
                     largest, input_again = layer, one_input
             else:
                 activations += count * layer.activations

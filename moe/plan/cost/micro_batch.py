@@ -19,7 +19,7 @@ class MicroBatch(NamedTuple):
     fsdp: int = 1
     expert_fsdp: int = 1
     """Ranks that parameters are gathered from."""
-    prefetched: bool = True
+    prefetches: bool = True
     """Whether that hides behind arithmetic, as far as it can."""
     adds_gradients: bool = False
     """Whether gradients are added to those of other micro-batches."""

@@ -20,7 +20,7 @@ class Elements(NamedTuple):
     in_experts: int
 
     @property
-    def both(self) -> int:
+    def total(self) -> int:
         return self.dense + self.in_experts
 
 
@@ -114,7 +114,7 @@ class StateCounter:
             dense += [unit_state.used.dense] * alike
             experts += [unit_state.used.in_experts] * alike
             codes += [unit_state.coded_used] * alike
-            largest_layer = max(largest_layer, unit_state.used.both)
+            largest_layer = max(largest_layer, unit_state.used.total)
         dense.sort()
         experts.sort()
         total = UnitState(*map(Elements, sums[::2], sums[1::2]))
@@ -123,8 +123,8 @@ class StateCounter:
             coded_gathered=Elements(_two_most(of.dense for of in codes), _two_most(of.in_experts for of in codes)),
             gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]), outside=outside,
             two_layers=Elements(dense[-1] + dense[-2], experts[-1] + experts[-2]),
-            in_layers=total.used.both - outside, largest_layer=largest_layer,
-            largest=Elements(dense[-1], experts[-1]), optimizer=total.optimizer.both,
+            in_layers=total.used.total - outside, largest_layer=largest_layer,
+            largest=Elements(dense[-1], experts[-1]), optimizer=total.optimizer.total,
         )  # fmt: skip
 
     def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, ...]:
@@ -134,16 +134,16 @@ class StateCounter:
         coded_weights = [
             (weight, weight.item_bytes) for weight in part_weights if weight.item_bytes is not None
         ]
-        trained_weights = [weight for weight in weights if weight.trained]
+        trained_weights = [weight for weight in weights if weight.is_trained]
         local = [weight.local_shape(shards) for weight in trained_weights]
         return (
             sum(prod(weight.local_shape(shards)) for weight in weights),
-            sum(prod(weight.used(shards)) for weight in weights),
+            sum(prod(weight.unsharded_shape(shards)) for weight in weights),
             sum(map(prod, local)),
-            sum(prod(weight.used(shards)) for weight in trained_weights),
+            sum(prod(weight.unsharded_shape(shards)) for weight in trained_weights),
             sum(self._optimizer.state_elements(shape, of_experts) for shape in local),
             sum(width * prod(weight.local_shape(shards)) for weight, width in coded_weights),
-            sum(width * prod(weight.used(shards)) for weight, width in coded_weights),
+            sum(width * prod(weight.unsharded_shape(shards)) for weight, width in coded_weights),
         )
 
 

@@ -266,7 +266,7 @@ class TimeModel:
         )
         # Reads weight and gradient, reads and writes what is remembered, writes the weight.
         moved_bytes = float(
-            3 * self._state_width * stored_elements.both + 2 * self._moment_width * of.optimizer
+            3 * self._state_width * stored_elements.total + 2 * self._moment_width * of.optimizer
         )
         if self._software.passes_over_weights and not self._is_on_host:
             moved_bytes += self._over_weights(of)
@@ -274,7 +274,7 @@ class TimeModel:
         if self._is_on_host:  # gradients there, updated weights back
             update = moved_bytes / self._device.host_bytes_per_s
             update += (
-                (self._state_width + self._width) * stored_elements.both / self._device.host_link_bytes_per_s
+                (self._state_width + self._width) * stored_elements.total / self._device.host_link_bytes_per_s
             )
         update /= self._software.host.sustained
         return scatter + of_experts[0], once + of_experts[1], update
@@ -283,9 +283,9 @@ class TimeModel:
         """Bytes that are moved once a step to narrow what was updated, and to clip gradients: their norm is taken, then
         they are scaled."""
         clip_bytes = (
-            3 * self._state_width * of.trained_stored.both if self._spec.train.clip_norm is not None else 0
+            3 * self._state_width * of.trained_stored.total if self._spec.train.clip_norm is not None else 0
         )
-        narrow_bytes = (self._state_width + self._width) * of.trained_stored.both
+        narrow_bytes = (self._state_width + self._width) * of.trained_stored.total
         return clip_bytes + (narrow_bytes if self._width < self._state_width else 0)
 
     def _reduction(

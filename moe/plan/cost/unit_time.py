@@ -90,7 +90,7 @@ class UnitTime:
 
     def _of_unit(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
         if of.fsdp > 1 or of.expert_fsdp > 1:
-            whole = self.of(unit, of._replace(fsdp=1, expert_fsdp=1, prefetched=True))
+            whole = self.of(unit, of._replace(fsdp=1, expert_fsdp=1, prefetches=True))
             return self._with_gathers(whole, unit, of)
         seconds = UnitSeconds()
         if unit.attentions or unit.vocabulary is not None:
@@ -101,7 +101,7 @@ class UnitTime:
             )
         elif unit.moe is not None:
             seconds = seconds.plus(self._of_experts(unit, unit.moe, of))
-        if unit.coded and (decoded_s := self._decoded_s(unit, of)):
+        if unit.quantized_weights and (decoded_s := self._decoded_s(unit, of)):
             seconds = seconds._replace(elementwise_s=seconds.elementwise_s + decoded_s)
         if over_gradients_s := self._over_gradients_s(unit, of):
             seconds = seconds._replace(elementwise_s=seconds.elementwise_s + over_gradients_s)
@@ -124,7 +124,7 @@ class UnitTime:
         seconds = 0.0
         for matrix, count in unit.matrices(tensor, part):
             rows = positions if matrix.is_split else positions / tensor
-            forward = products.seconds(rows, matrix.inputs, matrix.outputs, quantised=matrix.is_first)
+            forward = products.seconds(rows, matrix.inputs, matrix.outputs, quantises=matrix.is_first)
             matrix_s = passes.forward * forward
             if not matrix.is_adapter:
                 matrix_s += passes.of_reference * forward
@@ -139,7 +139,7 @@ class UnitTime:
         """Seconds of the gradients of both factors, and of what goes through an adapter's first half once more."""
         seconds = products.seconds(rows, matrix.outputs, matrix.inputs)
         if matrix.is_trained:
-            seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantised=False)  # both are
+            seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantises=False)  # both are
         return seconds + forward_s if matrix.again else seconds
 
     def _of_attention(
@@ -210,9 +210,9 @@ class UnitTime:
         tensor, _, expert, expert_tensor = of.split
         state = self._counter.of_unit(unit, Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
         element_bytes = self._width + (2 if of.adds_gradients else 1) * _WIDE
-        moved_bytes = float(element_bytes * state.trained_used.both * unit.has_backward)
+        moved_bytes = float(element_bytes * state.trained_used.total * unit.has_backward)
         if of.recompute == "full":
-            moved_bytes += self._narrowed_again(unit, of) * state.used.both
+            moved_bytes += self._narrowed_again(unit, of) * state.used.total
         return self._moved_s(moved_bytes)
 
     def _narrowed_again(self, unit: Unit, of: MicroBatch) -> float:
@@ -231,7 +231,7 @@ class UnitTime:
         tensor, _, expert, expert_tensor = of.split
         shards, device = Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
         seconds = 0.0
-        for weight in unit.coded:
+        for weight in unit.quantized_weights:
             if weight.item_bytes == self._width:
                 continue
             is_last = weight.of_experts and "w_out" in weight.name
@@ -242,7 +242,7 @@ class UnitTime:
             element_s = 2 * self._width / device.memory_bytes_per_s
             if weight.item_bytes == 1:
                 element_s = max(element_s, 1 / device.decoded_per_s)
-            seconds += times * element_s * weight.decoded(shards)
+            seconds += times * element_s * weight.dequantized_numel(shards)
         return seconds
 
     def _into_and_out(
@@ -367,7 +367,7 @@ class UnitTime:
         """Seconds of a unit whose parameters are gathered."""
         cost = self.gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
         busy = (
-            seconds.busy_s - seconds.hidden_s if of.prefetched else 0.0
+            seconds.busy_s - seconds.hidden_s if of.prefetches else 0.0
         )  # not behind what others hide behind
         hidden_s = min(self._software.overlap * cost, busy)
         return seconds._replace(

@@ -64,7 +64,7 @@ class Unit:
     moe: MoESpec | None = None
     vocabulary: int | None = None
     """Logits of each position, where it is the head."""
-    tied: tuple[Weight, ...] = ()
+    tied_weights: tuple[Weight, ...] = ()
     """Of another unit: where that is on another stage, it has a copy of its own."""
     has_backward: bool = True
     """Whether gradients go through it: where neither it nor anything before it is trained, none do."""
@@ -76,7 +76,11 @@ class Unit:
     @cached_property
     def apart(self) -> "Unit":
         """The unit on a stage that has nothing of the units that its weights are tied to."""
-        return replace(self, weights=(*self.weights, *self.tied), tied=()) if self.tied else self
+        return (
+            replace(self, weights=(*self.weights, *self.tied_weights), tied_weights=())
+            if self.tied_weights
+            else self
+        )
 
     @cached_property
     def adapted_widths(self) -> int:
@@ -85,7 +89,7 @@ class Unit:
         return sum(weight.shape[0] for weight in narrow)
 
     @cached_property
-    def coded(self) -> tuple[Weight, ...]:
+    def quantized_weights(self) -> tuple[Weight, ...]:
         """Weights that are codes of a matrix, which is decoded where it is multiplied."""
         return tuple(weight for weight in self.weights if weight.num_coded)
 
@@ -93,17 +97,17 @@ class Unit:
         """Matrices of one part of the unit on each of `tensor` ranks, and how many there are alike; but for the
         router's."""
         shards, counts, seen_inputs = Shards(tensor=tensor), Counter[Matrix](), set()
-        for weight in (*self.weights, *self.tied):
+        for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
                 continue
-            *_, inner = weight.used(shards)
-            if not (numbers := weight.multiplied(shards)):
+            *_, inner = weight.unsharded_shape(shards)
+            if not (numbers := weight.product_numel(shards)):
                 continue
             is_adapter = weight.name.endswith((A, B))
             counts[
                 Matrix(
-                    inputs=inner, outputs=numbers // inner, is_trained=weight.trained, is_adapter=is_adapter,
-                    is_split=is_adapter or tensor == 1 or any(axis == "tensor" for axis, _ in weight.divided),
+                    inputs=inner, outputs=numbers // inner, is_trained=weight.is_trained, is_adapter=is_adapter,
+                    is_split=is_adapter or tensor == 1 or any(axis == "tensor" for axis, _ in weight.axis_dims),
                     gives_hidden=part == "feed_forward" and "w_out" not in weight.name,
                     again=weight.name.endswith(A) and "w_out" in weight.name,
                     is_first=(is_adapter, inner) not in seen_inputs,
@@ -117,17 +121,17 @@ class Unit:
         """Products of a rank with the matrices of one part, but for the router's. A frozen matrix has none for a
         gradient of its own; an adapter has all of its own, and ranks that split the matrix split only a half of it."""
         own = adapters = trainable = again = 0
-        for weight in (*self.weights, *self.tied):
+        for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
                 continue
-            elements = weight.multiplied(shards)
+            elements = weight.product_numel(shards)
             if weight.name.endswith((A, B)):
                 adapters += elements
                 if weight.name.endswith(A):
                     again += elements  # what goes through it is not kept
             else:
                 own += elements
-            trainable += elements if weight.trained else 0
+            trainable += elements if weight.is_trained else 0
         if not own:
             return Products(1.0, BACKWARD, 0.0)
         forward = 1 + adapters / own
@@ -136,16 +140,20 @@ class Unit:
     def decoded_bytes(self, shards: Shards, width: int) -> int:
         """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
         that is kept as wide as that is multiplied as it is."""
-        sizes = (weight.decoded(shards) for weight in self.coded if weight.item_bytes != width)
+        sizes = (
+            weight.dequantized_numel(shards)
+            for weight in self.quantized_weights
+            if weight.item_bytes != width
+        )
         return width * max(sizes, default=0)
 
     @property
     def trains_router(self) -> bool:
-        return any(weight.trained and weight.name.endswith(_ROUTER) for weight in self.weights)
+        return any(weight.is_trained and weight.name.endswith(_ROUTER) for weight in self.weights)
 
     def trains(self, part: str) -> bool:
         """Whether anything that is called so has a gradient."""
-        return any(weight.trained and part in weight.name for weight in self.weights)
+        return any(weight.is_trained and part in weight.name for weight in self.weights)
 
 
 @lru_cache(64)
@@ -161,7 +169,7 @@ def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> t
             _frozen_names("", block.tied, freeze),
         )
         weights = weights_of(block.parameters, profile.axes, frozen_names)
-        has_backward = has_backward or any(weight.trained for weight in weights)
+        has_backward = has_backward or any(weight.is_trained for weight in weights)
         if (key := (block, frozen_names, frozen_tied_names, has_backward)) not in unique_units:
             unique_units[key] = Unit(
                 block.kind,

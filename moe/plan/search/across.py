@@ -81,14 +81,14 @@ class _Ways(Ways):
         return self._with_room(run.options.recompute)
 
     def _placements_of(self, recompute: Recompute) -> range:
-        numbers = range(len(self.placed))
+        numbers = range(len(self.data_shardings))
         smallest = self.run(recompute, len(self.sizes) - 1)
         return numbers if any(True for _ in self.that_fit(smallest, numbers)) else numbers[:0]
 
     def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
         """Numbers of these placements in which units can be dealt so that all stages fit."""
         for number in numbers:
-            degrees, sharding = self.placed[number]
+            degrees, sharding = self.data_shardings[number]
             if self._memory.fits(Candidate(degrees, replace(run.options, sharding=sharding))):
                 yield number
 
@@ -125,7 +125,7 @@ class OnSplit:
             shape
             for shape in choices.shapes(split.num_workers)
             if choices.fits_nodes(shape)
-            and any(True for _ in choices.placed(shape))
+            and any(True for _ in choices.data_shardings(shape))
             and self.memory.may_hold(shape)
         ]
         self.ranker = Ranker(
@@ -290,7 +290,7 @@ class Across:
         return OnSplit(self._spec, self._pools, self._searches, self._between, split)
 
     def _plan_of(self, on: OnSplit, candidate: Candidate) -> Plan:
-        deal, split = on.time.dealt(candidate), on.split
+        deal, split = on.time.deal_units(candidate), on.split
         clusters = [self._pools[pool].cluster for pool in split.pools]
         memory = [on.memory.of_stage(stage, candidate) for stage in deal.stages]
         places = [
@@ -336,7 +336,7 @@ class Across:
     def _billed_devices_per_pool(self, split: Split) -> list[tuple[int, int]]:
         """(pool, devices of it that are paid for its stages)."""
         return [
-            (pool, self._pools[pool].cluster.billed(number * split.stage_workers))
+            (pool, self._pools[pool].cluster.billed_devices(number * split.stage_workers))
             for pool, number in zip(split.pools, split.stages, strict=True)
         ]
 

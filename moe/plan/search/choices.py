@@ -8,7 +8,7 @@ from math import lcm
 from moe.plan.candidate import CHUNKS, RECOMPUTES, SHARDINGS, Candidate, Options, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.degrees import Degrees
-from moe.plan.fit import divided
+from moe.plan.fit import divided_dims
 from moe.spec import JobSpec, Problem, SpecError
 
 _SHORTEST_CONTEXT = 4096
@@ -44,7 +44,7 @@ class Choices:
         """
         parallel, moe = self._parallel, self._spec.model.moe
         by_axis: dict[str, list[int]] = {}
-        for _, number, axis, _ in divided(self._spec.model):
+        for _, number, axis, _ in divided_dims(self._spec.model):
             by_axis.setdefault(axis, []).append(number)
 
         def possible(axis: str, of: int, limit: int) -> list[int]:
@@ -163,7 +163,7 @@ class Choices:
         )  # fmt: skip
         return Candidate(shape, options)
 
-    def placed(self, shape: Degrees) -> Iterator[tuple[Degrees, Sharding]]:
+    def data_shardings(self, shape: Degrees) -> Iterator[tuple[Degrees, Sharding]]:
         """All ways to shard what data ranks share."""
         for degrees in self.with_fsdp(shape):
             for sharding in self.shardings(degrees):

@@ -337,7 +337,7 @@ def _placement(unit: Unit, degrees: Degrees, experts: bool, is_sharded: bool) ->
     if experts:
         axes = ["expert", "expert_tensor", *(["expert_fsdp"] if is_sharded else [])]
     else:
-        split = any(weight.divided for weight in unit.weights if not weight.of_experts)
+        split = any(weight.axis_dims for weight in unit.weights if not weight.of_experts)
         axes = [*(["tensor"] if split else []), *(["fsdp"] if is_sharded else [])]
     axes = [*(["pipeline"] if unit.is_layer else []), *axes]
     splits = [f"{axis} {degree}" for axis in axes if (degree := getattr(degrees, axis)) > 1]

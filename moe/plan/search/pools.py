@@ -15,7 +15,7 @@ from moe.plan.search.across import Across
 from moe.plan.search.explain import number_of
 from moe.plan.search.search import LOAD_SKEW, Search, plan_job
 from moe.plan.search.smallest import MAX_NODES
-from moe.plan.search.workers import Best, best_on, effort_in_words, taken
+from moe.plan.search.workers import Best, best_on, effort_and_money, effort_in_words
 from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, Problem, SpecError
 
@@ -221,7 +221,7 @@ def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, how: Ho
             alone = "no pool holds it alone"
         return f"{offer.where}: {alone}"
     choices = f"{fitting} choices" if together else f"{fitting} pools that hold it"
-    words = f"of {choices}, {taken(offer.plan, how.goal or 'time')}"
+    words = f"of {choices}, {effort_and_money(offer.plan, how.goal or 'time')}"
     return f"{offer.where}: {kind} {words}"
 
 
@@ -231,7 +231,7 @@ def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
     comparison = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)
     caveat = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
     return (
-        f"{offer.where}: {number_of(plan.num_workers, 'worker')} would take {taken(plan, goal)}, "
+        f"{offer.where}: {number_of(plan.num_workers, 'worker')} would take {effort_and_money(plan, goal)}, "
         f"{comparison}{caveat}"
     )
 

@@ -14,7 +14,7 @@ from moe.plan.degrees import Degrees
 from moe.plan.profile import ProfileName
 from moe.plan.search.choices import Choices
 from moe.plan.search.room import Room, Ways
-from moe.plan.search.shape import TIES, Fastest, Models, Ranked, ShapeSearch, StepTimes
+from moe.plan.search.shape import TIES, Fastest, Models, RankedCandidate, ShapeSearch, StepTimes
 from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, End, choose
 from moe.spec import JobSpec
 
@@ -31,14 +31,14 @@ LEAST = 3
 class Ranking:
     """Result of a search."""
 
-    fitting: list[Ranked]
+    fitting: list[RankedCandidate]
     """The fastest first: one of each shape, and behind them more of the same where there are too few shapes."""
     num_shapes: int
     num_too_slow: int
     """Shapes that could not be among the fastest whatever else is chosen."""
 
     @property
-    def runnable(self) -> list[Ranked]:
+    def runnable(self) -> list[RankedCandidate]:
         return [entry for entry in self.fitting if not entry.not_yet]
 
 
@@ -79,8 +79,8 @@ class Ranker:
         of_any, to_run = Fastest(number), Fastest(number)
         self._search(shapes, of_any)
         self._search(shapes, to_run, to_run=True)
-        leading, extra = [*of_any.found, *to_run.found], []
-        for leaders, only_to_run in ((of_any.found, False), (to_run.found, True)):
+        leading, extra = [*of_any.entries, *to_run.entries], []
+        for leaders, only_to_run in ((of_any.entries, False), (to_run.entries, True)):
             if len(leaders) < number:
                 extra += [
                     entry
@@ -97,12 +97,12 @@ class Ranker:
 
     def fastest(
         self, shapes: Sequence[Degrees], at_most_s: float = inf, *, to_run: bool = False
-    ) -> Ranked | None:
+    ) -> RankedCandidate | None:
         """The fastest of those that take `at_most_s`, where they are wanted `to_run`, of those that can be run; None
         where there is none."""
         best = Fastest(1, at_most_s=at_most_s * TIES)
         self._search(shapes, best, to_run=to_run)
-        return next(iter(best.found), None)
+        return next(iter(best.entries), None)
 
     def under_both(
         self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[StepTimes]
@@ -138,11 +138,11 @@ class Ranker:
             if alike and (entry := self.fastest(alike, limit_s, to_run=to_run)) is not None:
                 yield entry.candidate
 
-    def _fastest(self, shape: Degrees, number: int, *, to_run: bool = False) -> list[Ranked]:
+    def _fastest(self, shape: Degrees, number: int, *, to_run: bool = False) -> list[RankedCandidate]:
         """The `number` fastest of one shape, the fastest first."""
         best = Fastest(number, one_of_each=False)
         self._search([shape], best, to_run=to_run)
-        return best.found
+        return best.entries
 
     def _search(self, shapes: Iterable[Degrees], fastest: Fastest, *, to_run: bool = False) -> None:
         """Adds the fastest that fit of all shapes; where they are wanted `to_run`, of those that can be run."""

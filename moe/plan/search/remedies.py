@@ -29,7 +29,7 @@ def unwritten_float32(spec: JobSpec) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def narrowed(spec: JobSpec) -> Remedy | None:
+def bfloat16_remedy(spec: JobSpec) -> Remedy | None:
     """The job with bfloat16 for each key whose float32 is a default; None if there is no such key."""
     if not (keys := unwritten_float32(spec)):
         return None
@@ -39,7 +39,7 @@ def narrowed(spec: JobSpec) -> Remedy | None:
     return Remedy(new_spec, f"write {' and '.join(f'{key}: bfloat16' for key in keys)}")
 
 
-def adapted(spec: JobSpec, holds: Callable[[JobSpec], bool], *, has_bfloat16: bool) -> Remedy | None:
+def adapter_remedy(spec: JobSpec, holds: Callable[[JobSpec], bool], *, has_bfloat16: bool) -> Remedy | None:
     """The job with the simplest adapter, or the simplest narrower base of its adapter, that the workers hold; None if
     there is none or the model takes no adapter. `has_bfloat16`: whether devices compute in bfloat16."""
     return next(

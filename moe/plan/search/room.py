@@ -7,7 +7,7 @@ from functools import cache, cached_property, partial
 from operator import add
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
-from moe.plan.cost.held import Placed
+from moe.plan.cost.held import StateOptions
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.degrees import Degrees
 from moe.plan.search.choices import Choices
@@ -34,9 +34,9 @@ class Ways(ABC):
         )
 
     @cached_property
-    def placed(self) -> list[tuple[Degrees, Sharding]]:
+    def data_shardings(self) -> list[tuple[Degrees, Sharding]]:
         """Ways to shard what data ranks share."""
-        return list(self._choices.placed(self._shape))
+        return list(self._choices.data_shardings(self._shape))
 
     @property
     @abstractmethod
@@ -93,8 +93,8 @@ class Room(Ways):
         """Numbers of these placements in which a run does fit."""
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:
-            degrees, sharding = self.placed[number]
-            layout = Placed.of(degrees, sharding, options.recompute)
+            degrees, sharding = self.data_shardings[number]
+            layout = StateOptions.of(degrees, sharding, options.recompute)
             state = self._memory.of_state(layout, options.virtual_stages)
             if max(map(add, state, beside)) <= self._usable_bytes:
                 yield number
@@ -105,6 +105,6 @@ class Room(Ways):
 
     def _states_of_shares(self, recomputes: bool) -> list[tuple[int, ...]]:
         return [
-            self._memory.state_of_shares(Placed(degrees, sharding, recomputes))
-            for degrees, sharding in self.placed
+            self._memory.state_of_shares(StateOptions(degrees, sharding, recomputes))
+            for degrees, sharding in self.data_shardings
         ]

@@ -32,7 +32,7 @@ from moe.plan.search.explain import (  # fmt: skip
 )
 from moe.plan.search.ranking import LEAST, Ranker, Ranking
 from moe.plan.search.refusal import Lacking, does_not_fit
-from moe.plan.search.remedies import adapted, narrowed, unwritten_float32
+from moe.plan.search.remedies import adapter_remedy, bfloat16_remedy, unwritten_float32
 from moe.plan.search.smallest import Smallest
 from moe.plan.search.spread import Chosen, End
 from moe.plan.software import Software, SoftwareName, software_of
@@ -203,7 +203,7 @@ class Search:
 
     def _first(self, shapes: Sequence[Degrees]) -> Candidate:
         """The first way to cut the first shape up, in the smallest micro-batches."""
-        degrees, sharding = next(self._choices.placed(shapes[0]))
+        degrees, sharding = next(self._choices.data_shardings(shapes[0]))
         return Candidate(degrees, replace(self._choices.plain(shapes[0]).options, sharding=sharding))
 
     def _shapes(self, workers: int) -> list[Degrees]:
@@ -214,7 +214,7 @@ class Search:
         ]
         if not shapes:
             raise SpecError(no_degrees(self.spec, workers, self._free(workers)))
-        if placeable := [shape for shape in shapes if any(True for _ in self._choices.placed(shape))]:
+        if placeable := [shape for shape in shapes if any(True for _ in self._choices.data_shardings(shape))]:
             return placeable
         raise SpecError(
             Problem("requires", "parallel.sharding", self.spec.parallel.sharding,
@@ -225,7 +225,7 @@ class Search:
         """The plan that runs a candidate, without reasons."""
         degrees, options, spec, cluster = candidate.degrees, candidate.options, self.spec, self.cluster
         estimate, tokens = self.time.of(candidate), spec.train.batch_tokens
-        num_billed = cluster.billed(degrees.num_workers)
+        num_billed = cluster.billed_devices(degrees.num_workers)
         return Plan(
             num_workers=degrees.num_workers, degrees=degrees,
             options=replace(options, max_rows=_max_rows(spec, degrees, options.micro_batch_groups)),
@@ -243,11 +243,11 @@ class Search:
             blocks=blocks_of(spec, candidate, self.profile), made_for=made_for(spec, cluster),
         )  # fmt: skip
 
-    def workers(self, asked: int | None) -> tuple[int, list[str]]:
+    def workers(self, num_workers: int | None) -> tuple[int, list[str]]:
         """(their number, why): as asked for, or the most of the job's range that the cluster holds."""
         resources = self.spec.resources
-        if asked is not None:
-            return asked, [f"{number_of(asked, 'worker')}, as asked for"]
+        if num_workers is not None:
+            return num_workers, [f"{number_of(num_workers, 'worker')}, as asked for"]
         if resources.min_num_workers == resources.max_num_workers:
             return resources.max_num_workers, [
                 f"{number_of(resources.max_num_workers, 'worker')}: resources.num_workers"
@@ -309,12 +309,12 @@ class Search:
         def holds(spec: JobSpec) -> bool:
             return self._holds(spec, workers)
 
-        narrow = narrowed(self.spec) if self._has_bfloat16 else None
+        narrow = bfloat16_remedy(self.spec) if self._has_bfloat16 else None
         if narrow is not None and not holds(narrow.spec):
             narrow = None
         has_adapter = getattr(self.spec.model, "adapter", None) is not None
         is_enough = narrow is not None and has_adapter
-        adapter = None if is_enough else adapted(self.spec, holds, has_bfloat16=self._has_bfloat16)
+        adapter = None if is_enough else adapter_remedy(self.spec, holds, has_bfloat16=self._has_bfloat16)
         return (None if narrow is None else narrow.change), (None if adapter is None else adapter.change)
 
     def _holds(self, spec: JobSpec, workers: int) -> bool:

@@ -17,7 +17,7 @@ _LINKS, _KERNELS, _MEMORY = 0.8, 0.8, 0.9
 class Otherwise:
     """One change of the machine, and what it does."""
 
-    what: str
+    description: str
     step_s: float | None
     """Seconds of the plan's own layout; None where it does not fit then."""
     best: Plan | None

@@ -23,7 +23,7 @@ TIES = 1 + 1e-5
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedCandidate:
     """A candidate that fits."""
 
     candidate: Candidate
@@ -44,7 +44,7 @@ class Fastest:
     number: int
     one_of_each: bool = True
     at_most_s: float = inf
-    found: list[Ranked] = field(default_factory=list)
+    entries: list[RankedCandidate] = field(default_factory=list)
     limit_s: float = field(init=False)
     """Longest step of these."""
 
@@ -56,20 +56,20 @@ class Fastest:
         incumbent = self._of(shape)
         return self.limit_s if incumbent is None else min(self.limit_s, incumbent.step_s * TIES)
 
-    def add(self, ranked: Ranked) -> None:
-        if (incumbent := self._of(ranked.shape)) is not None:
-            if incumbent.order <= ranked.order:
+    def add(self, candidate: RankedCandidate) -> None:
+        if (incumbent := self._of(candidate.shape)) is not None:
+            if incumbent.order <= candidate.order:
                 return
-            self.found.remove(incumbent)
-        insort(self.found, ranked, key=lambda entry: entry.order)
-        del self.found[self.number :]
-        if len(self.found) == self.number:
-            self.limit_s = min(self.at_most_s, self.found[-1].step_s * TIES)
+            self.entries.remove(incumbent)
+        insort(self.entries, candidate, key=lambda entry: entry.order)
+        del self.entries[self.number :]
+        if len(self.entries) == self.number:
+            self.limit_s = min(self.at_most_s, self.entries[-1].step_s * TIES)
 
-    def _of(self, shape: Degrees) -> Ranked | None:
+    def _of(self, shape: Degrees) -> RankedCandidate | None:
         if not self.one_of_each:
             return None
-        return next((entry for entry in self.found if entry.shape == shape), None)
+        return next((entry for entry in self.entries if entry.shape == shape), None)
 
 
 class StepTimes(Protocol):
@@ -157,7 +157,7 @@ class ShapeSearch:
         """Seconds that gathers of parameters add to a micro-batch of each kind of unit at least, by the number of the
         placement; of those that can be run, where it is wanted `to_run`."""
         gathers = {}
-        for number, (degrees, sharding) in enumerate(self._room.placed):
+        for number, (degrees, sharding) in enumerate(self._room.data_shardings):
             candidate = Candidate(degrees, Options(sharding=sharding))
             if not (self._to_run and self._models.not_yet(candidate)):
                 gathers[number] = self._models.time.least_gathers(candidate)
@@ -215,7 +215,7 @@ class ShapeSearch:
         bound_s = cache(partial(self._bound_of_placed_s, run, of_units))
         fast = [number for number, gathers in self._gathers.items() if bound_s(gathers) <= limit_s]
         for number in self._room.that_fit(run, fast):
-            degrees, sharding = self._room.placed[number]
+            degrees, sharding = self._room.data_shardings[number]
             plain = Candidate(degrees, replace(options, sharding=sharding))
             if bound_s(self._gathers[number]) + models.time.least_beside_s(plain) > limit_s:
                 continue
@@ -224,7 +224,7 @@ class ShapeSearch:
                 if step_s > limit_s or (self._to_run and not_yet):
                     continue
                 if candidate.options.overlap == options.overlap or self._room.fits(candidate):
-                    self._fastest.add(Ranked(candidate, self._shape, step_s, not_yet))
+                    self._fastest.add(RankedCandidate(candidate, self._shape, step_s, not_yet))
                     limit_s = self._fastest.limit_of(self._shape)
 
     def _bound_of_placed_s(

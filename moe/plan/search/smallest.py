@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.held import Placed
+from moe.plan.cost.held import StateOptions
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.degrees import Degrees, Split
 from moe.plan.executable import not_yet
@@ -87,7 +87,7 @@ class Smallest:
             return
         memory, plain, numbers = self._memory, choices.plain(shape), count()
         placements = [
-            (degrees, sharding) for degrees, sharding in choices.placed(shape)
+            (degrees, sharding) for degrees, sharding in choices.data_shardings(shape)
             if not (to_run and self._not_yet(Candidate(degrees, replace(plain.options, sharding=sharding))))
         ]  # fmt: skip
         state_of_shares = cache(memory.state_of_shares)
@@ -95,7 +95,7 @@ class Smallest:
             run = plain.having(recompute=recompute)
             beside = memory.beside_shares(run)
             for degrees, sharding in placements:
-                state = state_of_shares(Placed(degrees, sharding, recompute == "full"))
+                state = state_of_shares(StateOptions(degrees, sharding, recompute == "full"))
                 options = replace(run.options, sharding=sharding)
                 yield _Least(max(map(add, state, beside)) + memory.allowance, next(numbers), degrees, options)
 

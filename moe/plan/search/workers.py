@@ -43,18 +43,18 @@ def best_on(
     return Best(plan, tuple(why), "" if goal is None else _why_one(search, num_workers))
 
 
-def numbers_of_workers(least: int, most: int, per_node: int, multiple: int = 1) -> list[int]:
-    """Numbers from `least` to `most` that a goal looks at: each to 16, then whole nodes, or numbers within a node that
-    has more devices than that, four to a doubling; and the most. All are multiples of what degrees that were asked for
-    need."""
+def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: int = 1) -> list[int]:
+    """Numbers from `least` to `max_workers` that a goal looks at: each to 16, then whole nodes, or numbers within a
+    node that has more devices than that, four to a doubling; and `max_workers`. All are multiples of what degrees that
+    were asked for need."""
     whole = lcm(per_node, multiple)
     numbers = {
         *range(1, _EACH + 1),
         *(multiple * step for step in steps(per_node // multiple)),
-        *(whole * step for step in steps(most // whole)),
-        most - most % multiple,
+        *(whole * step for step in steps(max_workers // whole)),
+        max_workers - max_workers % multiple,
     }
-    return sorted(number for number in numbers if least <= number <= most and number % multiple == 0)
+    return sorted(number for number in numbers if least <= number <= max_workers and number % multiple == 0)
 
 
 def _range(search: Search) -> tuple[int, int]:
@@ -130,7 +130,7 @@ def _bounds(
         try:
             yield (
                 False,
-                effort(goal, search.cluster.billed(workers), search.bound_s(workers)),
+                effort(goal, search.cluster.billed_devices(workers), search.bound_s(workers)),
                 workers,
                 0,
                 _Found(workers),
@@ -145,7 +145,7 @@ def _looked_into(search: Search, progress: _Found, goal: Goal, top: int, to_run:
     if progress.ranking is None:
         ranking = search.ranking(workers, top, to_run=to_run)
         fastest = (ranking.runnable or ranking.fitting)[0]
-        of = effort(goal, search.cluster.billed(workers), fastest.step_s)
+        of = effort(goal, search.cluster.billed_devices(workers), fastest.step_s)
         return not ranking.runnable, of, workers, 1, _Found(workers, ranking)
     plan = search.best_of(workers, progress.ranking)
     return *order(goal, plan), 2, _Found(workers, progress.ranking, plan)
@@ -159,15 +159,15 @@ def _reasons(
     criterion = {"time": "the fastest step", "cost": "the cheapest step"}[goal]
     yield (
         f"{number_of(first.num_workers, 'worker')}: of {min_workers:,} to {max_workers:,} {criterion}, "
-        f"{taken(first, goal)}, as goal {goal} asks; looked at {_runs(numbers)}"
+        f"{effort_and_money(first, goal)}, as goal {goal} asks; looked at {_runs(numbers)}"
     )
     for runner_up in runners_up:
         behind = effort_in_words(effort_of(runner_up, goal), effort_of(first, goal), goal)
         if runner_up.not_yet and not first.not_yet:
             behind = "but cannot be run yet"
         yield (
-            f"the next best, {number_of(runner_up.num_workers, 'worker')}, would take {taken(runner_up, goal)}, "
-            f"{behind}"
+            f"the next best, {number_of(runner_up.num_workers, 'worker')}, would take "
+            f"{effort_and_money(runner_up, goal)}, {behind}"
         )
     if not runners_up:
         yield f"no other number of workers from {min_workers:,} to {max_workers:,} has a layout that fits"
@@ -188,7 +188,7 @@ def effort_in_words(effort: float, than: float, goal: Goal) -> str:
     return f"{abs(excess):.1%} {'dearer' if excess > 0 else 'cheaper'}" if excess else "as dear"
 
 
-def taken(plan: Plan, goal: Goal) -> str:
+def effort_and_money(plan: Plan, goal: Goal) -> str:
     """`1.2 s`, or `9.6 device-seconds (1.2 s on 8, 0.41 a million tokens)`."""
     step = seconds_of(plan.predicted.step_s)
     money = "" if plan.money is None else f", {amount_of(plan.money.per_million_tokens)} a million tokens"

@@ -18,8 +18,8 @@ from moe.plan.svg import (
     RULE,
     WIDTH,
     Svg,
-    shortened,
     text_width,
+    truncate,
 )
 from moe.sharding.explain.cards import Arrow, Card, Parameter, cards_of
 from moe.sharding.explain.explain import (
@@ -256,7 +256,7 @@ def _card(sheet: _Sheet, box: _CardBox, x: float, top: float) -> None:
     sheet.add("rect", group, class_="card", x=x, y=top, width=box.width, height=box.height, rx=6, fill=PAPER,
               stroke="#8c959f")  # fmt: skip
     sheet.write(
-        x + 10, top + 19, shortened(_title(card), 12 * 1.06, box.width - 20), 12, group, font_weight="bold"
+        x + 10, top + 19, truncate(_title(card), 12 * 1.06, box.width - 20), 12, group, font_weight="bold"
     )
     y = top + 30
     for parameter in box.named_parameters:
@@ -288,7 +288,7 @@ def _parameter(
     size = in_bytes(parameter.num_bytes)
     sheet.write(x + width - 4, y + 13, size, 10, row, fill=PALE_INK, text_anchor="end")
     room = x + width - 8 - text_width(size, 10) - begin
-    sheet.write(begin, y + 13, shortened(parameter.name, 10.5, room), 10.5, row)
+    sheet.write(begin, y + 13, truncate(parameter.name, 10.5, room), 10.5, row)
 
 
 def _arrow(

@@ -52,7 +52,7 @@ def _in_job(spec: JobSpec, cluster: Cluster, sharding_plan: sharding.ShardingPla
         num_workers=ranks, degrees=Degrees(data=ranks, tensor=ranks), device=device,  # type: ignore[arg-type]
         device_type=cluster.device, memory=estimate, predicted=TimeEstimate(module_s=sharding_plan.step_s),
         tokens_per_step=rows, num_steps=spec.train.num_steps, reasons=(), made_for=made_for(spec, cluster),
-        money=money_of(cluster.price_per_hour, billed_devices=cluster.billed(ranks), step_s=sharding_plan.step_s,
-                       tokens_per_step=rows, num_steps=spec.train.num_steps),
+        money=money_of(cluster.price_per_hour, billed_devices=cluster.billed_devices(ranks),
+                       step_s=sharding_plan.step_s, tokens_per_step=rows, num_steps=spec.train.num_steps),
         module=ModuleLayout(mesh=sharding_plan.mesh, plan=sharding_plan.to_json(), explained=sharding_plan.explain()),
     )  # fmt: skip

@@ -276,10 +276,10 @@ def _answer(
 
 def _add_notes(request: "PlanRequest", plan: "Plan", where: str) -> tuple["Plan", str]:
     """The plan with notes on its job, and what it is for."""
-    from moe.plan.notes import noted
+    from moe.plan.notes import with_notes
     from moe.tasks.missing import missing_to_train
 
-    return noted(plan, request.spec, missing_to_train(request.spec, None)), where
+    return with_notes(plan, request.spec, missing_to_train(request.spec, None)), where
 
 
 def _require_cluster(cluster: "Cluster | Pools | None", option: str) -> "Cluster | Pools":

@@ -92,7 +92,7 @@ def _tables(comparison: Comparison, heads: Names) -> tuple[RenderableType, ...]:
             time, {"total": comparison.step, "hidden": comparison.hidden}, heads, seconds_of)),
         *section("memory of the fullest device (predicted)", _terms(
             comparison.job_memory,
-            {"total": comparison.needed, "free": comparison.free, "limit": comparison.limit}, heads, num_bytes)),
+            {"total": comparison.job_bytes, "free": comparison.free, "limit": comparison.limit}, heads, num_bytes)),
     )  # fmt: skip
 
 

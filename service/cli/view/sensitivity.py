@@ -21,12 +21,12 @@ def sensitivity_view(plan: Plan, changes: Sequence[Otherwise]) -> Table:
     for change in changes:
         own = Text("does not fit", "yellow") if change.step_s is None else _with_change(change.step_s, plan)
         if change.best is None:
-            table.add_row(change.what, own, Text("none", "yellow"), Text(change.why_not, "yellow"))
+            table.add_row(change.description, own, Text("none", "yellow"), Text(change.why_not, "yellow"))
         elif change.best.candidate == plan.candidate:
-            table.add_row(change.what, own, "the same", "")
+            table.add_row(change.description, own, "the same", "")
         else:
             fastest = seconds_of(change.best.predicted.step_s)
-            table.add_row(change.what, own, fastest, str(change.best.candidate))
+            table.add_row(change.description, own, fastest, str(change.best.candidate))
     return table
 
 

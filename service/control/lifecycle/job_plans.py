@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moe.plan import Cluster, Plan, Pools
 from moe.plan.goal import Goal
-from moe.plan.notes import noted
+from moe.plan.notes import with_notes
 from moe.plan.profile import ProfileName
 from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
@@ -119,7 +119,7 @@ class JobPlans:
                 software=software,
                 goal=goal,
             )
-            return noted(plan, spec, missing_to_train(spec, self._data_roots))
+            return with_notes(plan, spec, missing_to_train(spec, self._data_roots))
         self._storage_roots.job_folder(spec.storage, "job")  # refused outside of the roots
         if missing := missing_to_train(spec, self._data_roots):
             check_degrees(spec)
@@ -138,7 +138,7 @@ class JobPlans:
             raise SpecError(
                 Problem("does_not_fit", "resources", f"{workers} workers", empty.reason, "ask for less")
             )
-        return noted(cluster_plan, spec, missing)
+        return with_notes(cluster_plan, spec, missing)
 
     def _plan_on(
         self,
