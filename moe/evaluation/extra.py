@@ -20,7 +20,7 @@ class HarnessMissing(Exception):
 
 def require_harness() -> None:
     """Returns where `moe.evaluation.harness` can be imported, which must not be done before: what the harness brings
-    reads its environment then. Raises NotInstalled."""
+    reads its environment then. Raises HarnessMissing."""
     if find_spec("lm_eval") is None:
         raise HarnessMissing(
             f"tasks are evaluated with lm-evaluation-harness, which is not installed: {INSTALL}"
