@@ -51,7 +51,7 @@ def step_seconds(
         local_step_s = (time.perf_counter() - began) / num_steps
     finally:
         batches.close()
-    slowest = max(together.all_gathered(local_step_s))
+    slowest = max(together.all_gather_json(local_step_s))
     layout.close()
     return slowest
 

@@ -52,8 +52,8 @@ class AllToAllDispatcher(DirectDispatcher):
     def begin(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Callable[[], Tensor]:
         """Start sending the first chunk. The function returned finishes the dispatch and returns `[T, M]`, as a call of
         the dispatcher does."""
-        host_counts, counts = on_host(choices.asked, self.counts(choices.load))
-        assignments, exchange = self._exchange(choices.laid_out(host_counts.tolist()), counts, experts)
+        host_counts, counts = on_host(choices.device_counts, self.counts(choices.load))
+        assignments, exchange = self._exchange(choices.to_rows(host_counts.tolist()), counts, experts)
         rows = tokens_to_rows(x, assignments)
         started_exchange = exchange.with_first_sent(rows, assignments.weight)
         return lambda: rows_to_tokens(experts(rows, assignments.weight, started_exchange), assignments)

@@ -28,8 +28,8 @@ class DirectDispatcher(Dispatcher):
     between, once."""
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
-        host_counts, counts = on_host(choices.asked, self.counts(choices.load))
-        return self.carry(x, choices.laid_out(host_counts.tolist()), counts, experts)
+        host_counts, counts = on_host(choices.device_counts, self.counts(choices.load))
+        return self.carry(x, choices.to_rows(host_counts.tolist()), counts, experts)
 
     @abstractmethod
     def counts(self, load: Tensor) -> Tensor:

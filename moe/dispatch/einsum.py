@@ -31,7 +31,7 @@ class EinsumDispatcher(Dispatcher):
         self.group_tokens = group_tokens
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
-        assignments = choices.laid_out(choices.asked.tolist())
+        assignments = choices.to_rows(choices.device_counts.tolist())
         masks = combine_weights(assignments, self.group_tokens)
         combine_GSEC, dispatch_GSEC = (mask.to(x.dtype) for mask in masks)
         x_GSM = x.view(*combine_GSEC.shape[:2], -1)

@@ -33,9 +33,9 @@ class HierarchicalDispatcher(Dispatcher):
         arriving = self.across.exchange_counts(torch.cat((crossing_load[:, None], leaving), 1))
         load_here = arriving[:, 1:].sum(0)
         host_counts, send_counts, arrivals, within = on_host(
-            choices.asked, crossing_load, arriving, self.within.counts(load_here)
+            choices.device_counts, crossing_load, arriving, self.within.counts(load_here)
         )
-        assignments, sent_rows = choices.laid_out(host_counts.tolist()), send_counts.tolist()
+        assignments, sent_rows = choices.to_rows(host_counts.tolist()), send_counts.tolist()
         crossing, row_of_choice = once_a_node(assignments, crosses, crossing_load, sent_rows)
         sent_choices = torch.tensor(assignments.counts).view(leaving.shape).sum(1).tolist()
         rows_here, choices_here = arrivals[:, 0], arrivals[:, 1:].sum(1)

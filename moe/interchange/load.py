@@ -206,7 +206,7 @@ def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
 
 def agree(problems: Sequence[Problem]) -> None:
     """Raise what any rank has found, on every rank."""
-    dicts_by_rank = together.all_gathered([problem.to_dict() for problem in problems])
+    dicts_by_rank = together.all_gather_json([problem.to_dict() for problem in problems])
     problems_by_text = {
         str(problem): problem
         for rank_dicts in dicts_by_rank

@@ -137,7 +137,7 @@ def write_folder(
 
 def _agree(problems: Sequence[Problem], source: Source) -> None:
     problem_dicts = [problem.to_dict() for problem in problems]
-    dicts_by_rank = together.all_gathered(problem_dicts) if source.is_collective else [problem_dicts]
+    dicts_by_rank = together.all_gather_json(problem_dicts) if source.is_collective else [problem_dicts]
     problems_by_text = {
         json.dumps(entry, default=str): Problem(**entry)
         for rank_dicts in dicts_by_rank

@@ -50,7 +50,7 @@ class ModelSource(Source):
             self._parts_by_name[name] = buffer.detach(), extent(part_of(buffer), layout)
         self._codings, self._rank = codings_of(model), together.rank()
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
-        parts_by_rank = together.all_gathered(
+        parts_by_rank = together.all_gather_json(
             {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._parts_by_name.items()}
         )
         self._places: list[dict[str, Slices]] = [

@@ -56,7 +56,7 @@ def from_first(ask: Callable[[], Any]) -> Any:
     return message["answer"]
 
 
-def gathered(value: Any) -> list[Any] | None:
+def gather_json(value: Any) -> list[Any] | None:
     """Every rank's value on rank 0, in rank order; None elsewhere."""
     content = _text(value)
     if world_size() == 1:
@@ -68,7 +68,7 @@ def gathered(value: Any) -> list[Any] | None:
     return None if buffers is None else [_value(buffer) for buffer in buffers]
 
 
-def all_gathered(value: Any) -> list[Any]:
+def all_gather_json(value: Any) -> list[Any]:
     """Every rank's value on every rank, in rank order."""
     content = _text(value)
     if world_size() == 1:
@@ -80,7 +80,7 @@ def all_gathered(value: Any) -> list[Any]:
     return [_value(buffer) for buffer in buffers]
 
 
-def scattered(values: Sequence[Any] | None) -> Any:
+def scatter_json(values: Sequence[Any] | None) -> Any:
     """Each rank's own of the values that rank 0 has."""
     contents = [_text(value) for value in values or ()]
     if world_size() == 1:
@@ -93,7 +93,7 @@ def scattered(values: Sequence[Any] | None) -> Any:
     return _value(own_buffer)
 
 
-def summed(*numbers: float) -> list[float]:
+def all_reduce_sum(*numbers: float) -> list[float]:
     """The sums of numbers over all ranks, in float64."""
     totals = torch.tensor(numbers, dtype=torch.float64)
     if world_size() > 1:

@@ -24,7 +24,7 @@ class Choices(ABC):
     """Experts of each token, as the device knows them.
 
     Whoever lays out rows for it has to tell how many there are, and a GPU is waited for when it is asked: so a
-    dispatcher asks for `asked` together with all else that it wants to know.
+    dispatcher asks for `device_counts` together with all else that it wants to know.
     """
 
     @property
@@ -43,16 +43,16 @@ class Choices(ABC):
         """int64 `[E]`: rows of each expert."""
 
     @property
-    def asked(self) -> Tensor:
+    def device_counts(self) -> Tensor:
         """int64 `[n]`: what the host has to know."""
         return self.load
 
     @abstractmethod
-    def laid_out(self, told: list[int]) -> Assignments:
-        """The rows, from the numbers in `asked`."""
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        """The rows, from the numbers in `device_counts`."""
 
     @abstractmethod
-    def detached(self) -> "Choices":
+    def detach(self) -> "Choices":
         """The same, only to be looked at."""
 
     def of_tokens(self, first: int, stop: int) -> "Choices":
@@ -96,8 +96,8 @@ class ChoicesOfTokens(Choices):
     def load(self) -> Tensor:
         return self.slots.length.sum(0)
 
-    def laid_out(self, told: list[int]) -> Assignments:
-        num_rows = sum(told)
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        num_rows = sum(host_counts)
         kept_EG = self.slots.length.t()
         num_groups = kept_EG.shape[1]
         first_row_EG = _starts(kept_EG.reshape(-1)).view_as(kept_EG)
@@ -114,10 +114,10 @@ class ChoicesOfTokens(Choices):
             rows_by_token=row.reshape(-1)[positions(self.kept.reshape(-1), num_rows)],
             first_by_token=_starts(self.kept.sum(1)),
             load=self.load,
-            counts=told,
+            counts=host_counts,
         )
 
-    def detached(self) -> "ChoicesOfTokens":
+    def detach(self) -> "ChoicesOfTokens":
         return replace(self, weight=self.weight.detach())
 
 
@@ -155,8 +155,8 @@ class ChoicesInOrder(Choices):
             return self.known_load
         return counted(self._queue, self.num_experts + 1)[: self.num_experts]
 
-    def laid_out(self, told: list[int]) -> Assignments:
-        num_rows, per_token = sum(told), self.kept.sum(1)
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        num_rows, per_token = sum(host_counts), self.kept.sum(1)
         order = self._queue.argsort(stable=True)
         row = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
         choice_of_row = order[:num_rows]
@@ -168,10 +168,10 @@ class ChoicesInOrder(Choices):
             rows_by_token=row[positions(self.kept.reshape(-1), num_rows)],
             first_by_token=_starts(per_token),
             load=self.load,
-            counts=told,
+            counts=host_counts,
         )
 
-    def detached(self) -> "ChoicesInOrder":
+    def detach(self) -> "ChoicesInOrder":
         return replace(self, weight=self.weight.detach())
 
     def of_tokens(self, first: int, stop: int) -> "ChoicesInOrder":
@@ -209,8 +209,8 @@ class ChoicesOfExperts(Choices):
     def load(self) -> Tensor:
         return self.kept.sum((1, 2))
 
-    def laid_out(self, told: list[int]) -> Assignments:
-        buffer = positions(self.kept.reshape(-1), sum(told))
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        buffer = positions(self.kept.reshape(-1), sum(host_counts))
         owner = self.token.reshape(-1)[buffer]
         return Assignments(
             token=owner,
@@ -220,10 +220,10 @@ class ChoicesOfExperts(Choices):
             rows_by_token=owner.argsort(stable=True),
             first_by_token=_starts(counted(owner, self.num_tokens)),
             load=self.load,
-            counts=told,
+            counts=host_counts,
         )
 
-    def detached(self) -> "ChoicesOfExperts":
+    def detach(self) -> "ChoicesOfExperts":
         return replace(self, weight=self.weight.detach())
 
 
@@ -250,19 +250,19 @@ class _ChoicesOfSome(Choices):
         return load.index_add_(0, expert, is_kept.to(load.dtype))
 
     @property
-    def asked(self) -> Tensor:
+    def device_counts(self) -> Tensor:
         token, _, is_kept = self.whole.pairs
         before = (is_kept & (token < self.first)).sum()
-        return torch.cat((self.whole.asked, self.load, before[None]))
+        return torch.cat((self.whole.device_counts, self.load, before[None]))
 
-    def laid_out(self, told: list[int]) -> Assignments:
-        *of_whole, before = told
+    def to_rows(self, host_counts: list[int]) -> Assignments:
+        *of_whole, before = host_counts
         num_experts = self.load.numel()
         whole, counts = of_whole[:-num_experts], of_whole[-num_experts:]
-        return self.whole.laid_out(whole).of_tokens(self.first, self.stop, self.load, counts, before)
+        return self.whole.to_rows(whole).of_tokens(self.first, self.stop, self.load, counts, before)
 
-    def detached(self) -> "_ChoicesOfSome":
-        return replace(self, whole=self.whole.detached())
+    def detach(self) -> "_ChoicesOfSome":
+        return replace(self, whole=self.whole.detach())
 
 
 def _starts(counts: Tensor) -> Tensor:

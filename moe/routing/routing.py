@@ -49,11 +49,11 @@ class Routing:
     num_tokens: Tensor
     """int64 scalar: real tokens."""
 
-    def detached(self) -> "Routing":
+    def detach(self) -> "Routing":
         """The same, only to be looked at."""
         weight = None if self.weight is None else self.weight.detach()
         aux_loss, z_loss = self.aux_loss.detach(), self.z_loss.detach()
-        return replace(self, choices=self.choices.detached(), weight=weight, aux_loss=aux_loss, z_loss=z_loss)
+        return replace(self, choices=self.choices.detach(), weight=weight, aux_loss=aux_loss, z_loss=z_loss)
 
     @property
     def load(self) -> Tensor:
@@ -63,4 +63,4 @@ class Routing:
     @cached_property
     def assignments(self) -> Assignments:
         """The rows of kept choices. The device is asked how many there are."""
-        return self.choices.laid_out(self.choices.asked.tolist())
+        return self.choices.to_rows(self.choices.device_counts.tolist())

@@ -25,7 +25,7 @@ def decide(
     machine of the same kind, it takes again, so that a restart changes no bit; else what this machine's `cache` holds;
     else it is measured now. Rank 0 decides for all, on its `device`, also for experts of a shape that it has not.
     """
-    shapes_by_rank = together.all_gathered([_shape(layer) for layer in layers])
+    shapes_by_rank = together.all_gather_json([_shape(layer) for layer in layers])
     shapes = sorted({tuple(shape) for of_rank in shapes_by_rank for shape in of_rank})
 
     def measure_costs() -> list[dict[str, dict[str, float]]]:

@@ -40,7 +40,7 @@ class MoELayers:
                 and self.local_layers.setdefault(module.layer, module) is not module
             ):
                 raise ValueError(f"two MoE layers have the number {module.layer}; give each its own")
-        facts_by_rank = together.all_gathered(
+        facts_by_rank = together.all_gather_json(
             [vars(LayerFacts.of(layer)) for layer in self.local_layers.values()]
         )
         facts_by_number = {
@@ -57,7 +57,7 @@ class MoELayers:
 
         def note(layer: MoELayer, _inputs: object, output: tuple[object, Routing]) -> None:
             if torch.is_grad_enabled():
-                routings.append((layer.layer, output[1].detached()))
+                routings.append((layer.layer, output[1].detach()))
 
         hooks = [layer.register_forward_hook(note) for layer in self.local_layers.values()]
         try:

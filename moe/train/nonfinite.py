@@ -44,7 +44,7 @@ def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
         partial(_in_gradients, state.parameters),
     )
     for look in looks:
-        findings = [finding for finding in together.all_gathered(look()) if finding is not None]
+        findings = [finding for finding in together.all_gather_json(look()) if finding is not None]
         if findings:
             return str(min(findings)[1])
     return None

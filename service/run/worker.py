@@ -73,13 +73,13 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     try:
         with CapturedOutput(recorder):
             kind = launch.spec.resources.trains_on(launch.gpus_per_worker)
-            if faults := [fault for fault in together.all_gathered(device_fault(kind)) if fault]:
+            if faults := [fault for fault in together.all_gather_json(device_fault(kind)) if fault]:
                 return Result(
                     outcome="failed", step=resumed_step, message=faults[0], retryable=False
                 ).model_dump(mode="json")
             device = device_of(kind)
             torch.set_num_threads(launch.spec.resources.cpus_per_worker)
-            workers = together.all_gathered(
+            workers = together.all_gather_json(
                 {"rank": rank, "node": context.get_node_rank(), "host": socket.gethostname(),
                  "pid": os.getpid(), "device": str(device)}
             )  # fmt: skip

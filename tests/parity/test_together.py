@@ -49,10 +49,10 @@ def exchange() -> None:
     for number in range(ROUNDS):
         everyone = [of(rank, number) for rank in every]
         assert together.from_first(lambda number=number: of(own, number)) == everyone[0]
-        assert together.all_gathered(everyone[own]) == everyone
-        assert together.gathered(everyone[own]) == (everyone if own == 0 else None)
-        assert together.scattered(everyone if own == 0 else None) == everyone[own]
-    assert together.summed(float(own), 1.0) == [sum(every), len(every)]
+        assert together.all_gather_json(everyone[own]) == everyone
+        assert together.gather_json(everyone[own]) == (everyone if own == 0 else None)
+        assert together.scatter_json(everyone if own == 0 else None) == everyone[own]
+    assert together.all_reduce_sum(float(own), 1.0) == [sum(every), len(every)]
 
 
 def test_values_arrive_as_they_were_sent(ranks: Pools) -> None:

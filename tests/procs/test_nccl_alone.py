@@ -26,10 +26,10 @@ def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
         dist.all_reduce(torch.zeros(()))
     found = [
         together.from_first(lambda: "first"),
-        together.all_gathered(rank),
-        together.gathered(rank),
-        together.scattered(["a", "b"] if rank == 0 else None),
-        together.summed(1.0),
+        together.all_gather_json(rank),
+        together.gather_json(rank),
+        together.scatter_json(["a", "b"] if rank == 0 else None),
+        together.all_reduce_sum(1.0),
     ]
     mesh = ShardingMesh((RANKS,), (rank,), (None,))
     assert can_agree(mesh)

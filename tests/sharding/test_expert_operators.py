@@ -187,7 +187,7 @@ def test_a_layer_alone_returns_its_routing():
         torch.testing.assert_close(found, y.detach())
         for field in fields(Routing):
             if field.name != "choices":
-                mine, true = (getattr(each, field.name) for each in (its_routing, routing.detached()))
+                mine, true = (getattr(each, field.name) for each in (its_routing, routing.detach()))
                 torch.testing.assert_close(mine, true, check_dtype=False, msg=field.name)
         assert torch.equal(its_routing.load, routing.load)
 

@@ -203,7 +203,7 @@ def test_the_rows_of_some_tokens_are_theirs_in_order(
     first = data.draw(st.integers(0, tokens))
     stop = data.draw(st.integers(first, tokens))
     some, whole = routing.choices.of_tokens(first, stop), routing.assignments
-    part = some.laid_out(some.asked.tolist())
+    part = some.to_rows(some.device_counts.tolist())
     inside = (whole.token >= first) & (whole.token < stop)
     assert torch.equal(part.token, whole.token[inside] - first)
     assert torch.equal(part.expert, whole.expert[inside])

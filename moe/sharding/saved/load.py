@@ -53,7 +53,7 @@ class Checkpoint:
         ]
         faults = [
             fault
-            for rank_faults in together.all_gathered([fault for fault in results if fault])
+            for rank_faults in together.all_gather_json([fault for fault in results if fault])
             for fault in rank_faults
         ]
         if faults:

@@ -56,7 +56,7 @@ def save(
         )
 
     seal = _everywhere(write_shards)
-    rank_entries = together.gathered(
+    rank_entries = together.gather_json(
         {
             "file": file,
             "seal": seal,
@@ -131,7 +131,7 @@ def _shards_of(
         )
     all_problems = [
         Problem(**fields)
-        for rank_problems in together.all_gathered([problem.to_dict() for problem in problems])
+        for rank_problems in together.all_gather_json([problem.to_dict() for problem in problems])
         for fields in rank_problems
     ]
     if all_problems:
@@ -159,7 +159,7 @@ def _everywhere(do: Callable[[], Any]) -> Any:
         failure = f"{type(error).__name__}: {error}"
     faults = [
         f"rank {rank}: {rank_failure}"
-        for rank, rank_failure in enumerate(together.all_gathered(failure))
+        for rank, rank_failure in enumerate(together.all_gather_json(failure))
         if rank_failure
     ]
     if faults:

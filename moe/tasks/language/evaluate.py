@@ -124,7 +124,7 @@ class _Measuring:
             with doing("evaluation", f"loss of evaluation batch {number}"):
                 batch = SequencesBatch.of(store.rows(rows), context, self.layout)
                 sums = [total + float(value) for total, value in zip_longest(sums, of(batch), fillvalue=0.0)]
-        return list(together.summed(*sums))
+        return list(together.all_reduce_sum(*sums))
 
     def _of_tokens(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:
         return loss_of(self.model, batch).nll, (self.model.share(batch.labels) >= 0).sum()
@@ -253,7 +253,7 @@ def _completions(
         texts=range(own_prompts.start, own_prompts.stop),
         together=layout.in_step,
     )
-    tokens_by_rank: list[dict[str, Any]] = together.all_gathered(
+    tokens_by_rank: list[dict[str, Any]] = together.all_gather_json(
         {
             str(row): tokens
             for row, tokens in zip(range(own_prompts.start, own_prompts.stop), new, strict=True)

@@ -53,7 +53,9 @@ def evaluate(
             model, layout, corpus, store, evaluation.max_pairs, spec.data.max_tokens
         )
         clock.lap("translate")
-        scored_by_rank = together.gathered(_ScoreRows.of(store, rows, hypotheses, most_frequent).to_plain())
+        scored_by_rank = together.gather_json(
+            _ScoreRows.of(store, rows, hypotheses, most_frequent).to_plain()
+        )
         clock.lap("score")
         if scored_by_rank is not None:
             whole = _ScoreRows.concatenate([_ScoreRows.of_plain(plain) for plain in scored_by_rank])
@@ -127,7 +129,7 @@ def _losses(
         labels = target_out[target_out != PAD].cpu().numpy()
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
         sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
-    model_nll, unigram_nll, num_tokens = together.summed(*sums.tolist())
+    model_nll, unigram_nll, num_tokens = together.all_reduce_sum(*sums.tolist())
     if not num_tokens:
         return _Losses(0, None, None)
     unigram = unigram_nll / num_tokens if unigram_logp_V is not None else None

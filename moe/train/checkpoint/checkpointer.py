@@ -91,7 +91,7 @@ class Checkpointer:
             marker = Marker.model_validate(plain_marker) if plain_marker else None
             if marker is not None:
                 paths = sorted(marker.files)[self._layout.rank :: self._layout.world_size]
-                faults = together.all_gathered(_plain(markers.fault(self._folder, marker, paths)))
+                faults = together.all_gather_json(_plain(markers.fault(self._folder, marker, paths)))
             fault = next((_fault(*plain_fault) for plain_fault in faults if plain_fault is not None), None)
             if marker is not None and fault is None:
                 if check is not None:
@@ -157,12 +157,12 @@ class Checkpointer:
             return
         if num_failed:
             self._saving = None
-            errors = enumerate(together.all_gathered(_in_words(saving.current.error)))
+            errors = enumerate(together.all_gather_json(_in_words(saving.current.error)))
             reason = "; ".join(f"rank {rank}: {error}" for rank, error in errors if error is not None)
             if self._layout.rank == 0:
                 self._recorder.checkpoint_failed(saving.step, reason)
         elif saving.committing is None:
-            plain_results = together.gathered(saving.writing.result().to_plain())
+            plain_results = together.gather_json(saving.writing.result().to_plain())
             results = None if plain_results is None else list(map(Written.of_plain, plain_results))
             saving.committing = Background(
                 lambda: self._commit(saving, results), f"commit-{saving.marker_name}"
@@ -204,7 +204,7 @@ class Checkpointer:
         while self._saving is not None:
             with doing("checkpoint", f"waiting for checkpoint {self._saving.marker_name} to be written"):
                 self._saving.current.wait()
-                num_done, num_failed = together.summed(*self.vote())
+                num_done, num_failed = together.all_reduce_sum(*self.vote())
                 self.advance(int(num_done), int(num_failed))
 
     def _write(self, name: str, run_state: bytes) -> Written:

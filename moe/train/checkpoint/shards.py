@@ -75,11 +75,11 @@ class ShardWriter:
         self._plan, self._metadata = self._plan_together()
 
     def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
-        plain_plans, metadata = together.gathered(plain_plan(self._planner.create_local_plan())), None
+        plain_plans, metadata = together.gather_json(plain_plan(self._planner.create_local_plan())), None
         if plain_plans is not None:
             plans, metadata = self._planner.create_global_plan(list(map(plan_of, plain_plans)))
             plain_plans = list(map(plain_plan, FsspecWriter("memory://").prepare_global_plan(plans)))
-        return self._planner.finish_plan(plan_of(together.scattered(plain_plans))), metadata
+        return self._planner.finish_plan(plan_of(together.scatter_json(plain_plans))), metadata
 
     def stage(self) -> None:
         """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""
