@@ -144,7 +144,7 @@ def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
 
     def stop() -> None:
         await_that(note.exists)
-        limits.stopped.set()
+        limits.stop_event.set()
 
     stopping = threading.Thread(target=stop)
     stopping.start()
