@@ -39,7 +39,7 @@ def scan(
     except NoAnswer:
         return  # preparation reports the cause
     if problems := json.loads(answer):
-        raise SpecError([Problem(*problem) for problem in problems])
+        raise SpecError([Problem(**problem) for problem in problems])
 
 
 def _is_longer(file: Location, limit_bytes: int) -> bool:

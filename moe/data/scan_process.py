@@ -60,9 +60,8 @@ def _main() -> None:
 
     request = json.loads(sys.stdin.buffer.read())
     data: object = TypeAdapter(DataSpec).validate_python(request["data"])
-    scan_problems = _problems(data, request["roots"], began + request["seconds"])
-    problems = [(problem.path, problem.value, problem.rule, problem.remedy) for problem in scan_problems]
-    sys.stdout.write(json.dumps(problems, default=str))
+    problems = _problems(data, request["roots"], began + request["seconds"])
+    sys.stdout.write(json.dumps([problem.to_dict() for problem in problems], default=str))
 
 
 if __name__ == "__main__":
