@@ -19,6 +19,7 @@ from moe.interchange.sources import ModelSource
 from moe.spec import SpecError
 from tests.interchange import tiny
 from tests.interchange.folders import load, reconfigure, refusal, rewrite
+from tests.refusals import refused
 
 
 def test_every_tensor_that_does_not_fit_is_told_at_once_with_both_shapes(hub: Callable[..., Path]):
@@ -70,7 +71,7 @@ def test_a_model_with_fewer_layers_than_its_folder_is_refused(hub: Callable[...,
 
 def test_a_name_that_means_several_folders_or_files_is_refused(hub: Callable[..., Path]):
     folder = hub("llama")
-    with pytest.raises(SpecError, match=r"must name one folder, without \*"):
+    with refused("invalid_value", "model.from"):
         HubFolder(f"{folder.parent}/*", None)
     index = {"weight_map": {"model.norm.weight": "*.safetensors"}}
     (folder / "model.safetensors").rename(folder / "one.safetensors")
@@ -87,7 +88,7 @@ def test_one_file_is_preferred_to_an_index_as_others_do(hub: Callable[..., Path]
 def test_an_export_takes_no_links_place(hub: Callable[..., Path], tmp_path: Path):
     spec = tiny.spec_of(tiny.config_of(hub("llama")))
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(SpecError, match=r"target .* is a link"):
+    with refused("not_allowed", "target"):
         save_folder(spec, ModelSource(tiny.blank(spec)), tmp_path / "link")
 
 
@@ -156,22 +157,19 @@ def _header(content: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    "change",
     [
-        (lambda header: header.update(model=[]), "does not say where 'model' lies"),
-        (lambda header: header["model.norm.weight"].update(dtype="Q7"), "has the dtype 'Q7'"),
-        (lambda header: header["model.norm.weight"].update(dtype=["F32"]), "has the dtype \\['F32'\\]"),
-        (lambda header: header["model.norm.weight"].update(shape=[-1, -48]), "cannot be the bytes"),
-        (lambda header: header["model.norm.weight"].update(shape=[23]), "cannot be the bytes"),
-        (
-            lambda header: header["model.norm.weight"]["data_offsets"].__setitem__(0, True),
-            "cannot be the bytes",
-        ),
-        (lambda header: header.pop("model.norm.weight"), "does not begin where|beyond its last"),
+        lambda header: header.update(model=[]),
+        lambda header: header["model.norm.weight"].update(dtype="Q7"),
+        lambda header: header["model.norm.weight"].update(dtype=["F32"]),
+        lambda header: header["model.norm.weight"].update(shape=[-1, -48]),
+        lambda header: header["model.norm.weight"].update(shape=[23]),
+        lambda header: header["model.norm.weight"]["data_offsets"].__setitem__(0, True),
+        lambda header: header.pop("model.norm.weight"),
     ],
 )
 def test_a_header_that_cannot_be_is_refused(
-    change: Callable[[dict[str, Any]], Any], told: str, hub: Callable[..., Path]
+    change: Callable[[dict[str, Any]], Any], hub: Callable[..., Path]
 ):
     folder = hub("llama")
     path = folder / "model.safetensors"
@@ -181,7 +179,7 @@ def test_a_header_that_cannot_be_is_refused(
     change(header)
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
-    with pytest.raises(SpecError, match=told):
+    with refused("corrupt", "model.from"):
         load(folder)
 
 

@@ -18,6 +18,7 @@ from moe.storage.folder import Folder
 from moe.tasks.build import build_task
 from moe.train.checkpoint.marker import list_committed
 from tests.interchange import tiny
+from tests.refusals import refused
 from tests.unit import chats
 from tests.unit.train_runs import RequestAfter, course, run
 
@@ -118,7 +119,7 @@ def test_a_folder_without_a_template_is_refused_when_the_job_is_posted(tmp_path:
         "data": {**CHAT, "paths": [f"{tmp_path}/rows.jsonl"]}, "train": {"num_steps": 4, "batch_tokens": 1024},
     }  # fmt: skip
     spec = JobSpec.parse(expand(given, None))
-    with pytest.raises(SpecError, match=r"model\.from has no chat template"):
+    with refused("missing", "model.from", None):
         build_task(spec).check_data([str(tmp_path)])
     (folder / "chat_template.jinja").write_text(
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"

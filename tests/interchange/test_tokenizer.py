@@ -24,8 +24,8 @@ from moe.interchange.tokenizer import (
     ranks_of,
     tokenizer_json,
 )
-from moe.spec import SpecError
 from tests.interchange import tiny
+from tests.refusals import refused
 
 TEXT = "It's the year 2024, they'll say 你好世界! naïve Straße … don't\n\n  STOP  the aaaa aaab abab world worlds"
 
@@ -84,17 +84,17 @@ def test_special_tokens_have_the_ids_behind_the_files():
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    "content",
     [
-        (b"!!! 0\n", "line 1"),
-        (b"YQ==\n", "line 1"),
-        (b"YQ== 7\n", "count tokens from 0"),
-        (b"", "count tokens"),
-        (base64.b64encode(b"a" * 600) + b" 0\n", "line 1 is a token of 600 bytes, and must have at most 512"),
+        b"!!! 0\n",
+        b"YQ==\n",
+        b"YQ== 7\n",
+        b"",
+        base64.b64encode(b"a" * 600) + b" 0\n",
     ],
 )
-def test_another_file_is_no_tiktoken_file(content: bytes, told: str):
-    with pytest.raises(SpecError, match=told):
+def test_another_file_is_no_tiktoken_file(content: bytes):
+    with refused("invalid_syntax", "model.from/tiktoken.model", None):
         export_tokenizer({"tiktoken.model": content})
 
 
@@ -152,7 +152,7 @@ def test_a_tokenizer_is_kept_byte_by_byte(tmp_path: Path):
     for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(SpecError, match=r"has no tokenizer\.json"):
+    with refused("not_found", "model.from"):
         tokenizer_json(str(folder))
 
 

@@ -21,6 +21,7 @@ from service.planner import limited
 from service.planner.limited import Limits, PlanningCancellation, ask
 from service.planner.request import JobRequest
 from tests.processes import await_that
+from tests.refusals import refused
 
 CODE = "tests.service.users_module"
 BATCH = f"{CODE}:batch"
@@ -109,15 +110,13 @@ def test_the_process_compares_once_more_before_it_imports() -> None:
         "model": {"kind": "module", "build": "no_such_package:build"}, "data": {"corpus": "module", "batches": BATCH},
         "train": {"num_steps": 2},
     })  # fmt: skip
-    with pytest.raises(SpecError, match="is none of the functions that may be called here"):
+    with refused("not_allowed", "model.build", "no_such_package:build"):
         ask(JobRequest(spec=spec, cluster=TWO, allowed_code=(BATCH,)), Limits(60.0))
 
 
 def test_a_jobs_module_is_not_looked_for_in_the_present_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
-    with pytest.raises(
-        SpecError, match="cannot be imported: there is no module 'tests'; install it where jobs run"
-    ):
+    with refused("not_found", "data.batches", "tests.service.users_module:batch"):
         planned()
 
 

@@ -11,7 +11,7 @@ from moe.sharding.capture.capture import capture
 from moe.sharding.operands import is_operator
 from moe.sharding.rules.attention import RULES
 from moe.sharding.rules.registry import rule_of
-from moe.spec import SpecError
+from tests.refusals import refused
 from tests.sharding.partitioned import check_at_random
 
 D = torch.float64
@@ -68,7 +68,7 @@ def test_attention(name: str) -> None:
 def test_its_dropout_is_refused_in_words() -> None:
     node = _node(aten._scaled_dot_product_efficient_attention.default,
                  *[(2, 4, 8, 16)] * 3, None, True, 0.1)  # fmt: skip
-    with pytest.raises(SpecError, match=r"\(=0.1\) is the dropout of a fused attention.*keyed by position"):
+    with refused("unsupported", "_scaled_dot_product_efficient_attention_default", 0.1):
         rule_of(node)
 
 

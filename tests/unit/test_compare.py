@@ -16,6 +16,7 @@ from moe.plan.candidate import RECOMPUTES, SHARDINGS, Options
 from moe.plan.causes import Causes
 from moe.plan.compare import compare, made_for_in_words, sentences
 from moe.spec import JobSpec, SpecError
+from tests.refusals import refused
 from tests.unit.test_spec import job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -172,7 +173,11 @@ def test_a_layout_asks_for_the_plan_that_it_is_of() -> None:
         again = asking_for(free, layout, 8)
         assert plan_job(again.spec, cluster, again.num_workers).candidate == plan.candidate
     twice = asking_for(free, layout, 16)
-    with pytest.raises(SpecError, match=r"multiply to the number of workers \(=16\)"):
+    with refused(
+        "mismatch",
+        "parallel",
+        "expert 1 x data 4 x tensor 1 x fsdp 1 x expert_tensor 2 x expert_fsdp 4 x context 1 x pipeline 1",
+    ):
         plan_job(twice.spec, Cluster(num_nodes=4, devices_per_node=4, device="h100"), twice.num_workers)
 
 

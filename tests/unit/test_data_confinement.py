@@ -8,6 +8,7 @@ import pytest
 from moe.data.locations import Locator
 from moe.data.pairs import check, prepare
 from moe.spec import JsonlSpec, ParallelTextSpec, SpecError, TextPair
+from tests.refusals import refused
 from tests.unit.data_corpora import job, sentences, write_jsonl
 
 ATTACKS = {
@@ -95,7 +96,7 @@ def test_what_is_outside_is_refused_at_its_place(places, attack):
 
 def test_an_error_never_tells_whether_something_outside_exists(places):
     def told(path):
-        with pytest.raises(SpecError) as error:
+        with refused("not_allowed", "data.paths[0]") as error:
             check(JsonlSpec(corpus="jsonl", paths=(path,)), [str(places["root"])])
         return error.value.problems[0].rule
 
@@ -106,9 +107,9 @@ def test_an_error_never_tells_whether_something_outside_exists(places):
 def test_of_a_folder_with_one_outward_link_that_link_is_named(places):
     (places["root"] / "folder/away.jsonl").symlink_to(places["outside"] / "secret.jsonl")
     for pattern in ("folder/*.jsonl", "folder/away.jsonl", "*er/away.jsonl"):
-        with pytest.raises(SpecError) as refused:
+        with refused("not_allowed", "data.paths[0]") as caught:
             check(JsonlSpec(corpus="jsonl", paths=(f"{places['root']}/{pattern}",)), [str(places["root"])])
-        (problem,) = refused.value.problems
+        (problem,) = caught.value.problems
         assert problem.rule.endswith(f": {places['root']}/folder/away.jsonl")
         assert str(places["outside"]) not in str(problem)
 
@@ -116,17 +117,17 @@ def test_of_a_folder_with_one_outward_link_that_link_is_named(places):
 def test_links_outside_that_lead_in_a_circle_are_not_told(places):
     (places["outside"] / "circle").symlink_to(places["outside"] / "circle")
     (places["root"] / "folder/away.jsonl").symlink_to(places["outside"] / "circle")
-    with pytest.raises(SpecError) as refused:
+    with refused("not_allowed", "data.paths[0]") as caught:
         check(
             JsonlSpec(corpus="jsonl", paths=(f"{places['root']}/folder/away.jsonl",)), [str(places["root"])]
         )
-    (problem,) = refused.value.problems
+    (problem,) = caught.value.problems
     assert "outside the folders" in problem.rule
 
 
 def test_preparing_is_confined_as_checking_is(places, tmp_path):
     spec = job({"corpus": "jsonl", "paths": [str(places["root"] / "link.jsonl")]})
-    with pytest.raises(SpecError, match="leads out of the folders"):
+    with refused("not_allowed", "data.paths[0]"):
         prepare(spec.data, spec.model, tmp_path / "cache", roots=[str(places["root"])])
 
 
@@ -165,7 +166,7 @@ def test_what_lies_under_a_root_is_allowed_however_the_root_is_written(places, r
 
 
 def test_no_roots_allow_nothing_and_say_how_to_allow_something(places):
-    with pytest.raises(SpecError, match="start the service with --data-root"):
+    with refused("not_allowed", "data.paths[0]"):
         check(JsonlSpec(corpus="jsonl", paths=(str(places["root"] / "ok.jsonl"),)), [])
 
 

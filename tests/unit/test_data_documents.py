@@ -14,6 +14,7 @@ from moe.data.sequences import check
 from moe.data.sequences.corpora import build
 from moe.data.sequences.formats import File, PlainText
 from moe.spec import DocumentsSpec, SpecError
+from tests.refusals import refused
 from tests.unit.data_corpora import write_jsonl
 
 
@@ -64,9 +65,8 @@ def test_a_text_is_cut_between_its_characters(tmp_path, mark, letter, limit):
     (text,) = PlainText().texts(file, limit)
     assert text == letter * ((limit + 1 - len(mark)) // len(letter.encode()))
     (tmp_path / "a.txt").write_bytes(mark + letter.encode() * 3 + b"\n\xff" + letter.encode() * 40)
-    byte = len(mark) + 3 * len(letter.encode()) + 2
     for at_most in (None, limit):
-        with pytest.raises(SpecError, match=f"line 2'\\) is not UTF-8 text at byte {byte} of the file"):
+        with refused("invalid_encoding", "data.sources[0].paths[0]"):
             list(PlainText().texts(file, at_most))
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_two_sources_name_is_the_first_one_s(tmp_path):
     assert [(document.source, document.text) for document in build(spec).documents()] == [
         ("source-1", "a"), ("source-2", "b"),
     ]  # fmt: skip
-    with pytest.raises(SpecError, match="names only files that sources before it name too"):
+    with refused("duplicate", "data.sources[1].paths", None):
         check(documents({"paths": [f"{tmp_path}/*.txt"]}, {"paths": [f"{tmp_path}/a.txt"]}), [str(tmp_path)])
 
 
@@ -129,7 +129,7 @@ def test_parquet_without_the_column_names_file_and_the_columns_there_are(tmp_pat
 
 def test_a_row_without_text_is_named(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", text=["x", None])
-    with pytest.raises(SpecError, match=r"a.parquet, row 2'\) has a 'text' that is null, not text"):
+    with refused("wrong_type", "data.sources[0].paths[0]"):
         list(build(documents({"paths": [path]})).documents())
 
 
@@ -158,14 +158,14 @@ def test_a_look_at_a_long_text_does_not_stop_at_a_character_that_it_cuts(tmp_pat
 
 def test_data_without_text_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text(" \n\t\n")
-    with pytest.raises(SpecError, match=r"data.sources\[0\].paths \(='.*a.txt'\) has no documents with text"):
+    with refused("empty", "data.sources[0].paths"):
         list(build(documents({"paths": [f"{tmp_path}/a.txt"]})).documents())
 
 
 def test_files_lie_under_the_roots(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "roots").mkdir()
-    with pytest.raises(SpecError, match="lies outside the folders that this service may read"):
+    with refused("not_allowed", "data.sources[0].paths[0]"):
         check(documents({"paths": [f"{tmp_path}/a.txt"]}), [str(tmp_path / "roots")])
 
 

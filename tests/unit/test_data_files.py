@@ -8,6 +8,7 @@ import pytest
 from moe.data.pairs import check, prepare
 from moe.data.pairs.corpora import build
 from moe.spec import JsonlSpec, ParallelTextSpec, SpecError, TextPair
+from tests.refusals import refused
 from tests.unit.data_corpora import LANGS, job, sentences, write_jsonl
 
 GOOD = {"source": "Haus", "target": "house", "lang": "de"}
@@ -88,7 +89,7 @@ def test_a_broken_line_is_named_with_its_file_and_number(tmp_path, line, message
 
 def test_a_missing_column_is_named_with_the_columns_there_are(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "Haus", "target": "house", "lang": "de"}])
-    with pytest.raises(SpecError) as error:
+    with refused("bad_records", "data.source_column", "source") as error:
         check(jsonl(path), [str(tmp_path)])
     (problem,) = error.value.problems
     assert (problem.path, problem.value) == ("data.source_column", "source")
@@ -97,14 +98,14 @@ def test_a_missing_column_is_named_with_the_columns_there_are(tmp_path):
 
 def test_bytes_that_are_not_utf8_are_placed(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(json.dumps(GOOD).encode() + b'\n{"source": "\xff"}\n')
-    with pytest.raises(SpecError, match=r"line 2'\) is not UTF-8 text at byte 13 of the line"):
+    with refused("invalid_encoding", "data.paths[0]"):
         check(jsonl(f"{tmp_path}/a.jsonl"), [str(tmp_path)])
 
 
 def test_a_cut_off_archive_is_an_error_and_no_shorter_corpus(tmp_path):
     whole = gzip.compress("".join(json.dumps(row) + "\n" for row in sentences(200)).encode())
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(SpecError, match="cannot be read"):
+    with refused("unreadable", "data.paths[0]"):
         list(build(jsonl(f"{tmp_path}/a.jsonl.gz")).pairs())
 
 
@@ -123,7 +124,7 @@ def test_a_file_that_is_not_there_is_an_error_at_its_place(tmp_path, name, messa
 
 def test_a_language_that_a_small_corpus_lacks_is_seen_before_launch(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", sentences(3))
-    with pytest.raises(SpecError) as error:
+    with refused("not_a_choice", "data.languages[1]", "qq") as error:
         check(jsonl(path, languages=("de", "qq")), [str(tmp_path)])
     assert str(error.value) == (
         "data.languages[1] (='qq') has no pairs in this corpus; use one of de, fr, ja, ru"
@@ -152,7 +153,7 @@ def test_parallel_text_is_paired_line_by_line(tmp_path):
 def test_unequal_numbers_of_lines_are_an_error_with_both(tmp_path, num_sources, num_targets):
     (tmp_path / "de").write_text("Haus\n" * num_sources)
     (tmp_path / "en").write_text("house\n" * num_targets)
-    with pytest.raises(SpecError) as error:
+    with refused("mismatch", "data.files[0]") as error:
         check(text(tmp_path / "de", tmp_path / "en"), [str(tmp_path)])
     (problem,) = error.value.problems
     assert problem.path == "data.files[0]"
@@ -161,9 +162,9 @@ def test_unequal_numbers_of_lines_are_an_error_with_both(tmp_path, num_sources, 
 
 def test_text_files_are_named_by_their_side(tmp_path):
     (tmp_path / "de").write_text("Haus\n")
-    with pytest.raises(SpecError, match=r"data\.files\[0\]\.target .* does not exist"):
+    with refused("not_found", "data.files[0].target"):
         check(text(tmp_path / "de", tmp_path / "en"), [str(tmp_path)])
-    with pytest.raises(SpecError, match=r"data\.languages\[0\] \(='fr'\) has no pairs"):
+    with refused("not_a_choice", "data.languages[0]", "fr"):
         check(text(tmp_path / "de", tmp_path / "de2", languages=("fr",)), [str(tmp_path)])
 
 
@@ -174,16 +175,14 @@ def test_patterns_on_both_sides_pair_files_in_order(tmp_path):
     pairs = list(build(text(f"{tmp_path}/*.de", f"{tmp_path}/*.en")).pairs())
     assert pairs == [("de", "Haus 0", "house 0"), ("de", "Haus 1", "house 1")]
     (tmp_path / "2.de").write_text("Haus\n")
-    with pytest.raises(SpecError, match="3 source files, 2 target files"):
+    with refused("mismatch", "data.files[0]", "3 source files, 2 target files"):
         list(build(text(f"{tmp_path}/*.de", f"{tmp_path}/*.en")).pairs())
 
 
 def test_a_corpus_of_nothing_fit_says_what_was_left_out(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{**GOOD, "target": "Haus"}] * 3)
     spec = job({"corpus": "jsonl", "paths": [path]})
-    with pytest.raises(
-        SpecError, match=r"3 pairs read'\) has no pairs left to train on \(left out: untranslated 3\)"
-    ):
+    with refused("empty", "data", "3 pairs read"):
         prepare(spec.data, spec.model, tmp_path / "cache")
     assert [entry.name for entry in (tmp_path / "cache").iterdir() if entry.is_dir()] == []
 
@@ -192,5 +191,5 @@ def test_a_language_that_cleaning_empties_is_named(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [*sentences(20), {**GOOD, "lang": "qq", "target": "Haus"}])
     spec = job({"corpus": "jsonl", "paths": [path], "languages": [*LANGS, "qq"]})
     check(spec.data, [str(tmp_path)])
-    with pytest.raises(SpecError, match=r"data.languages\[4\] \(='qq'\) has no pairs left after cleaning"):
+    with refused("not_a_choice", "data.languages[4]", "qq"):
         prepare(spec.data, spec.model, tmp_path / "cache")

@@ -9,7 +9,7 @@ import pytest
 from moe.data.sequences.near_duplicates import SeenLines, lines_of
 from moe.data.sequences.package_list import HELD_OUT, TRAINING, Distribution, files_of, reason_against
 from moe.data.sequences.packages import Packages
-from moe.spec import SpecError
+from tests.refusals import refused
 
 FEW = (Distribution("click"), Distribution("h11"))
 CODE = "".join(f"def function_{index}(argument):\n    return argument * {index}\n" for index in range(20))
@@ -93,7 +93,7 @@ def test_the_fingerprint_is_of_the_content_and_the_list():
 
 
 def test_a_distribution_that_is_not_installed_is_named():
-    with pytest.raises(SpecError) as error:
+    with refused("not_installed", "data.corpus", "packages") as error:
         Packages((Distribution("not-installed-here"),), ()).check()
     assert str(error.value) == (
         "data.corpus (='packages') needs the distribution not-installed-here, which is not installed here; install it "

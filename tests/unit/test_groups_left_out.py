@@ -10,6 +10,7 @@ from moe.plan import Cluster, plan_request
 from moe.plan.search.what_if import grid
 from moe.spec import JobSpec, SpecError
 from moe.spec.groups import with_group
+from tests.refusals import refused
 
 MODEL: dict[str, Any] = {
     "kind": "language", "model_dim": 32, "num_layers": 2, "vocab_size": 300,
@@ -57,9 +58,9 @@ def test_a_group_that_is_said_stays(model: dict[str, Any], max_tokens: int, grou
     said = {**model, "moe": {**model.get("moe", {}), "group_tokens": group_tokens}}
     assert with_group(job(said, max_tokens)) == job(said, max_tokens)
     if group_tokens % max_tokens:
-        with pytest.raises(SpecError) as refused:
+        with pytest.raises(SpecError) as caught:
             JobSpec.parse(job(said, max_tokens))
-        assert "model.moe.group_tokens" in {problem.path for problem in refused.value.problems}
+        assert "model.moe.group_tokens" in {problem.path for problem in caught.value.problems}
     else:
         assert group_of(said, max_tokens) == group_tokens
 
@@ -67,9 +68,9 @@ def test_a_group_that_is_said_stays(model: dict[str, Any], max_tokens: int, grou
 def test_a_batch_that_holds_no_whole_sequences_is_told_so() -> None:
     """And not by a field that nobody wrote."""
     for model in (FOLDER, MODEL, PRESET):
-        with pytest.raises(SpecError) as refused:
+        with refused("not_divisible", "train.batch_tokens", 6000) as caught:
             JobSpec.parse(job(model, 4096, 6000))
-        (problem,) = refused.value.problems
+        (problem,) = caught.value.problems
         assert (problem.path, problem.value) == ("train.batch_tokens", 6000)
 
 
@@ -103,7 +104,7 @@ def test_the_same_job_with_other_sequences_has_groups_of_those() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_job_is_refused_by_its_own_place(given: dict[str, Any], path: str) -> None:
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(SpecError) as caught:
         JobSpec.parse(given)
-    assert path in {problem.path for problem in refused.value.problems}
-    assert "group_tokens" not in str(refused.value)
+    assert path in {problem.path for problem in caught.value.problems}
+    assert "group_tokens" not in str(caught.value)

@@ -12,13 +12,14 @@ from torch import Tensor
 from moe.data.sequences import ENDS, load_tokenizer
 from moe.data.tokenizer import TextForm, Tokenizer
 from moe.records import Ending
-from moe.spec import LanguageModelSpec, SpecError, model_spec
+from moe.spec import LanguageModelSpec, model_spec
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding import beam_search
 from moe.tasks.language.build import build_model
 from moe.tasks.language.generation import generate, lay_out_for_texts
 from moe.tasks.language.generator import LanguageGenerator
 from moe.tasks.language.model import LanguageModel
+from tests.refusals import refused
 from tests.unit import chats
 
 PROMPTS = ["def read(path):", "", "import os\n\nfor name in names:\n    print(name)\n", "überall 天", "x"]
@@ -175,7 +176,7 @@ def test_a_text_ends_before_a_stop_string_wherever_tokens_end(spec: GenerationSp
 def test_a_prompt_longer_than_what_was_learned_from_is_refused_before_the_first_piece() -> None:
     long = "def read " * LONGEST
     for ask in (generator().stream, lambda text: generator().generate([text])):
-        with pytest.raises(SpecError, match=r"prompt has \d+ tokens, and must have at most 63"):
+        with refused("too_large", "prompt", None):
             ask(long)
 
 
@@ -228,9 +229,7 @@ def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
     assert "".join(chatty.stream(said, asked)) == chatty.generate([said], asked)[0]
     assert chatty.generate([said], asked) != chatty.generate([said], GREEDY)
     files["chat_template.jinja"] = b"{{ raise_exception('never') }}"
-    with pytest.raises(SpecError, match="chat cannot be: the model's chat template refuses it: never"):
+    with refused("invalid_syntax", "chat", None):
         LanguageGenerator.of(made, LONGEST, read).generate([said], asked)
-    with pytest.raises(
-        SpecError, match=r"^chat \(=True\) needs a chat template, and the model has none; leave it out"
-    ):
+    with refused("missing", "chat", True):
         generator().generate(["x"], asked)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from moe.spec import SpecError
 from moe.tasks.module.outputs import MAX_NUMBERS, loss_and_numbers
+from tests.refusals import refused
 
 LOSS = torch.tensor(2.0)
 OTHERS = {"accuracy": torch.tensor([0.5]), "logits": torch.ones(3), "note": "text", "count": torch.tensor(3)}
@@ -32,6 +32,6 @@ def test_the_loss_is_found_and_scalars_beside_it(output: Any) -> None:
     ],
 )
 def test_what_is_no_loss_is_refused_with_the_remedy(output: Any) -> None:
-    with pytest.raises(SpecError, match="return the loss, or a dict of it") as refused:
+    with refused("unsupported", "model.build", "m:build") as caught:
         loss_and_numbers(output, "m:build")
-    assert [problem.path for problem in refused.value.problems] == ["model.build"]
+    assert [problem.path for problem in caught.value.problems] == ["model.build"]

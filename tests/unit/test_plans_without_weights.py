@@ -14,6 +14,7 @@ from moe.plan.verdict import verdict
 from moe.spec import JobSpec, SpecError
 from moe.tasks.build import build_task
 from moe.tasks.missing import missing_to_train
+from tests.refusals import refused
 
 H100S = Cluster(num_nodes=1, devices_per_node=8, device="h100")
 MIXTRAL = {
@@ -78,9 +79,9 @@ def test_json_that_is_no_models_config_is_refused(tmp_path: Path, content: str |
     file = tmp_path / "generation.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(SpecError) as caught:
         spec_of({"from": str(file)}, DOCUMENTS)
-    (problem,) = refused.value.problems
+    (problem,) = caught.value.problems
     assert problem.path == (path if path == "model.from" else f"{file}:{path}")
     assert path != "model.from" or problem.value == str(file)
 
@@ -96,9 +97,9 @@ def test_a_synthetic_corpus_is_planned_and_never_trained(config: Path) -> None:
     spec = spec_of({"preset": "olmoe-1b-7b"}, {"corpus": "synthetic"})
     (needed,) = planned(spec).missing
     assert needed.startswith("data.corpus (='synthetic') is random tokens")
-    with pytest.raises(SpecError) as refused:
+    with refused("not_applicable", "data.corpus", "synthetic") as caught:
         build_task(spec)
-    assert [problem.path for problem in refused.value.problems] == ["data.corpus"]
+    assert [problem.path for problem in caught.value.problems] == ["data.corpus"]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,9 @@ def test_a_refusal_names_float32_that_nobody_wrote(
     beside = {} if adapter is None else {"adapter": adapter}
     train = {"num_steps": 1, "batch_tokens": 65_536, **train}
     spec = spec_of({"preset": "mixtral-8x7b"}, {"corpus": "synthetic"}, train=train, **beside)
-    with pytest.raises(SpecError) as refused:
+    with refused("does_not_fit", "resources", "2 workers") as caught:
         plan_anywhere(spec, H100S, 2)
-    (problem,) = refused.value.problems
+    (problem,) = caught.value.problems
     assert unwritten in problem.rule
     assert unwritten or "left out" not in problem.rule
     assert remedy[:43] in problem.remedy
@@ -143,9 +144,9 @@ def test_no_remedy_names_a_dtype_that_the_devices_lack(adapter: dict[str, Any]) 
     )
     remedies = []
     for cluster in (v100, a100):
-        with pytest.raises(SpecError) as refused:
+        with refused("does_not_fit", "resources", "1 worker") as caught:
             plan_anywhere(spec, cluster, 1)
-        remedies.append(refused.value.problems[0].remedy)
+        remedies.append(caught.value.problems[0].remedy)
     assert ["train.dtype" in remedy for remedy in remedies] == [False, True]
 
 
@@ -169,9 +170,9 @@ def test_what_would_be_trained_is_refused_without_weights(
 ) -> None:
     named = {**model, "from": str(config.parent)} if "from" in model else model
     spec = spec_of(named, data, **beside)
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(SpecError) as caught:
         build_task(spec).check_data(["/data", str(config.parent)])
-    (problem,) = refused.value.problems
+    (problem,) = caught.value.problems
     assert problem.path == "model.from"
     assert problem.rule.startswith(rule)
 

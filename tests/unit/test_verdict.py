@@ -15,6 +15,7 @@ from moe.plan.search.what_if import smallest_cluster
 from moe.plan.speed import speed_in_words
 from moe.plan.verdict import verdict
 from moe.spec import JobSpec, SpecError
+from tests.refusals import refused
 from tests.unit.test_search_is_complete import Job, jobs
 
 H100S = Cluster(num_nodes=8, devices_per_node=8, device="h100")
@@ -42,9 +43,9 @@ def told(plan: Plan) -> dict[str, str]:
 
 def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
     """Long sequences fit over context ranks, which nothing runs yet; and adapters fit at once."""
-    with pytest.raises(SpecError) as refused:
+    with refused("does_not_fit", "resources", "48 workers") as caught:
         plan_job(LONG, H100S.of(48), 48)
-    (problem,) = refused.value.problems
+    (problem,) = caught.value.problems
     assert "in a layout that cannot be run yet: context ranks" in problem.rule
     assert problem.remedy.startswith(
         "use 256 workers of this kind (64 would hold it in a layout that cannot be run yet)"
@@ -81,9 +82,9 @@ def test_what_no_layout_mends_is_held_and_never_run() -> None:
     fewest = Search(fp8, H100S).fewest()
     assert fewest.in_any_layout is not None
     assert fewest.to_run is None
-    with pytest.raises(SpecError) as refused:
+    with refused("does_not_fit", "resources", "8 workers") as caught:
         plan_job(language_job("qwen3-235b-a22b", 8, dtype="fp8"), H100S, 8)
-    assert "only in a layout that cannot be run yet" in refused.value.problems[0].remedy
+    assert "only in a layout that cannot be run yet" in caught.value.problems[0].remedy
 
 
 def test_a_full_device_has_a_margin() -> None:
