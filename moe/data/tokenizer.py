@@ -147,6 +147,11 @@ class Tokenizer:
         """One more than the highest id: what an embedding must have at least."""
         return 1 + max(self._bpe.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its text; None where there is none."""
+        token_id: int | None = self._bpe.token_to_id(token)
+        return token_id
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, normalised as the training text was; no BOS, no EOS."""
         return self.encode_batch([text])[0]

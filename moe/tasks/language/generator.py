@@ -2,7 +2,7 @@
 
 import collections.abc
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch import nn
 
 from moe.data.conversations.template import TEMPLATE_FILES, ChatTemplate
 from moe.data.sequences import CLOSERS, ENDS, load_tokenizer
+from moe.data.special_tokens import named_tokens
 from moe.data.tokenizer import Tokenizer
 from moe.records import Ending
 from moe.spec import Problem, SpecError
@@ -45,6 +46,9 @@ class LanguageGenerator(Generator):
         self._files, self._template_files = tokenizer_files or {}, template_files or {}
         further = {id for name in (ENDS, CLOSERS) for id in json.loads(self._files.get(name, b"[]"))}
         self._ends = {tokenizer.eos_id, *(id for id in further if 0 <= id < model.spec.vocab_size)}
+        eos_token = named_tokens(self._template_files).get("eos_token")
+        tokenizer_eos_id = None if eos_token is None else tokenizer.token_id(eos_token)
+        self._tokenizer_ends = set() if tokenizer_eos_id is None else {tokenizer_eos_id}
 
     @classmethod
     def of(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
@@ -76,11 +80,12 @@ class LanguageGenerator(Generator):
         """
         spec = spec or GenerationSpec()
         prompts = [self._encode_prompt(text, chat=spec.chat) for text in texts]
-        return self._generate(prompts, spec)
+        return self._generate(prompts, spec, self._ends)
 
     def generate_cut(self, texts: Sequence[str], spec: GenerationSpec) -> tuple[list[str], int]:
         """(the same of texts of any length; how many lost their beginning, so that they and what is generated have at
-        most as many tokens as the texts that the model was trained on).
+        most as many tokens as the texts that the model was trained on). As in lm-evaluation-harness, the EOS of the
+        tokenizer ends a text too, whether or not the config of the model names it.
 
         Raises SpecError where what is generated would take all of them.
         """
@@ -90,18 +95,19 @@ class LanguageGenerator(Generator):
             raise SpecError(Problem("out_of_range", "max_tokens", spec.max_tokens, rule, "lower it"))
         prompts = self._tokenizer.prompts(texts)
         num_cut = sum(len(prompt) > room for prompt in prompts)
-        return self._generate([prompt[-room:] for prompt in prompts], spec), num_cut
+        ends = self._ends | self._tokenizer_ends
+        return self._generate([prompt[-room:] for prompt in prompts], spec, ends), num_cut
 
     def scorer(self) -> TextScorer:
         return TextScorer(self._model, self._tokenizer, self.max_tokens)
 
-    def _generate(self, prompts: Sequence[list[int]], spec: GenerationSpec) -> list[str]:
+    def _generate(self, prompts: Sequence[list[int]], spec: GenerationSpec, ends: Set[int]) -> list[str]:
         outputs = list[str]()
         longest = max(map(len, prompts), default=1)
         batch = max(1, min(_BATCH_ROWS // spec.num_beams, _BATCH_PAIRS // longest**2))
         for first in range(0, len(prompts), batch):
             numbers = range(first, min(first + batch, len(prompts)))
-            outputs += self._gone_on([prompts[number] for number in numbers], spec, numbers)
+            outputs += self._gone_on([prompts[number] for number in numbers], spec, ends, numbers)
         return outputs
 
     def stream(
@@ -169,10 +175,11 @@ class LanguageGenerator(Generator):
         if len(tokens) < spec.max_tokens:
             yield self._tokenizer.eos_id
 
-    def _gone_on(self, prompts: list[list[int]], spec: GenerationSpec, numbers: Sequence[int]) -> list[str]:
+    def _gone_on(
+        self, prompts: list[list[int]], spec: GenerationSpec, ends: Set[int], numbers: Sequence[int]
+    ) -> list[str]:
         so_far = [self._following(prompt, spec) for prompt in prompts]
         pieces: list[list[str]] = [[] for _ in prompts]
-        ends = self._ends
         if spec.num_beams > 1:
             for row, tokens in enumerate(generate(self._model, prompts, spec, ends)):
                 pieces[row] = [so_far[row].take(token) for token in tokens]
