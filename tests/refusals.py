@@ -23,7 +23,9 @@ REPOSITORY = Path(__file__).parents[1]
 Summary = tuple[str, str, Any]
 """(code, path, value)"""
 
-_TEMPORARY = re.compile(re.escape(tempfile.gettempdir()) + r"/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?")
+_TEMPORARY = re.compile(
+    re.escape(tempfile.gettempdir()) + r"/(pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?|tmp[a-z0-9_]{8}\b)"
+)
 
 
 class Wording:
@@ -87,6 +89,8 @@ def check(problems: Iterable[Problem | Mapping[str, Any]], expected: Iterable[Su
         return
     for body in bodies:
         message = str(Problem(**body))
+        if tempfile.gettempdir() in message and "..." in message:
+            continue  # where a long path is cut depends on the folder that it begins with
         WORDING.check(test, _TEMPORARY.sub("TMP/", message).replace(str(REPOSITORY), "."))
 
 

@@ -46,17 +46,17 @@ def seconds(
     tokens: Array,
     experts: Array,
     width: Array,
-    hidden: Array,
+    hidden_dim: Array,
     num_matrices: int,
 ) -> Array:
     """`GroupedExperts.seconds` of arrays."""
-    matrices = num_matrices * width * np.ceil(hidden / of.tile) * of.tile
+    matrices = num_matrices * width * np.ceil(hidden_dim / of.tile) * of.tile
     return np.asarray(
         of.start_s
         + 2 * (rows + of.half_rows * experts) * matrices / of.flops_per_s
         + np.minimum(rows, experts) * matrices * of.item_bytes / of.bytes_per_s
         + rows * width * of.row_s
-        + rows * hidden * of.hidden_s
+        + rows * hidden_dim * of.hidden_s
         + tokens * width * of.token_s
     )
 

@@ -46,7 +46,7 @@ def sizes(kernel: Any, draw: Callable[[float, float], float]) -> dict[str, float
         case GroupedExperts():
             return {
                 "rows": draw(1, 1e6), "tokens": draw(1, 2e5), "experts": draw(1, 512), "width": draw(64, 2e4),
-                "hidden": draw(16, 3e4), "num_matrices": draw(2, 3),
+                "hidden_dim": draw(16, 3e4), "num_matrices": draw(2, 3),
             }  # fmt: skip
         case FusedAttention():
             key_heads, window = draw(1, 16), draw(0, 1e4)
