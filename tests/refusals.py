@@ -37,11 +37,12 @@ class Wording:
         self.golden: dict[str, list[str]] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
 
     def check(self, test: str, message: str) -> None:
-        """Compare a test's next message with the golden one, or record it."""
+        """Compare a test's next message with the golden one, or record it. Tests that the golden file does not have,
+        as slow ones, are not compared."""
         messages = self.recorded.setdefault(test, [])
         messages.append(message)
-        if not self.is_written:
-            golden = self.golden.get(test, [])
+        golden = self.golden.get(test)
+        if golden is not None and not self.is_written:
             assert messages == golden[: len(messages)], (
                 "the wording changed: look at it, and run `make messages`"
             )
