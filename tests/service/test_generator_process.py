@@ -103,7 +103,7 @@ from service.generator.process import GeneratorProcess
 async def main():
     process = await GeneratorProcess.start(Load(storage={storage!r}, root=None))
     print(process.pid, flush=True)
-    await process.loaded()
+    await process.wait_until_loaded()
     print("loaded", flush=True)
     await asyncio.Event().wait()  # until it is killed
 

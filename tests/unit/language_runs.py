@@ -1,18 +1,19 @@
-"""A small language model's job, for tests: documents of this repository's own tests, and a run of a few steps."""
+"""A small language model's job, for tests: source files, and a run of a few steps."""
 
 from pathlib import Path
 from typing import Any
 
 from moe.spec import JobSpec
 
-_TESTS = Path(__file__).parent
+_DOCUMENTS = Path(__file__).parent / "documents"
+"""Source files as they were at some time: which documents are held out depends on what they say."""
 
 
 def documents(folder: Path) -> dict[str, Any]:
     """The data part of a job: source files, copied where a service allows data to lie."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(_TESTS.glob("test_data_*.py")):
-        (folder / path.name).write_bytes(path.read_bytes())
+    for path in sorted(_DOCUMENTS.glob("*.txt")):
+        (folder / path.with_suffix(".py").name).write_bytes(path.read_bytes())
     return {
         "corpus": "documents", "max_tokens": 64, "held_out": 0.1,
         "sources": [{"name": "tests", "paths": [f"{folder}/*.py"]}],
