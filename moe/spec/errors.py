@@ -44,7 +44,7 @@ ProblemCode = Literal[
     "wrong_type",
     "wrong_version",
 ]
-"""What kind of rule was broken. Codes stay; wording may change. docs/problems.md says what each means."""
+"""Kinds of broken rules. Codes are stable, wording is not; docs/problems.md has their meanings."""
 
 PROBLEM_CODES: tuple[str, ...] = get_args(ProblemCode)
 
@@ -57,7 +57,7 @@ class Problem:
     path: str
     """Where: a key (`model.moe.num_experts`), a file, a line of code."""
     value: Any
-    """What stands there; None where nothing does, and where it is a mapping of keys."""
+    """The value at that path; None if there is none, or if it is a mapping of keys."""
     rule: str
     remedy: str = ""
 
