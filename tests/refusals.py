@@ -27,6 +27,9 @@ _TEMPORARY = re.compile(
     re.escape(tempfile.gettempdir()) + r"/(pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?|tmp[a-z0-9_]{8}\b)"
 )
 
+_DIGEST = re.compile(r"\b[0-9a-f]{32}([0-9a-f]{32})?\b")
+"""Digests cover versions of packages and files of the product, so that they change with either."""
+
 
 class Wording:
     """Messages of refusals by test, in order: those of this run, and the golden ones."""
@@ -92,7 +95,8 @@ def check(problems: Iterable[Problem | Mapping[str, Any]], expected: Iterable[Su
         message = str(Problem(**body))
         if tempfile.gettempdir() in message and "..." in message:
             continue  # where a long path is cut depends on the folder that it begins with
-        WORDING.check(test, _TEMPORARY.sub("TMP/", message).replace(str(REPOSITORY), "."))
+        message = _TEMPORARY.sub("TMP/", message).replace(str(REPOSITORY), ".")
+        WORDING.check(test, _DIGEST.sub("DIGEST", message))
 
 
 def _code_and_path(summary: Summary) -> tuple[str, str]:
