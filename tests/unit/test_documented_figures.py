@@ -23,22 +23,23 @@ def _of_training(workers: int) -> Figures:
 
 
 README: dict[str, tuple[str, Figures]] = {
-    "demo model, one worker of two threads, tokens/s": ("training", _of_training(1)),
-    "demo model, two workers of one thread, experts over both": ("training", _of_training(2)),
-    "waiting for data": ("training", lambda figures: [f"{100 * figures[0]['waiting_for_data']:.2f}%"]),
+    "demo model, one worker with two threads, tokens/s": ("training", _of_training(1)),
+    "demo model, two workers with one thread each, experts split over both, tokens/s": (
+        "training", _of_training(2)),
+    "waiting for data, share of a step": ("training", lambda figures: [f"{100 * figures[0]['waiting_for_data']:.2f}%"]),
     "submit to first finished step, warm (bare Ray Train to its first line)": (
         "launch_time", lambda figures: [f"{figures['first_step_s']:.1f} s ({figures['bare_ray_train_s']:.1f})"]
     ),
     "end of a step to its event at a client, 95th percentile": (
         "stream_delay", lambda figures: [f"{figures['p95_s']:.2f} s"]
     ),
-    "recording a step": (
+    "recording a step, share of 50 ms": (
         "recording", lambda figures: [f"{100 * figures['call_share_of_50_ms_step']:.2f}%"]
     ),
-    "`POST /v1/jobs`, 10,000 jobs, 8 clients, no cluster in reach, 95th percentile": (
+    "`POST /v1/jobs`, 10,000 jobs, 8 clients, cluster unreachable, 95th percentile": (
         "control_plane", lambda figures: [f"{figures['post_job']['p95_ms']:.0f} ms"]
     ),
-    "`GET /v1/jobs`, 20 rows, the same": (
+    "`GET /v1/jobs`, 20 rows, otherwise the same": (
         "control_plane", lambda figures: [f"{figures['list_20']['p95_ms']:.0f} ms"]
     ),
     "control plane, 10,000 jobs and 100 open streams": (
@@ -122,10 +123,10 @@ def test_figures_of_the_gpu() -> None:
     cases = [case for case in _figures("decoder_step_gpu")["cases"] if case["micro_batches"] == 1]
     ours, under_autocast, narrow = (f"{case['median_ms']:.0f} ms" for case in cases)
     text = " ".join(_text("README.md").split())
-    assert f"takes {ours}; transformers takes {under_autocast} over" in text
-    assert f"autocast, and {narrow} where" in text
+    assert f"takes {ours}; transformers takes {under_autocast} with autocast" in text
+    assert f"weights, and {narrow} with bfloat16" in text
     (skipped,) = re.findall(r"\d+ passed, (\d+) skipped", (RESULTS / "h200" / "gpu_tests.log").read_text())
-    assert (skipped, "`tests/gpu` passed there, but for six that" in text) == ("6", True)
+    assert (skipped, "`tests/gpu` passed there, except for six tests that" in text) == ("6", True)
 
 
 def test_two_workers_on_two_cores_take_as_much_longer_as_the_readme_says() -> None:
@@ -133,7 +134,8 @@ def test_two_workers_on_two_cores_take_as_much_longer_as_the_readme_says() -> No
     for folder in ("", "xeon/"):
         alone, together = (run["tokens_per_s"] for run in _figures(f"{folder}training"))
         ratios.append(alone / together)
-    least, most = re.findall(r"does ([\d.]+) to ([\d.]+) times as many a second", _text("README.md"))[0]
+    text = " ".join(_text("README.md").split())
+    least, most = re.findall(r"does ([\d.]+) to ([\d.]+) times as many tokens per second", text)[0]
     assert [f"{min(ratios):.1f}", f"{max(ratios):.1f}"] == [least, most]
 
 

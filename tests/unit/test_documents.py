@@ -132,9 +132,9 @@ def test_what_the_readme_needs_is_what_the_package_asks_for() -> None:
 
 def test_choices_that_the_readme_tells_of_are_those_there_are() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
-    (routers,) = re.findall(r"`model.moe.router` is GShard's top-2 or any other of the field \((.*?)\)", text)
+    (routers,) = re.findall(r"`model.moe.router` is GShard's top-2 or another common router \((.*?)\)", text)
     assert len(ROUTERS) == 1 + len(re.split(r", | or ", routers)), ROUTERS.keys()
-    (fields,) = re.findall(r"`parallel` takes, beside (.*?): all of them", text)
+    (fields,) = re.findall(r"`parallel` takes (.*?): all parallel degrees", text)
     assert set(re.findall(r"`(\w+)`", fields)) <= ParallelSpec.model_fields.keys()
     example = yaml.safe_load((ROOT / "examples" / "fine-tune.yaml").read_text())
     assert f"adapters of rank {example['adapter']['rank']} on attention and experts" in text
