@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import results
+from moe.plan import Calibration
 from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, Observation
 from service.control.report.tokens import hash_token
 from service.wire.launch import Launch
@@ -60,6 +61,9 @@ class NoCluster(Launcher):
         raise LauncherUnavailable("no cluster in this benchmark")
 
     def stop(self, submission_id: str) -> None:
+        raise LauncherUnavailable("no cluster in this benchmark")
+
+    def calibrate(self) -> Calibration:
         raise LauncherUnavailable("no cluster in this benchmark")
 
     def dashboard_url(self, submission_id: str) -> str | None:

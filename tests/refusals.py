@@ -31,6 +31,10 @@ _DIGEST = re.compile(r"\b[0-9a-f]{32}([0-9a-f]{32})?\b")
 """Digests cover versions of packages and files of the product, so that they change with either."""
 
 
+_EQUAL_FOLDERS = re.compile(r"(/[^/]+)\1{3,}")
+"""Folders that a test makes down to a depth: how many, depends on the depth of pytest's own folder."""
+
+
 class Wording:
     """Messages of refusals by test, in order: those of this run, and the golden ones."""
 
@@ -96,7 +100,7 @@ def check(problems: Iterable[Problem | Mapping[str, Any]], expected: Iterable[Su
         if tempfile.gettempdir() in message and "..." in message:
             continue  # where a long path is cut depends on the folder that it begins with
         message = _TEMPORARY.sub("TMP/", message).replace(str(REPOSITORY), ".")
-        WORDING.check(test, _DIGEST.sub("DIGEST", message))
+        WORDING.check(test, _DIGEST.sub("DIGEST", _EQUAL_FOLDERS.sub(r"\1\1...", message)))
 
 
 def _code_and_path(summary: Summary) -> tuple[str, str]:

@@ -74,7 +74,7 @@ class Placements:
 
     def __init__(self, placements: Iterable[Placement]) -> None:
         self._of: dict[tuple[str, tuple[int, ...]], Placement] = {}
-        self._unused_hints: set[tuple[str, tuple[int, ...]]] = set()
+        self._unused_keys: set[tuple[str, tuple[int, ...]]] = set()
         for placement in placements:
             if (key := (placement.parameter, placement.shape)) in self._of:
                 raise SpecError(
@@ -87,13 +87,13 @@ class Placements:
                     )
                 )
             self._of[key] = placement
-            self._unused_hints.add(key)
+            self._unused_keys.add(key)
 
     def of(self, path: str, shape: Sequence[int]) -> Placement:
         """That of one parameter. Raises SpecError where there is none."""
         for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
             if (placement := self._of.get(key)) is not None:
-                self._unused_hints.discard(key)
+                self._unused_keys.discard(key)
                 return placement
         raise SpecError(Problem("missing", "placements", path, f"is placed nowhere in shape {list(shape)}",
                                 "add a placement of that parameter and shape"))  # fmt: skip
@@ -108,7 +108,7 @@ class Placements:
                 f"is no parameter of the model in shape {list(shape)}",
                 "remove it, or correct its path or shape",
             )
-            for name, shape in sorted(self._unused_hints)
+            for name, shape in sorted(self._unused_keys)
         ]
         if problems:
             raise SpecError(problems)

@@ -26,7 +26,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
     """Key of a stored plan: what the spec says, and the cluster's facts."""
     calibration = cluster.calibration
     return MadeFor(
-        spec=_digest(_required_fields(spec)),
+        spec=_digest(_planned_fields(spec)),
         cluster=_digest(_facts(cluster)),
         calibration=None if calibration is None else _digest(calibration.model_dump(mode="json")),
         planner=PLANNER,
@@ -39,14 +39,14 @@ def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) ->
         cluster.calibration and cluster.calibration.model_dump(mode="json") for cluster in clusters
     ]
     return MadeFor(
-        spec=_digest(_required_fields(spec)),
+        spec=_digest(_planned_fields(spec)),
         cluster=_digest([*map(_facts, clusters), between.model_dump(mode="json")]),
         calibration=_digest(calibrations) if any(calibrations) else None,
         planner=PLANNER,
     )
 
 
-def _required_fields(spec: JobSpec) -> dict[str, Any]:
+def _planned_fields(spec: JobSpec) -> dict[str, Any]:
     return {name: value for name, value in non_default_fields(spec.resolved).items() if name not in _FREE}
 
 
@@ -89,7 +89,7 @@ def load(path: str | Path) -> Plan:
         if any(detail["type"] == "json_invalid" for detail in error.errors()):
             raise SpecError(
                 Problem(
-                    "wrong_type",
+                    "invalid_syntax",
                     name,
                     None,
                     "is no plan",

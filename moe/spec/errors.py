@@ -78,6 +78,9 @@ class RuleError(ValueError):
         super().__init__(f"{rule}; {remedy}")
         self.code, self.rule, self.remedy = code, rule, remedy
 
+    def __reduce__(self) -> tuple[type["RuleError"], tuple[ProblemCode, str, str]]:
+        return type(self), (self.code, self.rule, self.remedy)
+
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 200 else text[:197] + "..."

@@ -110,17 +110,20 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
 
 def code_of(kind: str) -> ProblemCode:
     """The code for one of pydantic's types of errors."""
-    if kind.endswith(("_type", "_parsing", "_from_float")):
-        return "wrong_type"
-    return _CODES.get(kind, "invalid_value")
+    if (code := _CODES.get(kind)) is not None:
+        return code
+    return "wrong_type" if kind.endswith(("_type", "_parsing", "_from_float")) else "invalid_value"
 
 
 _CODES: dict[str, ProblemCode] = {
+    "date_parsing": "invalid_value",
+    "datetime_parsing": "invalid_value",
     "enum": "not_a_choice",
     "extra_forbidden": "unknown_key",
     "finite_number": "not_finite",
     "greater_than": "out_of_range",
     "greater_than_equal": "out_of_range",
+    "int_parsing_size": "out_of_range",
     "json_invalid": "invalid_syntax",
     "less_than": "out_of_range",
     "less_than_equal": "out_of_range",
@@ -131,6 +134,7 @@ _CODES: dict[str, ProblemCode] = {
     "string_unicode": "invalid_encoding",
     "too_long": "too_large",
     "too_short": "empty",
+    "url_parsing": "invalid_value",
 }
 _OTHERWISE = "write what the rule asks for"
 _FEWER = {

@@ -67,5 +67,11 @@ def explain(error: Exception) -> Failure | None:
 
 
 def _failure(text: str, exit_code: int, problems: "Sequence[Problem]" = ()) -> Failure:
-    body = {"detail": text, "errors": [problem.to_dict() for problem in problems]}
+    if problems:
+        from service.wire.problem_fields import problem_fields
+
+        errors = [problem_fields(problem) for problem in problems]
+    else:
+        errors = []  # without an import that takes long
+    body = {"detail": text, "errors": errors}
     return Failure("shardyard: " + text.replace("\n", "\n           "), exit_code, body)

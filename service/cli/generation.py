@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from service.cli.failures import Misuse
-
 if TYPE_CHECKING:
     from moe.spec.generation import GenerationSpec
 
@@ -13,15 +11,14 @@ _OPTIONS = {"num_beams": "--beams"}
 
 
 def generation_spec(**options: Any) -> "GenerationSpec":
-    """The spec of the options that were given. Raises Misuse, which names options rather than fields."""
-    from moe.spec.errors import SpecError, in_words
+    """The spec of the options that were given. Raises SpecError, which names options rather than fields."""
+    from moe.spec.errors import SpecError
     from moe.spec.generation import GenerationSpec
 
     try:
         return GenerationSpec(**{name: value for name, value in options.items() if value is not None})
     except SpecError as error:
-        problems = [replace(problem, path=_option(problem.path)) for problem in error.problems]
-        raise Misuse(in_words(problems)) from None
+        raise SpecError(replace(problem, path=_option(problem.path)) for problem in error.problems) from None
 
 
 def _option(path: str) -> str:

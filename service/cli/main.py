@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from itertools import takewhile
 from typing import Annotated
 
 import typer
@@ -105,9 +106,9 @@ def main() -> None:
     except Exception as error:
         if (failure := explain(error)) is None:
             raise
-        if "--json" in sys.argv:
-            with suppress(OSError):
-                print(json.dumps(failure.body, indent=2, default=str), flush=True)
+        if "--json" in takewhile(lambda word: word != "--", sys.argv):
+            with suppress(OSError):  # one line, since some commands have printed lines of JSON by then
+                print(json.dumps(failure.body), flush=True)
         _drop_output()  # should it be that which cannot be written
         print(failure.text, file=sys.stderr)
         sys.exit(failure.exit_code)

@@ -19,7 +19,7 @@ def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, o
     """Plan it, write the files that were asked for, and print the plan. Raises SpecError, OSError."""
     for path, code in (("--module", build), ("--sample", sample)):
         if not is_code(code):
-            raise SpecError(Problem("invalid_syntax", path, code, "must be module:function", CODE_REMEDY))
+            raise SpecError(Problem("invalid_value", path, code, "must be module:function", CODE_REMEDY))
     request = ModuleRequest(
         build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=output.draw is not None
     )  # fmt: skip

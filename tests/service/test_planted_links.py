@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from moe.parallel import Layout
 from moe.plan import Cluster, plan_job
-from moe.spec import JobSpec
+from moe.spec import JobSpec, ProblemCode
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import Checkpointer, CheckpointError
@@ -152,8 +152,26 @@ def test_storage_behind_a_chain_of_links_is_refused_in_words(tmp_path: Path) -> 
         (tmp_path / f"{number + 1}").symlink_to(f"{number}")
     roots = StorageRoots([str(tmp_path)])
     assert roots.job_folder(str(tmp_path / "40"), "job-x") == f"{tmp_path}/0/job-x"
-    with refused("not_allowed", "storage"):
+    with refused("unreadable", "storage"):
         roots.job_folder(str(tmp_path / "2000"), "job-x")
+
+
+@pytest.mark.parametrize(
+    ("code", "asked"),
+    [
+        ("invalid_value", "relative/path"),
+        ("invalid_value", "zip::file:///x"),
+        ("invalid_value", "/a?b"),
+        ("invalid_value", "/a\u202eb"),
+        ("not_allowed", "/somewhere/else"),
+        ("not_allowed", "/a/../b"),
+    ],
+)
+def test_a_malformed_storage_has_another_code_than_one_outside(
+    tmp_path: Path, code: ProblemCode, asked: str
+) -> None:
+    with refused(code, "storage", asked):
+        StorageRoots([str(tmp_path)]).job_folder(asked, "job-x")
 
 
 def test_of_what_lies_outside_the_roots_nothing_is_told(tmp_path: Path) -> None:

@@ -172,9 +172,9 @@ def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:
         follow_links(f"{deep}/6")
     with refused("unreadable", "data.paths[0]"):
         Locator([str(tmp_path)]).locate("data.paths[0]", f"{deep}/6")
-    with refused("not_allowed", "storage"):
+    with refused("unreadable", "storage"):
         StorageRoots([str(tmp_path)]).job_folder(f"{deep}/6", "job")
-    with refused("not_allowed", "storage"):
+    with refused("unreadable", "storage"):
         StorageRoots([str(tmp_path)]).job_folder(f"{deep}/a/b/c", "job")
 
 

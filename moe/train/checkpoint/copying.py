@@ -26,7 +26,7 @@ def copy_checkpoint(
 
     What is read is checked as it is written, and the marker comes last, when all of it is durable: whenever this is
     killed, there is a whole checkpoint or none. `should_stop` is asked now and then. Raises DamagedCheckpoint,
-    CopyStopped, and OSError where `to` cannot be written.
+    CopyInterrupt, and OSError where `to` cannot be written.
     """
     copy = marker.model_copy(update={"attempt": 0, "group": 0})
     for path, seal in marker.files.items():

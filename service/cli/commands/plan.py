@@ -1,6 +1,6 @@
 """`plan` and `schema`: how a job would be laid out, and what a job file may say. Nothing is run."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,6 @@ from service.cli.options import AsJson, Url
 
 if TYPE_CHECKING:
     from moe.plan import Cluster, Plan, PlanRequest, Pools
-    from moe.plan.named import Name
     from service.cli.job_plan import PlanOutput
 
 _CLUSTER = {field.name for field in fields(ClusterOptions)}
@@ -220,13 +219,14 @@ def _request(
     from moe.interchange.expand import expand_request
     from moe.plan import plan_request
     from moe.plan.goal import GOALS
+    from moe.plan.named import one_of
     from moe.plan.software import SOFTWARE
     from service.cli.job_file import plain_job
 
     request = plan_request(expand_request(plain_job(file), None))
     updates = {
-        "num_workers": num_workers, "top": top, "goal": _parse_name("--goal", goal, GOALS),
-        "software": _parse_name("--software", software, SOFTWARE),
+        "num_workers": num_workers, "top": top, "goal": one_of("--goal", goal, GOALS),
+        "software": one_of("--software", software, SOFTWARE),
     }  # fmt: skip
     return request.model_copy(update={name: value for name, value in updates.items() if value is not None})
 
@@ -347,14 +347,3 @@ def schema() -> None:
     from service.cli.view.output import print_json
 
     print_json(json_schema())
-
-
-def _parse_name(option: str, text: str | None, names: "Collection[Name]") -> "Name | None":
-    """The name that an option gives. Raises Misuse."""
-    from moe.plan.named import one_of
-    from moe.spec import SpecError
-
-    try:
-        return one_of(option, text, names)
-    except SpecError as error:
-        raise Misuse(str(error.problems[0])) from None

@@ -1,7 +1,6 @@
 """Refusals as `application/problem+json` (RFC 9457), whoever refuses."""
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from moe.spec.problems import code_of
 from service.control.errors import Full, ServiceError
 from service.control.store.room import REMEDY, is_full
 from service.control.store.room import in_words as database_in_words
+from service.wire.problem_fields import problem_fields
 
 MAX_SHOWN_CHARS = 200
 MAX_SHOWN_PROBLEMS = 100
@@ -70,16 +70,7 @@ def problem_body(
         "title": _TITLES.get(status, "The request was refused"),
         "status": status,
         "detail": detail,
-        "errors": [
-            {
-                "code": problem.code,
-                "path": _cut(problem.path),
-                "value": _to_displayable(problem.value),
-                "rule": problem.rule,
-                "remedy": problem.remedy,
-            }
-            for problem in problems[:MAX_SHOWN_PROBLEMS]
-        ],
+        "errors": [problem_fields(problem, MAX_SHOWN_CHARS) for problem in problems[:MAX_SHOWN_PROBLEMS]],
         **(members or {}),
     }
 
@@ -183,24 +174,3 @@ def _parameter(entry: Any) -> Problem:
         return Problem("missing", path, None, "is required", "add it")
     rule = re.sub("^(Input|String) should ", "must ", str(entry["msg"]))
     return Problem(code_of(entry["type"]), path, entry.get("input"), rule, "correct it or leave it out")
-
-
-def _to_displayable(value: Any) -> Any:
-    """A value that JSON can hold and a person can look at."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < 2**53 else _cut(str(value)) if abs(value) < 10**300 else "a huge number"
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, str):
-        return _cut(value)
-    try:
-        text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return _cut(repr(value))
-    return value if len(text) <= MAX_SHOWN_CHARS else _cut(text)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."

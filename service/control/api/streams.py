@@ -70,7 +70,7 @@ async def _since(
             0, now_us() - when // timedelta(microseconds=1) if isinstance(when, timedelta) else to_us(when)
         )
     except (ValueError, OverflowError) as error:
-        problem = Problem("invalid_syntax", "query.since", since, str(error), "correct it or leave it out")
+        problem = Problem("invalid_value", "query.since", since, str(error), "correct it or leave it out")
         raise Invalid(str(problem), problem) from None
 
 

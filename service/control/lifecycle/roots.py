@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from moe.spec.errors import Problem, SpecError
+from moe.spec.errors import Problem, ProblemCode, SpecError
 from moe.storage import links
 from moe.storage.folder import Folder
 
@@ -67,23 +67,29 @@ class StorageRoots:
 
     def _confine(self, storage: str) -> str:
         if "::" in storage:
-            raise self._problem(storage, "must be one place, not a chain of file systems ('::')")
+            raise self._problem(
+                "invalid_value", storage, "must be one place, not a chain of file systems ('::')"
+            )
         if _ODD.search(storage):
-            raise self._problem(storage, "must not have control characters, '\\', '?', '#', '*', '[' or ']'")
+            raise self._problem(
+                "invalid_value", storage, "must not have control characters, '\\', '?', '#', '*', '[' or ']'"
+            )
         if not storage.isprintable():
             raise self._problem(
-                storage, "must not have characters that are not seen, or turn what is seen around"
+                "invalid_value",
+                storage,
+                "must not have characters that are not seen, or turn what is seen around",
             )
         protocol, path = _split(storage)
         if ".." in re.split(r"/", path) or ".." in re.split(r"/", unquote(path)):
-            raise self._problem(storage, "must not climb with '..'")
+            raise self._problem("not_allowed", storage, "must not climb with '..'")
         if protocol != "file":
             for root_protocol, root in self._roots:
                 if protocol == root_protocol and _below(path, root):
                     return f"{protocol}://{path}"
             raise self._outside(storage)
         if not os.path.isabs(path):
-            raise self._problem(storage, "must be an absolute path or a URL")
+            raise self._problem("invalid_value", storage, "must be an absolute path or a URL")
         fault = None
         try:
             real = links.follow_links(path)
@@ -92,16 +98,16 @@ class StorageRoots:
         for root_protocol, root in self._roots:
             if root_protocol == "file" and _below(real, os.path.realpath(os.path.expanduser(root))):
                 if fault is not None:
-                    raise self._problem(storage, fault)
+                    raise self._problem("unreadable", storage, fault)
                 return real
         raise self._outside(storage)  # whatever is wrong with it: what is there is nobody's business
 
     def _outside(self, storage: str) -> SpecError:
-        return self._problem(storage, "must lie under a storage root of this service")
+        return self._problem("not_allowed", storage, "must lie under a storage root of this service")
 
-    def _problem(self, storage: str, rule: str) -> SpecError:
+    def _problem(self, code: ProblemCode, storage: str, rule: str) -> SpecError:
         remedy = f"use a folder under {' or '.join(self._root_names)}, or leave it out"
-        return SpecError(Problem("not_allowed", "storage", storage, rule, remedy))
+        return SpecError(Problem(code, "storage", storage, rule, remedy))
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
     def _end(self, status: int, description: str, why: str) -> None:
         """Closes it, with a problem for an answer where a request was begun and no answer was."""
         self._tell(description)
-        if self._is_refused or (self._expects_body() and not self._answer_begun()):
+        if self._is_refused or (self._request_begun() and not self._answer_begun()):
             answer = problem_response(
                 status, {408: "too-slow", 503: "unavailable"}[status], why, headers={"connection": "close"}
             )
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    def _expects_body(self) -> bool:
+    def _request_begun(self) -> bool:
         return self._awaits == "body" or (self._awaits == "headers" and self._num_bytes > 0)
 
     def _answer_begun(self) -> bool:
