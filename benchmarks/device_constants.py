@@ -17,7 +17,7 @@ from benchmarks.kernels import attention, collectives, exchange, experts, page, 
 from benchmarks.kernels.fitting import Figures
 from benchmarks.kernels.generated import constants_of, source
 from benchmarks.kernels.tables import PACKAGE, SHEETS, NoTables, Sheet, folder_of
-from moe.plan.cluster.kernels import Exchange
+from moe.plan.cluster.kernels import ExchangeCost
 
 MODULE = Path(__file__).parents[1] / "moe" / "plan" / "cluster" / "measured.py"
 RECORD = results.FOLDER / "device_constants.json"
@@ -25,8 +25,8 @@ _WIDER = ("float32", "float64")
 
 
 def of_device(
-    folder: Path, sheet: Sheet, h100: Exchange | None
-) -> tuple[dict[str, Any], dict[str, Figures], Exchange | None]:
+    folder: Path, sheet: Sheet, h100: ExchangeCost | None
+) -> tuple[dict[str, Any], dict[str, Figures], ExchangeCost | None]:
     """Its constants, their errors, and its exchange; that of `h100` where it is not H100 itself."""
     constants: dict[str, Any] = {"products": {}, "experts": {}}
     errors: dict[str, Figures] = {}
@@ -58,7 +58,7 @@ def of_device(
 def fitted(folder: Path, release: str) -> dict[str, Any]:
     """Constants and errors of all devices."""
     constants, errors = {}, {}
-    h100: Exchange | None = None
+    h100: ExchangeCost | None = None
     for name, sheet in SHEETS.items():
         constants[name], errors[name], found = of_device(folder, sheet, h100)
         h100 = found if name == "h100" else h100

@@ -34,8 +34,8 @@ from moe.interchange.fitting import expected_tensors
 from moe.interchange.load import load_weights
 from moe.interchange.pieces import Slices
 from moe.interchange.save import save_folder
-from moe.interchange.sources import ModelSource, Source
-from moe.parallel import Layout, Part, extent
+from moe.interchange.sources import ModelSource, TensorSource
+from moe.parallel import Layout, ParameterShard, extent
 from moe.spec import LanguageModelSpec
 
 RANKS = 2
@@ -58,7 +58,7 @@ def spec_of(gigabytes: float) -> LanguageModelSpec:
     return LanguageModelSpec(**describe_config({**config, "num_hidden_layers": layers}, "").model_fields)
 
 
-class Random(Source):
+class Random(TensorSource):
     """Weights that are random, of a bounded pool."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def part_of_rank(spec: LanguageModelSpec, layout: Layout) -> nn.Module:
                 into.add_module(step, nn.Module())
             into = getattr(into, step)
         axis = "expert" if ".experts." in each.name else "fsdp"
-        part = Part(torch.Size(each.shape), ((axis, 0),) if layout.world_size > 1 else ())
+        part = ParameterShard(torch.Size(each.shape), ((axis, 0),) if layout.world_size > 1 else ())
         parameter = nn.Parameter(torch.zeros([end - first for first, end in extent(part, layout)]))
         parameter.part = part  # type: ignore[attr-defined]
         into.register_parameter(name, parameter)

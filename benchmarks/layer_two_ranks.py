@@ -24,7 +24,7 @@ from moe import MoELayer
 from moe.experts import measure
 from moe.parallel import Layout, apply
 from moe.plan import Cluster, plan_job
-from moe.plan.degrees import Shards
+from moe.plan.degrees import ShardCounts
 from moe.plan.placement import placed
 from moe.spec import ParallelSpec, read_job
 
@@ -41,7 +41,7 @@ def contenders(
     found: list[Contender] = []
     for name, num_chunks in (("shardyard", 1), ("shardyard, in 2 chunks", 2)):
         spec = shape.spec(**fields)
-        weights = placed(spec.parameters(), Shards.of(layout.degrees))
+        weights = placed(spec.parameters(), ShardCounts.of(layout.degrees))
         layer = apply(MoELayer(spec, layer=1), weights, replace(layout, num_chunks=num_chunks))
         layer.experts.costs = measure(layer.experts.w_in.detach())
         run: Callable[[Tensor], Tensor] = lambda x, layer=layer: layer(x)[0]  # noqa: E731

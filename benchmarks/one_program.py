@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from benchmarks import results
 from benchmarks.planning import batch_for, h100s, mesh_of, model_for
 from moe import sharding
-from moe.sharding.applied.ready import program_of
+from moe.sharding.applied.callable_program import program_of
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange import exchange
 from moe.sharding.exchange.mesh import Mesh, OneDevice

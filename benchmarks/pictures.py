@@ -25,7 +25,7 @@ from service.cli.footprint import Footprint
 from service.cli.view.follow import style_notice
 from service.cli.view.frame import frame
 from service.cli.view.kinds import report_view, words_of
-from service.cli.view.progress import Progress
+from service.cli.view.progress import RunProgress
 from service.cli.view.result import footprint_line, training_summary
 from service.cli.view.verdict import short_plan_view
 from service.client import Client
@@ -89,7 +89,10 @@ def of_the_demo() -> None:
             plane.await_ready()
             with Client(plane.url, token="") as client:
                 job = client.submit(EXAMPLE)
-                progress, is_shown = Progress(job.id, job.name, job.num_steps, words_of(job).last_work), False
+                progress, is_shown = (
+                    RunProgress(job.id, job.name, job.num_steps, words_of(job).last_work),
+                    False,
+                )
                 with closing(job.events()) as events:
                     for event in events:
                         if (notice := progress.take(event)) is not None and not is_shown:

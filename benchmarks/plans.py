@@ -84,7 +84,7 @@ def main(num_plans: int = NUM_PLANS) -> None:
     from moe.calibrate.rates import calibrated
     from moe.plan import Cluster
     from moe.plan.search.explain import layout_of
-    from moe.plan.search.search import Search
+    from moe.plan.search.search import LayoutSearch
     from service.settings import Settings
 
     cache = str(Settings().cache_dir)
@@ -93,7 +93,7 @@ def main(num_plans: int = NUM_PLANS) -> None:
         spec, calibration = spec_for(num_workers), calibrated(Path(cache), refresh=True)
         print(calibration)
         cluster = Cluster(num_nodes=1, devices_per_node=num_workers, device="cpu", calibration=calibration)
-        plans = Search(spec, cluster).best_to_run(num_workers, num_plans)
+        plans = LayoutSearch(spec, cluster).best_to_run(num_workers, num_plans)
         rounds = measure(num_workers, plans, cache)
         measured = [min(each) for each in rounds]
         for plan, of_rounds in zip(plans, rounds, strict=True):

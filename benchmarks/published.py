@@ -23,7 +23,7 @@ from benchmarks import (  # fmt: skip
     software_profiles,
 )
 from benchmarks.published_rows import ROWS, Row
-from moe.plan import Cluster, Degrees, Plan, Search
+from moe.plan import Cluster, Degrees, LayoutSearch, Plan
 from moe.plan.candidate import Candidate, Options
 from moe.plan.compare import compare
 from moe.plan.search.explain import kind_of_time
@@ -62,7 +62,7 @@ class PaperRow:
     steps_per_s: float
 
     @property
-    def search(self) -> Search:
+    def search(self) -> LayoutSearch:
         spec = JobSpec.parse(
             {
                 "model": {"preset": f"gshard-{self.num_experts}e-{self.num_layers}l"},
@@ -76,7 +76,7 @@ class PaperRow:
             }
         )
         cluster = Cluster(num_nodes=self.num_experts // 8, devices_per_node=8, device="tpu-v3")
-        return Search(spec, cluster, load_skew=1.0)
+        return LayoutSearch(spec, cluster, load_skew=1.0)
 
     @property
     def candidate(self) -> Candidate:
@@ -120,7 +120,7 @@ class Choice:
     def best(self) -> list[Plan]:
         """The planner's own five, of different shapes."""
         row = self.rows[0]
-        search = Search(
+        search = LayoutSearch(
             row.job(self.asked), row.cluster, load_skew=1.0, profile="peer", software=row.software
         )
         ranking = search.ranking(row.num_devices, 5)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.published_rows import llama
-from moe.plan import Cluster, Degrees, Search
+from moe.plan import Cluster, Degrees, LayoutSearch
 from moe.plan.candidate import Candidate, Options
 from moe.spec import JobSpec
 
@@ -52,7 +52,7 @@ class CutDown:
     def name(self) -> str:
         return f"{self.model}, {self.degrees.tensor}·{self.degrees.expert}·{self.degrees.pipeline}"
 
-    def search(self, num_micro_batches: int) -> tuple[Search, Candidate]:
+    def search(self, num_micro_batches: int) -> tuple[LayoutSearch, Candidate]:
         """(search of its job, its layout) with so many micro-batches a step."""
         sequences = num_micro_batches * self.degrees.data_ranks
         spec = JobSpec.parse(
@@ -65,7 +65,7 @@ class CutDown:
         )
         cluster = Cluster(num_nodes=1, devices_per_node=8, device="b200")
         options = Options(num_micro_batches=num_micro_batches, sharding="optimizer")
-        found = Search(spec, cluster, load_skew=1.0, profile="peer", software="megatron-plain")
+        found = LayoutSearch(spec, cluster, load_skew=1.0, profile="peer", software="megatron-plain")
         return found, Candidate(self.degrees, options)
 
     @property

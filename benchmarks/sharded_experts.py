@@ -21,7 +21,7 @@ from benchmarks import results
 from benchmarks.sharded_peers import median_ratio
 from moe.dispatch import operator
 from moe.sharding.exchange.mesh import ShardingMesh
-from moe.sharding.rules.differentiated import forward_kept, gradients_of_kept
+from moe.sharding.rules.differentiable import forward_kept, gradients_of_kept
 from moe.train.environment import KEEP_FREED_MEMORY
 
 RANKS, ROUNDS, WARM_UP = 2, 60, 3

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from benchmarks import results
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 
 RANKS, LAYERS, WIDTH, ROUNDS, WARM_UP = 2, 75, 64, 60, 5
 FORMS: dict[str, dict[str, bool]] = {"one by one": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least
 from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, joined, take
-from moe.plan.cluster.kernels import Collective
+from moe.plan.cluster.kernels import CollectiveCost
 
 OPERATIONS = {"ring": ("all_gather", "reduce_scatter", "all_reduce"), "all_to_all": ("alltoall",)}
 _ITEM_BYTES = 2.0
@@ -17,8 +17,8 @@ _MIB = float(2**20)
 _SPLITS = 3
 
 
-def seconds(of: Collective, size: Array, ranks: Array, passes: Array) -> Array:
-    """`Collective.seconds` of arrays. `passes`: 2 of an all-reduce, a scatter and then a gather of one launch; with
+def seconds(of: CollectiveCost, size: Array, ranks: Array, passes: Array) -> Array:
+    """`CollectiveCost.seconds` of arrays. `passes`: 2 of an all-reduce, a scatter and then a gather of one launch; with
     the steps of a tree in place of a ring's it was twice as far from what was measured."""
     latency = of.step_s * (ranks - 1) + of.doubling_s * np.ceil(np.log2(ranks))
     moved = size * (ranks - 1) / ranks / of.bytes_per_s
@@ -26,7 +26,7 @@ def seconds(of: Collective, size: Array, ranks: Array, passes: Array) -> Array:
     return np.asarray(begin + passes * (latency + moved) + size / ranks / of.own_bytes_per_s)
 
 
-def errors(of: Collective, table: Table) -> Array:
+def errors(of: CollectiveCost, table: Table) -> Array:
     return np.asarray(np.log(seconds(of, table["size"], table["ranks"], table["passes"]) / table["seconds"]))
 
 
@@ -46,7 +46,7 @@ def load(folder: Path, sheet: Sheet, name: str) -> Table:
     return fastest(of, ("operation", "ranks", "size"))
 
 
-def fit(table: Table, sheet: Sheet) -> Collective:
+def fit(table: Table, sheet: Sheet) -> CollectiveCost:
     """A rank's own share is copied no slower than bytes leave it, so that more ranks never take less."""
     link = sheet.link_bytes_per_s
     limits = [
@@ -54,14 +54,14 @@ def fit(table: Table, sheet: Sheet) -> Collective:
         (3 * _MIB, 0.03 * _MIB, 64 * _MIB),
     ]  # fmt: skip
 
-    def make(values: list[float]) -> Collective:
+    def make(values: list[float]) -> CollectiveCost:
         rate, ratio, start, step, ramp, knee = values
-        return Collective(rate, start, step, own_bytes_per_s=rate * ratio, ramp_s=ramp, knee_bytes=knee)
+        return CollectiveCost(rate, start, step, own_bytes_per_s=rate * ratio, ramp_s=ramp, knee_bytes=knee)
 
     return least(make, lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
 
 
-def measured(folder: Path, sheet: Sheet, name: str) -> tuple[Collective, Figures]:
+def measured(folder: Path, sheet: Sheet, name: str) -> tuple[CollectiveCost, Figures]:
     """Constants, and errors of sizes that were held out, of three ways to part them."""
     table = load(folder, sheet, name)
     error = np.concatenate(

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.kernels.fitting import Figures, between, by_regime, figure, folds, held_out, least
 from benchmarks.kernels.tables import Array, Sheet, Table, columns, fastest, files, joined, take
-from moe.plan.cluster.kernels import Exchange
+from moe.plan.cluster.kernels import ExchangeCost
 
 RELEASE, RELEASE_OF_NODES = "0.5.12", "0.5.6.post2"
 SHAPE = ("node_num", "hidden_size", "num_experts", "num_topk", "num_token")
@@ -31,9 +31,15 @@ _GROUPS = 4
 
 
 def seconds(
-    of: Exchange, tokens: Array, row_bytes: Array, copies: Array, across: Array, nodes: Array, ranks: Array
+    of: ExchangeCost,
+    tokens: Array,
+    row_bytes: Array,
+    copies: Array,
+    across: Array,
+    nodes: Array,
+    ranks: Array,
 ) -> Array:
-    """`Exchange.seconds` of arrays."""
+    """`ExchangeCost.seconds` of arrays."""
     within = (
         of.copy_s * copies
         + row_bytes / of.own_bytes_per_s
@@ -44,7 +50,7 @@ def seconds(
     return np.asarray(of.start_s + of.hop_s * np.log2(nodes) + tokens * slowest)
 
 
-def errors(of: Exchange, table: Table) -> Array:
+def errors(of: ExchangeCost, table: Table) -> Array:
     return np.asarray(np.log(seconds(of, *(table[name] for name in ARGUMENTS)) / table["seconds"]))
 
 
@@ -89,28 +95,28 @@ def load(folder: Path, sheet: Sheet, release: str) -> Table:
     return joined(found)
 
 
-def fit_within(table: Table, sheet: Sheet) -> Exchange:
+def fit_within(table: Table, sheet: Sheet) -> ExchangeCost:
     link = sheet.link_bytes_per_s
     limits = [(4e-5, 1e-6, 1e-3), (0.8 * link, 2e10, link), (3.5e11, 2e10, 2e13), (5e-9, 1e-11, 2e-7)]
     return least(
-        lambda values: Exchange(*values), lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0)
+        lambda values: ExchangeCost(*values), lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0)
     )
 
 
-def fit_across(table: Table, within: Exchange, **given: float) -> Exchange:
+def fit_across(table: Table, within: ExchangeCost, **given: float) -> ExchangeCost:
     """The same with what several nodes take more. `given`: of that, what is not fitted."""
     names = ("hop_s", "line_bytes_per_s", "forward_bytes_per_s")
     limits = [(3e-5, 1e-6, 3e-4), (4e10, 5e9, _ADAPTER), (9e10, 1e10, 2e12)]
 
     most_nodes = int(max(table["nodes"]))
 
-    def make(values: list[float]) -> Exchange:
+    def make(values: list[float]) -> ExchangeCost:
         return replace(within, most_nodes=most_nodes, **{**dict(zip(names, values, strict=True)), **given})
 
     return least(make, lambda of: errors(of, table), limits, scales=(1.0, 0.5, 2.0))
 
 
-def carried(within: Exchange, measured: Exchange, sheet: Sheet) -> Exchange:
+def carried(within: ExchangeCost, measured: ExchangeCost, sheet: Sheet) -> ExchangeCost:
     """Constants of a device that was measured within a node only, with those between nodes of another that was
     `measured`: its lines at the ratio of the adapters."""
     line = measured.line_bytes_per_s * sheet.adapter_bytes_per_s / _ADAPTER
@@ -119,7 +125,7 @@ def carried(within: Exchange, measured: Exchange, sheet: Sheet) -> Exchange:
     )
 
 
-def measured(folder: Path, sheet: Sheet) -> tuple[Exchange | None, dict[str, Figures]]:
+def measured(folder: Path, sheet: Sheet) -> tuple[ExchangeCost | None, dict[str, Figures]]:
     """Constants, and errors of widths and experts (in a node) or counts of tokens (between nodes) that were held out;
     None where nothing was measured."""
     table = load(folder, sheet, RELEASE)
@@ -152,13 +158,13 @@ def measured(folder: Path, sheet: Sheet) -> tuple[Exchange | None, dict[str, Fig
     return across, figures
 
 
-def _between_nodes(table: Table, within: Exchange) -> tuple[Exchange, Figures]:
+def _between_nodes(table: Table, within: ExchangeCost) -> tuple[ExchangeCost, Figures]:
     def of_nodes(*counts: int) -> Table:
         return take(table, np.isin(table["nodes"], counts))
 
     used, left_out = of_nodes(2, 4), of_nodes(8)
     across = fit_across(used, within)
-    fit: Callable[[Table], Exchange] = lambda rest: fit_across(rest, within)  # noqa: E731
+    fit: Callable[[Table], ExchangeCost] = lambda rest: fit_across(rest, within)  # noqa: E731
     error = held_out(used, folds(used, ("tokens",)), fit, errors)
     by = {
         f"{count} nodes, {phase}": (used["nodes"] == count) & (used["phase"] == phase)

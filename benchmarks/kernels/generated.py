@@ -5,8 +5,8 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from moe.plan.cluster.kernels import (
-    Collective,
-    Exchange,
+    CollectiveCost,
+    ExchangeCost,
     FusedAttention,
     GroupedExperts,
     Kernels,
@@ -56,9 +56,9 @@ def kernels_of(device: Constants) -> Kernels:
         products={dtype: MatrixProducts(**given) for dtype, given in device["products"].items()},
         experts={dtype: GroupedExperts(**given) for dtype, given in device["experts"].items()},
         attention={int(widths): FusedAttention(**given) for widths, given in device["attention"].items()},
-        ring=Collective(**device["ring"]),
-        all_to_all=Collective(**device["all_to_all"]),
-        exchange=None if exchange is None else Exchange(**exchange),
+        ring=CollectiveCost(**device["ring"]),
+        all_to_all=CollectiveCost(**device["all_to_all"]),
+        exchange=None if exchange is None else ExchangeCost(**exchange),
     )
 
 
@@ -76,7 +76,11 @@ def source(constants: Mapping[str, Constants]) -> str:
             for of, given in device[field].items():
                 lines += _call(f"            {key.format(of)}: {kind}", given)
             lines.append("        },")
-        for field, kind in (("ring", "Collective"), ("all_to_all", "Collective"), ("exchange", "Exchange")):
+        for field, kind in (
+            ("ring", "CollectiveCost"),
+            ("all_to_all", "CollectiveCost"),
+            ("exchange", "ExchangeCost"),
+        ):
             if device[field] is not None:
                 lines += _call(f"        {field}={kind}", device[field])
         lines.append("    ),")

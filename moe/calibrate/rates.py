@@ -244,5 +244,5 @@ def _same_number(device: str, work: Callable[[], object], times: int) -> float:
 def _little_step(device: torch.device) -> Callable[[], None]:
     """Of the demo's model, forward and backward, with next to no work."""
     task, layout = build_task(JobSpec.parse(_LITTLE)), Layout.single(device)
-    model, micro_batch = task.build_model(layout), task.made_up(4, 4, layout)
+    model, micro_batch = task.build_model(layout), task.dummy_batch(4, 4, layout)
     return lambda: task.loss(model, micro_batch).objective.backward()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from moe.parallel import Layout, together
+from moe.parallel import Layout, plain_collectives
 from moe.plan import Plan, Trial
 from moe.plan.search.explain import layout_of
 from moe.storage.folder import Folder
@@ -51,7 +51,7 @@ def step_seconds(
         local_step_s = (time.perf_counter() - began) / num_steps
     finally:
         batches.close()
-    slowest = max(together.all_gather_json(local_step_s))
+    slowest = max(plain_collectives.all_gather_json(local_step_s))
     layout.close()
     return slowest
 

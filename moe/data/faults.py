@@ -19,7 +19,7 @@ class OutOfTime(Exception):
 
 
 @dataclass
-class _Kind:
+class _FaultKind:
     """Faults that break the same rule."""
 
     first: Problem
@@ -34,7 +34,7 @@ class Faults:
     def __init__(self, *, skips: bool = False, max_share: float = 0.0, deadline: float | None = None) -> None:
         self.skips, self._max_share, self._deadline = skips, max_share, deadline
         self.num_records = self.num_bad = 0
-        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._kinds: dict[tuple[str, str], _FaultKind] = {}
 
     @classmethod
     def of(cls, data: object, deadline: float | None = None) -> "Faults":
@@ -55,7 +55,7 @@ class Faults:
         key = problem.path, _VARIES.sub("#", problem.rule)
         if key not in self._kinds and len(self._kinds) >= MAX_KINDS:
             key = "", ""
-        kind = self._kinds.setdefault(key, _Kind(problem))
+        kind = self._kinds.setdefault(key, _FaultKind(problem))
         kind.count += 1
         if problem.value != kind.first.value and len(kind.examples) < MAX_EXAMPLES:
             file, comma, where = str(problem.value).rpartition(", ")

@@ -16,7 +16,7 @@ _SPACE = " \t\r\n"
 _ONE_A_LINE = "write one JSON object a line"
 
 
-class Row(NamedTuple):
+class JsonRow(NamedTuple):
     where: str
     """`, line 3` or `, item 3`, behind the name of its file."""
     values: dict[str, object]
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     """About those of its text."""
 
 
-def rows(lines: Lines, faults: Faults | None = None) -> Iterator[Row]:
+def rows(lines: Lines, faults: Faults | None = None) -> Iterator[JsonRow]:
     """The objects of a file, in order: one a line, empty lines passed over, or the items of one array.
 
     Raises SpecError, naming file and line or item, for what is none; with `faults`, that is one, and passed over.
@@ -35,7 +35,7 @@ def rows(lines: Lines, faults: Faults | None = None) -> Iterator[Row]:
             faults.read()
         try:
             value = raw_value if is_array else _value(lines, where, str(raw_value))
-            row = Row(where, _object(lines, where, value), num_bytes)
+            row = JsonRow(where, _object(lines, where, value), num_bytes)
         except SpecError as error:
             fault(faults, error)
         else:

@@ -16,7 +16,7 @@ import fsspec
 from moe.data.file_kinds import decompress
 from moe.spec import Problem, SpecError
 from moe.spec.patterns import matches
-from moe.storage import beneath, links
+from moe.storage import confined, links
 
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = ("file", "local")
@@ -58,13 +58,13 @@ class Location:
         """Changes with the file: a hash of its content, or what a remote store says identifies it."""
         if self.protocol != "file":
             return str(_filesystem(self.protocol).ukey(self.path))
-        with beneath.open_file(self.root, self.path) as file:
+        with confined.open_file(self.root, self.path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def raw(self) -> IO[bytes]:
         """The file's bytes as they are. Raises OSError, as `open` does."""
         if self.protocol == "file":
-            return beneath.open_file(self.root, self.path)
+            return confined.open_file(self.root, self.path)
         return cast(IO[bytes], _filesystem(self.protocol).open(self.path, "rb"))
 
 
@@ -101,7 +101,7 @@ class Locator:
             return self._locate_remote(place, pattern, protocol, path)
         except _OutwardLink as error:
             raise _outward(place, pattern, str(error), self._roots or ()) from None
-        except beneath.Outside:
+        except confined.Outside:
             raise _outside(place, pattern, self._roots or ()) from None
         except OSError as error:
             raise _missing(place, pattern, error) from None
@@ -111,7 +111,7 @@ class Locator:
             """Links are followed, and nothing else: a folder that was found is one without them."""
             with _passing_over():
                 if "*" in part:
-                    with beneath.listing(self._root_of(folder), folder) as entries:
+                    with confined.listing(self._root_of(folder), folder) as entries:
                         matches = sorted(
                             (entry.name, entry.is_symlink())
                             for entry in self._looked_at(place, pattern, entries)
@@ -209,17 +209,17 @@ class Locator:
         them; of what is there outside nothing is told."""
         try:
             return self._resolve_links(place, pattern, path, below)
-        except beneath.Outside:
+        except confined.Outside:
             real = below
             for part in path.split("/"):
                 link = os.path.join(real, part)
-                is_beneath = any(beneath.contains(folder, link) for folder in self._folders)
+                is_beneath = any(confined.contains(folder, link) for folder in self._folders)
                 if not is_beneath or os.path.islink(link):
                     try:
                         real = links.follow_links(link)
                     except OSError:  # outside, since `_resolve_links` found it so
                         break
-                    if is_beneath and not any(beneath.contains(folder, real) for folder in self._folders):
+                    if is_beneath and not any(confined.contains(folder, real) for folder in self._folders):
                         raise _OutwardLink(link) from None
                 else:
                     real = link
@@ -228,9 +228,9 @@ class Locator:
     def _root_of(self, real: str) -> str:
         """The local root that a path without links lies under. Raises Outside."""
         for folder in self._folders:
-            if beneath.contains(folder, real):
+            if confined.contains(folder, real):
                 return folder
-        raise beneath.Outside(real)
+        raise confined.Outside(real)
 
     def _raise_not_found(self, place: str, pattern: str) -> NoReturn:
         rule = "matches no file" if "*" in pattern else "does not exist"

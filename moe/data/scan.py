@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, decompress
-from moe.data.limited import NoAnswer, answer_of
+from moe.data.limited_process import NoAnswer, answer_of
 from moe.data.locations import Location
 from moe.spec import Problem, SpecError
 from moe.spec.bad_records import BadRecordsFields

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from moe.data.faults import Faults, OutOfTime
-from moe.data.limited import take_limits
+from moe.data.limited_process import take_limits
 from moe.spec import ConversationsSpec, DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
 
 
@@ -38,13 +38,13 @@ def _corpus(data: object, roots: Sequence[str] | None) -> Records:
 
         return Conversations(data, ChatTemplate({}, {}), roots)
     if isinstance(data, DocumentsSpec):
-        from moe.data.sequences.documents import Documents
+        from moe.data.sequences.documents import DocumentFiles
 
-        return Documents(data, roots)
+        return DocumentFiles(data, roots)
     if isinstance(data, JsonlSpec):
-        from moe.data.pairs.jsonl import Jsonl
+        from moe.data.pairs.jsonl import JsonlPairs
 
-        return Jsonl(data, roots)
+        return JsonlPairs(data, roots)
     from moe.data.pairs.parallel_text import ParallelText
 
     assert isinstance(data, ParallelTextSpec)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe.dispatch.dispatcher import DirectDispatcher, on_host
-from moe.dispatch.exchange import Chunk, Exchange
+from moe.dispatch.exchange import Chunk, ExpertExchange
 from moe.dispatch.permute import rows_to_tokens, tokens_to_rows
 from moe.dispatch.rows import RowExchange, Traffic
 from moe.experts import LocalExperts
@@ -65,7 +65,7 @@ class AllToAllDispatcher(DirectDispatcher):
 
     def _exchange(
         self, assignments: Assignments, counts: Tensor, experts: LocalExperts
-    ) -> tuple[Assignments, Exchange]:
+    ) -> tuple[Assignments, ExpertExchange]:
         """(the rows in the order in which they are sent, their exchange)."""
         # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
         leaving = self._by_rank(torch.tensor(assignments.counts))
@@ -77,7 +77,7 @@ class AllToAllDispatcher(DirectDispatcher):
         chunks = _chunks(leaving, arriving, num_chunks)
         if num_chunks > 1 or self.parts_per_expert > 1:
             assignments = _in_chunks(assignments, num_chunks, leaving.shape[1], self.parts_per_expert)
-        return assignments, Exchange(self.over, chunks, keep, experts.work_on)
+        return assignments, ExpertExchange(self.over, chunks, keep, experts.work_on)
 
     def _by_rank(self, counts: Tensor) -> Tensor:
         """`[ranks, experts of each]`: the rows of each expert that leave for each rank, from `counts` `[E]`."""

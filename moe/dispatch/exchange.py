@@ -17,7 +17,7 @@ from moe.dispatch.rows import OnTheWay, RowExchange
 from moe.experts import ExpertWeights, Work
 from moe.experts.feed_forward import backward_pass, forward_pass
 from moe.experts.products import padding_slots, slots
-from moe.experts.weights import Settings, WeightGradients
+from moe.experts.weights import ExpertSettings, WeightGradients
 from moe.parallel.accelerator import accelerator
 
 
@@ -46,7 +46,7 @@ WorkOn = Callable[[list[int]], Work]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExpertExchange:
     """The experts of all ranks, for rows that lie chunk by chunk, ordered by expert in each."""
 
     over: RowExchange
@@ -57,7 +57,7 @@ class Exchange:
     first: OnTheWay | None = None
     """The first chunk's rows, where they were sent before the call."""
 
-    def with_first_sent(self, rows: Tensor, scale: Tensor) -> "Exchange":
+    def with_first_sent(self, rows: Tensor, scale: Tensor) -> "ExpertExchange":
         """The same exchange with its first chunk's rows on their way; to be called with the same arguments."""
         return replace(self, first=_send(self.over, self.chunks[0], rows.detach(), scale.detach()))
 
@@ -114,8 +114,8 @@ class _ExchangeRows(torch.autograd.Function):
         ctx: Any,
         rows: Tensor,
         scale: Tensor,
-        exchange: Exchange,
-        settings: Settings,
+        exchange: ExpertExchange,
+        settings: ExpertSettings,
         *tensors: Tensor | None,
     ) -> Tensor:
         weights, over = ExpertWeights.of(tensors, settings).narrow(rows.dtype), exchange.over

@@ -17,7 +17,7 @@ from moe.experts.experts import RunRows
 from moe.routing import Choices, ChoicesInOrder
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import (
+from moe.sharding.rules.differentiable import (
     OperatorSharding,
     define_differentiable,
     lower_backward,

@@ -131,7 +131,7 @@ class AllToAll(RowExchange):
         return Traffic(num_bytes, self.transfer.take(), self.waiting.take())
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAllFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, rows: Tensor, sent: list[int], received: list[int], over: RowExchange) -> Tensor:
         ctx.settings = sent, received, over  # type: ignore[attr-defined]
@@ -145,4 +145,4 @@ class _Exchange(torch.autograd.Function):
 
 def exchange_rows(rows: Tensor, sent: list[int], received: list[int], over: RowExchange) -> Tensor:
     """The rows from every rank, in rank order, at once. Differentiable: what goes out comes back the way it went."""
-    return _Exchange.apply(rows, sent, received, over)
+    return _AllToAllFunction.apply(rows, sent, received, over)

@@ -18,7 +18,7 @@ _PLACE = "dataset_kwargs.data_files"
 
 
 @dataclass(frozen=True)
-class Document:
+class TaskDocument:
     """One document of a task."""
 
     text: str
@@ -30,19 +30,19 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Documents:
+class TaskDocuments:
     """All of a task's documents that are used."""
 
-    test_documents: tuple[Document, ...]
-    examples: tuple[Document, ...]
+    test_documents: tuple[TaskDocument, ...]
+    examples: tuple[TaskDocument, ...]
     """Few-shot examples are drawn from these; none where the task has none."""
 
 
-def read_documents(task: TaskSpec, folder: Path) -> Documents:
+def read_documents(task: TaskSpec, folder: Path) -> TaskDocuments:
     """The documents of a task whose data files lie in `folder` or below. Raises SpecError, with the file and line of
     what is wrong."""
     documents = _split(task, task.split, folder)
-    examples = tuple[Document, ...]()
+    examples = tuple[TaskDocument, ...]()
     if task.num_fewshot and task.fewshot_split is not None:
         is_same = task.fewshot_split == task.split
         examples = documents if is_same else _split(task, task.fewshot_split, folder)
@@ -55,7 +55,7 @@ def read_documents(task: TaskSpec, folder: Path) -> Documents:
                 "out_of_range", "num_fewshot", task.num_fewshot, rule, "lower it, or give it more documents"
             )
         )
-    return Documents(documents, examples)
+    return TaskDocuments(documents, examples)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Line:
         return template.render(values)
 
 
-def _split(task: TaskSpec, split: str, folder: Path) -> tuple[Document, ...]:
+def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]:
     document_lines = list[_Line]()
     for path in task.dataset_kwargs.paths(split):
         place = f"{_PLACE}.{split}"
@@ -145,7 +145,7 @@ def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
         raise SpecError(problems)
 
 
-def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> Document:
+def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> TaskDocument:
     choices = _choices(task, line, columns)
     target: str | int
     if choices:
@@ -155,7 +155,7 @@ def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> Document:
         target = _text(task.doc_to_target, line, columns)
         if not target and task.output_type != "generate_until":
             raise line.error("empty", "has an empty target (doc_to_target)", "give it some text")
-    return Document(
+    return TaskDocument(
         _text(task.doc_to_text, line, columns), target, choices, _text(task.description, line, columns)
     )
 

@@ -17,9 +17,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
-from moe.evaluation.documents import Document
-from moe.evaluation.scores import Score, Scores
-from moe.evaluation.task_file import Task
+from moe.evaluation.documents import TaskDocument
+from moe.evaluation.scores import Score, TaskScores
+from moe.evaluation.task_file import EvaluationTask
 from moe.evaluation.task_spec import METRICS, GenerationKwargs, MetricSpec, TaskSpec
 from moe.spec import Problem, SpecError
 from moe.spec.generation import GenerationSpec
@@ -31,7 +31,9 @@ _RESAMPLINGS = 1000
 """For the standard error of what has no formula for it, which is then right to some hundredths."""
 
 
-def evaluate(generator: LanguageGenerator, tasks: Sequence[Task], limit: int | None = None) -> Scores:
+def evaluate(
+    generator: LanguageGenerator, tasks: Sequence[EvaluationTask], limit: int | None = None
+) -> TaskScores:
     """Scores of a model on tasks, or on the first `limit` documents of each. Raises SpecError for a task that
     this model cannot be put to."""
     _require_room(generator.max_tokens, tasks)
@@ -48,7 +50,7 @@ def evaluate(generator: LanguageGenerator, tasks: Sequence[Task], limit: int | N
             raise SpecError(
                 Problem("not_finite", "metric_list", "perplexity", rule, "ask for bits_per_byte instead")
             ) from None
-    return Scores(tuple(row for task in tasks for row in _rows(task, results)), model.num_cut)
+    return TaskScores(tuple(row for task in tasks for row in _rows(task, results)), model.num_cut)
 
 
 class HarnessModel(LM):
@@ -81,7 +83,7 @@ class HarnessModel(LM):
         return answers
 
 
-def _require_room(max_tokens: int, tasks: Sequence[Task]) -> None:
+def _require_room(max_tokens: int, tasks: Sequence[EvaluationTask]) -> None:
     """Refuse tasks whose answers would leave no room for a prompt, before anything is computed."""
     rule = f"must be below {max_tokens:,}, the tokens of the texts that the model was trained on"
     problems = [
@@ -99,7 +101,7 @@ def _require_room(max_tokens: int, tasks: Sequence[Task]) -> None:
         raise SpecError(problems)
 
 
-def _harness_task(task: Task) -> ConfigurableTask:
+def _harness_task(task: EvaluationTask) -> ConfigurableTask:
     """The task as the harness has it: its templates are names of our columns, and its data is in memory."""
     spec = task.spec
     documents = {"evaluated": _data_set(task.documents.test_documents)}
@@ -125,7 +127,7 @@ def _harness_task(task: Task) -> ConfigurableTask:
     return harness_task
 
 
-def _data_set(documents: Sequence[Document]) -> datasets.Dataset:
+def _data_set(documents: Sequence[TaskDocument]) -> datasets.Dataset:
     return datasets.Dataset.from_list([
         {"text": document.text, "target": document.target, "choices": list(document.choices),
          "description": document.description}
@@ -141,7 +143,7 @@ def _metric(spec: TaskSpec, metric: MetricSpec) -> dict[str, Any]:
     return config
 
 
-def _rows(task: Task, results: Any) -> Iterator[Score]:
+def _rows(task: EvaluationTask, results: Any) -> Iterator[Score]:
     name = task.spec.task
     task_results = results["results"][name]
     for metric in task.spec.metrics:

@@ -20,7 +20,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Scores:
+class TaskScores:
     """All of a model's."""
 
     rows: tuple[Score, ...]
@@ -50,7 +50,7 @@ class ScoreComparison:
         return plain
 
 
-def compare_scores(scores: Scores, base: Scores | None) -> Sequence[ScoreComparison]:
+def compare_scores(scores: TaskScores, base: TaskScores | None) -> Sequence[ScoreComparison]:
     """The scores of a model beside those of its base on the same tasks."""
     beside: Sequence[Score | None] = [None] * len(scores.rows) if base is None else base.rows
     return [ScoreComparison(score, base_score) for score, base_score in zip(scores.rows, beside, strict=True)]

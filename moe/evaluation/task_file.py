@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from moe.evaluation.documents import Documents, read_documents
+from moe.evaluation.documents import TaskDocuments, read_documents
 from moe.evaluation.task_spec import TaskSpec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.files import MAX_DEPTH, MAX_SPEC_BYTES, read_plain
@@ -16,14 +16,14 @@ _MAX_TASKS = 1000
 
 
 @dataclass(frozen=True)
-class Task:
+class EvaluationTask:
     """A task with its documents."""
 
     spec: TaskSpec
-    documents: Documents
+    documents: TaskDocuments
 
 
-def read_tasks(path: str | Path) -> tuple[Task, ...]:
+def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
     """The tasks of a file, whose data files lie in its folder or below. Raises SpecError for what is wrong with any of
     them, and OSError where the file cannot be read."""
     path = Path(path)
@@ -47,10 +47,10 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
                  for name in sorted({name for name in names if names.count(name) > 1})]  # fmt: skip
     if problems:
         raise SpecError(problems)
-    folder, tasks = path.absolute().parent.resolve(), list[Task]()
+    folder, tasks = path.absolute().parent.resolve(), list[EvaluationTask]()
     for place, spec in zip(places, specs, strict=True):
         try:
-            tasks.append(Task(spec, read_documents(spec, folder)))
+            tasks.append(EvaluationTask(spec, read_documents(spec, folder)))
         except SpecError as error:
             raise SpecError(_at(place, error.problems)) from None
     return tuple(tasks)

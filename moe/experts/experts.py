@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from moe.experts.activation import Activation
 from moe.experts.choice import Costs, cheapest
 from moe.experts.feed_forward import Work
-from moe.experts.weights import ExpertWeights, Settings
-from moe.parallel import Coded, Layout, first_of, matrix_of, part_of
+from moe.experts.weights import ExpertSettings, ExpertWeights
+from moe.parallel import Layout, QuantizedWeight, first_of, matrix_of, part_of
 
 _NAMES = (
     "w_in", "w_out", "w_gate", "b_in", "b_out", "b_gate",
@@ -117,8 +117,10 @@ class Experts(nn.Module):
     def weights(self) -> ExpertWeights:
         """All weights, as they are kept."""
         tensors = [getattr(self, name) for name in _NAMES]
-        codings = (matrix.coding if isinstance(matrix, Coded) else None for matrix in self._in_and_out)
-        return ExpertWeights.of(tensors, Settings(self._b_out_first, self.lora_scale, *codings))
+        codings = (
+            matrix.coding if isinstance(matrix, QuantizedWeight) else None for matrix in self._in_and_out
+        )
+        return ExpertWeights.of(tensors, ExpertSettings(self._b_out_first, self.lora_scale, *codings))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,5 +128,5 @@ class Experts(nn.Module):
         return tuple(self._in_and_out[0].shape)
 
     @property
-    def _in_and_out(self) -> tuple[Tensor | Coded, Tensor | Coded]:
+    def _in_and_out(self) -> tuple[Tensor | QuantizedWeight, Tensor | QuantizedWeight]:
         return matrix_of(self, "w_in"), matrix_of(self, "w_out")

@@ -9,8 +9,8 @@ from torch import Tensor
 from moe.experts.activation import Activation
 from moe.experts.products import GroupedProducts
 from moe.experts.segments import SegmentProducts
-from moe.experts.weights import ExpertWeights, Settings, WeightGradients
-from moe.parallel import Room
+from moe.experts.weights import ExpertSettings, ExpertWeights, WeightGradients
+from moe.parallel import GradBuffer
 from moe.parallel.accelerator import accelerator
 
 
@@ -145,7 +145,7 @@ def _of_widths(widths: tuple[int, ...], x: Tensor, work: Work) -> GroupedProduct
     return work.products if work.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
 
 
-def _multiply(x: Tensor, d_y: Tensor, work: Work, room: Room | None) -> None:
+def _multiply(x: Tensor, d_y: Tensor, work: Work, room: GradBuffer | None) -> None:
     if room is None:  # of what is not trained
         return
     products = _of_widths((x.shape[1], d_y.shape[1]), x, work)
@@ -199,13 +199,13 @@ def _up_and_gate(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tenso
 
 def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
     """`forward_pass`, differentiable in x, scale and all weights, which may be wider than the rows."""
-    return _FeedForward.apply(x.contiguous(), scale, work, weights.settings, *weights.tensors)
+    return _ExpertFeedForward.apply(x.contiguous(), scale, work, weights.settings, *weights.tensors)
 
 
-class _FeedForward(torch.autograd.Function):
+class _ExpertFeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, work: Work, settings: Settings, *tensors: Tensor | None
+        ctx: Any, x: Tensor, scale: Tensor, work: Work, settings: ExpertSettings, *tensors: Tensor | None
     ) -> Tensor:
         weights = ExpertWeights.of(tensors, settings).narrow(x.dtype)
         out, intermediates = forward_pass(x, scale, weights, work)
@@ -231,7 +231,7 @@ def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
     return bias.index_select(0, accelerator(bias.device).take(expert))
 
 
-def _sum_by_expert(rows: Tensor, work: Work, room: Room | None) -> None:
+def _sum_by_expert(rows: Tensor, work: Work, room: GradBuffer | None) -> None:
     """`[E, width]`, summed in float32 at least, in one order always."""
     if room is None:
         return

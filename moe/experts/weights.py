@@ -7,22 +7,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from moe.parallel import Coded, Coding, Room, narrow
+from moe.parallel import GradBuffer, QuantizedWeight, QuantScheme, narrow
 
 Matrix = Literal["w_in", "w_out", "w_gate"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExpertSettings:
     """Numbers that go with the weights of experts."""
 
     b_out_first: int = 0
     """The column of the output that `b_out` begins at, where each rank holds some of its entries."""
     lora_scale: float = 0.0
     """Factor of what adapters give (arXiv 2106.09685)."""
-    coded_in: Coding | None = None
+    coded_in: QuantScheme | None = None
     """How `w_in` and `w_gate` are kept, where they are codes."""
-    coded_out: Coding | None = None
+    coded_out: QuantScheme | None = None
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,12 @@ class ExpertWeights:
     """Of codes, as the next ones."""
     gate_scales: Tensor | None = None
     out_scales: Tensor | None = None
-    settings: Settings = Settings()
+    settings: ExpertSettings = ExpertSettings()
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor | None], settings: Settings = Settings()) -> "ExpertWeights":
+    def of(
+        cls, tensors: Sequence[Tensor | None], settings: ExpertSettings = ExpertSettings()
+    ) -> "ExpertWeights":
         """From `tensors`, as autograd functions take and give them; the last ones may be left out."""
         w_in, w_out, *optional_tensors = tensors
         assert w_in is not None
@@ -93,7 +95,9 @@ class ExpertWeights:
         coding = self.settings.coded_out if name == "w_out" else self.settings.coded_in
         if coding is None:
             return codes
-        return Coded(codes, getattr(self, f"{name.removeprefix('w_')}_scales"), coding).decoded(dtype)
+        return QuantizedWeight(codes, getattr(self, f"{name.removeprefix('w_')}_scales"), coding).dequantize(
+            dtype
+        )
 
     @property
     def w_in_and_gate(self) -> Tensor | None:
@@ -150,7 +154,7 @@ class WeightGradients:
         self._rooms = [
             None
             if parameter is None or not parameter.requires_grad
-            else Room(parameter, of_several=of_several)
+            else GradBuffer(parameter, of_several=of_several)
             for parameter in parameters
         ]
         (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moe.data.conversations.template import CHAT_TEMPLATE, TRAINING_TEMPLATE, has_template, plain
 from moe.data.sequences import CLOSERS
-from moe.export.trained import not_ours, verify_checkpoint
+from moe.export.trained_model import not_ours, verify_checkpoint
 from moe.interchange.adapters import MergedSource, save_adapter
 from moe.interchange.catalog import catalog
 from moe.interchange.copying import fill_ours, skip_check
@@ -17,8 +17,8 @@ from moe.interchange.fitting import fit
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import RECORD, Origin
 from moe.interchange.save import MAX_SHARD_BYTES, save_folder
-from moe.interchange.sources import Source
-from moe.interchange.stored import TensorReader
+from moe.interchange.sources import TensorSource
+from moe.interchange.tensor_reader import TensorReader
 from moe.spec import JobSpec, LanguageModelSpec, ModuleModelSpec
 from moe.spec.adapter import is_adapter
 from moe.spec.parameter import Slices
@@ -33,7 +33,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 """Of weights, by the dtype of training; narrower ones are written as bfloat16."""
 
 
-class CheckpointSource(Source):
+class CheckpointSource(TensorSource):
     """The parameters of a checkpoint."""
 
     def __init__(self, checkpoint: Folder) -> None:
@@ -43,10 +43,10 @@ class CheckpointSource(Source):
         return self._parts.read(f"model.{name}", within)
 
 
-class FolderBeneath(Source):
+class FolderBeneath(TensorSource):
     """The adapters of a checkpoint, and the weights beneath them of the folder that the model began with."""
 
-    def __init__(self, adapters: Source, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
+    def __init__(self, adapters: TensorSource, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
         assert spec.from_folder is not None
         folder_catalog = catalog(HubFolder(spec.from_folder, roots))
         self._adapters, self._reader = adapters, TensorReader(folder_catalog.tensors, folder_catalog.files)
@@ -87,7 +87,7 @@ def save_checkpoint_as_folder(
     if not isinstance(spec.model, LanguageModelSpec):
         rule = f"holds a {spec.model.kind} model; only language models have a form in the Hugging Face format"
         raise CheckpointError(f"{checkpoint.url} {rule}: export it in our own")
-    source: Source = CheckpointSource(checkpoint)
+    source: TensorSource = CheckpointSource(checkpoint)
     origin = _origin(checkpoint, spec.model, roots)
     files = {
         **_tokenizer(checkpoint),

@@ -2,8 +2,8 @@
 
 import torch
 
-from moe.export.exported import is_exported, load_exported
-from moe.export.trained import TrainedModel
+from moe.export.model_folder import is_exported, load_exported
+from moe.export.trained_model import TrainedModel
 
 
 def load_trained(folder: str, device: torch.device | str = "cpu") -> TrainedModel:

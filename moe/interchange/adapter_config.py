@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-from moe.interchange.adapter_parts import SECOND, Place
+from moe.interchange.adapter_parts import SECOND, AdapterPlace
 from moe.spec import Problem
 from moe.spec.adapter import AdapterSpec
 
@@ -24,7 +24,7 @@ _BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
 
 
 def adapter_config(
-    adapter: AdapterSpec, places: Iterable[Place], tensors: Collection[str], base: str | None
+    adapter: AdapterSpec, places: Iterable[AdapterPlace], tensors: Collection[str], base: str | None
 ) -> dict[str, Any]:
     """The config of an adapter that lies in these places of a model whose tensors are called so in their memory. PEFT
     refuses dropout wherever it wraps a parameter."""
@@ -70,7 +70,7 @@ def _shortest_suffixes(
     return suffixes
 
 
-def names_target(config: Mapping[str, Any], place: Place) -> bool:
+def names_target(config: Mapping[str, Any], place: AdapterPlace) -> bool:
     """Whether a config names the parameter at this place, or an end of its name."""
     targets = config.get("target_parameters")
     ends = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []

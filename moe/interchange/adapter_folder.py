@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from moe.interchange.adapter_config import AGAIN, CONFIG, KIND, WEIGHTS, misfits, names_target
-from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, Half, Place, halves
+from moe.interchange.adapter_parts import FIRST, PREFIX, SECOND, AdapterPlace, Half, halves
 from moe.interchange.catalog import PLAIN, Held
 from moe.interchange.family import Family
 from moe.interchange.fitting import rows_of
@@ -152,7 +152,7 @@ class AdapterFolder:
             rows = layouts[-1] if layouts else []
             if len(rows) != 1:
                 continue
-            place = Place.of(rows[0], layer, is_module=False)
+            place = AdapterPlace.of(rows[0], layer, is_module=False)
             has = f"{PREFIX}{place.module}.lora_A.weight" in self.tensors
             if (
                 place.parameter in (FIRST, SECOND)

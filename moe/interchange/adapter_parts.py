@@ -8,9 +8,9 @@ columns go by rank first.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moe.interchange.family import Family, Row, sizes_of
+from moe.interchange.family import Family, TensorRow, sizes_of
 from moe.interchange.fitting import expected_tensors, rows_of
-from moe.interchange.pieces import Piece, dimensions, piece
+from moe.interchange.pieces import ParameterPiece, dimensions, piece
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.adapter import A, B
 from moe.spec.parameter import Parameter
@@ -21,7 +21,7 @@ FIRST, SECOND = "gate_up_proj", "down_proj"
 
 
 @dataclass(frozen=True)
-class Place:
+class AdapterPlace:
     """Where their model has the matrix that an adapter lies beside."""
 
     module: str
@@ -33,7 +33,7 @@ class Place:
     other feed-forward layers too, since PEFT takes modules called `gate_proj` there for experts that it has to fuse."""
 
     @classmethod
-    def of(cls, row: Row, layer: int | None, *, is_module: bool) -> "Place":
+    def of(cls, row: TensorRow, layer: int | None, *, is_module: bool) -> "AdapterPlace":
         """That of a tensor of theirs, whose module is wrapped as a whole or not."""
         module, _, last = row.name_in(layer).rpartition(".")
         within = row.their_name.rpartition("{layer}.")[2].rpartition(".")[0]
@@ -56,8 +56,8 @@ class Half:
 
     our_name: str
     shape: tuple[int, ...]
-    piece: Piece
-    place: Place
+    piece: ParameterPiece
+    place: AdapterPlace
 
 
 def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
@@ -73,7 +73,7 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
             problems.append(_inexpressible(matrix.name, family))
             continue
         row, sizes = rows[0], {**sizes_of(spec), "rank": spec.adapter.rank}
-        place = Place.of(row, layer, is_module=spec.moe is None or ".attention." in matrix.name)
+        place = AdapterPlace.of(row, layer, is_module=spec.moe is None or ".attention." in matrix.name)
         for half, (shape, our_pattern, their_pattern) in _patterns(
             matrix, row.patterns(len(matrix.shape), sizes), table
         ).items():

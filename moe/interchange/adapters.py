@@ -20,8 +20,8 @@ from moe.interchange.hub_folder import HubFolder
 from moe.interchange.load import agree, each_told
 from moe.interchange.origin import Origin
 from moe.interchange.save import CARD, Made, beside_weights, write_folder
-from moe.interchange.sources import Source
-from moe.interchange.stored import NAMES, TensorReader
+from moe.interchange.sources import TensorSource
+from moe.interchange.tensor_reader import NAMES, TensorReader
 from moe.parallel import Layout, extent, local_parameters
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.adapter import A, B, narrowed_by
@@ -30,7 +30,7 @@ from moe.spec.parameter import Slices
 
 def save_adapter(
     spec: LanguageModelSpec,
-    source: Source,
+    source: TensorSource,
     target: str | Path,
     *,
     origin: Origin | None = None,
@@ -75,10 +75,10 @@ def _family(spec: LanguageModelSpec, origin: Origin | None, roots: Sequence[str]
     return BY_TYPE[str(config["model_type"])]
 
 
-class MergedSource(Source):
+class MergedSource(TensorSource):
     """A model's parameters with its adapters added to the matrices that they lie beside."""
 
-    def __init__(self, source: Source, spec: LanguageModelSpec) -> None:
+    def __init__(self, source: TensorSource, spec: LanguageModelSpec) -> None:
         assert spec.adapter is not None
         self._source, self._rank, self._scale = source, spec.adapter.rank, spec.adapter.scale
         table = {parameter.name: parameter for parameter in spec.parameters()}

@@ -8,7 +8,7 @@ from math import ceil
 from moe.data.locations import Location
 from moe.interchange.config import ConfigDescription, describe_config, family_of
 from moe.interchange.family import Family
-from moe.interchange.headers import Entry, entries
+from moe.interchange.headers import HeaderEntry, entries
 from moe.interchange.hub_folder import CONFIG, HubFolder
 from moe.interchange.quantization import Quantization
 from moe.spec import Problem, ProblemCode, SpecError
@@ -26,9 +26,9 @@ class Held:
 
     name: str
     shape: tuple[int, ...]
-    entry: Entry
+    entry: HeaderEntry
     """Its bytes, or those of its quantised values."""
-    scales: Entry | None = None
+    scales: HeaderEntry | None = None
     block: tuple[int, int] = (1, 1)
     """Rows and columns of FP8 that have one scale."""
 
@@ -66,7 +66,7 @@ def catalog(folder: HubFolder) -> Catalog:
     folder_catalog = Catalog(
         folder, config, describe_config(config, folder.path(CONFIG)), folder.weight_files()
     )
-    tensor_entries: list[Entry] = []
+    tensor_entries: list[HeaderEntry] = []
     problems: list[Problem] = []
     for file, location in folder_catalog.files.items():
         try:
@@ -75,7 +75,7 @@ def catalog(folder: HubFolder) -> Catalog:
             problems += error.problems
     if problems:
         raise SpecError(problems)
-    by_name: dict[str, Entry] = {}
+    by_name: dict[str, HeaderEntry] = {}
     is_base_model = _is_base_model(tensor_entries)
     for entry in tensor_entries:
         name = (
@@ -96,14 +96,14 @@ def family_in(folder: HubFolder) -> Family:
     return family_of(folder.config()[0], folder.path(CONFIG))
 
 
-def _is_base_model(tensor_entries: list[Entry]) -> bool:
+def _is_base_model(tensor_entries: list[HeaderEntry]) -> bool:
     """Whether names lack the `model.` that they have in a model with logits."""
     names = {entry.name for entry in tensor_entries}
     return "embed_tokens.weight" in names and not any(name.startswith("model.") for name in names)
 
 
 def _pair_with_scales(
-    by_name: dict[str, Entry], quantization: Quantization | None, into: Catalog
+    by_name: dict[str, HeaderEntry], quantization: Quantization | None, into: Catalog
 ) -> Iterator[Held]:
     used_names: set[str] = set()
     for name, entry in by_name.items():
@@ -148,10 +148,10 @@ def _pair_with_scales(
             yield Held(name, entry.shape, entry)
 
 
-def _mxfp4_fits(blocks: Entry, scales: Entry) -> bool:
+def _mxfp4_fits(blocks: HeaderEntry, scales: HeaderEntry) -> bool:
     return len(blocks.shape) == 4 and blocks.shape[3] == MXFP4_BLOCK // 2 and blocks.shape[:3] == scales.shape
 
 
-def _misfit(into: Catalog, entry: Entry, value: object, rule: str) -> Problem:
+def _misfit(into: Catalog, entry: HeaderEntry, value: object, rule: str) -> Problem:
     return Problem("shape_mismatch", f"{into.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}",
                    "use the folder as its authors published it")  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from moe.interchange.pieces import IN_NAME, Box, Piece, Side, split
+from moe.interchange.pieces import IN_NAME, Box, ParameterPiece, Side, split
 from moe.spec.parameter import Slices
 
 BLOCK_ELEMENTS = 1 << 21
@@ -35,7 +35,7 @@ def copy(into: Tensor, source: Tensor) -> None:
 def fill_ours(
     local: Tensor,
     origin: Sequence[int],
-    pieces: Sequence[Piece],
+    pieces: Sequence[ParameterPiece],
     read: Callable[[str, Slices], Tensor],
     check: Callable[[str, Tensor], None],
 ) -> None:
@@ -62,7 +62,7 @@ def skip_check(name: str, block: Tensor) -> None:
     """A check of `fill_ours` that finds nothing."""
 
 
-MadeOf = Sequence[tuple[str, Piece, int]]
+MadeOf = Sequence[tuple[str, ParameterPiece, int]]
 """(our name, piece, expert of the tensor's name) of each parameter that one of their tensors is made of."""
 
 
@@ -85,7 +85,7 @@ def reads_of(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Slices]]:
         yield name, piece.our_side.bounds(box)
 
 
-def _boxes(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, Piece, Box]]:
+def _boxes(within: Slices, made_of: MadeOf) -> Iterator[tuple[str, ParameterPiece, Box]]:
     for name, piece, expert in made_of:
         for box in piece.their_side.boxes(within):
             yield name, piece, {**box, IN_NAME: (expert, expert + 1)} if piece.counts_tensors else box

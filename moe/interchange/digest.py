@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Sequence
 
 from moe.interchange.catalog import catalog
-from moe.interchange.headers import Entry
+from moe.interchange.headers import HeaderEntry
 from moe.interchange.hub_folder import HubFolder
-from moe.interchange.stored import TensorReader
+from moe.interchange.tensor_reader import TensorReader
 
 _BYTES, _PLACES = 4096, 3
 
@@ -27,7 +27,7 @@ def digest_of(url: str, roots: Sequence[str] | None) -> str:
                 for place in range(_PLACES):
                     first = last * place // (_PLACES - 1)
                     within = (first, min(first + _BYTES, entry.num_bytes))
-                    plain = Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin)
+                    plain = HeaderEntry(name, "U8", (entry.num_bytes,), entry.file, entry.begin)
                     digest.update(weights.raw(plain, (within,)).numpy().tobytes())
     finally:
         weights.close()

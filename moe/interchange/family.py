@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import Any
 
-from moe.interchange.pieces import Piece, piece
+from moe.interchange.pieces import ParameterPiece, piece
 from moe.interchange.reading import Reading
 from moe.spec import LanguageModelSpec
 
@@ -43,7 +43,7 @@ class Field(ABC):
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """A line of a table of tensors: a parameter of ours, or part of it, and where it lies; patterns as `pieces` has
     them. Without patterns both are the same."""
 
@@ -52,7 +52,7 @@ class Row:
     our_axes: str | None = None
     their_axes: str | None = None
 
-    def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> Piece:
+    def piece(self, shape: tuple[int, ...], layer: int | None, sizes: Mapping[str, int]) -> ParameterPiece:
         """Pieces of a parameter of that shape in that layer; `sizes` are those that patterns name."""
         our_pattern, their_pattern = self.patterns(len(shape), sizes)
         return piece(shape, our_pattern, self.name_in(layer), their_pattern, sizes)
@@ -70,19 +70,19 @@ class Row:
         return self.their_name if layer is None else self.their_name.replace("{layer}", str(layer))
 
 
-def unchanged_row(our_name: str, their_name: str) -> Row:
+def unchanged_row(our_name: str, their_name: str) -> TensorRow:
     """The tensor as it is."""
-    return Row(our_name, their_name)
+    return TensorRow(our_name, their_name)
 
 
-def transposed_row(our_name: str, their_name: str) -> Row:
+def transposed_row(our_name: str, their_name: str) -> TensorRow:
     """A matrix, transposed."""
-    return Row(our_name, their_name, "a b", "b a")
+    return TensorRow(our_name, their_name, "a b", "b a")
 
 
-def part(our_name: str, our_axes: str, their_name: str, their_axes: str) -> Row:
+def part(our_name: str, our_axes: str, their_name: str, their_axes: str) -> TensorRow:
     """Pieces by two patterns; `$name` in them is one of `sizes_of`."""
-    return Row(our_name, their_name, our_axes, their_axes)
+    return TensorRow(our_name, their_name, our_axes, their_axes)
 
 
 def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
@@ -97,11 +97,11 @@ def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
     }  # fmt: skip
 
 
-def in_layers(*rows: Row | Iterable[Row]) -> tuple[Row, ...]:
+def in_layers(*rows: TensorRow | Iterable[TensorRow]) -> tuple[TensorRow, ...]:
     """Lines of what lies in every layer."""
-    flat = [line for row in rows for line in ([row] if isinstance(row, Row) else row)]
+    flat = [line for row in rows for line in ([row] if isinstance(row, TensorRow) else row)]
     return tuple(
-        Row(LAYER + row.our_name, f"model.{LAYER}{row.their_name}", row.our_axes, row.their_axes)
+        TensorRow(LAYER + row.our_name, f"model.{LAYER}{row.their_name}", row.our_axes, row.their_axes)
         for row in flat
     )
 
@@ -122,9 +122,9 @@ class Family:
     """Keys that change nothing here, beside those that change nothing anywhere, each with the reason."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys."""
-    tensors: tuple[Row, ...] = ()
+    tensors: tuple[TensorRow, ...] = ()
     """As they lie on the hub, and as they are written."""
-    fused_tensors: tuple[Row, ...] = ()
+    fused_tensors: tuple[TensorRow, ...] = ()
     """As they may lie otherwise: transformers writes its own memory's layout when asked to."""
     extra_head_pattern: str | None = None
     """Pattern of names of tensors that are carried through without being trained (multi-token prediction)."""
@@ -133,7 +133,7 @@ class Family:
     constant_keys: Mapping[str, Any] = field(default_factory=dict)
     """Keys that are so of every model of the family, and that vLLM takes for something else where they are missing."""
 
-    def rows(self, name: str) -> list[list[Row]]:
+    def rows(self, name: str) -> list[list[TensorRow]]:
         """The lines of a parameter, as it is called in the tables, in each layout."""
         by_table = (
             [row for row in table if row.our_name == name] for table in (self.tensors, self.fused_tensors)

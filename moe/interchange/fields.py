@@ -213,7 +213,7 @@ class FirstDense(Field):
 
 
 @dataclass(frozen=True)
-class SharedExperts(Field):
+class SharedExpertCount(Field):
     """So many shared experts, each as wide as a routed one (DeepSeek)."""
 
     keys = ("n_shared_experts",)

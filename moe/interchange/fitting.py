@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moe.interchange.catalog import PLAIN, Catalog
-from moe.interchange.family import LAYER, Family, Row, sizes_of
+from moe.interchange.family import LAYER, Family, TensorRow, sizes_of
 from moe.interchange.hub_folder import CONFIG
-from moe.interchange.pieces import Piece
+from moe.interchange.pieces import ParameterPiece
 from moe.interchange.upcycled import begins_anew, piece_of
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.adapter import is_adapter
@@ -37,7 +37,7 @@ class ExpectedTensor:
 class Fit:
     """Tensors of a folder that make those of a model."""
 
-    pieces: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    pieces: dict[str, tuple[ParameterPiece, ...]] = field(default_factory=dict)
     """By our name; without what a mixture has that is made of a dense folder, and that has nothing of."""
     extra_head_tensors: tuple[str, ...] = ()
     """Theirs, which are carried through without being trained."""
@@ -57,7 +57,7 @@ def expected_tensors(spec: LanguageModelSpec) -> Iterator[ExpectedTensor]:
             yield ExpectedTensor(f"layers.{layer}.{_BIAS}", (spec.moe.num_experts,), is_buffer=True)
 
 
-def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | None, list[list[Row]]]:
+def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | None, list[list[TensorRow]]]:
     """(the layer, if it lies in one, lines of the family's tables in each layout) of a tensor of ours."""
     match = _LAYER.match(name)
     if match is None:
@@ -68,7 +68,9 @@ def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | N
     return layer, family.rows(LAYER + within)
 
 
-def alternatives(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[Piece, ...]]:
+def alternatives(
+    spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor
+) -> list[tuple[ParameterPiece, ...]]:
     """Pieces that make a tensor of ours, in each layout that a folder may have, the hub's first; none where the family
     has no such thing."""
     layer, layouts = rows_of(spec, family, tensor.name)
@@ -76,7 +78,9 @@ def alternatives(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor
     return [tuple(row.piece(tensor.shape, layer, sizes) for row in rows) for rows in layouts]
 
 
-def _sources(spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor) -> list[tuple[Piece, ...]]:
+def _sources(
+    spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor
+) -> list[tuple[ParameterPiece, ...]]:
     """The same in a folder that a model begins with, which may be a dense one that it is made of."""
     dense_piece = piece_of(spec, family, tensor.name, tensor.shape)
     return alternatives(spec, family, tensor) if dense_piece is None else [(dense_piece,)]
@@ -173,7 +177,9 @@ def _missing(catalog: Catalog, tensor: ExpectedTensor, names: list[str]) -> Iter
             )
 
 
-def _misshapen(catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[Piece, ...]) -> Iterator[Problem]:
+def _misshapen(
+    catalog: Catalog, tensor: ExpectedTensor, pieces: tuple[ParameterPiece, ...]
+) -> Iterator[Problem]:
     for piece in pieces:
         for name in piece.names():
             if (shape := catalog.tensors[name].shape) != piece.their_side.shape:

@@ -24,7 +24,7 @@ _AGAIN = "get the file again from where the model came from"
 
 
 @dataclass(frozen=True)
-class Entry:
+class HeaderEntry:
     """One tensor as it lies in a file."""
 
     name: str
@@ -40,7 +40,7 @@ class Entry:
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-def entries(file: str, location: Location, place: str) -> list[Entry]:
+def entries(file: str, location: Location, place: str) -> list[HeaderEntry]:
     """The tensors of a file, in the order of its bytes. Raises SpecError, with the file and the tensor, where it is cut
     off, or is no safetensors file."""
     try:
@@ -63,7 +63,7 @@ def entries(file: str, location: Location, place: str) -> list[Entry]:
     return tensor_entries
 
 
-def _entries(header: Any, file: str, start: int) -> Iterator[Entry]:
+def _entries(header: Any, file: str, start: int) -> Iterator[HeaderEntry]:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     for name, fields in header.items():
@@ -78,10 +78,10 @@ def _entries(header: Any, file: str, start: int) -> Iterator[Entry]:
             raise ValueError(f"{name!r} has the dtype {dtype!r}, which is not known")
         if not whole or end - begin != prod(shape) * ITEM_BYTES[dtype]:
             raise ValueError(f"{name!r}, {dtype} {shape}, cannot be the bytes from {begin} to {end}")
-        yield Entry(name, dtype, tuple(shape), file, start + begin)
+        yield HeaderEntry(name, dtype, tuple(shape), file, start + begin)
 
 
-def _check(tensor_entries: list[Entry], start: int, size: int) -> None:
+def _check(tensor_entries: list[HeaderEntry], start: int, size: int) -> None:
     at = start
     for entry in tensor_entries:
         if entry.begin != at and entry.num_bytes:

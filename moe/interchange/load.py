@@ -14,11 +14,11 @@ from moe.interchange.catalog import Catalog, catalog
 from moe.interchange.copying import BLOCK_ELEMENTS, fill_ours
 from moe.interchange.fitting import EMBEDDING, LM_HEAD, Fit, expected_tensors, fit
 from moe.interchange.hub_folder import HubFolder
-from moe.interchange.pieces import Piece
+from moe.interchange.pieces import ParameterPiece
 from moe.interchange.seals import faults
-from moe.interchange.stored import TensorReader
-from moe.parallel import Coding, Layout, codings_of, extent, local_parameters, part_of, together
-from moe.parallel.coded import blocks, coded, put
+from moe.interchange.tensor_reader import TensorReader
+from moe.parallel import Layout, QuantScheme, codings_of, extent, local_parameters, part_of, plain_collectives
+from moe.parallel.quantized import blocks, put, quantize
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.form import SCALES
 from moe.spec.parameter import Slices
@@ -37,13 +37,13 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TensorPart:
     """This rank's part of a tensor of ours, or of the codes or scales that it is kept as."""
 
     name: str
     local: Tensor
     origin: tuple[int, ...]
-    coding: Coding | None = None
+    coding: QuantScheme | None = None
     of_scales: bool = False
 
     @property
@@ -78,11 +78,16 @@ def load_weights(
     except SpecError as error:
         problems = error.problems
     agree(problems)
-    reader, weights = _Reader(folder_catalog), TensorReader(folder_catalog.tensors, folder_catalog.files)
+    reader, weights = _ReadRecord(folder_catalog), TensorReader(folder_catalog.tensors, folder_catalog.files)
     beginning = None if spec.upcycle is None else Beginning(spec, seed)
     try:
         agree(
-            each_told(folder, lambda: faults(folder_catalog, weights, together.rank(), together.world_size()))
+            each_told(
+                folder,
+                lambda: faults(
+                    folder_catalog, weights, plain_collectives.rank(), plain_collectives.world_size()
+                ),
+            )
         )
 
         def fill() -> list[Problem]:
@@ -105,7 +110,7 @@ def load_weights(
     return LoadReport(len(reader.read), (*folder_catalog.description.notes, *_notes(fit_result, spec)))
 
 
-def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_Part]:
+def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterator[_TensorPart]:
     """Local parts of a model, with their place in the whole."""
     shapes, codings = {tensor.name: tensor.shape for tensor in expected_tensors(spec)}, codings_of(model)
     for parameter in local_parameters(model):
@@ -118,15 +123,17 @@ def _parts(model: nn.Module, spec: LanguageModelSpec, layout: Layout) -> Iterato
         assert is_whole, f"{parameter.name} is not as its spec says"
         assert tuple(end - first for first, end in within) == tuple(parameter.local.shape), parameter.name
         origin = tuple(first for first, _ in within)
-        yield _Part(name, parameter.local.detach(), origin, coding, of_scales)
+        yield _TensorPart(name, parameter.local.detach(), origin, coding, of_scales)
     for name, buffer in model.named_buffers():
         if name in shapes:
-            yield _Part(name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout)))
+            yield _TensorPart(
+                name, buffer.detach(), tuple(first for first, _ in extent(part_of(buffer), layout))
+            )
 
 
-def _made_together(parts: Sequence[_Part]) -> Iterator[tuple[Coding | None, list[_Part]]]:
+def _made_together(parts: Sequence[_TensorPart]) -> Iterator[tuple[QuantScheme | None, list[_TensorPart]]]:
     """Codes and scales that are made of the same rectangle of a tensor; other parts one by one."""
-    parts_by_key: dict[object, list[_Part]] = {}
+    parts_by_key: dict[object, list[_TensorPart]] = {}
     for at, part in enumerate(parts):
         key = at if part.coding is None else (part.name, part.values)
         parts_by_key.setdefault(key, []).append(part)
@@ -135,21 +142,25 @@ def _made_together(parts: Sequence[_Part]) -> Iterator[tuple[Coding | None, list
 
 
 def _fill_coded(
-    parts: Sequence[_Part], coding: Coding, pieces: Sequence[Piece], weights: TensorReader, reader: "_Reader"
+    parts: Sequence[_TensorPart],
+    coding: QuantScheme,
+    pieces: Sequence[ParameterPiece],
+    weights: TensorReader,
+    reader: "_ReadRecord",
 ) -> None:
     """Fill codes and scales of one rectangle of a tensor, of which a bounded block at a time is there in float32."""
     for block in blocks(parts[0].values, coding.dim, "cpu", _order_of_reading(pieces[0])):
         first = [low for low, _ in block]
         values = torch.empty([end - low for low, end in block])
         fill_ours(values, first, pieces, weights.read, reader.check)
-        codes_and_scales = coded(values, coding)
+        codes_and_scales = quantize(values, coding)
         for part in parts:
             tensor = codes_and_scales[part.of_scales]
             assert tensor is not None
             put(tensor, coding.codes_of(block, of_scales=part.of_scales), part.local, part.origin)
 
 
-def _order_of_reading(piece: Piece) -> list[int]:
+def _order_of_reading(piece: ParameterPiece) -> list[int]:
     """Our dimensions as they follow in the files: a block that is short in the first ones lies in few rows there."""
     places = {dim: (len(piece.their_side.shape), 0) for dim in range(len(piece.our_side.shape))}
     for axis, (dim, _) in piece.our_side.steps.items():
@@ -158,7 +169,7 @@ def _order_of_reading(piece: Piece) -> list[int]:
     return sorted(places, key=places.__getitem__)
 
 
-class _Reader:
+class _ReadRecord:
     """Record of the tensors that were read, and of the faults in them."""
 
     def __init__(self, folder_catalog: Catalog) -> None:
@@ -179,7 +190,7 @@ class _Reader:
             self.problems.append(problem)
 
 
-def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _Part) -> Iterator[Problem]:
+def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPart) -> Iterator[Problem]:
     """Whether the logits' weights are another tensor than the embedding, where config.json says that they are one."""
     rows, width = part.local.shape
     first, column = part.origin
@@ -206,7 +217,7 @@ def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
 
 def agree(problems: Sequence[Problem]) -> None:
     """Raise what any rank has found, on every rank."""
-    dicts_by_rank = together.all_gather_json([problem.to_dict() for problem in problems])
+    dicts_by_rank = plain_collectives.all_gather_json([problem.to_dict() for problem in problems])
     problems_by_text = {
         str(problem): problem
         for rank_dicts in dicts_by_rank

@@ -37,7 +37,7 @@ _PART = re.compile(
 
 
 @dataclass(frozen=True)
-class Term:
+class DimensionFactor:
     """One factor of a dimension: an axis or a fixed place, at `begin` of `total` places; None are as many as the axis
     is long."""
 
@@ -50,7 +50,7 @@ class Term:
 class Dimension:
     """One dimension of a pattern: its factors, outermost first, and the part of it that they are."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[DimensionFactor, ...]
     begin: int = 0
     total: int | None = None
 
@@ -77,12 +77,14 @@ def _dimension(text: str) -> Dimension:
     return Dimension(terms, int(begin), int(total))
 
 
-def _term(text: str) -> Term:
+def _term(text: str) -> DimensionFactor:
     match = _PART.fullmatch(text)
     assert match is not None, text
     if match["axis"]:
-        return Term(match["axis"], int(match["begin"] or 0), int(match["of"]) if match["of"] else None)
-    return Term(None, int(match["place"] or 0), int(match["places"] or 1))
+        return DimensionFactor(
+            match["axis"], int(match["begin"] or 0), int(match["of"]) if match["of"] else None
+        )
+    return DimensionFactor(None, int(match["place"] or 0), int(match["places"] or 1))
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterPiece:
     """Part of one parameter of ours, or all of it, and the tensors that it is in."""
 
     our_side: Side
@@ -208,7 +210,7 @@ def piece(
     their_pattern: str,
     sizes: Mapping[str, int] | None = None,
     factor: float = 1.0,
-) -> Piece:
+) -> ParameterPiece:
     """The piece that two patterns say, of a parameter of that shape, which is `factor` times theirs; `sizes` are
     lengths of axes that its shape does not tell."""
     our_dims, their_dims = parse_pattern(our_pattern), parse_pattern(their_pattern)
@@ -233,10 +235,10 @@ def piece(
     assert our_side.steps.keys() == their_side.steps.keys() | name_axes | once, (
         f"{our_pattern} has other axes than {their_pattern}"
     )
-    return Piece(our_side, name, their_side, tuple(our_side.steps), factor)
+    return ParameterPiece(our_side, name, their_side, tuple(our_side.steps), factor)
 
 
-def _places(term: Term, lengths: Mapping[str, int]) -> int:
+def _places(term: DimensionFactor, lengths: Mapping[str, int]) -> int:
     if term.total is not None:
         return term.total
     assert term.axis is not None

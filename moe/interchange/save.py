@@ -27,12 +27,12 @@ from moe.interchange.fitting import EMBEDDING, LM_HEAD, alternatives, expected_t
 from moe.interchange.headers import ITEM_BYTES, header_bytes
 from moe.interchange.hub_folder import CONFIG, INDEX, SEALS, SINGLE, HubFolder
 from moe.interchange.origin import Origin
-from moe.interchange.pieces import Piece
+from moe.interchange.pieces import ParameterPiece
 from moe.interchange.seals import crc_of, seals_text
-from moe.interchange.sources import Source
-from moe.interchange.stored import DTYPES, NAMES, TensorReader
+from moe.interchange.sources import TensorSource
+from moe.interchange.tensor_reader import DTYPES, NAMES, TensorReader
 from moe.interchange.tokenizer import export_tokenizer
-from moe.parallel import together
+from moe.parallel import plain_collectives
 from moe.spec import LanguageModelSpec, Problem, SpecError
 from moe.spec.parameter import Slices
 from moe.storage.folder import Folder
@@ -53,7 +53,7 @@ class Made:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    made_of: tuple[tuple[str, Piece, int], ...] = ()
+    made_of: tuple[tuple[str, ParameterPiece, int], ...] = ()
     """(our name, piece, expert); of none it is read from the folder that the model came from."""
 
     @property
@@ -63,7 +63,7 @@ class Made:
 
 def save_folder(
     spec: LanguageModelSpec,
-    source: Source,
+    source: TensorSource,
     target: str | Path,
     *,
     origin: Origin | None = None,
@@ -100,7 +100,7 @@ def save_folder(
 def write_folder(
     shards: list[tuple[str, list[Made]]],
     small: Mapping[str, bytes],
-    source: Source,
+    source: TensorSource,
     target: str | Path,
     whence: Catalog | None = None,
 ) -> None:
@@ -108,10 +108,10 @@ def write_folder(
     of none of ours is copied from `whence`. All ranks of a collective source call it. Raises SpecError on all of them.
     """
     problems: tuple[Problem, ...] = ()
-    if together.rank() == 0 or not source.is_collective:
+    if plain_collectives.rank() == 0 or not source.is_collective:
         problems = tuple(_check_target(target))
     _agree(problems, source)
-    if source.is_collective and together.rank() != 0:
+    if source.is_collective and plain_collectives.rank() != 0:
         _take_part(source, shards)
         _agree((), source)
         return
@@ -135,9 +135,11 @@ def write_folder(
     _agree((), source)
 
 
-def _agree(problems: Sequence[Problem], source: Source) -> None:
+def _agree(problems: Sequence[Problem], source: TensorSource) -> None:
     problem_dicts = [problem.to_dict() for problem in problems]
-    dicts_by_rank = together.all_gather_json(problem_dicts) if source.is_collective else [problem_dicts]
+    dicts_by_rank = (
+        plain_collectives.all_gather_json(problem_dicts) if source.is_collective else [problem_dicts]
+    )
     problems_by_text = {
         json.dumps(entry, default=str): Problem(**entry)
         for rank_dicts in dicts_by_rank
@@ -178,7 +180,7 @@ def _tensors(
 ) -> Iterator[Made]:
     """Theirs in the hub's layout, in the order of ours."""
     family = BY_TYPE[str(config["model_type"])]
-    their_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, Piece, int]]]] = {}
+    their_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, ParameterPiece, int]]]] = {}
     wide = set()
     for our_tensor in expected_tensors(spec):
         for piece in alternatives(spec, family, our_tensor)[0]:
@@ -230,12 +232,12 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[Slices]:
 
 
 def _write_weights(
-    folder: Folder, shards: list[tuple[str, list[Made]]], source: Source, whence: Catalog | None
+    folder: Folder, shards: list[tuple[str, list[Made]]], source: TensorSource, whence: Catalog | None
 ) -> None:
     seals: dict[str, int] = {}
     weights = None if whence is None else TensorReader(whence.tensors, whence.files)
     for file, tensors in shards:
-        with folder.create(file) as stream, _Writer(stream, seals) as writer:
+        with folder.create(file) as stream, _BlockWriter(stream, seals) as writer:
             stream.write(header_bytes([(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]))
             for tensor in tensors:
                 seals[tensor.name] = 0
@@ -249,7 +251,7 @@ def _write_weights(
     folder.write(SEALS, seals_text(seals))
 
 
-class _Writer:
+class _BlockWriter:
     """Writes blocks one after another, and takes their checksums, while the next is made: neither waits for the
     interpreter. Raises OSError of a block where a later one is given, or at the end."""
 
@@ -258,7 +260,7 @@ class _Writer:
         self._thread = ThreadPoolExecutor(1)
         self._under_way: deque[Future[None]] = deque()
 
-    def __enter__(self) -> "_Writer":
+    def __enter__(self) -> "_BlockWriter":
         return self
 
     def write(self, name: str, block: Tensor) -> None:
@@ -277,7 +279,7 @@ class _Writer:
                 future.result()
 
 
-def _block(tensor: Made, within: Slices, source: Source, weights: TensorReader | None) -> Tensor:
+def _block(tensor: Made, within: Slices, source: TensorSource, weights: TensorReader | None) -> Tensor:
     if not tensor.made_of:
         assert weights is not None, "what is made of nothing is copied"
         return weights.read(tensor.name, within).to(DTYPES[tensor.dtype]).contiguous()
@@ -286,10 +288,10 @@ def _block(tensor: Made, within: Slices, source: Source, weights: TensorReader |
     return block
 
 
-class _CountingSource(Source):
+class _CountingSource(TensorSource):
     """A source that knows how many reads there were."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TensorSource) -> None:
         self._source, self.num_read = source, 0
 
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
@@ -297,7 +299,7 @@ class _CountingSource(Source):
         return self._source.read(name, within, dtype)
 
 
-def _take_part(source: Source, shards: list[tuple[str, list[Made]]], num_read: int = 0) -> None:
+def _take_part(source: TensorSource, shards: list[tuple[str, list[Made]]], num_read: int = 0) -> None:
     """Read what rank 0 reads, in the same order, from the read of that number on."""
     reads = (
         (*read, DTYPES[tensor.dtype])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from moe.interchange.catalog import Catalog
-from moe.interchange.headers import Entry
+from moe.interchange.headers import HeaderEntry
 from moe.interchange.hub_folder import MAX_INDEX_BYTES, SEALS
-from moe.interchange.stored import TensorReader
+from moe.interchange.tensor_reader import TensorReader
 from moe.spec import Problem
 
 VERSION = 1
@@ -52,7 +52,10 @@ def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: 
         while at < entry.num_bytes:
             end = min(entry.num_bytes, at + _BLOCK_BYTES)
             crc = crc_of(
-                reader.raw(Entry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)), crc
+                reader.raw(
+                    HeaderEntry(name, "U8", (entry.num_bytes,), entry.file, entry.begin), ((at, end),)
+                ),
+                crc,
             )
             at = end
         if f"{crc:08x}" != expected_crc:
@@ -63,7 +66,7 @@ def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: 
     return problems
 
 
-def _share(catalog: Catalog, rank: int, num_ranks: int) -> list[tuple[str, Entry]]:
+def _share(catalog: Catalog, rank: int, num_ranks: int) -> list[tuple[str, HeaderEntry]]:
     """Tensors that one of so many ranks looks at: about as many bytes as each other."""
     sizes, share = [0] * num_ranks, []
     entries = {tensor.entry.name: (name, tensor.entry) for name, tensor in catalog.tensors.items()}

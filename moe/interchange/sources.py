@@ -10,8 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from moe.interchange.stored import DTYPES, NAMES
-from moe.parallel import Coded, Layout, codings_of, extent, local_parameters, part_of, together
+from moe.interchange.tensor_reader import DTYPES, NAMES
+from moe.parallel import (
+    Layout,
+    QuantizedWeight,
+    codings_of,
+    extent,
+    local_parameters,
+    part_of,
+    plain_collectives,
+)
 from moe.parallel.collective import collective
 from moe.spec.form import BLOCK, SCALES
 from moe.spec.parameter import Slices
@@ -20,7 +28,7 @@ AHEAD_BYTES = 1 << 26
 """Of parts that a rank has sent and rank 0 has not taken yet."""
 
 
-class Source(ABC):
+class TensorSource(ABC):
     """A model's parameters and buffers, in parts."""
 
     is_collective = False
@@ -35,7 +43,7 @@ class Source(ABC):
         """Wait for what is under way, when all has been read."""
 
 
-class ModelSource(Source):
+class ModelSource(TensorSource):
     """A model in memory, with all of its parameters here or a part of each on every rank of its layout; what is kept as
     codes is read as the matrix that it is decoded into."""
 
@@ -48,9 +56,9 @@ class ModelSource(Source):
         }
         for name, buffer in model.named_buffers():
             self._parts_by_name[name] = buffer.detach(), extent(part_of(buffer), layout)
-        self._codings, self._rank = codings_of(model), together.rank()
+        self._codings, self._rank = codings_of(model), plain_collectives.rank()
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
-        parts_by_rank = together.all_gather_json(
+        parts_by_rank = plain_collectives.all_gather_json(
             {name: (within, NAMES[tensor.dtype]) for name, (tensor, within) in self._parts_by_name.items()}
         )
         self._places: list[dict[str, Slices]] = [
@@ -76,10 +84,10 @@ class ModelSource(Source):
         )
         if self.is_collective and self._rank != 0:
             return codes
-        quantized_matrix = Coded(
+        quantized_matrix = QuantizedWeight(
             codes, scales[0] if scales else None, replace(coding, length=blocks[1] - blocks[0])
         )
-        return _cut(quantized_matrix.decoded(torch.float32), matrix, within)
+        return _cut(quantized_matrix.dequantize(torch.float32), matrix, within)
 
     def _read_parameter(self, name: str, within: Slices, dtype: torch.dtype | None) -> Tensor:
         """The same of a parameter as it is kept."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from moe.interchange.family import LAYER, Family
-from moe.interchange.pieces import Piece, piece
+from moe.interchange.pieces import ParameterPiece, piece
 from moe.spec import LanguageModelSpec
 
 _OF_EXPERTS = re.compile(r"layers\.(\d+)\.feed_forward\.moe\.(experts|shared)\.(w_in|w_gate|w_out)")
@@ -16,7 +16,9 @@ def begins_anew(spec: LanguageModelSpec, name: str) -> bool:
     return spec.upcycle is not None and _OF_NONE.fullmatch(name) is not None
 
 
-def piece_of(spec: LanguageModelSpec, family: Family, name: str, shape: Sequence[int]) -> Piece | None:
+def piece_of(
+    spec: LanguageModelSpec, family: Family, name: str, shape: Sequence[int]
+) -> ParameterPiece | None:
     """Part of a dense layer's matrix, in the hub's layout of its family, that is one of experts or shared experts; None
     for what a dense model has, too.
 

@@ -11,7 +11,7 @@ from moe.sharding.hints.annotate import is_capturing
 
 
 @dataclass(frozen=True)
-class Draws:
+class DropoutKey:
     """Key of every draw of a pass, and the rows that are drawn for."""
 
     tokens: TokenContext
@@ -19,7 +19,7 @@ class Draws:
     """int64, of the rows that a matrix is given, `[...]` for x `[..., in]`: their tokens' global positions."""
 
     @classmethod
-    def of(cls, tokens: TokenContext, ids: Tensor) -> "Draws | None":
+    def of(cls, tokens: TokenContext, ids: Tensor) -> "DropoutKey | None":
         """Draws of a pass in training; there are none in any other."""
         return cls(tokens, ids) if tokens.training else None
 
@@ -40,7 +40,7 @@ class AdapterDropout:
         part = part_of(a)
         return replace(self, first=first_of(part, layout)[1], num_columns=part.shape[1])
 
-    def by(self, draws: Draws | None) -> "Dropped | None":
+    def by(self, draws: DropoutKey | None) -> "Dropped | None":
         """Masks of a pass; none where nothing is drawn."""
         return None if draws is None else Dropped(self, draws)
 
@@ -50,7 +50,7 @@ class Dropped:
     """Masks of what one adapter takes in, in one pass: made anew wherever they are wanted, and never kept."""
 
     dropout: AdapterDropout
-    draws: Draws
+    draws: DropoutKey
 
     def of(self, x: Tensor) -> Tensor:
         """`x` `[..., in]` with entries zeroed, and the rest scaled up."""

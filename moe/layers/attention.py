@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers.linear import Linear, linear
-from moe.parallel import TokenShares, narrowed
+from moe.parallel import SequenceShard, narrowed
 from moe.sharding.hints.annotate import is_capturing
 
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        shares: TokenShares,
+        shares: SequenceShard,
         memory: KeyValueCache | None = None,
         mask: Tensor | None = None,
         *,
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         memory = self.keys_values(x) if memory is None else memory
         return shares.scatter_rows(self._attend(x, memory, mask, causal=causal))
 
-    def step(self, x: Tensor, shares: TokenShares, cache: KeyValueCache, position: int) -> Tensor:
+    def step(self, x: Tensor, shares: SequenceShard, cache: KeyValueCache, position: int) -> Tensor:
         """`[t, M]`: the tokens at `position`, one a row, attend to all up to it. Their keys and values join `cache`."""
         x = shares.gather_rows(x)
         new = self.keys_values(x)

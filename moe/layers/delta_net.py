@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from moe.layers.cache import DeltaState
 from moe.layers.delta_rule import gated_delta_rule
-from moe.layers.kept import DeltaState
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
-from moe.layers.sequence import Rows
+from moe.layers.sequence import PassRows
 from moe.layers.short_convolution import convolution_cache, short_convolution
 from moe.parallel import narrowed
 from moe.spec.language import LinearAttentionSpec
@@ -33,7 +33,7 @@ class GatedDeltaNet(nn.Module):
         self.register_parameter("decay", None)
         self.register_parameter("time_step", None)
 
-    def forward(self, x: Tensor, rows: Rows, kept: DeltaState | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: PassRows, kept: DeltaState | None = None) -> Tensor:
         """`[t, M]` for this rank's share `x` `[t, M]` of the rows, which go on from `kept`, where it is given."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
@@ -59,11 +59,11 @@ class GatedDeltaNet(nn.Module):
         outputs = self.value_norm(outputs.to(x.dtype)) * functional.silu(gates)
         return shares.scatter_rows(self.output(outputs.flatten(2), rows.draws))
 
-    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
+    def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
         """The state before the first token."""
         return DeltaState()
 
-    def _convolve(self, qkv: Tensor, rows: Rows, cache: DeltaState | None) -> Tensor:
+    def _convolve(self, qkv: Tensor, rows: PassRows, cache: DeltaState | None) -> Tensor:
         """`[B, N, channels]`: each with those before it, activated."""
         weight = narrowed(self.convolution.weight, qkv.dtype)
         before = None if cache is None else cache.inputs

@@ -8,9 +8,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation, build_activation
-from moe.layers.adapter_dropout import Draws, Dropped
+from moe.layers.adapter_dropout import DropoutKey, Dropped
 from moe.layers.linear import Linear, add_product, factor, product
-from moe.parallel import Coded, Layout, TokenShares, narrowed
+from moe.parallel import Layout, QuantizedWeight, SequenceShard, narrowed
 
 
 class FeedForward(nn.Module):
@@ -29,7 +29,7 @@ class FeedForward(nn.Module):
     def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
 
-    def forward(self, x: Tensor, shares: TokenShares, draws: Draws | None = None) -> Tensor:
+    def forward(self, x: Tensor, shares: SequenceShard, draws: DropoutKey | None = None) -> Tensor:
         """`[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `draws` are of all of them."""
         x = shares.gather(x)
         if self.recompute and torch.is_grad_enabled():
@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
             )
         return shares.scatter(self._of(x, draws))
 
-    def _of(self, x: Tensor, draws: Draws | None) -> Tensor:
+    def _of(self, x: Tensor, draws: DropoutKey | None) -> Tensor:
         if (
             self.activation.name == "relu"
         ):  # hidden states are all that its gradient needs: kept once, by autograd
@@ -64,18 +64,20 @@ class _ActivatedLinear(torch.autograd.Function):
         ctx: Any,
         up: Tensor,
         gate: Tensor | None,
-        w: Tensor | Coded,
+        w: Tensor | QuantizedWeight,
         a: Tensor | None,
         b: Tensor | None,
         adapter: tuple[float, Dropped | None],
         activation: Activation,
     ) -> Tensor:
-        matrix, scales = w.tensors if isinstance(w, Coded) else (w, None)
+        matrix, scales = w.tensors if isinstance(w, QuantizedWeight) else (w, None)
         ctx.save_for_backward(up, gate, matrix, scales, a, b)
-        ctx.settings = adapter, activation, w.coding if isinstance(w, Coded) else None
+        ctx.settings = adapter, activation, w.coding if isinstance(w, QuantizedWeight) else None
         scale, dropout = adapter
         hidden_states = activation.forward(up, gate)
-        y = product(hidden_states, (w.decoded(hidden_states.dtype) if isinstance(w, Coded) else w).t())
+        y = product(
+            hidden_states, (w.dequantize(hidden_states.dtype) if isinstance(w, QuantizedWeight) else w).t()
+        )
         if a is None or b is None or scale == 0:
             return y
         hidden_states = hidden_states if dropout is None else dropout.of(hidden_states)
@@ -89,7 +91,7 @@ class _ActivatedLinear(torch.autograd.Function):
         hidden_states, gate_activation = activation.recompute(up, gate)
         d_w = product(d_y.t(), hidden_states) if ctx.needs_input_grad[2] else None
         if coding is not None:
-            w = Coded(w, scales, coding).decoded(d_y.dtype)
+            w = QuantizedWeight(w, scales, coding).dequantize(d_y.dtype)
         d_hidden, d_a, d_b = product(d_y, w), None, None
         if a is not None:
             d_low = product(d_y, b).mul_(scale)

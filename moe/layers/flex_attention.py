@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from moe.layers.visibility import Visibility
+from moe.layers.attention_mask import AttentionMask
 
 
 def flex_attend(
@@ -16,7 +16,7 @@ def flex_attend(
     values: Tensor,
     *,
     scale: float,
-    visible: Visibility,
+    visible: AttentionMask,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`moe.layers.softmax_attention.attend` by flex attention; blocks of 128 keys that no query of a block sees are
@@ -44,7 +44,7 @@ def _flex_attention(device_type: str) -> Any:
 
 
 def _block_mask(
-    visible: Visibility, num_rows: int, num_queries: int, num_keys: int, device: torch.device
+    visible: AttentionMask, num_rows: int, num_queries: int, num_keys: int, device: torch.device
 ) -> BlockMask:
     ahead = num_keys - num_queries
     causal, window, documents, first = visible.causal, visible.window, visible.documents, visible.first

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from moe.layers.kept import Columns
+from moe.layers.cache import KVCache
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotate
-from moe.layers.sequence import Rows
+from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
-from moe.parallel import TokenShares
+from moe.parallel import SequenceShard
 from moe.spec.language import GroupedQueryAttentionSpec
 
 
@@ -31,7 +31,7 @@ class GroupedQueryAttention(nn.Module):
         self.key_norm = RMSNorm(norm_eps, one_plus=norm_one_plus) if has_norm else None
         self.register_parameter("sinks", None)
 
-    def forward(self, x: Tensor, rows: Rows, kept: Columns | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: PassRows, kept: KVCache | None = None) -> Tensor:
         """`[t, M]` for this rank's share `x` `[t, M]` of the rows. Their keys and values join `kept`, where it is
         given, and all that is there is looked at."""
         spec, shares = self.spec, rows.shares
@@ -59,17 +59,17 @@ class GroupedQueryAttention(nn.Module):
             outputs = outputs * gate.sigmoid()
         return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
 
-    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Columns:
+    def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Room for keys and values of rows of so many positions, on the device and in the dtype of `like`."""
         heads = self.key.weight.shape[0] // self.spec.head_dim
         shape = (num_rows, heads), self.spec.head_dim
-        return Columns.empty(num_positions, self.window, like, shape, shape)
+        return KVCache.empty(num_positions, self.window, like, shape, shape)
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[B, heads, N, head_dim]` from `[B, N, heads · head_dim]`."""
         return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-    def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shares: TokenShares) -> Tensor:
+    def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shares: SequenceShard) -> Tensor:
         """`[B, N, heads · head_dim]`, with the norm over each head or over all heads of all tensor ranks."""
         if norm is None:
             return x

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from moe.layers.kept import Columns
+from moe.layers.cache import KVCache
 from moe.layers.linear import Linear
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotate
-from moe.layers.sequence import Rows
+from moe.layers.sequence import PassRows
 from moe.layers.softmax_attention import attend
 from moe.spec.language import LatentAttentionSpec
 
@@ -32,7 +32,7 @@ class LatentAttention(nn.Module):
         self.key_value_down, self.key_value_up, self.output = Linear(), Linear(), Linear()
         self.key_value_norm = RMSNorm(_LATENT_EPS, one_plus=norm_one_plus)
 
-    def forward(self, x: Tensor, rows: Rows, kept: Columns | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: PassRows, kept: KVCache | None = None) -> Tensor:
         """`[t, M]` for this rank's share `x` `[t, M]` of the rows. Their latents join `kept`, where it is given, and
         all that is there is looked at."""
         spec, shares = self.spec, rows.shares
@@ -49,12 +49,12 @@ class LatentAttention(nn.Module):
         outputs = outputs.transpose(1, 2).flatten(2)
         return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
 
-    def nothing_kept(self, num_rows: int, num_positions: int, like: Tensor) -> Columns:
+    def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
         """Room for latents of rows of so many positions, on the device and in the dtype of `like`."""
         shapes = ((num_rows,), self.spec.key_value_rank), ((num_rows,), self.spec.rope_dim)
-        return Columns.empty(num_positions, None, like, *shapes)
+        return KVCache.empty(num_positions, None, like, *shapes)
 
-    def _queries(self, x: Tensor, rows: Rows) -> Tensor:
+    def _queries(self, x: Tensor, rows: PassRows) -> Tensor:
         """`[B, heads, N, head_dim + rope_dim]`, the last part rotated."""
         spec = self.spec
         if self.query is not None:
@@ -70,7 +70,7 @@ class LatentAttention(nn.Module):
         rotary = rotate(rotary, rows.cosines, rows.sines, spec.rope.pairing)
         return torch.cat((plain, rotary), dim=-1)
 
-    def _of_heads(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: Rows) -> Tensor:
+    def _of_heads(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
         """`[B, heads, N, value_dim]` by the keys and values of each head: the least arithmetic where there are as many
         queries as keys."""
         spec = self.spec
@@ -81,7 +81,7 @@ class LatentAttention(nn.Module):
         keys = torch.cat((keys, shared_keys), dim=-1)
         return attend(queries, keys, values, scale=spec.score_scale, visible=rows.visible)
 
-    def _of_latents(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: Rows) -> Tensor:
+    def _of_latents(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
         """The same with the matrices of keys and values on the side of the queries (section 2.1.2): all heads look at
         the latents themselves, which few queries need of each position."""
         spec = self.spec

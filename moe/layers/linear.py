@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from moe.layers.adapter_dropout import AdapterDropout, Draws, Dropped
-from moe.parallel import Coded, Layout, Room, matrix_of, narrow, narrowed
+from moe.layers.adapter_dropout import AdapterDropout, DropoutKey, Dropped
+from moe.parallel import GradBuffer, Layout, QuantizedWeight, matrix_of, narrow, narrowed
 from moe.parallel.accelerator import multiplies
 from moe.sharding.hints.annotate import is_capturing
 
@@ -37,23 +37,23 @@ class Linear(nn.Module):
         if self.dropout is not None and self.weight_lora_a is not None:
             self.dropout = self.dropout.wired(self.weight_lora_a, layout)
 
-    def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+    def forward(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
         """`[..., out]` for `x` `[..., in]`, in the dtype of `x`; in training with `draws`, where there may be any."""
         return self.biased(self.product(x, draws))
 
-    def product(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+    def product(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
         """The same without the bias: for parts that are to be added up first."""
         y, a, b = linear(x, matrix_of(self, "weight")), self.weight_lora_a, self.weight_lora_b
         return adapted(y, x, a, b, self.lora_scale, self.dropped(draws))
 
-    def dropped(self, draws: Draws | None) -> Dropped | None:
+    def dropped(self, draws: DropoutKey | None) -> Dropped | None:
         """Masks of what the adapter takes in, where there is dropout."""
         return None if self.dropout is None else self.dropout.by(draws)
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """`[out, in]`: the weight in `dtype`, what an adapter adds among it."""
         matrix = matrix_of(self, "weight")
-        weight = matrix.decoded(dtype) if isinstance(matrix, Coded) else narrowed(matrix, dtype)
+        weight = matrix.dequantize(dtype) if isinstance(matrix, QuantizedWeight) else narrowed(matrix, dtype)
         if self.weight_lora_a is None or self.weight_lora_b is None:
             return weight
         return weight + self.lora_scale * product(self.weight_lora_b.to(dtype), self.weight_lora_a.to(dtype))
@@ -63,16 +63,16 @@ class Linear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-def factor(module: nn.Module, name: str, dtype: torch.dtype) -> Tensor | Coded:
+def factor(module: nn.Module, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
     """A module's own matrix of this name as `product` takes it: in `dtype`, or as it is kept where that is as codes."""
     matrix = matrix_of(module, name)
-    return matrix if isinstance(matrix, Coded) else narrowed(matrix, dtype)
+    return matrix if isinstance(matrix, QuantizedWeight) else narrowed(matrix, dtype)
 
 
-def linear(x: Tensor, weight: Tensor | Coded) -> Tensor:
+def linear(x: Tensor, weight: Tensor | QuantizedWeight) -> Tensor:
     """`[..., out]`: x · weightᵀ, in the dtype of `x` `[..., in]`. A wider `weight` `[out, in]` is narrowed."""
-    if isinstance(weight, Coded):
-        return _CodedProduct.apply(x, weight, True)
+    if isinstance(weight, QuantizedWeight):
+        return _QuantizedProduct.apply(x, weight, True)
     if multiplies(x.dtype, x.device) or is_capturing():
         return functional.linear(x, narrowed(weight, x.dtype))
     # Forward and backward of [2048, 512] by [512, 512] in bfloat16 on one core of an EPYC without instructions for it:
@@ -91,10 +91,10 @@ def adapted(
     return y.add_(linear(low, b), alpha=scale)
 
 
-def product(x: Tensor, w: Tensor | Coded) -> Tensor:
+def product(x: Tensor, w: Tensor | QuantizedWeight) -> Tensor:
     """x · w in their dtype: `[t, out]` for `x` `[t, in]` and `w` `[in, out]`."""
-    if isinstance(w, Coded):
-        return _CodedProduct.apply(x, w, False)
+    if isinstance(w, QuantizedWeight):
+        return _QuantizedProduct.apply(x, w, False)
     if multiplies(x.dtype, x.device) or is_capturing():
         return x @ w
     # Forward and backward of shared experts, 512 rows through 256 hidden units, on one such core: 198 ms and 13.
@@ -127,7 +127,7 @@ class _WideLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = _in_rows_of(gradient, (wide_TO @ weight.float()).to(gradient.dtype))
         if ctx.needs_input_grad[1]:
-            room = Room(ctx.parameter)
+            room = GradBuffer(ctx.parameter)
             room.write(wide_TO.t() @ x.reshape(-1, x.shape[-1]).float())
             of_weight = room.give()
         return of_x, of_weight
@@ -184,21 +184,21 @@ class _WideProduct(torch.autograd.Function):
         ) if of_w else None
 
 
-class _CodedProduct(torch.autograd.Function):
+class _QuantizedProduct(torch.autograd.Function):
     """x · w, or x · wᵀ, with a frozen matrix that is decoded for it, and again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Coded, is_transposed: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: QuantizedWeight, is_transposed: bool) -> Tensor:
         ctx.save_for_backward(*w.tensors)
         ctx.settings = w.coding, is_transposed
-        return (linear if is_transposed else product)(x, w.decoded(x.dtype))
+        return (linear if is_transposed else product)(x, w.dequantize(x.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         coding, is_transposed = ctx.settings
         codes, scales = ctx.saved_tensors
-        w = Coded(codes, scales, coding).decoded(gradient.dtype)
+        w = QuantizedWeight(codes, scales, coding).dequantize(gradient.dtype)
         of_x = product(_flat(gradient), w if is_transposed else w.t())
         return _in_rows_of(gradient, of_x), None, None
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.dispatch import Dispatcher, LocalDispatcher, OperatorDispatcher, build_dispatcher
-from moe.dispatch.few import FEW_ROWS, carry_few
+from moe.dispatch.small import FEW_ROWS, dispatch_small
 from moe.experts import Experts, build_activation
-from moe.layers.adapter_dropout import AdapterDropout, Draws
+from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.auxiliary import with_auxiliary_losses
 from moe.layers.draws import jittered
 from moe.layers.linear import adapted
 from moe.layers.routing import route_captured
 from moe.layers.shared_experts import SharedExperts
-from moe.parallel import Layout, TokenShares, as_dtype, declare
+from moe.parallel import Layout, SequenceShard, as_dtype, declare
 from moe.routing import Routing, RoutingState, TokenContext, build_router, follow_load
 from moe.routing.tokens import check_inference, checked, is_dense, kind_of
 from moe.sharding.hints.annotate import is_capturing
@@ -73,7 +73,7 @@ class MoELayer(nn.Module):
         self._on_one_rank = layout.world_size == 1
 
     def forward(
-        self, x: Tensor, tokens: TokenContext | None = None, shares: TokenShares | None = None
+        self, x: Tensor, tokens: TokenContext | None = None, shares: SequenceShard | None = None
     ) -> tuple[Tensor, Routing]:
         """(y in the shape of `x` `[..., M]`, the routing).
 
@@ -97,7 +97,7 @@ class MoELayer(nn.Module):
         check_inference("tokens.padding", tokens.padding, chain((x,), self.parameters()))
         x_TM, shape = x.reshape(-1, x.shape[-1]), x.shape[:-1]
         if shares is None:
-            shares = among = TokenShares(shape.numel(), self.tensor_group, f"MoE layer {self.layer}")
+            shares = among = SequenceShard(shape.numel(), self.tensor_group, f"MoE layer {self.layer}")
             x_TM = among.split(x_TM)
         else:
             shape, among = torch.Size((shares.num_tokens,)), None
@@ -116,14 +116,14 @@ class MoELayer(nn.Module):
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
         y_TM = dispatch(x_TM, routing.choices.of_tokens(shares.first, shares.stop), self.experts)
         if self.shared is not None:
-            y_TM = y_TM + self.shared(x_TM, Draws.of(tokens, ids_T))
+            y_TM = y_TM + self.shared(x_TM, DropoutKey.of(tokens, ids_T))
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
         y_TM = y_TM if among is None else among.gather_results(y_TM)
         # No view to autograd, so that it may be changed in place: FSDP's hook that gathers parameters for the backward
         # pass does not follow a view. Nothing that made y keeps it.
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
 
-    def of_few(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:
+    def decode_forward(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:
         """`[T, M]`, as `forward` gives it for few tokens where no gradients are tracked: no statistics are made, and no
         rows are laid out on the device. None where that way does not lead there: in training, on a GPU, for padded
         tokens, on several ranks, where routing is recorded or somebody looks at it."""
@@ -147,7 +147,7 @@ class MoELayer(nn.Module):
         if (inferred_routing := self.route.inferred(logits_TE[None], self.state)) is None:
             return None
         expert, weight = inferred_routing
-        y_TM = carry_few(x_TM, expert[0], weight[0], self.experts)
+        y_TM = dispatch_small(x_TM, expert[0], weight[0], self.experts)
         return y_TM if y_TM is None or self.shared is None else y_TM + self.shared(x_TM)
 
     def _operators(self) -> tuple[Callable[..., Routing], Dispatcher]:
@@ -171,7 +171,7 @@ class MoELayer(nn.Module):
         if self.last_load is not None:
             self.last_load.copy_(chosen)
 
-    def _check(self, x: Tensor, shares: TokenShares | None) -> None:
+    def _check(self, x: Tensor, shares: SequenceShard | None) -> None:
         if not is_dense(x) or x.dtype not in _DTYPES:
             dtypes = ", ".join(map(str, _DTYPES))
             raise ValueError(f"x (={kind_of(x)}) must be a dense tensor of {dtypes}; convert it")
@@ -182,8 +182,8 @@ class MoELayer(nn.Module):
                 f"x (on {x.device}) must lie on {self.router.device}, as the layer does; move it"
             )
         check_inference("x", x, chain((x,), self.parameters()))
-        if not isinstance(shares, TokenShares | None):
-            raise ValueError(f"shares (={type(shares).__name__}) must be a TokenShares, or None")
+        if not isinstance(shares, SequenceShard | None):
+            raise ValueError(f"shares (={type(shares).__name__}) must be a SequenceShard, or None")
         if shares is None:
             return
         shares.check()
@@ -201,9 +201,9 @@ class MoELayer(nn.Module):
         # Not x · router: that has a transposed tall x in its backward pass, which takes BLAS five times as long.
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
         logits_TE = functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
-        return self._add_router_adapter(logits_TE, x_TM, Draws.of(tokens, ids_T))
+        return self._add_router_adapter(logits_TE, x_TM, DropoutKey.of(tokens, ids_T))
 
-    def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, draws: Draws | None = None) -> Tensor:
+    def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, draws: DropoutKey | None = None) -> Tensor:
         a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout
         return adapted(logits_TE, x_TM, a, b, self.lora_scale, None if dropout is None else dropout.by(draws))
 

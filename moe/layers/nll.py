@@ -13,7 +13,7 @@ from moe.plan.cost.layer_bytes import loss_tokens
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.hints.annotate import is_capturing
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import (
+from moe.sharding.rules.differentiable import (
     OperatorSharding,
     define_differentiable,
     lower_backward,

@@ -14,7 +14,7 @@ from moe.routing import ChoicesInOrder, Routing, RoutingState, TokenContext, bui
 from moe.routing.choices import ChoicesOfExperts, ChoicesOfTokens
 from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.operands import shape_of
-from moe.sharding.rules.differentiated import (
+from moe.sharding.rules.differentiable import (
     OperatorSharding,
     define_differentiable,
     lower_backward,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from moe.experts import Activation
-from moe.layers.adapter_dropout import AdapterDropout, Draws
+from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.linear import adapted, factor, product
 from moe.parallel import Layout, narrowed
 
@@ -44,19 +44,19 @@ class SharedExperts(nn.Module):
     def wire(self, layout: Layout) -> None:
         self.recompute = layout.recompute == "selective"
 
-    def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+    def forward(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
         """`[T, M]` for `x` `[T, M]`, in its dtype; in training with `draws`, where there may be any."""
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self._of, x, draws, use_reentrant=False, preserve_rng_state=False)
         return self._of(x, draws)
 
-    def _of(self, x: Tensor, draws: Draws | None) -> Tensor:
+    def _of(self, x: Tensor, draws: DropoutKey | None) -> Tensor:
         up = self._product(x, "w_in", draws)
         gate = up if self.w_gate is None else self._product(x, "w_gate", draws)
         y = self._product(self.activation.plain(up, gate), "w_out", draws)
         return y if self.gate is None else y * product(x, narrowed(self.gate, x.dtype)).sigmoid()
 
-    def _product(self, x: Tensor, name: str, draws: Draws | None) -> Tensor:
+    def _product(self, x: Tensor, name: str, draws: DropoutKey | None) -> Tensor:
         a, b = getattr(self, f"{name}_lora_a"), getattr(self, f"{name}_lora_b")
         dropout = self.dropout[name].by(draws) if name in self.dropout else None
         return adapted(product(x, factor(self, name, x.dtype)), x, a, b, self.lora_scale, dropout)

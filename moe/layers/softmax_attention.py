@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from moe.layers.attention_mask import AttentionMask
 from moe.layers.flex_attention import flex_attend
-from moe.layers.visibility import Visibility
 from moe.parallel.accelerator import accelerator, multiplies
 from moe.sharding.hints.annotate import is_capturing
 
@@ -29,7 +29,7 @@ def attend(
     values: Tensor,
     *,
     scale: float,
-    visible: Visibility,
+    visible: AttentionMask,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`[B, n, N, dv]`: softmax(scale · q kᵀ) v over the keys that each query sees (arXiv 1706.03762, equation 1).
@@ -60,7 +60,7 @@ def attend_reference(
     values: Tensor,
     *,
     scale: float,
-    visible: Visibility,
+    visible: AttentionMask,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Reference for `attend`: who sees whom is asked pair by pair, and a softmax has its sink as a column."""
@@ -80,7 +80,7 @@ def attend_reference(
     return scores.softmax(dim=-1)[..., :num_keys] @ values
 
 
-def _sees(visible: Visibility, row: int, query: int, key: int) -> bool:
+def _sees(visible: AttentionMask, row: int, query: int, key: int) -> bool:
     if query == key:
         return True
     if visible.causal and key > query:
@@ -107,7 +107,7 @@ def _check(queries: Tensor, keys: Tensor, values: Tensor) -> None:
 
 
 def _attend_on_cpu(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: Visibility, sinks: Tensor | None
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask, sinks: Tensor | None
 ) -> Tensor:
     dtype = queries.dtype
     if not multiplies(dtype, queries.device) and not is_capturing():
@@ -137,7 +137,7 @@ def _attend_in_block(
     keys: Tensor,
     values: Tensor,
     scale: float,
-    visible: Visibility,
+    visible: AttentionMask,
     sinks: Tensor | None,
 ) -> Tensor:
     """Outputs of the queries of a block, by the keys that any of them may see."""
@@ -265,7 +265,9 @@ def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
     return of_queries, of_keys, of_values
 
 
-def _attend_fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: Visibility) -> Tensor:
+def _attend_fused(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask
+) -> Tensor:
     """On a GPU, without sinks."""
     num_queries, groups = queries.shape[2], queries.shape[1] // keys.shape[1]
     start = keys.shape[2] - visible.num_keys(num_queries, keys.shape[2])
@@ -285,7 +287,7 @@ def _attend_plainly(
     keys: Tensor,
     values: Tensor,
     scale: float,
-    visible: Visibility,
+    visible: AttentionMask,
     sinks: Tensor | None,
 ) -> Tensor:
     """In plain operations on any device, a block of queries at a time, whose scores are made again in the backward

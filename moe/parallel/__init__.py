@@ -1,14 +1,21 @@
 """The only executor of a Plan: process groups, all-to-all, parameters sharded over ranks, gradients over the mesh."""
 
 from moe.parallel.apply import apply
-from moe.parallel.buffers import Room, as_dtype, buffers_of, keep_buffers, narrow, narrowed, values_changed
-from moe.parallel.coded import Coded, Coding
+from moe.parallel.buffers import (
+    GradBuffer,
+    as_dtype,
+    buffers_of,
+    keep_buffers,
+    narrow,
+    narrowed,
+    values_changed,
+)
 from moe.parallel.collective import CollectiveError, collective
 from moe.parallel.gradients import clip_by_global_norm, forget_gradients, reduce_gradients
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import (
     LocalParameter,
-    Part,
+    ParameterShard,
     codings_of,
     declare,
     extent,
@@ -19,18 +26,19 @@ from moe.parallel.parameters import (
     part_of,
     to_global,
 )
-from moe.parallel.tensor import SharesTokens, TokenShares
+from moe.parallel.quantized import QuantizedWeight, QuantScheme
+from moe.parallel.tensor import SequenceShard, SequenceSharded
 
 __all__ = [
-    "Coded",
-    "Coding",
+    "QuantizedWeight",
+    "QuantScheme",
     "CollectiveError",
     "Layout",
     "LocalParameter",
-    "Part",
-    "Room",
-    "SharesTokens",
-    "TokenShares",
+    "ParameterShard",
+    "GradBuffer",
+    "SequenceSharded",
+    "SequenceShard",
     "apply",
     "as_dtype",
     "buffers_of",

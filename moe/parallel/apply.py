@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from moe.parallel.fsdp import shard_block
 from moe.parallel.mesh import Layout
 from moe.parallel.parameters import Splits, check_splits, place
-from moe.parallel.tensor import SharesTokens
+from moe.parallel.tensor import SequenceSharded
 from moe.plan.placement import FSDP_AXES, Placement, Placements
 from moe.spec import Problem, SpecError
 
@@ -71,7 +71,7 @@ def apply(
         for name, buffer in module.named_buffers(recurse=False):
             zeros = torch.zeros_like(buffer, device=layout.device)
             setattr(module, name, zeros if buffer.is_meta else buffer.to(layout.device))
-        if isinstance(module, SharesTokens):
+        if isinstance(module, SequenceSharded):
             module.tensor_group = layout.group("tensor")
         if isinstance(module, Wired):
             module.wire(layout)

@@ -16,7 +16,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of what the kernels give."""
 
 
-def decoded_by_kernel(
+def dequantize_with_kernel(
     codes: Tensor, scales: Tensor, *, form: Form, dim: int, length: int, dtype: torch.dtype
 ) -> Tensor | None:
     """The `length` values along `dim`; None where they are not whole blocks of 64, or no kernel has them."""

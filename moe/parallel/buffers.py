@@ -44,12 +44,12 @@ class Buffers:
         """Make the narrow copy again when it is wanted."""
         self._version = None
 
-    def take_room(self, parameter: Tensor) -> Tensor:
+    def take_buffer(self, parameter: Tensor) -> Tensor:
         """Memory for a gradient, any values in it: an earlier one's, where there is one."""
         room, self._room = self._room, None
         return torch.empty_like(parameter, requires_grad=False) if room is None else room
 
-    def keep_room(self, gradient: Tensor | None) -> None:
+    def return_buffer(self, gradient: Tensor | None) -> None:
         """Write the next gradient where this one lies, if there is one."""
         if gradient is not None:
             self._room = gradient.detach()
@@ -100,7 +100,7 @@ def narrowed(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return parameter.to(dtype) if buffers_of(parameter) is None else _CastParameter.apply(parameter, dtype)
 
 
-class Room:
+class GradBuffer:
     """Buffer that a parameter's gradient is written to; `of_several` parts are added up, in float32 at least."""
 
     def __init__(self, parameter: Tensor, *, of_several: bool = False) -> None:
@@ -114,7 +114,7 @@ class Room:
         if self._in_place:
             self.into = parameter.grad
         elif beside is not None and wide == parameter.dtype:
-            self.into = beside.take_room(parameter)
+            self.into = beside.take_buffer(parameter)
         elif of_several:
             self.into = torch.empty_like(parameter, dtype=wide, requires_grad=False)
 
@@ -143,6 +143,6 @@ class _CastParameter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
-        room = Room(ctx.parameter)
+        room = GradBuffer(ctx.parameter)
         room.write(gradients[0])
         return room.give(), None

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from moe.parallel.buffers import buffers_of
 from moe.parallel.collective import collective
 from moe.parallel.mesh import DATA_AXES, Layout
-from moe.parallel.parameters import LocalParameter, Part
+from moe.parallel.parameters import LocalParameter, ParameterShard
 
 
 def forget_gradients(parameters: list[LocalParameter]) -> None:
@@ -22,7 +22,7 @@ def forget_gradients(parameters: list[LocalParameter]) -> None:
     that are gathered just then."""
     for local_parameter in parameters:
         if (beside := buffers_of(local_parameter.parameter)) is not None:
-            beside.keep_room(local_parameter.parameter.grad)
+            beside.return_buffer(local_parameter.parameter.grad)
         local_parameter.parameter.grad = local_parameter.local.grad = None
 
 
@@ -47,7 +47,7 @@ def reduce_gradients(parameters: list[LocalParameter], layout: Layout) -> None:
         _all_reduce(gradients, group)
 
 
-def _summed_over(part: Part) -> tuple[str, ...]:
+def _summed_over(part: ParameterShard) -> tuple[str, ...]:
     """The axes along which ranks have the same part of a parameter, and gradients of their own tokens."""
     if part.of_experts:
         over_replicas = () if "expert_fsdp" in part.axes else ("expert_replica", "expert_fsdp")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from moe.parallel.coded import Coded, Coding, blocks, coded, put
 from moe.parallel.mesh import Layout, mesh_of
-from moe.parallel.tensor import SharesTokens
+from moe.parallel.quantized import QuantizedWeight, QuantScheme, blocks, put, quantize
+from moe.parallel.tensor import SequenceSharded
 from moe.plan.placement import FSDP_AXES
 from moe.plan.profile import OURS
 from moe.random import init_uniform_
@@ -23,7 +23,7 @@ Splits = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterShard:
     """Place of a rank's part of a parameter in the whole."""
 
     shape: torch.Size
@@ -59,7 +59,7 @@ def declare(
         for tensor, item_dtype in kept(declaration):
             name, of = tensor.name.rpartition(".")[2], getattr(torch, item_dtype) if item_dtype else dtype
             parameter = nn.Parameter(torch.ones(tensor.shape, dtype=of), requires_grad=not declaration.frozen)
-            parameter.part = Part(torch.Size(tensor.shape), (), declaration.of_experts)  # type: ignore[attr-defined]
+            parameter.part = ParameterShard(torch.Size(tensor.shape), (), declaration.of_experts)  # type: ignore[attr-defined]
             if not parameter.is_meta:
                 _begin(parameter, name, declaration, seed, declaration.name)
             owner.register_parameter(name, parameter)
@@ -84,7 +84,7 @@ def _begin(
 ) -> None:
     """Initial values of a parameter of ones that is called `name`, or of a part of it, keyed by (seed, path, element);
     those of codes and scales are of the matrix that they are of."""
-    coding = Coding.of(declaration)
+    coding = QuantScheme.of(declaration)
     if coding is None:
         _draw(values, declaration, seed, path, whole, first)
         return
@@ -95,7 +95,7 @@ def _begin(
     for block in blocks(matrix, coding.dim, values.device.type):
         block_values = torch.ones([end - low for low, end in block], device=values.device)
         _draw(block_values, declaration, seed, path, declaration.shape, [low for low, _ in block])
-        encoding = coded(block_values, coding)[of_scales]
+        encoding = quantize(block_values, coding)[of_scales]
         assert encoding is not None
         put(encoding, coding.codes_of(block, of_scales=of_scales), values.data, first)
 
@@ -121,22 +121,22 @@ def _declared_in(module: nn.Module) -> dict[str, Parameter]:
     return vars(module).get("declared", {})
 
 
-def matrix_of(module: nn.Module, name: str) -> Tensor | Coded:
+def matrix_of(module: nn.Module, name: str) -> Tensor | QuantizedWeight:
     """A module's own matrix of this name, as it is kept."""
     codes: Tensor = getattr(module, name)
     declaration = _declared_in(module).get(name)
-    if declaration is None or (coding := Coding.of(declaration)) is None:
+    if declaration is None or (coding := QuantScheme.of(declaration)) is None:
         return codes
-    return Coded(codes, getattr(module, name + SCALES, None), coding)
+    return QuantizedWeight(codes, getattr(module, name + SCALES, None), coding)
 
 
-def codings_of(model: nn.Module) -> dict[str, Coding]:
+def codings_of(model: nn.Module) -> dict[str, QuantScheme]:
     """How each matrix is kept that is kept as codes, by its path."""
     return {
         f"{path}.{name}".removeprefix("."): coding
         for path, module in model.named_modules()
         for name, declaration in _declared_in(module).items()
-        if not name.endswith(SCALES) and (coding := Coding.of(declaration)) is not None
+        if not name.endswith(SCALES) and (coding := QuantScheme.of(declaration)) is not None
     }
 
 
@@ -200,7 +200,7 @@ def place(model: nn.Module, paths: tuple[str, ...], splits: Splits, layout: Layo
     keyed by (seed, first path, element). Raises SpecError where a degree does not divide a dimension.
     """
     path, whole, declaration = paths[0], model.get_parameter(paths[0]), _declaration(model, paths[0])
-    part = Part(
+    part = ParameterShard(
         whole.shape,
         splits,
         declaration is not None and declaration.of_experts,
@@ -227,10 +227,10 @@ def _shares_tokens(model: nn.Module, path: str) -> bool:
     """Whether a module is one of which tensor ranks have shares of the tokens, or lies in one."""
     steps = path.split(".")
     within = (model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps) + 1))
-    return any(isinstance(module, SharesTokens) for module in within)
+    return any(isinstance(module, SequenceSharded) for module in within)
 
 
-def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]]:
+def _extent(part: ParameterShard, layout: Layout, name: str) -> tuple[list[int], list[int]]:
     """(sizes of this rank's part, where it begins in the whole)."""
     sizes, first = list(part.shape), [0] * len(part.shape)
     for axis, dim in part.splits:
@@ -243,13 +243,13 @@ def _extent(part: Part, layout: Layout, name: str) -> tuple[list[int], list[int]
     return sizes, first
 
 
-def first_of(part: Part, layout: Layout) -> list[int]:
+def first_of(part: ParameterShard, layout: Layout) -> list[int]:
     """First index, by dimension, in the whole of what this rank computes with: its part, or what FSDP gathers."""
     splits = tuple((axis, dim) for axis, dim in part.splits if axis not in FSDP_AXES)
     return _extent(replace(part, splits=splits), layout, "a parameter")[1]
 
 
-def extent(part: Part, layout: Layout) -> tuple[tuple[int, int], ...]:
+def extent(part: ParameterShard, layout: Layout) -> tuple[tuple[int, int], ...]:
     """(first, end) in the whole, by dimension, of this rank's part. FSDP's need not be even: as torch.chunk has them,
     the last ones may be shorter, or empty."""
     if part.offsets is not None:
@@ -272,7 +272,7 @@ class LocalParameter:
     """The model's: a plain tensor, or a DTensor where it is gathered to be used."""
     local: nn.Parameter
     """The same memory, always plain: what optimizers change."""
-    part: Part
+    part: ParameterShard
 
 
 def local_parameters(model: nn.Module) -> list[LocalParameter]:
@@ -287,7 +287,7 @@ def local_parameters(model: nn.Module) -> list[LocalParameter]:
     return parameters
 
 
-def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:
+def to_global(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor:
     """A DTensor over the whole of which `local` is this rank's part, in the same memory; plain where it is the
     whole. What the same part's replicas hold is not said: a checkpoint keeps one of them."""
     if not part.splits:
@@ -303,10 +303,10 @@ def to_global(local: Tensor, part: Part, layout: Layout) -> Tensor:
     )
 
 
-def part_of(parameter: Tensor) -> Part:
+def part_of(parameter: Tensor) -> ParameterShard:
     """Part of the whole that a parameter or buffer is: all of it where it was not placed."""
-    return getattr(parameter, "part", None) or Part(parameter.shape)
+    return getattr(parameter, "part", None) or ParameterShard(parameter.shape)
 
 
-def split_further(part: Part, axis: str, dim: int) -> Part:
+def split_further(part: ParameterShard, axis: str, dim: int) -> ParameterShard:
     return replace(part, splits=(*part.splits, (axis, dim)))

@@ -18,7 +18,7 @@ from moe.parallel.collective import all_gather_single, collective, reduce_scatte
 
 
 @runtime_checkable
-class SharesTokens(Protocol):
+class SequenceSharded(Protocol):
     """A module within which tensor ranks have a share of the tokens each, between layers that have all of them."""
 
     tensor_group: dist.ProcessGroup | None
@@ -26,7 +26,7 @@ class SharesTokens(Protocol):
 
 
 @dataclass(frozen=True)
-class TokenShares:
+class SequenceShard:
     """T tokens over n ranks: consecutive ones, ceil(T / n) each, and what is left for the last."""
 
     num_tokens: int
@@ -70,7 +70,9 @@ class TokenShares:
 
     def gather(self, share: Tensor) -> Tensor:
         """`[T, ...]` of every rank's share `[t, ...]`. Gradients of all ranks add up on the way back."""
-        return share if self.group is None else _Exchange.apply(share, self, _all_gather, _reduce_scatter)
+        return (
+            share if self.group is None else _ShardCollective.apply(share, self, _all_gather, _reduce_scatter)
+        )
 
     def gather_rows(self, share: Tensor) -> Tensor:
         """`[B, L, ...]` of every rank's share `[t, ...]`, likewise."""
@@ -79,29 +81,33 @@ class TokenShares:
 
     def gather_results(self, share: Tensor) -> Tensor:
         """The same where all ranks then do the same with it: each takes back the gradient of its own share alone."""
-        return share if self.group is None else _Exchange.apply(share, self, _all_gather, _take_share)
+        return share if self.group is None else _ShardCollective.apply(share, self, _all_gather, _take_share)
 
     def split(self, tokens: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of `tokens` `[T, ...]` that all ranks made alike. Gradients are gathered."""
-        return tokens if self.group is None else _Exchange.apply(tokens, self, _take_share, _all_gather)
+        return (
+            tokens if self.group is None else _ShardCollective.apply(tokens, self, _take_share, _all_gather)
+        )
 
     def scatter(self, parts: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of the sum of every rank's `parts` `[T, ...]`."""
-        return parts if self.group is None else _Exchange.apply(parts, self, _reduce_scatter, _all_gather)
+        return (
+            parts if self.group is None else _ShardCollective.apply(parts, self, _reduce_scatter, _all_gather)
+        )
 
     def total(self, part: Tensor) -> Tensor:
         """Sum of every rank's `part`, the same on all of them. Gradients of all ranks add up on the way back."""
-        return part if self.group is None else _Exchange.apply(part, self, _all_reduce, _all_reduce)
+        return part if self.group is None else _ShardCollective.apply(part, self, _all_reduce, _all_reduce)
 
     def scatter_rows(self, parts: Tensor) -> Tensor:
         """This rank's share `[t, ...]` of the sum of every rank's `parts` `[B, L, ...]`."""
         return self.scatter(parts.reshape(self.num_tokens, *parts.shape[2:]))
 
 
-Collective = Callable[[Tensor, TokenShares], Tensor]
+Collective = Callable[[Tensor, SequenceShard], Tensor]
 
 
-def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
+def _all_gather(share: Tensor, shares: SequenceShard) -> Tensor:
     padded_share = _fill_up(share, shares.share_size)
     gathered_rows = padded_share.new_empty(shares.num_ranks * shares.share_size, *share.shape[1:])
     with collective(f"all-gather of tokens over the tensor axis, {shares.label}"):
@@ -109,7 +115,7 @@ def _all_gather(share: Tensor, shares: TokenShares) -> Tensor:
     return gathered_rows[: shares.num_tokens]
 
 
-def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
+def _reduce_scatter(parts: Tensor, shares: SequenceShard) -> Tensor:
     padded_parts = _fill_up(parts, shares.num_ranks * shares.share_size)
     share = padded_parts.new_empty(shares.share_size, *parts.shape[1:])
     with collective(f"reduce-scatter of tokens over the tensor axis, {shares.label}"):
@@ -117,14 +123,14 @@ def _reduce_scatter(parts: Tensor, shares: TokenShares) -> Tensor:
     return share[: shares.stop - shares.first]
 
 
-def _all_reduce(part: Tensor, shares: TokenShares) -> Tensor:
+def _all_reduce(part: Tensor, shares: SequenceShard) -> Tensor:
     total = part.clone(memory_format=torch.contiguous_format)
     with collective(f"all-reduce over the tensor axis, {shares.label}"):
         dist.all_reduce(total, group=shares.group)
     return total
 
 
-def _take_share(tokens: Tensor, shares: TokenShares) -> Tensor:
+def _take_share(tokens: Tensor, shares: SequenceShard) -> Tensor:
     return shares.of(tokens)
 
 
@@ -133,11 +139,11 @@ def _fill_up(rows: Tensor, num_rows: int) -> Tensor:
     return functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows.contiguous()
 
 
-class _Exchange(torch.autograd.Function):
+class _ShardCollective(torch.autograd.Function):
     """A collective forward, and backward what its gradient takes: its transpose, where ranks go on differently."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, shares: TokenShares, there: Collective, back: Collective) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, shares: SequenceShard, there: Collective, back: Collective) -> Tensor:
         ctx.settings = shares, back
         return there(rows, shares)
 

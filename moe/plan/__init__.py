@@ -12,7 +12,7 @@ from moe.plan.money import MoneyEstimate
 from moe.plan.plan import BlockShare, MadeFor, MemoryEstimate, Plan, RunnerUp, TimeEstimate, Trial
 from moe.plan.request import PlanRequest, plan_request, read_plan_request
 from moe.plan.search.pools import plan_anywhere
-from moe.plan.search.search import Search, plan_job
+from moe.plan.search.search import LayoutSearch, plan_job
 
 __all__ = [
     "DEVICES",
@@ -31,7 +31,7 @@ __all__ = [
     "PlanRequest",
     "Pools",
     "RunnerUp",
-    "Search",
+    "LayoutSearch",
     "TimeEstimate",
     "Trial",
     "cluster_of",

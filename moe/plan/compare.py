@@ -29,7 +29,7 @@ class Both(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Term:
+class CostTerm:
     """Seconds or bytes of one kind in two plans."""
 
     first: float
@@ -51,48 +51,48 @@ class Comparison:
     """Profile, software, device type, pools and stages, number of workers and tokens of a step, where they differ."""
     made_for: Mapping[str, Both[str | None]]
     """Digests that differ of what each was made for. None where a plan tells nothing of it."""
-    time: Mapping[str, Term]
+    time: Mapping[str, CostTerm]
     """Seconds of a step by kind."""
-    hidden: Term
+    hidden: CostTerm
     """Seconds of collectives behind arithmetic: no part of the step."""
-    memory: Mapping[str, Term]
+    memory: Mapping[str, CostTerm]
     """Bytes of the fullest device by kind."""
-    limit: Term
+    limit: CostTerm
     """Bytes of a device."""
 
     @property
-    def step(self) -> Term:
+    def step(self) -> CostTerm:
         """Seconds of a step."""
-        return Term(
+        return CostTerm(
             *(fsum(getattr(term, side) for term in self.time.values()) for side in ("first", "second"))
         )
 
     @property
-    def total(self) -> Term:
+    def total(self) -> CostTerm:
         """Bytes of the fullest device, allowance included."""
         return _sum_of(self.memory)
 
     @property
-    def job_memory(self) -> Mapping[str, Term]:
+    def job_memory(self) -> Mapping[str, CostTerm]:
         """Bytes by kind that the job itself takes, without the allowance for the framework and its allocator."""
         return {kind: term for kind, term in self.memory.items() if kind != "allowance"}
 
     @property
-    def job_bytes(self) -> Term:
+    def job_bytes(self) -> CostTerm:
         """Their sum."""
         return _sum_of(self.job_memory)
 
     @property
-    def free(self) -> Term:
+    def free(self) -> CostTerm:
         """Bytes of the device that the job leaves free."""
         usage = self.job_bytes
-        return Term(
+        return CostTerm(
             *(max(0, getattr(self.limit, side) - getattr(usage, side)) for side in ("first", "second"))
         )
 
 
-def _sum_of(terms: Mapping[str, Term]) -> Term:
-    return Term(*(sum(getattr(term, side) for term in terms.values()) for side in ("first", "second")))
+def _sum_of(terms: Mapping[str, CostTerm]) -> CostTerm:
+    return CostTerm(*(sum(getattr(term, side) for term in terms.values()) for side in ("first", "second")))
 
 
 class Names(NamedTuple):
@@ -111,9 +111,9 @@ def compare(first: Plan, second: Plan) -> Comparison:
         priced_for=_differing(_priced_for(first), _priced_for(second)),
         made_for={part: pair for part, pair in made_for.items() if pair.first != pair.second},
         time=_terms(first.predicted.by_kind(), second.predicted.by_kind()),
-        hidden=Term(first.predicted.hidden_s, second.predicted.hidden_s),
+        hidden=CostTerm(first.predicted.hidden_s, second.predicted.hidden_s),
         memory=_terms(first.memory.by_kind(), second.memory.by_kind()),
-        limit=Term(first.memory.limit, second.memory.limit),
+        limit=CostTerm(first.memory.limit, second.memory.limit),
     )  # fmt: skip
 
 
@@ -146,8 +146,8 @@ def _differing(first: Mapping[str, Value], second: Mapping[str, Value]) -> dict[
     return {name: pair for name, pair in pairs.items() if pair.first != pair.second}
 
 
-def _terms(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, Term]:
-    return {kind: Term(first[kind], second[kind]) for kind in first}
+def _terms(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, CostTerm]:
+    return {kind: CostTerm(first[kind], second[kind]) for kind in first}
 
 
 def sentences(

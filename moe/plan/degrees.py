@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from moe.spec.base import Count
 
 
-class Split(NamedTuple):
+class WorkSplit(NamedTuple):
     """Ranks that share the arithmetic of a micro-batch."""
 
     tensor: int = 1
@@ -18,7 +18,7 @@ class Split(NamedTuple):
     expert_tensor: int = 1
 
 
-class Shards(NamedTuple):
+class ShardCounts(NamedTuple):
     """Parts that parameters are in, by mesh axis."""
 
     tensor: int = 1
@@ -28,7 +28,7 @@ class Shards(NamedTuple):
     expert_fsdp: int = 1
 
     @classmethod
-    def of(cls, degrees: Mapping[str, int]) -> "Shards":
+    def of(cls, degrees: Mapping[str, int]) -> "ShardCounts":
         """By axis; 1 where it is left out."""
         return cls(*(degrees.get(axis, 1) for axis in cls._fields))
 
@@ -103,12 +103,12 @@ class Degrees:
         return sum(degree > 1 for degree in (self.tensor, self.context, self.expert_tensor, self.pipeline))
 
     @property
-    def split(self) -> Split:
-        return Split(self.tensor, self.context, self.expert, self.expert_tensor)
+    def split(self) -> WorkSplit:
+        return WorkSplit(self.tensor, self.context, self.expert, self.expert_tensor)
 
     @property
-    def shards(self) -> Shards:
-        return Shards(self.tensor, self.fsdp, self.expert, self.expert_tensor, self.expert_fsdp)
+    def shards(self) -> ShardCounts:
+        return ShardCounts(self.tensor, self.fsdp, self.expert, self.expert_tensor, self.expert_fsdp)
 
     @property
     def order(self) -> tuple[int, ...]:

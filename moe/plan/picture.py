@@ -50,7 +50,7 @@ _ROOM = WIDTH - MARGIN - _FIGURES - _BARS
 
 
 @dataclass(frozen=True)
-class Row:
+class LayoutRow:
     """One layout. Kinds are None where a plan of an earlier release tells of sums alone."""
 
     layout: str
@@ -85,17 +85,17 @@ def draw_svg(plan: Plan) -> str:
     return svg.text(y + MARGIN - 8)
 
 
-def rows_of(plan: Plan) -> list[Row]:
+def rows_of(plan: Plan) -> list[LayoutRow]:
     """Rows of the picture, the chosen layout first."""
     status = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
-        Row(_in_words(layout_of(plan)), status, plan.predicted.step_s, plan.memory.needed,
+        LayoutRow(_in_words(layout_of(plan)), status, plan.predicted.step_s, plan.memory.needed,
             plan.predicted.by_kind(), _job_memory(plan.memory), plan.memory.limit)
     ]  # fmt: skip
     for runner_up in plan.runners_up:
         time, memory = runner_up.predicted, runner_up.memory
         rows.append(
-            Row(_in_words(runner_up.layout), runner_up.why_not, runner_up.step_s,
+            LayoutRow(_in_words(runner_up.layout), runner_up.why_not, runner_up.step_s,
                 runner_up.memory_bytes if memory is None else memory.needed,
                 None if time is None else time.by_kind(), None if memory is None else _job_memory(memory),
                 plan.memory.limit if memory is None else memory.limit)
@@ -132,7 +132,7 @@ def _head(svg: Svg, plan: Plan, number: int) -> float:
     return 72
 
 
-def _legend(svg: Svg, plan: Plan, rows: Sequence[Row], y: float) -> float:
+def _legend(svg: Svg, plan: Plan, rows: Sequence[LayoutRow], y: float) -> float:
     """Kinds that are drawn, on as many lines as they take."""
     for title, colours, breakdowns in (
         ("step", _TIME, [row.time for row in rows]),
@@ -165,7 +165,7 @@ def _legend(svg: Svg, plan: Plan, rows: Sequence[Row], y: float) -> float:
     return y + 10
 
 
-def _row(svg: Svg, row: Row, place: int, y: float, longest: float, max_bytes: int, limit: int) -> float:
+def _row(svg: Svg, row: LayoutRow, place: int, y: float, longest: float, max_bytes: int, limit: int) -> float:
     svg.add("line", x1=MARGIN, y1=y, x2=WIDTH - MARGIN, y2=y, stroke=RULE)
     top = y + 12
     at = _lines(svg, _wrap_lines(f"{place}. {row.layout}", 11.5), top + 11, 11.5, font_weight="bold")

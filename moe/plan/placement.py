@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from moe.plan.degrees import Shards
+from moe.plan.degrees import ShardCounts
 from moe.plan.profile import OURS, Axes, Axis
 from moe.spec import ModelSpec, Problem, SpecError
 from moe.spec.base import Count, CountOrZero, Spec, Text
@@ -141,25 +141,25 @@ class Weight:
         """Of the model, that it stands for."""
         return self.numel if self.item_bytes is None else self.num_coded
 
-    def product_numel(self, shards: Shards) -> int:
+    def product_numel(self, shards: ShardCounts) -> int:
         """Numbers of the matrix on a rank when it is multiplied."""
         return (
             prod(self.unsharded_shape(shards)) if self.item_bytes is None else self.dequantized_numel(shards)
         )
 
-    def dequantized_numel(self, shards: Shards) -> int:
+    def dequantized_numel(self, shards: ShardCounts) -> int:
         """Numbers of the matrix on a rank when codes are decoded to be multiplied; 0 of all else."""
         return self.num_coded * prod(self.unsharded_shape(shards)) // self.numel
 
-    def unsharded_shape(self, shards: Shards) -> tuple[int, ...]:
+    def unsharded_shape(self, shards: ShardCounts) -> tuple[int, ...]:
         """Its shape on a rank when it is used, gathered from FSDP."""
         return _local_shape(self.shape, self.axis_dims, shards)
 
-    def local_shape(self, shards: Shards) -> tuple[int, ...]:
+    def local_shape(self, shards: ShardCounts) -> tuple[int, ...]:
         """Its shape on the fullest rank between uses."""
         return _local_shape(self.shape, self.splits(shards), shards)
 
-    def splits(self, shards: Shards) -> tuple[tuple[Axis, int], ...]:
+    def splits(self, shards: ShardCounts) -> tuple[tuple[Axis, int], ...]:
         """Axes of more than one rank and the dimensions that they split: the one place that chooses FSDP's, which is
         the first of the two outermost that comes out even, else the first."""
         shape, axis = self.unsharded_shape(shards), "expert_fsdp" if self.of_experts else "fsdp"
@@ -170,7 +170,7 @@ class Weight:
 
 
 def _local_shape(
-    shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shards: Shards
+    shape: tuple[int, ...], splits: tuple[tuple[Axis, int], ...], shards: ShardCounts
 ) -> tuple[int, ...]:
     sizes = list(shape)
     for axis, dim in splits:
@@ -198,7 +198,9 @@ def weights_of(
     )
 
 
-def placed(parameters: Iterable[Parameter], shards: Shards, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
+def placed(
+    parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OURS.axes
+) -> tuple[Placement, ...]:
     """Placements of the parameters of a table."""
     return tuple(
         Placement(parameter=weight.name, shape=weight.shape, splits=weight.splits(shards))
@@ -206,7 +208,7 @@ def placed(parameters: Iterable[Parameter], shards: Shards, axes: Axes = OURS.ax
     )
 
 
-def placements_of(model: ModelSpec, shards: Shards, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
+def placements_of(model: ModelSpec, shards: ShardCounts, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
     """Placements of a model's parameters: those of a planner's plan, and of a plan that an earlier release has made,
     which names none."""
     blocks: dict[tuple[str, Weight], list[str]] = {}

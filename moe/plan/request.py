@@ -6,7 +6,7 @@ from typing import Any
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.cluster.pools import Pools, cluster_of
 from moe.plan.goal import GOALS, Goal
-from moe.plan.named import one_of
+from moe.plan.named_option import one_of
 from moe.plan.profile import PROFILES, ProfileName
 from moe.plan.software import SOFTWARE, SoftwareName
 from moe.spec import JobSpec, Problem, SpecError

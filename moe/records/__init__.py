@@ -7,7 +7,7 @@ from moe.records.language import Completion, LanguageReport, SourceReport
 from moe.records.module import ModuleReport
 from moe.records.preparation import PreparationRecord
 from moe.records.step import HeldOutLosses, LayerRecord, StepRecord
-from moe.records.translation import Example, Scores, SetReport, SubsetReport, TranslationReport
+from moe.records.translation import Example, SetReport, SubsetReport, TranslationReport, TranslationScores
 
 __all__ = [
     "CheckpointRecord",
@@ -21,7 +21,7 @@ __all__ = [
     "ModuleReport",
     "PreparationRecord",
     "Reason",
-    "Scores",
+    "TranslationScores",
     "SetReport",
     "SourceReport",
     "StepRecord",

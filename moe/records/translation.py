@@ -6,7 +6,7 @@ from moe.records.json_record import JsonRecord
 
 
 @dataclass(frozen=True)
-class Scores(JsonRecord):
+class TranslationScores(JsonRecord):
     """sacrebleu's corpus chrF and BLEU, 0 to 100; None where there is no pair."""
 
     chrf: float | None
@@ -19,10 +19,10 @@ class SubsetReport(JsonRecord):
 
     num_pairs: int
     num_languages: int
-    model: Scores
-    copy: Scores
+    model: TranslationScores
+    copy: TranslationScores
     """Scores of the source taken as its translation."""
-    most_frequent: Scores
+    most_frequent: TranslationScores
     """Scores of the commonest training target, for every source."""
 
 

@@ -96,7 +96,7 @@ def recorded(model: nn.Module) -> Iterator[Recording]:
     recording, layers = Recording(), routed_layers(model, "recorded")
     before = [layer.route for layer in layers]
     for layer in layers:
-        layer.route = _Recorder(layer.route, recording)
+        layer.route = _RecordingRouter(layer.route, recording)
     try:
         yield recording
     finally:
@@ -106,7 +106,7 @@ def recorded(model: nn.Module) -> Iterator[Recording]:
         raise none_passed("recorded")
 
 
-class _Recorder(Router[RouterSpec]):
+class _RecordingRouter(Router[RouterSpec]):
     """A router whose choices are noted."""
 
     replays = True

@@ -34,7 +34,7 @@ def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iter
     for layer in layers:
         _check(layer, rows[layer.layer])
     before = [layer.route for layer in layers]
-    replayers = [_Replayer(layer.route, rows[layer.layer]) for layer in layers]
+    replayers = [_ReplayingRouter(layer.route, rows[layer.layer]) for layer in layers]
     for layer, replayer in zip(layers, replayers, strict=True):
         layer.route = replayer
     try:
@@ -94,7 +94,7 @@ def _check(layer: RoutedLayer, rows: Tensor) -> None:
         )
 
 
-class _Replayer(Router[RouterSpec]):
+class _ReplayingRouter(Router[RouterSpec]):
     """A router that is handed the choices of a recording, `[T, K]`."""
 
     replays = True

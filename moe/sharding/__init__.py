@@ -12,7 +12,7 @@ from moe.sharding.planner import plan
 from moe.sharding.rules.registry import register
 from moe.sharding.saved.load import load
 from moe.sharding.saved.save import SaveError, save
-from moe.sharding.saved.whole import state_dict
+from moe.sharding.saved.whole_tensors import state_dict
 from moe.sharding.sharding_plan import ShardingPlan
 
 __all__ = [

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 
-from moe.parallel import together
+from moe.parallel import plain_collectives
 from moe.sharding.applied.applied import Applied
+from moe.sharding.applied.callable_program import Ready, program_of, ready_of
 from moe.sharding.applied.materialise import Init, Materialiser, tensors_of
 from moe.sharding.applied.other_call import of_other_call, without_values
 from moe.sharding.applied.programs import Programs
-from moe.sharding.applied.ready import Ready, program_of, ready_of
 from moe.sharding.arguments import arguments_of_sample, signature_of
 from moe.sharding.capture.capture import capture, device_of
 from moe.sharding.exchange.mesh import Mesh, OneDevice, ShardingMesh
@@ -131,7 +131,7 @@ def _check_loss(plan: ShardingPlan, loss: Callable[[Any], Tensor] | None) -> Non
 def _mesh_of(plan: ShardingPlan, mesh: DeviceMesh | None) -> Mesh:
     """The mesh that a plan is for, over the ranks in their order, or over torch's own mesh. Raises SpecError where it
     has other sizes than the plan's."""
-    ranks = together.world_size()
+    ranks = plain_collectives.world_size()
     if ranks != plan.num_devices:
         raise SpecError(
             Problem(

@@ -39,10 +39,10 @@ BLOCK = "repeated block"
 REGION = "checkpointed"
 """Key in a node's meta: the user's call of `torch.utils.checkpoint` that contains the node, which is recomputed."""
 
-_CURRENT: ContextVar["Lines | None"] = ContextVar("lines", default=None)
+_CURRENT: ContextVar["LineMarker | None"] = ContextVar("lines", default=None)
 
 
-class Lines(TorchFunctionMode):
+class LineMarker(TorchFunctionMode):
     """Marks the nodes of each call of a torch function with the user's line, the path of the innermost module on the
     call stack, and the user's call of `torch.utils.checkpoint`."""
 
@@ -64,7 +64,7 @@ class Lines(TorchFunctionMode):
         self._mark(marks)
         return func(*args, **(kwargs or {}))
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> "LineMarker":
         self._token = _CURRENT.set(self)
         super().__enter__()
         return self

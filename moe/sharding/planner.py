@@ -9,9 +9,9 @@ from torch import Tensor, fx, nn
 from torch.distributed import DeviceMesh
 from torch.distributed.tensor import Placement
 
-from moe.parallel import together
+from moe.parallel import plain_collectives
 from moe.plan.cluster.cluster import Cluster
-from moe.sharding.applied.accumulated import steps_of
+from moe.sharding.applied.accumulation import steps_of
 from moe.sharding.arguments import arguments_of_sample
 from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.hints.annotate import PLACED
@@ -20,19 +20,19 @@ from moe.sharding.hints.torch_forms import axes_of_mesh, hints_of_torch
 from moe.sharding.operands import is_operator, operands, shape_of
 from moe.sharding.partition.collectives import collectives_of
 from moe.sharding.partition.program import Partitioner
-from moe.sharding.planned import Memory, StoredTensor, in_words
+from moe.sharding.plan_records import Memory, StoredTensor, in_words
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.propagation.propagate import conflicts_in_words
 from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import describe
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.accumulate import AXIS
-from moe.sharding.solve.asked import ShardingRequest, asked_cluster
+from moe.sharding.solve.captured_request import subject_of
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.no_room import no_room
-from moe.sharding.solve.solved import ShardingSolution
-from moe.sharding.solve.subject import subject_of
-from moe.sharding.solve.ways import best_way
+from moe.sharding.solve.request import ShardingRequest, asked_cluster
+from moe.sharding.solve.solution import ShardingSolution
+from moe.sharding.solve.strategies import best_way
 from moe.spec import Problem, SpecError
 
 OPTIMIZER_SLOTS = 2
@@ -84,7 +84,7 @@ def plan(
             with request.progress:
                 return {"plan": _make_plan(request).to_json()}
         except SpecError as error:
-            if together.world_size() == 1:
+            if plain_collectives.world_size() == 1:
                 raise
             return {
                 "problems": json.loads(
@@ -92,7 +92,7 @@ def plan(
                 )
             }
 
-    answer = together.from_first(ask)
+    answer = plain_collectives.broadcast_from_rank0(ask)
     if "problems" in answer:
         raise SpecError([Problem(**fields) for fields in answer["problems"]])
     return ShardingPlan.from_json(answer["plan"])

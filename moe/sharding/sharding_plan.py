@@ -9,7 +9,7 @@ from typing import Any
 
 from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint, of_plain, to_plain
-from moe.sharding.planned import Collective, Memory, PricedLayout, StoredTensor
+from moe.sharding.plan_records import Collective, Memory, PricedLayout, StoredTensor
 from moe.spec import Problem, SpecError
 
 VERSION = 1

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Field
 
 from moe.spec.base import LARGEST_EXACT, Spec
 from moe.spec.block import Blocks
-from moe.spec.counted import Counted
 from moe.spec.errors import Problem, RuleError, SpecError
+from moe.spec.parameter_counts import Counted
 
 MAX_CODE_CHARS = 255
 MAX_OPTIONS_CHARS = 100_000

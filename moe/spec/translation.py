@@ -8,10 +8,10 @@ from pydantic import Field, StrictBool, model_validator
 from moe.spec import expansion
 from moe.spec.base import Count, Fraction
 from moe.spec.block import AttentionDims, Block, Blocks, FeedForwardDims
-from moe.spec.counted import Counted
 from moe.spec.errors import RuleError, SpecError
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, matrix, norm, within
+from moe.spec.parameter_counts import Counted
 
 
 class TranslationModelSpec(Counted):

@@ -12,13 +12,13 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from moe.storage import beneath
+from moe.storage import confined
 
 MAX_READ_BYTES = 1 << 28
 """Of a file that is read whole, unless told less: more than a tokenizer has."""
 
 
-class TooLarge(ValueError):
+class FileTooLarge(ValueError):
     """A file has more bytes than any that a run writes there."""
 
 
@@ -62,14 +62,14 @@ class Folder:
         """The path as the file system itself names it. Raises Outside for one that leads out of a store's folder; on a
         file system, whatever opens it does."""
         if not self.is_local and (path.startswith("/") or ".." in path.split("/")):
-            raise beneath.Outside(errno.EACCES, f"lies outside {self.url}", path)
+            raise confined.Outside(errno.EACCES, f"lies outside {self.url}", path)
         return posixpath.join(self._path, path) if path else self._path
 
     def names(self, path: str = "") -> list[str]:
         """Names of what lies directly in a folder, sorted; empty where there is no such folder."""
         try:
             if self.is_local:
-                with beneath.listing(self._within, self.path_of(path), links=self._links) as entries:
+                with confined.listing(self._within, self.path_of(path), links=self._links) as entries:
                     return sorted(entry.name for entry in entries)
             return sorted(self._remote_sizes(path))
         except FileNotFoundError:
@@ -79,9 +79,9 @@ class Folder:
         """Bytes of what lies directly in a folder, by name, without links; empty where there is no such folder."""
         try:
             if self.is_local:
-                return beneath.sizes(self._within, self.path_of(path), links=self._links)
+                return confined.sizes(self._within, self.path_of(path), links=self._links)
             return self._remote_sizes(path)
-        except (FileNotFoundError, NotADirectoryError, beneath.Outside):
+        except (FileNotFoundError, NotADirectoryError, confined.Outside):
             return {}
 
     def _remote_sizes(self, path: str) -> dict[str, int]:
@@ -92,15 +92,15 @@ class Folder:
     def open(self, path: str) -> IO[bytes]:
         """A file that lies in the folder, for reading. Raises FileNotFoundError, and Outside for one that does not."""
         if self.is_local:
-            return beneath.open_file(self._within, self.path_of(path), links=self._links)
+            return confined.open_file(self._within, self.path_of(path), links=self._links)
         return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
 
     def read(
         self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES
     ) -> bytes:
-        """A file, or its bytes from `start` to `end`, opened as `open` does. Raises FileNotFoundError, and TooLarge
+        """A file, or its bytes from `start` to `end`, opened as `open` does. Raises FileNotFoundError, and FileTooLarge
         where that is more than `max_bytes`, having read nothing."""
-        fault = TooLarge(f"{path} has more than {max_bytes:,} bytes, which no run writes there")
+        fault = FileTooLarge(f"{path} has more than {max_bytes:,} bytes, which no run writes there")
         if self.is_local:
             with self.open(path) as file:
                 last = os.fstat(file.fileno()).st_size
@@ -123,14 +123,14 @@ class Folder:
     def make(self) -> None:
         """Makes the folder itself, and those above it below its root, where they are not there; stores have none."""
         if self.is_local:
-            beneath.make_folder(self._within, self._path)
+            confined.make_folder(self._within, self._path)
 
     @contextmanager
     def create(self, path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
         """A file to write, in folders that are made if need be. It takes its name when this ends without an error:
         whole by then, and on a file system durable; what breaks off leaves nothing, and what was there."""
         if self.is_local:
-            with beneath.create(self._within, self.path_of(path), mode) as file:
+            with confined.create(self._within, self.path_of(path), mode) as file:
                 yield file
             return
         final = self.path_of(path)
@@ -172,6 +172,6 @@ class Folder:
         already."""
         with suppress(FileNotFoundError):
             if self.is_local:
-                beneath.remove(self._within, self.path_of(path))
+                confined.remove(self._within, self.path_of(path))
             else:
                 self.files.rm(self.path_of(path), recursive=True)

@@ -10,7 +10,7 @@ from moe.storage.folder import Folder
 _BLOCK_BYTES = 1 << 20
 
 
-class Unreadable(str):
+class UnreadableStorage(str):
     """A fault that the storage has rather than the file: what it holds may yet be whole."""
 
 
@@ -39,8 +39,8 @@ class SealingStream(io.RawIOBase):
 
 
 def fault(folder: Folder, path: str, size_bytes: int, sha256: str, label: str | None = None) -> str | None:
-    """Fault of a sealed file, which is called `label` in it, or None; `Unreadable` where the storage does not give a
-    file that may be there."""
+    """Fault of a sealed file, named `label` in the text, or None: an UnreadableStorage where the storage fails to
+    give a file that may be there."""
     label = label or path
     try:
         with folder.open(path) as stream:
@@ -57,7 +57,7 @@ def fault(folder: Folder, path: str, size_bytes: int, sha256: str, label: str | 
     except FileNotFoundError:
         return f"{label} is missing"
     except OSError as error:
-        return Unreadable(f"{label} cannot be read: {error}")
+        return UnreadableStorage(f"{label} cannot be read: {error}")
     if digest.hexdigest() != sha256:
         return f"{label} does not have the checksum of what was written"
     return None

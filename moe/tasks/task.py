@@ -166,7 +166,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
         """Source of this rank's batch of any step (from 0), on the mesh's device: a function of seed and step."""
 
     @abstractmethod
-    def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> MicroBatch:
+    def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> MicroBatch:
         """A micro-batch of made-up rows of so many tokens, to measure with."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ import torch
 from moe.experts import stored_or_measured
 from moe.experts.choice import Shape, from_json, to_json
 from moe.layers.moe import MoELayer
-from moe.parallel import together
+from moe.parallel import plain_collectives
 from moe.storage.folder import Folder
 
 FILE = "expert-costs.json"
@@ -25,7 +25,7 @@ def decide(
     machine of the same kind, it takes again, so that a restart changes no bit; else what this machine's `cache` holds;
     else it is measured now. Rank 0 decides for all, on its `device`, also for experts of a shape that it has not.
     """
-    shapes_by_rank = together.all_gather_json([_shape(layer) for layer in layers])
+    shapes_by_rank = plain_collectives.all_gather_json([_shape(layer) for layer in layers])
     shapes = sorted({tuple(shape) for of_rank in shapes_by_rank for shape in of_rank})
 
     def measure_costs() -> list[dict[str, dict[str, float]]]:
@@ -43,7 +43,9 @@ def decide(
             shape_costs.append(_read_costs(run)[key])
         return shape_costs
 
-    costs = dict(zip(shapes, map(from_json, together.from_first(measure_costs)), strict=True))
+    costs = dict(
+        zip(shapes, map(from_json, plain_collectives.broadcast_from_rank0(measure_costs)), strict=True)
+    )
     for layer in layers:
         layer.experts.costs = costs[_shape(layer)]
 

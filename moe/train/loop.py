@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moe.activity import doing
-from moe.parallel import Layout, together, values_changed
+from moe.parallel import Layout, plain_collectives, values_changed
 from moe.plan import Plan
 from moe.records import JsonRecord, ModuleReport, StepRecord
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
@@ -163,7 +163,7 @@ def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
 def require_same_data(data: PreparedData) -> None:
     """Raise SpecError on all ranks unless each has prepared the same content: what changes while ranks start would
     have them train on different batches. All ranks call it together."""
-    keys = sorted(set(together.all_gather_json(data.key)))
+    keys = sorted(set(plain_collectives.all_gather_json(data.key)))
     if len(keys) > 1:
         rule = f"is not the same for every worker (prepared as {' and as '.join(keys)}): it was changed meanwhile"
         raise SpecError(
@@ -232,7 +232,7 @@ def _resume(
     def check(parameters: Folder) -> None:
         # Every rank looks, since each reads data and packages of its own machine; all of them raise the same.
         own_problems = other_run(spec, data, parameters) or _other_base(state.task, parameters, roots)
-        for problems in together.all_gather_json([problem.to_dict() for problem in own_problems]):
+        for problems in plain_collectives.all_gather_json([problem.to_dict() for problem in own_problems]):
             if problems:
                 raise SpecError(Problem(**problem) for problem in problems)
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from moe.layers.moe import MoELayer
-from moe.parallel import together
+from moe.parallel import plain_collectives
 from moe.routing import Routing
 
 
@@ -40,7 +40,7 @@ class MoELayers:
                 and self.local_layers.setdefault(module.layer, module) is not module
             ):
                 raise ValueError(f"two MoE layers have the number {module.layer}; give each its own")
-        facts_by_rank = together.all_gather_json(
+        facts_by_rank = plain_collectives.all_gather_json(
             [vars(LayerFacts.of(layer)) for layer in self.local_layers.values()]
         )
         facts_by_number = {

@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from moe.plan import Cluster, Plan, PlanRequest, Pools, plan_anywhere
-from moe.plan.asked_layout import Layout, asking_for, layout_to_ask, parse_layout
+from moe.plan.plan_file import load
+from moe.plan.requested_layout import Layout, asking_for, layout_to_ask, parse_layout
 from moe.plan.search.pools import How, fit_pools
 from moe.plan.search.sensitivity import sensitivity
 from moe.plan.search.what_if import smallest_cluster
-from moe.plan.stored import load
 from moe.spec import Problem, SpecError
 from service.cli.failures import CommandError, Misuse
 from service.cli.view.comparison import explain_json, explained_view

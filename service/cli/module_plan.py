@@ -11,7 +11,7 @@ from moe.spec.files import read_plain
 from moe.spec.module import CODE_REMEDY, is_code
 from service.cli.job_plan import PlanOutput
 from service.cli.whole_file import write_whole
-from service.planner.limited import Limits, ask
+from service.planner.planning_process import PlanningLimits, ask
 from service.planner.request import ModuleRequest
 
 
@@ -23,7 +23,7 @@ def plan_module(build: str, sample: str, cluster: Cluster, hints: Path | None, o
     request = ModuleRequest(
         build=build, sample=sample, cluster=cluster, hints=_hints(hints), picture=output.draw is not None
     )  # fmt: skip
-    answer = ask(request, Limits(), shows_output=True)
+    answer = ask(request, PlanningLimits(), shows_output=True)
     text = json.dumps(answer.plan, indent=1, sort_keys=True)
     if output.save is not None:
         write_whole(output.save, text + "\n")

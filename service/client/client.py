@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from service.client.connection import ANSWER_TIMEOUT_S, Connection
+from service.client.connection import ANSWER_TIMEOUT_S, ServiceConnection
 from service.client.errors import Unreachable
 from service.client.job import Job
 from service.client.settings import ClientSettings
@@ -39,7 +39,7 @@ class Client:
         self, url: str | None = None, token: str | None = None, *, patience: Patience = Patience()
     ) -> None:
         settings = ClientSettings()
-        self._connection = Connection(url or settings.url, settings.token if token is None else token)
+        self._connection = ServiceConnection(url or settings.url, settings.token if token is None else token)
         self._patience = patience
 
     @property

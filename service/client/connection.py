@@ -15,7 +15,7 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 
 
-class Connection:
+class ServiceConnection:
     """Requests to `url`, with the token when there is one. Safe to share between threads."""
 
     def __init__(self, url: str, token: str | None = None) -> None:

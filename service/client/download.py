@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moe.train.checkpoint.marker import SUFFIX, FileSeal, Marker, order
-from service.client.connection import Connection
+from service.client.connection import ServiceConnection
 from service.client.errors import ApiError, ClientError
 
 SILENCE_S = 60.0
@@ -34,7 +34,7 @@ class Downloader:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ServiceConnection,
         job_path: str,
         folder: Path,
         on_file: Callable[[str], None] | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from moe.records import Ending
-from service.client.connection import Connection
+from service.client.connection import ServiceConnection
 from service.client.errors import ApiError, Unreachable
 from service.client.sse import messages
 
@@ -15,7 +15,7 @@ SILENCE_S = 600.0
 
 
 def stream_generation(
-    connection: Connection, job_id: str, body: dict[str, Any]
+    connection: ServiceConnection, job_id: str, body: dict[str, Any]
 ) -> Generator[str, None, Ending]:
     """Pieces of the text, and at last how it ended. Raises ApiError where it is refused or breaks off, and Unreachable
     where the connection does. Closing the generator closes its connection, which breaks the text off."""

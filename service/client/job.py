@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from service.client.connection import Connection
+from service.client.connection import ServiceConnection
 from service.client.errors import ApiError, ClientError, Unreachable
 from service.client.stream import Patience, follow
 from service.wire.states import OVER, STUCK
@@ -25,7 +25,7 @@ METRICS_PAGE_SIZE = 10_000
 class Job:
     """A job at a control plane: what was last heard of it, and what can be asked of it."""
 
-    def __init__(self, connection: Connection, patience: Patience, data: dict[str, Any]) -> None:
+    def __init__(self, connection: ServiceConnection, patience: Patience, data: dict[str, Any]) -> None:
         self._connection, self._patience, self._data = connection, patience, data
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from service.client.connection import Connection
+from service.client.connection import ServiceConnection
 from service.client.errors import Unreachable
 from service.client.sse import lines
 from service.client.stream import Patience
@@ -47,7 +47,7 @@ class LogQuery:
 
 
 def log_lines(
-    connection: Connection, job_id: str, follow: bool, patience: Patience, query: LogQuery = LogQuery()
+    connection: ServiceConnection, job_id: str, follow: bool, patience: Patience, query: LogQuery = LogQuery()
 ) -> Generator[dict[str, Any]]:
     """Every line once, each writer's in order. Raises Unreachable, when following only after a while.
 

@@ -7,7 +7,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Message:
+class ServerSentEvent:
     """One whole event: what came before a connection broke in the middle of one is never handed on."""
 
     event: str
@@ -15,14 +15,14 @@ class Message:
     id: str
 
 
-def messages(chunks: Iterable[bytes]) -> Iterator[Message]:
+def messages(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
     """Every complete message in the stream."""
     event, id, data = "message", "", list[str]()
     for raw in lines(chunks):
         line = raw.decode("utf-8", errors="replace")
         if not line:
             if data:
-                yield Message(event, "\n".join(data), id)
+                yield ServerSentEvent(event, "\n".join(data), id)
             event, data = "message", []
             continue
         field, _, value = line.partition(":")  # a comment has an empty field

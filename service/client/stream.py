@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from service.client.connection import Connection
+from service.client.connection import ServiceConnection
 from service.client.errors import ApiError, ClientError, NotShardyard, Unreachable
 from service.client.sse import messages
 from service.wire.states import OVER, State
@@ -27,7 +27,7 @@ class Patience:
 
 
 def follow(
-    connection: Connection,
+    connection: ServiceConnection,
     job_id: str,
     last_id: int = 0,
     patience: Patience = Patience(),

@@ -32,7 +32,7 @@ from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.controller import Controller
 from service.control.lifecycle.deletions import Deletions
 from service.control.lifecycle.drafts import Drafts
-from service.control.lifecycle.generations import Generations, Limits
+from service.control.lifecycle.generations import GenerationLimits, Generations
 from service.control.lifecycle.lease import Lease
 from service.control.lifecycle.module_plans import ModulePlans
 from service.control.lifecycle.policies import Deadlines
@@ -162,7 +162,7 @@ def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Fig
     figures.watch_jobs(count_jobs)
     figures.watch_saves(active_saves)
     generations = Generations(
-        Limits(
+        GenerationLimits(
             settings.generation_timeout_s,
             settings.generation_load_timeout_s,
             settings.generation_idle_s,

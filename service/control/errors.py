@@ -64,7 +64,7 @@ class Gone(ServiceError):
     status, kind = 410, "gone"
 
 
-class TooLarge(ServiceError):
+class BodyTooLarge(ServiceError):
     """The body is longer than what is read."""
 
     status, kind = 413, "too-large"

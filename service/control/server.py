@@ -15,8 +15,8 @@ import uvicorn
 
 from service.control.app import create_app
 from service.control.launcher.launcher import Launcher
-from service.control.listen.connection import Connection
-from service.control.listen.connections import Connections, Limits
+from service.control.listen.connection import ClientConnection
+from service.control.listen.connections import ConnectionLimits, Connections
 from service.control.listen.descriptors import allow_descriptors
 from service.control.listen.flood import FloodGate
 from service.control.report.hub import Hub
@@ -36,12 +36,12 @@ def serve(settings: Settings, launcher: Launcher, listening: socket.socket | Non
     """Serves until SIGTERM or SIGINT, on `listening` if a socket is given, which is then already bound."""
     _log_to_stderr()
     app = create_app(settings, launcher)
-    connections: Connections[Connection] = Connections(_limits(settings))
+    connections: Connections[ClientConnection] = Connections(_limits(settings))
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=cast(Any, partial(Connection, connections)),
+        http=cast(Any, partial(ClientConnection, connections)),
         backlog=TAKEN_AT_A_TIME,
         timeout_keep_alive=settings.keep_alive_s,
         access_log=False,
@@ -77,9 +77,9 @@ def _log_no_floods() -> None:
         logging.getLogger(name).addFilter(FloodGate().filter)
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(settings: Settings) -> ConnectionLimits:
     """As the settings say, and as many connections as this process may have files open."""
-    limits = Limits(
+    limits = ConnectionLimits(
         max_connections=settings.max_connections,
         max_strangers=settings.max_unauthenticated,
         max_strangers_per_address=settings.max_unauthenticated_per_address,
@@ -103,7 +103,7 @@ def _limits(settings: Settings) -> Limits:
 class _Server(uvicorn.Server):
     """Ends what takes too long, and event streams when a signal asks it to: by themselves they would go on for days."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub, connections: Connections[Connection]) -> None:
+    def __init__(self, config: uvicorn.Config, hub: Hub, connections: Connections[ClientConnection]) -> None:
         super().__init__(config)
         self._hub, self._connections = hub, connections
 

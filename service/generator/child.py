@@ -99,7 +99,7 @@ def _limit(load: Load) -> None:
 
 def _load(load: Load) -> "Generator":
     """The model of the newest checkpoint that can be read. Raises _CannotLoad."""
-    from moe.export.trained import TrainedModel
+    from moe.export.trained_model import TrainedModel
     from moe.train.checkpoint.checkpointer import CheckpointError
 
     storage = Folder.of_job(load.storage) if load.root is None else Folder(load.storage, root=load.root)

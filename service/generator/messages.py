@@ -7,11 +7,11 @@ from pydantic import BaseModel, ConfigDict
 from moe.spec.generation import GenerationSpec
 
 
-class _Message(BaseModel):
+class _GeneratorMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Load(_Message):
+class Load(_GeneratorMessage):
     """The first order: the model that the process is for."""
 
     storage: str
@@ -22,7 +22,7 @@ class Load(_Message):
     """Memory that the process may have for its data; any when left out."""
 
 
-class TextRequest(_Message):
+class TextRequest(_GeneratorMessage):
     """One text to generate."""
 
     number: int
@@ -31,7 +31,7 @@ class TextRequest(_Message):
     spec: GenerationSpec
 
 
-class Order(_Message):
+class Order(_GeneratorMessage):
     """A line of standard input. At its end the process ends, whatever it is doing: whoever gave orders is gone."""
 
     load: Load | None = None
@@ -40,7 +40,7 @@ class Order(_Message):
     """Number of a text that nobody wants any more."""
 
 
-class GeneratorMessage(_Message):
+class GeneratorMessage(_GeneratorMessage):
     """A line of standard output."""
 
     kind: Literal["loaded", "begun", "text", "end", "refused", "failed"]

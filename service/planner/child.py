@@ -1,7 +1,7 @@
 """The process that plans a user's module: `python -m service.planner.child DESCRIPTOR`.
 
-It reads a `Request` from standard input and writes an `Answer` to the descriptor: whatever the user's code prints goes
-elsewhere. It takes its limits before it imports anything of theirs, and ends with all processes that they started.
+It reads a `Request` from standard input and writes a `PlannerAnswer` to the descriptor, since the user's code may
+print. It takes its limits before it imports the user's code, and ends with all processes that the code started.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moe.spec import Problem, SpecError
-from service.planner.request import Answer, JobRequest, ModuleRequest, Request
+from service.planner.request import JobRequest, ModuleRequest, PlannerAnswer, Request
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 SPARE_CPU_S = 10
@@ -59,23 +59,23 @@ def _limit(request: Request) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
-def _answer(request: Request) -> Answer:
+def _answer(request: Request) -> PlannerAnswer:
     try:
         if request.job is not None:
             return _planned_job(request.job)
         assert request.module is not None
         return _planned_module(request.module)
     except SpecError as error:
-        return Answer(
+        return PlannerAnswer(
             problems=tuple(
                 problem.to_dict() | {"value": _to_plain(problem.value)} for problem in error.problems
             )
         )
     except _OutOfMemory as error:
-        return Answer(problems=(_too_large(request, str(error)).to_dict(),))
+        return PlannerAnswer(problems=(_too_large(request, str(error)).to_dict(),))
 
 
-def _planned_job(request: JobRequest) -> Answer:
+def _planned_job(request: JobRequest) -> PlannerAnswer:
     from moe.tasks.module.code import check_allowed
 
     check_allowed(request.spec, request.allowed_code)
@@ -83,10 +83,10 @@ def _planned_job(request: JobRequest) -> Answer:
         from moe.tasks.module.planning import plan_of_job
 
         plan = plan_of_job(request.spec, request.cluster)
-    return Answer(plan=plan.model_dump(mode="json"))
+    return PlannerAnswer(plan=plan.model_dump(mode="json"))
 
 
-def _planned_module(request: ModuleRequest) -> Answer:
+def _planned_module(request: ModuleRequest) -> PlannerAnswer:
     with _told_of("--module", request.build):
         from moe import sharding
         from moe.sharding.hints.hints import of_plain
@@ -98,7 +98,7 @@ def _planned_module(request: ModuleRequest) -> Answer:
         module = called_empty(import_function(request.build, "--module"), {}, 0, "--module", request.build)
         plan = sharding.plan(module, sample=sample, cluster=request.cluster, hints=hints)
     picture = _picture(plan) if request.picture else ""
-    return Answer(plan=plan.to_json(), explained=plan.explain(), picture=picture)
+    return PlannerAnswer(plan=plan.to_json(), explained=plan.explain(), picture=picture)
 
 
 def _picture(plan: Any) -> str:

@@ -8,11 +8,11 @@ from moe.plan import Cluster
 from moe.spec import JobSpec
 
 
-class _Message(BaseModel):
+class _PlannerMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ModuleRequest(_Message):
+class ModuleRequest(_PlannerMessage):
     """A module by its functions, from the command line."""
 
     build: str
@@ -24,7 +24,7 @@ class ModuleRequest(_Message):
     picture: bool = False
 
 
-class JobRequest(_Message):
+class JobRequest(_PlannerMessage):
     """A job of a module, of which the service allows these functions."""
 
     spec: JobSpec
@@ -32,7 +32,7 @@ class JobRequest(_Message):
     allowed_code: tuple[str, ...]
 
 
-class Request(_Message):
+class Request(_PlannerMessage):
     """Content of the process's standard input."""
 
     job: JobRequest | None = None
@@ -44,7 +44,7 @@ class Request(_Message):
     """With which it ends."""
 
 
-class Answer(_Message):
+class PlannerAnswer(_PlannerMessage):
     """Its one line on the descriptor that it is given."""
 
     problems: tuple[dict[str, Any], ...] = ()

@@ -33,7 +33,7 @@ Ending = Literal["never", "if_stopped", "if_idle"]
 """When to end a process that is examined; one that is stopped is idle, too."""
 
 
-class Look(BaseModel):
+class ProcessSample(BaseModel):
     """State of a process, from two samples a second apart."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -59,12 +59,12 @@ class Look(BaseModel):
                 return f"is {self.state} and takes {self.cpu_share:.0%} of a core"
 
 
-def examine(pid: int, created_at: float, ending: Ending) -> Look:
+def examine(pid: int, created_at: float, ending: Ending) -> ProcessSample:
     """Look at a process of this machine, and end it where `ending` says so."""
     try:
         process = psutil.Process(pid)
         if abs(process.create_time() - created_at) > 1.0:
-            return Look(state="gone")
+            return ProcessSample(state="gone")
         before, cpu_before = state_of(process), cpu_seconds(process)
         began = time.monotonic()
         time.sleep(BETWEEN_LOOKS_S)  # not a wait for an outcome: what it takes is measured over this time
@@ -76,12 +76,12 @@ def examine(pid: int, created_at: float, ending: Ending) -> Look:
         must_end = (ending == "if_stopped" and is_stopped) or (ending == "if_idle" and is_idle)
         if must_end:
             process.kill()
-        return Look(pid=pid, state=state, cpu_share=cpu_share, stack=stack, ended=must_end)
+        return ProcessSample(pid=pid, state=state, cpu_share=cpu_share, stack=stack, ended=must_end)
     except psutil.NoSuchProcess:
-        return Look(state="gone")
+        return ProcessSample(state="gone")
 
 
-def end_stopped(attempt: str) -> list[Look]:
+def end_stopped(attempt: str) -> list[ProcessSample]:
     """End the stopped worker processes of an attempt on this machine, also those that have never beaten."""
     looks = []
     for process in psutil.process_iter():
@@ -92,22 +92,22 @@ def end_stopped(attempt: str) -> list[Look]:
     return [look for look in looks if look.ended]
 
 
-def end_stopped_on(nodes: Sequence[str], attempt: str) -> list[Look]:
+def end_stopped_on(nodes: Sequence[str], attempt: str) -> list[ProcessSample]:
     """End the stopped worker processes of an attempt on nodes of this driver's Ray cluster. Raises whatever Ray does
     where a node does not answer in time."""
-    looks: list[Look] = []
+    looks: list[ProcessSample] = []
     for node in nodes:
         looks += _run_on(node, _end_stopped_plain, attempt)
     return looks
 
 
-def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[Look]:
+def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
     """Look at processes (pid, time of creation) of a node of this driver's Ray cluster. Raises whatever Ray does where
     the node does not answer in time."""
     return _run_on(node, _examine_plain, list(processes), ending)
 
 
-def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[Look]:
+def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[ProcessSample]:
     """Run `look` on a node: in this process, if it is this one's."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -118,7 +118,7 @@ def _run_on(node: str, look: Callable[..., list[dict[str, Any]]], *arguments: An
         strategy: Any = NodeAffinitySchedulingStrategy(node, soft=False)
         remote: Any = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(look)
         plain = ray.get(remote.remote(*arguments), timeout=REMOTE_TIMEOUT_S)
-    return list(map(Look.model_validate, plain))
+    return list(map(ProcessSample.model_validate, plain))
 
 
 def let_itself_be_looked_at() -> None:

@@ -5,15 +5,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from service.run.examine import Ending, Look, examine_on
+from service.run.examine import Ending, ProcessSample, examine_on
 from service.run.heartbeat_server import HeartbeatServer, RankState
-from service.run.watchdog import Limits, RankFacts, judge
+from service.run.watchdog import RankFacts, WatchdogLimits, judge
 
 MAX_LOOK_S = 30.0
 LOOK_AGAIN_S = 10.0
 """A silent process that is not to be ended is looked at again after so long."""
 
-ExamineOn = Callable[[str, Sequence[tuple[int, float]], Ending], list[Look]]
+ExamineOn = Callable[[str, Sequence[tuple[int, float]], Ending], list[ProcessSample]]
 
 _log = logging.getLogger("service.run.driver")
 
@@ -22,7 +22,10 @@ class GroupWatch:
     """Looks at all ranks whose heartbeats a server takes; `look` is called every second or so."""
 
     def __init__(
-        self, server: HeartbeatServer, examine_on: ExamineOn = examine_on, limits: Limits = Limits()
+        self,
+        server: HeartbeatServer,
+        examine_on: ExamineOn = examine_on,
+        limits: WatchdogLimits = WatchdogLimits(),
     ) -> None:
         self._server, self._examine_on, self._limits = server, examine_on, limits
         self._looked_at: dict[tuple[str, int], float] = {}
@@ -108,7 +111,7 @@ class GroupWatch:
         if failure is not None:
             raise failure
 
-    def _tell(self, state: RankState, look: Look, reason: str, now: float) -> None:
+    def _tell(self, state: RankState, look: ProcessSample, reason: str, now: float) -> None:
         if look.state == "gone":
             return  # Ray reports that, and why
         cause = reason or f"no heartbeat for {state.silent_s(now):.0f} s, last in {state.beat.doing}"

@@ -30,7 +30,7 @@ _log = logging.getLogger("service.run.driver")
 
 
 @dataclass(frozen=True)
-class Notice:
+class GroupFailure:
     """Death of a worker group."""
 
     reason: str
@@ -51,10 +51,10 @@ class GroupFailures(FailurePolicy):
         """Handles all other failures, such as a worker group that does not start."""
         self._launch, self._take_reason = launch, take_reason
         self._num_left = {"": launch.max_failures, **launch.failures_left}
-        self._notices: list[Notice] = []
+        self._notices: list[GroupFailure] = []
         self._lock = threading.Lock()
 
-    def notices(self) -> list[Notice]:
+    def notices(self) -> list[GroupFailure]:
         """Notices of all deaths so far, in order."""
         with self._lock:
             return list(self._notices)
@@ -75,7 +75,7 @@ class GroupFailures(FailurePolicy):
         anew = is_preempted or self._is_left(kind)
         _log.info("worker group died (%s): %s", kind, words, exc_info=training_failed_error)
         with self._lock:
-            self._notices.append(Notice(words, kind, anew, is_preempted))
+            self._notices.append(GroupFailure(words, kind, anew, is_preempted))
         return FailureDecision.RETRY if anew else FailureDecision.RAISE
 
     def _is_left(self, kind: FailureKind) -> bool:

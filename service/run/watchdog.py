@@ -16,7 +16,7 @@ _UNWATCHED = ("start", "preparation")
 
 
 @dataclass(frozen=True)
-class Limits:
+class WatchdogLimits:
     """Seconds after which the driver acts."""
 
     silent_s: float = 20.0
@@ -53,7 +53,7 @@ class Judgement:
     """Ranks of a group to act on; all empty while it makes progress."""
 
     silent: tuple[int, ...] = ()
-    """Ranks to examine: no heartbeat for `Limits.silent_s`."""
+    """Ranks to examine: no heartbeat for `WatchdogLimits.silent_s`."""
     idle: tuple[int, ...] = ()
     """Ranks to ask for their stacks: they send heartbeats and are idle."""
     stuck: tuple[int, ...] = ()
@@ -62,7 +62,7 @@ class Judgement:
     """Why, for `stuck`."""
 
 
-def judge(ranks: Sequence[RankFacts], limits: Limits) -> Judgement:
+def judge(ranks: Sequence[RankFacts], limits: WatchdogLimits) -> Judgement:
     """Judge a group by the last heartbeats of all its connected ranks."""
     silent = [rank for rank in ranks if rank.silent_s >= limits.silent_s]
     watched_ranks = [rank for rank in ranks if rank not in silent and rank.phase not in _UNWATCHED]
@@ -75,7 +75,7 @@ def judge(ranks: Sequence[RankFacts], limits: Limits) -> Judgement:
     return Judgement(*numbers, *_find_stuck_ranks(ranks, limits))
 
 
-def _find_stuck_ranks(ranks: Sequence[RankFacts], limits: Limits) -> tuple[tuple[int, ...], str]:
+def _find_stuck_ranks(ranks: Sequence[RankFacts], limits: WatchdogLimits) -> tuple[tuple[int, ...], str]:
     """(ranks to end, reason) of a group in which no rank has worked for too long."""
     still_s = min((max(rank.idle_s, rank.silent_s) for rank in ranks), default=0.0)
     if still_s < _patience_s(ranks, limits) or any(rank.phase in _UNWATCHED for rank in ranks):
@@ -85,7 +85,7 @@ def _find_stuck_ranks(ranks: Sequence[RankFacts], limits: Limits) -> tuple[tuple
     return tuple(rank.rank for rank in to_blame), f"no rank has done anything for {still_s:.0f} s; {names}"
 
 
-def _patience_s(ranks: Sequence[RankFacts], limits: Limits) -> float:
+def _patience_s(ranks: Sequence[RankFacts], limits: WatchdogLimits) -> float:
     slowest_s = limits.slowest_steps * max((rank.step_s for rank in ranks), default=0.0)
     storage_s = limits.storage_s if any(rank.phase in _PATIENT for rank in ranks) else 0.0
     return max(limits.stuck_s, slowest_s, storage_s)

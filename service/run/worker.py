@@ -47,14 +47,14 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     import ray.train
     import torch
 
-    from moe.parallel import together
+    from moe.parallel import plain_collectives
 
     context = ray.train.get_context()
     rank = context.get_world_rank()
     heartbeat = heartbeat_of_process()
     folder, launch = AttemptFolder.open_launch(config["launch"])
     with doing("start", "start of the worker group"):
-        group, resumed_step = together.from_first(lambda: _begin_group(folder, launch))
+        group, resumed_step = plain_collectives.broadcast_from_rank0(lambda: _begin_group(folder, launch))
     recorder = SpoolRecorder(
         job_id=launch.job_id,
         attempt=launch.attempt,
@@ -73,13 +73,13 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     try:
         with CapturedOutput(recorder):
             kind = launch.spec.resources.trains_on(launch.gpus_per_worker)
-            if faults := [fault for fault in together.all_gather_json(device_fault(kind)) if fault]:
+            if faults := [fault for fault in plain_collectives.all_gather_json(device_fault(kind)) if fault]:
                 return Result(
                     outcome="failed", step=resumed_step, message=faults[0], retryable=False
                 ).model_dump(mode="json")
             device = device_of(kind)
             torch.set_num_threads(launch.spec.resources.cpus_per_worker)
-            workers = together.all_gather_json(
+            workers = plain_collectives.all_gather_json(
                 {"rank": rank, "node": context.get_node_rank(), "host": socket.gethostname(),
                  "pid": os.getpid(), "device": str(device)}
             )  # fmt: skip
@@ -163,11 +163,13 @@ def _plan(
 ) -> Plan:
     """The plan to run: what was shown, or the fastest of a few, tried once an attempt."""
     from moe.calibrate.trial import fastest, step_seconds
-    from moe.parallel import together
+    from moe.parallel import plain_collectives
 
     if not launch.trials:
         return launch.plan
-    if (plan_fields := together.from_first(lambda: _plain(folder.chosen_plan()))) is not None:
+    if (
+        plan_fields := plain_collectives.broadcast_from_rank0(lambda: _plain(folder.chosen_plan()))
+    ) is not None:
         return Plan.model_validate(plan_fields)
     began = time.perf_counter()
     seconds = [
@@ -182,7 +184,7 @@ def _plan(
         recorder.phase("trials", time.perf_counter() - began)
         return _plain(plan)
 
-    return Plan.model_validate(together.from_first(keep))
+    return Plan.model_validate(plain_collectives.broadcast_from_rank0(keep))
 
 
 def _plain(plan: Plan | None) -> dict[str, Any] | None:

@@ -35,12 +35,12 @@ RecordTime = Annotated[
 """By the clock of whoever recorded. One that is centuries off could not be told in every time zone."""
 
 
-class _Wire(BaseModel):
+class _EventMessage(BaseModel):
     # Ends of the wire may be of different releases, so that unknown fields are passed over.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Event(_Wire):
+class Event(_EventMessage):
     """One thing that happened to a job, as clients see it: in the stream, in history, in `Job.events()`."""
 
     id: int = Field(ge=1)
@@ -57,7 +57,7 @@ class Event(_Wire):
     where that one had recorded the same step, too: its value is the one that counts."""
 
 
-class Record(_Wire):
+class Record(_EventMessage):
     """One thing that a worker group or driver has to say.
 
     kind        data
@@ -90,7 +90,7 @@ class SealedRecord(Record):
     seq: int = Field(ge=0)
 
 
-class RecordBatch(_Wire):
+class RecordBatch(_EventMessage):
     """Consecutive records of one writer: the body of `POST /internal/v1/jobs/{id}/records`.
 
     An empty batch is a heartbeat, and fetches the request.
@@ -107,7 +107,7 @@ class RecordBatch(_Wire):
     """From the first worker: seconds since the attempt's driver last answered its heartbeat."""
 
 
-class RecordAnswer(_Wire):
+class RecordAnswer(_EventMessage):
     """Records that the control plane has (all below `next_seq`), and its request to the run.
 
     Also the body of the 409 that answers a gap: the sender goes on from `next_seq`.

@@ -4,7 +4,7 @@ import re
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     SPEC = "spec"
     RESULT = "result"
     CHECKPOINTS = "checkpoints"
@@ -14,16 +14,16 @@ class Kind(StrEnum):
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _OF_KIND = {
-    Kind.SPEC: re.compile(r"spec\.json"),
-    Kind.RESULT: re.compile(r"attempts/[1-9][0-9]*/result\.json"),
-    Kind.CHECKPOINTS: re.compile(
+    FileKind.SPEC: re.compile(r"spec\.json"),
+    FileKind.RESULT: re.compile(r"attempts/[1-9][0-9]*/result\.json"),
+    FileKind.CHECKPOINTS: re.compile(
         rf"checkpoints/step-[0-9]{{8,}}\.a[0-9]+\.g[0-9]+(\.commit\.json|(/\.?{_NAME})+)"
     ),
-    Kind.LOGS: re.compile(r"logs/a[1-9][0-9]*\.(driver|g[0-9]+(\.rank-[0-9]+)?)/segment-[0-9]{8,}\.log"),
-    Kind.PROFILE: re.compile(r"profile/steps-[0-9]+-[0-9]+\.rank-[0-9]+\.json\.gz"),
+    FileKind.LOGS: re.compile(r"logs/a[1-9][0-9]*\.(driver|g[0-9]+(\.rank-[0-9]+)?)/segment-[0-9]{8,}\.log"),
+    FileKind.PROFILE: re.compile(r"profile/steps-[0-9]+-[0-9]+\.rank-[0-9]+\.json\.gz"),
 }
 
 
-def kind_of(path: str) -> Kind | None:
+def kind_of(path: str) -> FileKind | None:
     """Kind of the file at a path relative to a job's folder; None for one that nobody is given."""
     return next((kind for kind, pattern in _OF_KIND.items() if pattern.fullmatch(path)), None)

@@ -12,12 +12,12 @@ CALIBRATION_MARK = "calibration: "
 """Prefix of a measured `Calibration` in the output of the process that measured it."""
 
 
-class _Fact(BaseModel):
+class _LaunchFact(BaseModel):
     # An older or newer writer may know fewer or more fields than this reader.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Launch(_Fact):
+class Launch(_LaunchFact):
     """All that a driver needs to run one attempt: what its file on storage holds, readable by its owner only."""
 
     version: int = LAUNCH_VERSION
@@ -58,7 +58,7 @@ class Launch(_Fact):
         return token.get_secret_value()
 
 
-class Result(_Fact):
+class Result(_LaunchFact):
     """The end of an attempt, written by its driver last: the content of `result.json`."""
 
     version: int = RESULT_VERSION

@@ -9,12 +9,12 @@ MAX_RANKS = 64
 MAX_TEXT = 200
 
 
-class _Wire(BaseModel):
+class _StatusMessage(BaseModel):
     # Ends of the wire may be of different releases, so that unknown fields are passed over.
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class DeviceUse(_Wire):
+class DeviceUse(_StatusMessage):
     """Use of one GPU."""
 
     utilization: float | None = None
@@ -24,7 +24,7 @@ class DeviceUse(_Wire):
     memory_total_bytes: int = 0
 
 
-class RankStatus(_Wire):
+class RankStatus(_StatusMessage):
     """Last heartbeat of a rank."""
 
     rank: int = Field(ge=0)
@@ -43,7 +43,7 @@ class RankStatus(_Wire):
     device: DeviceUse | None = None
 
 
-class RunStatus(_Wire):
+class RunStatus(_StatusMessage):
     """Status of an attempt: the process that drives it, and its ranks."""
 
     host: str = Field(default="", max_length=MAX_TEXT)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from moe.storage.folder import Folder, TooLarge
+from moe.storage.folder import FileTooLarge, Folder
 from service.wire.events import SealedRecord
 
 _SEGMENT = re.compile(r"segment-(\d{8,})\.(?:log|jsonl)")
@@ -77,7 +77,7 @@ class SegmentFolder:
         self._folder.remove(".probe")
 
     def read(self, segment: Segment, start: int, end: int) -> bytes:
-        """Raises TooLarge where that is more than `MAX_BYTES`."""
+        """Raises FileTooLarge where that is more than `MAX_BYTES`."""
         return self._folder.read(segment.path, start, min(end, segment.num_bytes), MAX_BYTES)
 
     def records(self, writer: WriterFolder, since_seq: int = 0) -> Iterator[SealedRecord]:
@@ -85,7 +85,7 @@ class SegmentFolder:
         for segment in self._segments_since(writer, since_seq):
             try:
                 lines = self.lines(segment)
-            except TooLarge:
+            except FileTooLarge:
                 return  # as of a damaged line
             for line in lines:
                 try:
@@ -96,7 +96,7 @@ class SegmentFolder:
                     yield record
 
     def lines(self, segment: Segment) -> io.BytesIO:
-        """One at a time: whoever can write here can make millions of them. Raises TooLarge as `read` does."""
+        """One at a time: whoever can write here can make millions of them. Raises FileTooLarge as `read` does."""
         return io.BytesIO(self.read(segment, 0, segment.num_bytes))
 
     def _segments_since(self, writer: WriterFolder, since_seq: int) -> list[Segment]:
@@ -106,7 +106,7 @@ class SegmentFolder:
         while first > 0:
             first -= 1
             segment = segments[first]
-            with suppress(ValidationError, TooLarge):
+            with suppress(ValidationError, FileTooLarge):
                 if SealedRecord.model_validate_json(self.lines(segment).readline()).seq <= since_seq:
                     break
         return segments[first:]

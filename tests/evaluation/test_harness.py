@@ -25,7 +25,7 @@ from moe.evaluation.scores import Score  # noqa: E402
 from moe.evaluation.task_file import read_tasks  # noqa: E402
 from moe.export.base import base_folder, load_base  # noqa: E402
 from moe.export.hub import save_checkpoint_as_folder  # noqa: E402
-from moe.export.trained import TrainedModel  # noqa: E402
+from moe.export.trained_model import TrainedModel  # noqa: E402
 from moe.spec.generation import GenerationSpec  # noqa: E402
 from moe.tasks.language.generation import generate  # noqa: E402
 from moe.tasks.language.generator import LanguageGenerator  # noqa: E402

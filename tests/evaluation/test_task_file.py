@@ -11,8 +11,8 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from moe.evaluation.documents import Document
-from moe.evaluation.task_file import Task, read_tasks
+from moe.evaluation.documents import TaskDocument
+from moe.evaluation.task_file import EvaluationTask, read_tasks
 from moe.evaluation.task_spec import METRICS, TaskSpec
 from moe.spec import SpecError
 from tests.evaluation.models import task, write_lines
@@ -38,7 +38,7 @@ WHOLE = {
 }
 
 
-def read(folder: Path, *entries: Any, rows: list[dict[str, Any]] | None = None) -> tuple[Task, ...]:
+def read(folder: Path, *entries: Any, rows: list[dict[str, Any]] | None = None) -> tuple[EvaluationTask, ...]:
     write_lines(folder / "data.jsonl", ROWS if rows is None else rows)
     told = entries[0] if len(entries) == 1 else list(entries)
     (folder / "tasks.yaml").write_text(yaml.safe_dump(told, allow_unicode=True))
@@ -52,7 +52,7 @@ def test_documents_are_filled_in(tmp_path: Path) -> None:
              doc_to_target=1),
     )  # fmt: skip
     assert found.documents.test_documents == (
-        Document("2: WHO?", 1, ("a", "-"), "Say."), Document("0.5: WHEN?", 1, ("B", "-"), "Say.")
+        TaskDocument("2: WHO?", 1, ("a", "-"), "Say."), TaskDocument("0.5: WHEN?", 1, ("B", "-"), "Say.")
     )  # fmt: skip
     assert found.documents.examples == ()
     by_text, by_index, free, whole = read(

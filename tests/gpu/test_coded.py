@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from moe.parallel import Coded, Coding
+from moe.parallel import QuantizedWeight, QuantScheme
 from moe.parallel.block_kernels import runs_on
-from moe.parallel.coded import coded
+from moe.parallel.quantized import quantize
 from moe.spec.parameter import Form
 
 pytestmark = [
@@ -21,11 +21,13 @@ CODED: tuple[Form, ...] = ("int8", "nf4")
 def test_a_gpu_decodes_what_a_cpu_does(form: Form, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     for dim in range(len(shape)):
-        coding = Coding(form, dim, shape[dim])
-        codes, scales = coded(values, coding)
+        coding = QuantScheme(form, dim, shape[dim])
+        codes, scales = quantize(values, coding)
         assert scales is not None
-        there = Coded(codes.cuda(), scales.cuda(), coding)
-        assert torch.equal(there.decoded(dtype).cpu(), Coded(codes, scales, coding).decoded(dtype))
+        there = QuantizedWeight(codes.cuda(), scales.cuda(), coding)
+        assert torch.equal(
+            there.dequantize(dtype).cpu(), QuantizedWeight(codes, scales, coding).dequantize(dtype)
+        )
 
 
 def test_kernels_run_here() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from moe.layers.attention_mask import AttentionMask
 from moe.layers.delta_rule import gated_delta_rule, gated_delta_rule_reference
 from moe.layers.norm import rms_norm, rms_norm_reference
 from moe.layers.softmax_attention import attend
-from moe.layers.visibility import Visibility
 from tests.unit.layers.gradients import outputs_and_gradients
 
 pytestmark = [
@@ -50,7 +50,7 @@ def test_attention(
     sinks = [torch.randn(4, dtype=dtype)] if has_sinks else []
 
     def on(device: str) -> Any:
-        visible = Visibility(
+        visible = AttentionMask(
             **{key: each.to(device) if isinstance(each, Tensor) else each for key, each in SEEN[seen].items()}
         )
         return lambda q, k, v, sinks=None: attend(q, k, v, scale=wide**-0.5, visible=visible, sinks=sinks)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moe.export.hub import save_checkpoint_as_folder
-from moe.export.trained import TrainedModel
+from moe.export.trained_model import TrainedModel
 from moe.interchange.expand import expand
 from moe.spec import JobSpec, SpecError
 from moe.spec.generation import GenerationSpec

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moe.data.sequences import ModelTokenizer
 from moe.export.hub import save_checkpoint_as_folder
-from moe.export.trained import TrainedModel
+from moe.export.trained_model import TrainedModel
 from moe.interchange.expand import expand
 from moe.parallel import codings_of
 from moe.spec import JobSpec, LanguageModelSpec, SpecError

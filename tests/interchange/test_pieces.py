@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.interchange.copying import fill_ours, fill_theirs
-from moe.interchange.pieces import Piece, parse_pattern, piece, split
+from moe.interchange.pieces import ParameterPiece, parse_pattern, piece, split
 from moe.spec.parameter import Slices
 
-CASES: dict[str, list[Piece]] = {
+CASES: dict[str, list[ParameterPiece]] = {
     "same": [piece((6, 5), "a b", "t", "a b")],
     "turned": [piece((6, 5), "a b", "t", "b a")],
     "a vector": [piece((7,), "a", "t", "a")],
@@ -29,7 +29,7 @@ CASES: dict[str, list[Piece]] = {
     "three axes in one": [piece((24, 2), "(a b c) d", "t", "(c a) (b d)", {"a": 2, "b": 3})],
 }  # fmt: skip
 
-COPIED: dict[str, list[Piece]] = {
+COPIED: dict[str, list[ParameterPiece]] = {
     "copies of slices": [piece((6, 5, 2), "(n g) m h", "t", "(g h)@2/8 m", {"g": 3})],
     "copies of slices, scaled": [piece((6, 2, 5), "(n g) h m", "t", "m (g h)@2/8", {"g": 3}, 3.0)],
     "the first slice, scaled": [piece((2, 5), "h m", "t", "m h@0/8", factor=0.5)],
@@ -37,7 +37,9 @@ COPIED: dict[str, list[Piece]] = {
 """Those that are read alone."""
 
 
-def plainly(pieces: list[Piece], shape: tuple[int, ...], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def plainly(
+    pieces: list[ParameterPiece], shape: tuple[int, ...], tensors: dict[str, torch.Tensor]
+) -> torch.Tensor:
     """Our parameter, element by element, by the patterns' own meaning."""
     ours = torch.full(shape, torch.nan)
     for each in pieces:
@@ -55,7 +57,7 @@ def plainly(pieces: list[Piece], shape: tuple[int, ...], tensors: dict[str, torc
     return ours
 
 
-def example(name: str) -> tuple[list[Piece], dict[str, torch.Tensor], torch.Tensor]:
+def example(name: str) -> tuple[list[ParameterPiece], dict[str, torch.Tensor], torch.Tensor]:
     pieces = {**CASES, **COPIED}[name]
     tensors = {each: torch.randn(case.their_side.shape) for case in pieces for each in case.names()}
     return pieces, tensors, plainly(pieces, pieces[0].our_side.shape, tensors)

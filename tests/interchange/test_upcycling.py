@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moe.export.hub import save_checkpoint_as_folder
-from moe.export.trained import TrainedModel
+from moe.export.trained_model import TrainedModel
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.load import load_weights
 from moe.interchange.origin import Origin

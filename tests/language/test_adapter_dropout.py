@@ -18,7 +18,7 @@ from moe.interchange.expand import expand_model
 from moe.interchange.families import BY_TYPE
 from moe.interchange.origin import Origin
 from moe.interchange.sources import ModelSource
-from moe.layers.adapter_dropout import AdapterDropout, Draws
+from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
 from moe.layers.moe import MoELayer
 from moe.layers.shared_experts import SharedExperts
 from moe.random import Purpose, fold, fold_name, keep_mask
@@ -153,7 +153,7 @@ def test_shared_experts(activation: str, recompute: bool) -> None:
 
     up = plain(x, "w_in")
     expected = plain(layer.activation.plain(up, plain(x, "w_gate") if gated else up), "w_out")
-    found = layer(x, Draws(TokenContext(step=3, seed=SEED), ids))
+    found = layer(x, DropoutKey(TokenContext(step=3, seed=SEED), ids))
     assert_close(found, expected)
     weights, inputs = torch.randn_like(expected), [x, *layer.parameters()]
     for one, other in zip(
@@ -220,7 +220,7 @@ def test_each_matrix_and_each_step_has_masks_of_its_own() -> None:
 
 
 def test_a_model_is_captured_without_it() -> None:
-    draws = Draws(TokenContext(), torch.arange(4))
+    draws = DropoutKey(TokenContext(), torch.arange(4))
     dropped = AdapterDropout(0.1, "layers.0.attention.query.weight").by(draws)
     assert dropped is not None
     assert dropped.of(torch.ones(4, 3)).shape == (4, 3)

@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moe.layers.kept import Columns
+from moe.layers.cache import KVCache
 from moe.spec import LanguageModelSpec
 from moe.spec.routers import ExpertChoiceSpec
 from moe.tasks.language import LanguageModel, build_model
@@ -100,7 +100,7 @@ def test_columns_forget_what_is_behind_the_window_and_nothing_else(window: int) 
     ):
         like = torch.empty(0, dtype=torch.float64)
         columns, every = (
-            Columns.empty(sum(sizes), window, like, ((2,), 3)),
+            KVCache.empty(sum(sizes), window, like, ((2,), 3)),
             torch.zeros(2, 0, 3, dtype=torch.float64),
         )
         for number, size in enumerate(sizes):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moe.data.sequences.store import Rows
+from moe.data.sequences.store import SequenceRows
 from moe.parallel import Layout
 from moe.plan import Plan
 from moe.routing import BatchCounts
@@ -21,7 +21,7 @@ by some labels."""
 
 def global_sequences(
     num_rows: int, length: int, vocabulary: int, step_number: int, learned: str = ALL
-) -> Rows:
+) -> SequenceRows:
     """The rows of a step: the first is one document (or a pair), the second and every fifth is padded at its end, and
     the others are full, or have one document less where it has no other."""
     generator = torch.Generator().manual_seed(2000 + step_number % 2)  # two batches in turn, to be learned
@@ -49,7 +49,7 @@ def global_sequences(
     if learned != ALL:
         labels = labels.masked_fill(drawn(0, 3, num_rows, length) == 0, -1)
     tokens, labels = tokens.masked_fill(documents < 0, 0), labels.masked_fill(documents < 0, -1)
-    return Rows(tokens.numpy(), documents.numpy(), labels.numpy())
+    return SequenceRows(tokens.numpy(), documents.numpy(), labels.numpy())
 
 
 def rank_sequences(
@@ -57,7 +57,7 @@ def rank_sequences(
     plan: Plan,
     num_groups: int,
     rows_per_group: int,
-    rows: Rows,
+    rows: SequenceRows,
     step_number: int,
     learned: str = ALL,
 ) -> RankBatch:
@@ -70,7 +70,7 @@ def rank_sequences(
         first = min(here.start + index * each, here.stop)
         of = slice(first * rows_per_group, min(first + each, here.stop) * rows_per_group)
         context = SequenceContext(None, step_number, 5, True, of.start, rows_per_group, counts)
-        micro_batches.append(SequencesBatch.of(Rows(*(part[of] for part in rows)), context, layout))
+        micro_batches.append(SequencesBatch.of(SequenceRows(*(part[of] for part in rows)), context, layout))
     num_targets = int((rows.labels >= 0).sum())
     if learned == PAIRS:
         num_targets = int(((rows.documents.max(1) + 1) // 2).sum())

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from moe.data.pairs import Tokenizers
-from moe.parallel import Layout, Part
+from moe.parallel import Layout, ParameterShard
 from moe.plan import Cluster, plan_job
 from moe.storage.folder import Folder
 from moe.tasks.build import build_task
@@ -42,7 +42,7 @@ def number(tensors, layout):
         whole = torch.arange(tensor.numel()).view(tensor.shape)
         if isinstance(tensor, DTensor):
             cuts = zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True)
-            part = Part(tensor.shape, tuple((axis, placement.dim) for axis, placement in cuts))
+            part = ParameterShard(tensor.shape, tuple((axis, placement.dim) for axis, placement in cuts))
             whole = indices_here(part, layout)
         _local(tensor).copy_(whole.to(tensor.dtype) + position / 1024)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint
 
-from moe.export.trained import TrainedModel
+from moe.export.trained_model import TrainedModel
 from moe.parallel import Layout
 from moe.plan import Cluster, Plan
 from moe.records import ModuleReport

@@ -17,7 +17,7 @@ from tests.parity.trajectory import Degrees, Shape, run
 
 MODEL = model_of()
 FOLDED = Degrees(expert=2, data=2, tensor=2, fsdp=2, expert_fsdp=2)
-SHARDS = plan_degrees.Shards(tensor=2, fsdp=2, expert=2, expert_fsdp=2)
+SHARDS = plan_degrees.ShardCounts(tensor=2, fsdp=2, expert=2, expert_fsdp=2)
 ALTERED = {
     "encoder.*.attention.query.weight": (("tensor", 0), ("fsdp", 1)),  # the other dimension
     "decoder.*.cross_attention.output.weight": (("tensor", 1), ("fsdp", 1)),  # the same as tensor ranks
@@ -87,7 +87,7 @@ def problems_of(placements: tuple[Placement, ...]) -> list[Problem]:
 
 
 def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
-    planned = placements_of(MODEL, plan_degrees.Shards())
+    planned = placements_of(MODEL, plan_degrees.ShardCounts())
     (problem,) = problems_of(planned[:-1])
     assert (problem.path, problem.value) == ("placements", "decoder_norm.weight")
     (problem,) = problems_of((*planned, Placement(parameter="nobody.weight", shape=(3,))))
@@ -98,9 +98,12 @@ def test_what_is_placed_nowhere_or_is_none_is_named() -> None:
         each.model_copy(update={"splits": (("tensor", 0),)}) for each in planned if "norm" in each.parameter
     ]
     norms = {each.parameter for each in split}
-    layout = Layout(0, 2, torch.device("cpu"), {"tensor": 2}, placements=(
-        *split, *(each for each in placements_of(MODEL, plan_degrees.Shards(tensor=2)) if each.parameter not in norms)
-    ))  # fmt: skip
+    others = (
+        each
+        for each in placements_of(MODEL, plan_degrees.ShardCounts(tensor=2))
+        if each.parameter not in norms
+    )
+    layout = Layout(0, 2, torch.device("cpu"), {"tensor": 2}, placements=(*split, *others))
     with pytest.raises(SpecError, match=r"placements\.encoder\.0\.norm\.weight\.splits"):
         build_model(MODEL, layout)
     (problem,) = problems_of((*planned, planned[0]))

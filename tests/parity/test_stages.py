@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from moe.parallel import Layout, clip_by_global_norm, local_parameters, reduce_gradients
-from moe.parallel.parameters import Part
+from moe.parallel.parameters import ParameterShard
 from tests.parity.gloo_ranks import Pools
 
 MESHES = {
@@ -21,7 +21,7 @@ WIDTH = 5
 def model_of(layout: Layout) -> nn.Module:
     """One parameter, which this stage alone has; tensor ranks use all of it on their share of the tokens."""
     model = nn.Linear(WIDTH, 1, bias=False, dtype=torch.float64)
-    model.weight.part = Part(model.weight.shape, shares_tokens=True)
+    model.weight.part = ParameterShard(model.weight.shape, shares_tokens=True)
     return model
 
 

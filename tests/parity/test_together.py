@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
-from moe.parallel import together
+from moe.parallel import plain_collectives
 from moe.spec import SpecError
 from moe.train.loop import require_same_data
 from tests.parity.gloo_ranks import Pools
@@ -45,14 +45,14 @@ def of(rank: int, number: int) -> Any:
 
 def exchange() -> None:
     """Random values in every way, beside what they must be."""
-    own, every = together.rank(), range(together.world_size())
+    own, every = plain_collectives.rank(), range(plain_collectives.world_size())
     for number in range(ROUNDS):
         everyone = [of(rank, number) for rank in every]
-        assert together.from_first(lambda number=number: of(own, number)) == everyone[0]
-        assert together.all_gather_json(everyone[own]) == everyone
-        assert together.gather_json(everyone[own]) == (everyone if own == 0 else None)
-        assert together.scatter_json(everyone if own == 0 else None) == everyone[own]
-    assert together.all_reduce_sum(float(own), 1.0) == [sum(every), len(every)]
+        assert plain_collectives.broadcast_from_rank0(lambda number=number: of(own, number)) == everyone[0]
+        assert plain_collectives.all_gather_json(everyone[own]) == everyone
+        assert plain_collectives.gather_json(everyone[own]) == (everyone if own == 0 else None)
+        assert plain_collectives.scatter_json(everyone if own == 0 else None) == everyone[own]
+    assert plain_collectives.all_reduce_sum(float(own), 1.0) == [sum(every), len(every)]
 
 
 def test_values_arrive_as_they_were_sent(ranks: Pools) -> None:
@@ -113,7 +113,7 @@ def test_ranks_that_read_other_content_do_not_train(ranks: Pools) -> None:
 
 def asked_in_vain() -> str:
     try:
-        together.from_first(lambda: {}["answer"])
+        plain_collectives.broadcast_from_rank0(lambda: {}["answer"])
     except (KeyError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "an answer"
@@ -130,7 +130,7 @@ def slow_answer(timeout_s: float) -> str:
     """Rank 0's answer, which takes three times the timeout of process groups."""
     c10d._set_pg_timeout(timedelta(seconds=timeout_s))
     try:
-        return together.from_first(lambda: (time.sleep(3 * timeout_s), "an answer")[1])
+        return plain_collectives.broadcast_from_rank0(lambda: (time.sleep(3 * timeout_s), "an answer")[1])
     finally:
         c10d._set_pg_timeout(default_pg_timeout)
 
@@ -149,7 +149,7 @@ def num_keys() -> tuple[int, int]:
     store = c10d._get_default_store()
     counts = []
     for _ in range(2):
-        together.from_first(lambda: time.sleep(1.2))
+        plain_collectives.broadcast_from_rank0(lambda: time.sleep(1.2))
         dist.barrier()
         counts.append(store.num_keys())
     return counts[0], counts[1]

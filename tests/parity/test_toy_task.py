@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.layers import MoELayer, TokenContext
-from moe.parallel import Layout, apply, together
+from moe.parallel import Layout, apply, plain_collectives
 from moe.plan.placement import Placement
 from moe.records import HeldOutLosses, JsonRecord
 from moe.routing import BatchCounts
@@ -72,7 +72,7 @@ class NextLetter(Task[Any, Rows]):
     def batches(self, data: Any, plan: Any, layout: Layout) -> Any:
         return lambda step: RankBatch(step, [self._rows(step, layout)], GROUPS * LENGTH, GROUPS * LENGTH)
 
-    def made_up(self, num_rows: int, num_tokens: int, layout: Layout) -> Rows:
+    def dummy_batch(self, num_rows: int, num_tokens: int, layout: Layout) -> Rows:
         return torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64), TokenContext()
 
     def loss(self, model: nn.Module, micro_batch: Rows) -> Loss:
@@ -82,7 +82,9 @@ class NextLetter(Task[Any, Rows]):
 
     def held_out_losses(self, model: nn.Module, layout: Layout, data: Any) -> HeldOutLosses:
         nll = torch.no_grad()(self.loss)(model, self._rows(999, layout, training=False)).nll
-        (nats,) = together.all_reduce_sum(float(nll) / layout.degree("tensor"))  # whose ranks have the same
+        (nats,) = plain_collectives.all_reduce_sum(
+            float(nll) / layout.degree("tensor")
+        )  # whose ranks have the same
         return {"text": nats / (GROUPS * LENGTH)}
 
     def evaluate(self, model: nn.Module, layout: Layout, data: Any) -> Report:

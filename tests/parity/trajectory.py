@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from moe.experts.choice import Cost
 from moe.layers import MoELayer
-from moe.parallel import Layout, LocalParameter, Part
+from moe.parallel import Layout, LocalParameter, ParameterShard
 from moe.plan import MemoryEstimate, Plan, TimeEstimate
 from moe.plan import degrees as plan_degrees
 from moe.plan.candidate import Options
@@ -153,7 +153,7 @@ def state_of(model_spec: Model, train: TrainSpec, layout: Layout, learned: str =
     return state
 
 
-def indices_here(part: Part, layout: Layout) -> Tensor:
+def indices_here(part: ParameterShard, layout: Layout) -> Tensor:
     """Which elements of the whole this rank's part has, in its shape: cut up as `torch.chunk` does, axis by axis."""
     here = torch.arange(part.shape.numel()).view(part.shape)
     for axis, dim in part.splits:

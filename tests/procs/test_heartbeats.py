@@ -14,15 +14,15 @@ from functools import partial
 import psutil
 import pytest
 
-from service.run.examine import ATTEMPT_VARIABLE, Ending, Look, end_stopped, examine
+from service.run.examine import ATTEMPT_VARIABLE, Ending, ProcessSample, end_stopped, examine
 from service.run.group_watch import GroupWatch
 from service.run.heartbeat import Beat, Heartbeat, Introduction
 from service.run.heartbeat_server import HeartbeatServer
 from service.run.status import status_of
-from service.run.watchdog import Limits
+from service.run.watchdog import WatchdogLimits
 from tests.processes import DEADLINE_S, await_that
 
-LIMITS = Limits(silent_s=4.0, idle_s=4.0, stuck_s=12.0, storage_s=12.0)
+LIMITS = WatchdogLimits(silent_s=4.0, idle_s=4.0, stuck_s=12.0, storage_s=12.0)
 """Twice the time between two heartbeats, so that a busy machine is not taken for a frozen one for long."""
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -63,7 +63,7 @@ def start(server: HeartbeatServer) -> Iterator[Start]:
         process.stdout.close()
 
 
-def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[Look]:
+def here(_node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
     return [examine(pid, created_at, ending) for pid, created_at in processes]
 
 
@@ -159,7 +159,7 @@ def test_a_worker_that_is_stopped_before_it_beats_is_found_by_its_attempt() -> N
 def test_a_silent_rank_that_works_is_left_alone_however_long_it_is_silent(server: HeartbeatServer) -> None:
     """As one whose heartbeat thread cannot get the interpreter lock."""
     command = [sys.executable, "-c", "while True: pass"]
-    watch = GroupWatch(server, here, Limits(silent_s=0.1, idle_s=0.1, stuck_s=0.2))
+    watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.1, idle_s=0.1, stuck_s=0.2))
     with subprocess.Popen(command) as process:
         try:
             with introduced(server, rank=0, pid=process.pid):
@@ -173,7 +173,7 @@ def test_a_silent_rank_that_works_is_left_alone_however_long_it_is_silent(server
 def test_a_node_that_cannot_be_reached_keeps_no_rank_of_another_from_being_examined(
     server: HeartbeatServer, start: Start
 ) -> None:
-    def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[Look]:
+    def examine_on(node: str, processes: Sequence[tuple[int, float]], ending: Ending) -> list[ProcessSample]:
         if node == "lost-node":
             raise TimeoutError(node)
         return here(node, processes, ending)
@@ -205,7 +205,7 @@ def test_a_rank_that_is_ended_after_its_group_died_is_no_reason_for_a_later_deat
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"]) as frozen:
         try:
-            watch = GroupWatch(server, here, Limits(silent_s=0.0))
+            watch = GroupWatch(server, here, WatchdogLimits(silent_s=0.0))
             with introduced(server, rank=1, pid=frozen.pid):
                 assert watch.take_reason() == "", "rank 0 died of something else"
                 frozen.send_signal(signal.SIGSTOP)
@@ -229,7 +229,7 @@ def test_a_rank_that_begins_on_another_node_replaces_the_one_of_a_lost_node(serv
 
 def test_another_process_with_the_same_number_is_not_touched() -> None:
     created_at = psutil.Process().create_time()
-    assert examine(os.getpid(), created_at - 60.0, "if_idle") == Look(state="gone")
+    assert examine(os.getpid(), created_at - 60.0, "if_idle") == ProcessSample(state="gone")
 
 
 def test_nobody_is_heard_who_does_not_know_the_secret(

@@ -17,7 +17,7 @@ def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from moe.parallel import together
+    from moe.parallel import plain_collectives
     from moe.sharding.applied.agreement import agree, can_agree
     from moe.sharding.exchange.mesh import ShardingMesh
 
@@ -25,11 +25,11 @@ def exchange(rank: int, rendezvous: str, pipe: Connection) -> None:
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.zeros(()))
     found = [
-        together.from_first(lambda: "first"),
-        together.all_gather_json(rank),
-        together.gather_json(rank),
-        together.scatter_json(["a", "b"] if rank == 0 else None),
-        together.all_reduce_sum(1.0),
+        plain_collectives.broadcast_from_rank0(lambda: "first"),
+        plain_collectives.all_gather_json(rank),
+        plain_collectives.gather_json(rank),
+        plain_collectives.scatter_json(["a", "b"] if rank == 0 else None),
+        plain_collectives.all_reduce_sum(1.0),
     ]
     mesh = ShardingMesh((RANKS,), (rank,), (None,))
     assert can_agree(mesh)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moe.plan import Cluster, Plan, Search
+from moe.plan import Cluster, LayoutSearch, Plan
 from moe.plan.candidate import Candidate, Options
 from moe.plan.degrees import Degrees
 from moe.spec import JobSpec
@@ -87,7 +87,7 @@ def test_processes_grow_as_predicted(case: tuple[str, str, Any], tmp_path: Path)
     degrees = LAYOUTS[layout]
     spec = job(MODELS[name], degrees.num_workers, "float32")
     cluster = Cluster(num_nodes=1, devices_per_node=degrees.num_workers, device="cpu", memory_bytes=1 << 40)
-    plan = Search(spec, cluster).plan_of(
+    plan = LayoutSearch(spec, cluster).plan_of(
         Candidate(degrees, Options(micro_batch_groups=GROUPS, recompute=recompute))
     )
     memory = plan.memory

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from service.run.watchdog import Judgement, Limits, RankFacts, judge
+from service.run.watchdog import Judgement, RankFacts, WatchdogLimits, judge
 
-LIMITS = Limits()
+LIMITS = WatchdogLimits()
 AT_WORK = RankFacts(0, "step", "step 7", in_collective=False, silent_s=1.0, idle_s=0.0, step_s=2.0)
 WAITING = RankFacts(1, "step", "all-reduce of gradients", in_collective=True, silent_s=1.0, idle_s=500.0)
 

@@ -15,7 +15,7 @@ from peft import PeftModel
 from examples import docstrings
 from examples.small_folder import FAMILIES, VOCAB_SIZE, make
 from moe.export.hub import save_checkpoint_as_folder
-from moe.export.trained import TrainedModel
+from moe.export.trained_model import TrainedModel
 from moe.spec.generation import GenerationSpec
 from service.client import ApiError, Client, Job
 from service.head.local_head import LocalHead

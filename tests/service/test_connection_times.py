@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from service.control.listen.connection import Connection, unsent_by_kernel
-from service.control.listen.connections import Connections, Limits
+from service.control.listen.connection import ClientConnection, unsent_by_kernel
+from service.control.listen.connections import ConnectionLimits, Connections
 from tests.processes import DEADLINE_S, await_that
 
 
@@ -51,7 +51,7 @@ async def read_all(_scope: Any, receive: Any, send: Any) -> None:
 @example([(19.0, 2000)] + [(3.0, 2000)] * 19)
 def test_a_body_has_time_while_it_moves_and_no_more(pieces: list[tuple[float, int]]) -> None:
     """20 s, and one for each 500 bytes that came: a long body on a slow line arrives, and a trickle buys nothing."""
-    limits = Limits(
+    limits = ConnectionLimits(
         9, 9, 9, header_timeout_s=10, body_timeout_s=20, min_body_bytes_per_s=500, write_timeout_s=60
     )
 
@@ -61,7 +61,7 @@ def test_a_body_has_time_while_it_moves_and_no_more(pieces: list[tuple[float, in
         loop.time = lambda: passed_s  # type: ignore[method-assign]
         config, wire = Config(read_all, log_config=None), Wire()
         config.load()
-        connection = Connection(
+        connection = ClientConnection(
             Connections(limits), config=config, server_state=ServerState(), app_state={}, _loop=loop
         )
         connection.connection_made(wire)
@@ -93,7 +93,7 @@ def test_a_body_has_time_while_it_moves_and_no_more(pieces: list[tuple[float, in
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what it has not sent")
 def test_a_slow_reader_is_no_client_that_takes_nothing() -> None:
     """It takes what the system holds; nothing that waits in this process can move on before much of that is gone."""
-    limits = Limits(
+    limits = ConnectionLimits(
         9, 9, 9, header_timeout_s=10_000, body_timeout_s=20, min_body_bytes_per_s=500, write_timeout_s=60
     )
 
@@ -106,7 +106,7 @@ def test_a_slow_reader_is_no_client_that_takes_nothing() -> None:
                 ours.send(bytes(65536))
         config, wire = Config(read_all, log_config=None), Wire(ours, num_bytes=1000)
         config.load()
-        connection = Connection(
+        connection = ClientConnection(
             Connections(limits), config=config, server_state=ServerState(), app_state={}, _loop=loop
         )
         connection.connection_made(wire)

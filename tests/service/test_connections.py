@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.control.errors import Unavailable
-from service.control.listen.connections import Connections, Limits, address_of
+from service.control.listen.connections import ConnectionLimits, Connections, address_of
 from service.control.listen.flood import FloodGate
 from tests.processes import DEADLINE_S, await_that
 from tests.service.control_plane import TOKEN, ControlPlane
@@ -255,7 +255,7 @@ class Held:
 
 @dataclass
 class Model:
-    limits: Limits
+    limits: ConnectionLimits
     present: list[Held] = field(default_factory=list)
     admitted: list[Held] = field(default_factory=list)
 
@@ -273,7 +273,7 @@ _ACTS = st.lists(
 def test_the_limits_hold_and_only_idle_strangers_give_way(
     acts: list[tuple[str, str | int]], admitted: int, strangers: int, per_address: int
 ) -> None:
-    limits = Limits(admitted, strangers, per_address, 1, 1, 1, 1)
+    limits = ConnectionLimits(admitted, strangers, per_address, 1, 1, 1, 1)
     connections: Connections[Held] = Connections(limits)
     there: list[Held] = []
     known: set[int] = set()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import FileSeal, Marker
 from service.client import ApiError, Client, ClientError, Job, Patience, Unreachable
-from service.client.connection import Connection
+from service.client.connection import ServiceConnection
 from service.client.download import Downloader
 from service.control.errors import NotFound
 from service.control.lifecycle.job_files import JobFiles
@@ -88,7 +88,7 @@ def test_a_rest_of_a_file(plane: ControlPlane, job: dict[str, Any]) -> None:
     for start in (0, 1, 2_999):
         assert get(plane, job, path, range=f"bytes={start}-") == (206, whole[start:])
     assert get(plane, job, path, range="bytes=1-2") == (200, whole)
-    with closing(Connection(plane.url)) as connection:
+    with closing(ServiceConnection(plane.url)) as connection:
         for start in (3_000, 3_001):
             answer = plane.http.get(
                 f"/v1/jobs/{job['id']}/files/{path}", headers={"range": f"bytes={start}-"}
@@ -239,14 +239,14 @@ def test_the_newest_checkpoint_is_the_one_that_a_run_resumes_from(
 
 @pytest.mark.parametrize("id", ["", ".", "..", "../x", "/etc", "a/b", "a\\b"])
 def test_an_id_that_is_no_folder_s_name_is_not_believed(tmp_path: Path, id: str) -> None:
-    connection = Connection("http://127.0.0.1:9")
+    connection = ServiceConnection("http://127.0.0.1:9")
     with pytest.raises(ClientError, match="no name of a folder"):
         Job(connection, Patience(), {"id": id}).download(tmp_path)
     connection.close()
     assert not list(tmp_path.iterdir())
 
 
-class Breaking(Connection):
+class Breaking(ServiceConnection):
     """Breaks off after so many bytes."""
 
     def __init__(self, url: str, num_bytes: int) -> None:
@@ -286,7 +286,7 @@ def test_broken_off_anywhere_no_torn_file_has_its_name(
                 assert file.read_bytes() == (storage / file.relative_to(folder)).read_bytes()
                 if file.name.endswith(markers.SUFFIX):
                     assert fault_of(folder, file.name.removesuffix(markers.SUFFIX)) is None
-    connection = Connection(plane.url)
+    connection = ServiceConnection(plane.url)
     done = Downloader(connection, path, folder).fetch_all()
     connection.close()
     there = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
@@ -314,7 +314,7 @@ def test_storage_that_is_no_file_system() -> None:
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "a\\..\\x"])
 def test_a_path_that_leads_out_of_the_folder_is_not_believed(tmp_path: Path, path: str) -> None:
-    connection = Connection("http://127.0.0.1:9")
+    connection = ServiceConnection("http://127.0.0.1:9")
     with pytest.raises(ClientError, match="no path below a job's folder"):
         Downloader(connection, "/v1/jobs/x", tmp_path)._target(path)
     connection.close()

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from moe.spec import JobSpec
-from moe.storage.folder import Folder, TooLarge
+from moe.storage.folder import FileTooLarge, Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import FileSeal
 from service.control.lifecycle.results import read_result
@@ -95,7 +95,7 @@ def test_a_read_takes_no_more_than_it_may_of_any_storage(tmp_path: Path) -> None
     for url, max_bytes in ((str(tmp_path), 1 << 20), ("memory://large-files", 999)):
         folder = Folder(url)
         for end in (None, HUGE_BYTES):
-            with pytest.raises(TooLarge, match=f"huge has more than {max_bytes:,} bytes"):
+            with pytest.raises(FileTooLarge, match=f"huge has more than {max_bytes:,} bytes"):
                 folder.read("huge", 0, end, max_bytes=max_bytes)
         assert len(folder.read("huge", 1, 100, max_bytes=max_bytes)) == 99
     assert len(Folder("memory://large-files").read("huge", 1, HUGE_BYTES, max_bytes=999)) == 999

@@ -16,7 +16,7 @@ from service.control.api.services import Services
 from service.control.launcher.launcher import Observation
 from service.control.lifecycle import policies
 from service.control.lifecycle.policies import MAX_LOST_STARTS, MAX_SETBACKS
-from service.control.report.losses import END, MAX_KEPT, Losses, read_losses
+from service.control.report.losses import END, MAX_KEPT, FailureHistory, read_losses
 from service.control.store.jobs import JobRow, get_job
 from service.wire.events import Record, RecordBatch, RecordKind
 from service.wire.launch import Launch
@@ -35,7 +35,7 @@ def test_the_order_of_hearing_is_nothing_to_what_is_forgiven(
     happened: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     progress = set(data.draw(st.lists(st.sampled_from(happened), unique=True))) if happened else set()
-    losses = Losses()
+    losses = FailureHistory()
     for at in data.draw(st.permutations(happened)):
         losses = losses.after_progress(at) if at in progress else losses.after_failure(at)
     since = max(progress, default=(0, 0))
@@ -44,7 +44,7 @@ def test_the_order_of_hearing_is_nothing_to_what_is_forgiven(
 
 
 def test_more_failures_than_are_kept_one_by_one_count_and_are_forgiven_all_the_same() -> None:
-    losses = Losses()
+    losses = FailureHistory()
     for time in range(3 * MAX_KEPT):
         losses = losses.after_failure((1, time))
     assert losses.num_failures == 3 * MAX_KEPT
@@ -54,11 +54,11 @@ def test_more_failures_than_are_kept_one_by_one_count_and_are_forgiven_all_the_s
 
 
 def test_an_attempt_lost_after_its_progress_is_still_a_setback() -> None:
-    losses = Losses().after_setback(1).after_setback(2).after_failure((2, END))
+    losses = FailureHistory().after_setback(1).after_setback(2).after_failure((2, END))
     late = losses.after_progress((2, 7))  # what attempt 2 committed, and nobody heard of until now
     assert (late.setbacks, late.num_failures) == ((2,), 1)
     assert late.after_progress((3, 1)).setbacks == ()
-    assert Losses().after_lost_start(1).after_progress((2, 7)).lost_starts == ()
+    assert FailureHistory().after_lost_start(1).after_progress((2, 7)).lost_starts == ()
 
 
 def test_what_an_earlier_release_counted_is_forgiven_by_progress() -> None:
@@ -69,7 +69,7 @@ def test_what_an_earlier_release_counted_is_forgiven_by_progress() -> None:
 
 def test_kinds_of_failures_that_are_not_kept_one_by_one_count_too() -> None:
     retry = RetrySpec.model_validate({"max_failures": 200, "kinds": {"lost": {"max_failures": 100}}})
-    losses = Losses()
+    losses = FailureHistory()
     for time in range(2 * MAX_KEPT):
         losses = losses.after_failure((1, time), "error" if time % 2 else "lost")
     assert (losses.num_of("lost"), losses.num_left(retry, "lost")) == (MAX_KEPT, 0)
@@ -254,16 +254,16 @@ def test_progress_of_each_third_attempt_is_enough(services: Services, cluster: F
 
 def test_kinds_with_a_limit_are_counted_alone_and_progress_forgives_both() -> None:
     retry = RetrySpec.model_validate({"max_failures": 2, "kinds": {"lost": {"max_failures": 5}, "error": {}}})
-    losses = Losses(num_older=1)
+    losses = FailureHistory(num_older=1)
     for time, kind in enumerate(("lost", "error", "lost", ""), start=1):
         losses = losses.after_failure((1, time), kind)
     assert (losses.num_of("lost"), losses.num_sharing(retry), losses.num_failures) == (2, 3, 5)
     assert [losses.num_left(retry, kind) for kind in ("lost", "error", "hung")] == [3, 0, 0]
     later = losses.after_progress((1, 2))
     assert (later.num_of("lost"), later.num_of("error"), later.num_sharing(retry)) == (1, 0, 1)
-    assert Losses.model_validate_json(later.model_dump_json()) == later
+    assert FailureHistory.model_validate_json(later.model_dump_json()) == later
 
 
 def test_failures_that_an_earlier_release_counted_are_of_no_kind() -> None:
-    mixed = Losses(failures=((1, 1), (1, 2)), kinds=("lost",))
+    mixed = FailureHistory(failures=((1, 1), (1, 2)), kinds=("lost",))
     assert (mixed.num_of("lost"), mixed.after_failure((1, 3), "lost").num_of("lost")) == (0, 1)

@@ -17,8 +17,8 @@ from moe.plan import Cluster, Plan
 from moe.spec import JobSpec, SpecError
 from service.control.errors import Unavailable
 from service.control.lifecycle.module_plans import MAX_WAITING, ModulePlans
-from service.planner import limited
-from service.planner.limited import Limits, PlanningCancellation, ask
+from service.planner import planning_process
+from service.planner.planning_process import PlanningCancellation, PlanningLimits, ask
 from service.planner.request import JobRequest
 from tests.processes import await_that
 from tests.refusals import refused
@@ -34,17 +34,17 @@ def _found_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def planned(build: str = "build", limits: Limits | None = None, **model: Any) -> Plan:
+def planned(build: str = "build", limits: PlanningLimits | None = None, **model: Any) -> Plan:
     code = f"{CODE}:{build}"
     spec = JobSpec.parse({
         "model": {"kind": "module", "build": code, **model},
         "data": {"corpus": "module", "batches": BATCH}, "train": {"num_steps": 2},
     })  # fmt: skip
     asked = JobRequest(spec=spec, cluster=TWO, allowed_code=(code, BATCH))
-    return Plan.model_validate(ask(asked, limits or Limits(60.0, 4 << 30)).plan)
+    return Plan.model_validate(ask(asked, limits or PlanningLimits(60.0, 4 << 30)).plan)
 
 
-def fault(build: str, limits: Limits | None = None, **model: Any) -> str:
+def fault(build: str, limits: PlanningLimits | None = None, **model: Any) -> str:
     with pytest.raises(SpecError) as error:
         planned(build, limits, **model)
     (problem,) = error.value.problems
@@ -84,14 +84,14 @@ def test_one_that_takes_too_long_is_ended_with_all_that_it_started(
 
     # Fakes the time alone, for no test may hope that imports take less than a limit: the process, the user's code in
     # it, what that starts, and their end are real.
-    monkeypatch.setattr(limited, "time", Clock)
-    said = fault("sleeps", Limits(600.0, 4 << 30), options={"note": str(note)})
+    monkeypatch.setattr(planning_process, "time", Clock)
+    said = fault("sleeps", PlanningLimits(600.0, 4 << 30), options={"note": str(note)})
     assert said.startswith("takes longer than the 600 s that planning may take")
     assert not any(_runs(int(pid)) for pid in note.read_text().split())
 
 
 def test_one_that_takes_too_much_memory_is_told_so() -> None:
-    said = fault("eats", Limits(60.0, 2 << 30))
+    said = fault("eats", PlanningLimits(60.0, 2 << 30))
     assert said.startswith("takes more memory than planning may have (=2,147,483,648 bytes)")
     assert "SHARDYARD_PLANNING_MEMORY_BYTES" in said
 
@@ -111,7 +111,7 @@ def test_the_process_compares_once_more_before_it_imports() -> None:
         "train": {"num_steps": 2},
     })  # fmt: skip
     with refused("not_allowed", "model.build", "no_such_package:build"):
-        ask(JobRequest(spec=spec, cluster=TWO, allowed_code=(BATCH,)), Limits(60.0))
+        ask(JobRequest(spec=spec, cluster=TWO, allowed_code=(BATCH,)), PlanningLimits(60.0))
 
 
 def test_a_jobs_module_is_not_looked_for_in_the_present_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +133,13 @@ def test_it_has_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch, tm
         "model": {"kind": "module", "build": "looks_around:build"}, "data": {"corpus": "module", "batches": BATCH},
         "train": {"num_steps": 2},
     })  # fmt: skip
-    ask(JobRequest(spec=spec, cluster=TWO, allowed_code=("looks_around:build", BATCH)), Limits(60.0))
+    ask(JobRequest(spec=spec, cluster=TWO, allowed_code=("looks_around:build", BATCH)), PlanningLimits(60.0))
     assert "a-secret-of-the-service" not in kept.read_text()
     assert json.loads(kept.read_text())["PATH"] == os.environ["PATH"]
 
 
 def test_a_service_that_stops_does_not_wait_for_it(tmp_path: Path) -> None:
-    note, limits = tmp_path / "pids", Limits(600.0, 4 << 30)
+    note, limits = tmp_path / "pids", PlanningLimits(600.0, 4 << 30)
 
     def stop() -> None:
         await_that(note.exists)
@@ -183,8 +183,8 @@ def test_one_is_planned_at_a_time_and_few_may_wait(tmp_path: Path) -> None:
 def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
     """Also where that is killed, and can end nothing."""
     note = tmp_path / "pids"
-    asked = f"planned('sleeps', Limits(600.0), options={{'note': {str(note)!r}}})"
-    code = f"from tests.service.test_module_planning import planned, Limits\n{asked}"
+    asked = f"planned('sleeps', PlanningLimits(600.0), options={{'note': {str(note)!r}}})"
+    code = f"from tests.service.test_module_planning import planned, PlanningLimits\n{asked}"
     asker = subprocess.Popen([sys.executable, "-c", code])
     try:
         await_that(lambda: note.exists() and len(note.read_text().split()) == 2)

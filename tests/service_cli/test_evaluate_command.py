@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from moe.export.base import load_base
-from moe.export.trained import TrainedModel
+from moe.export.trained_model import TrainedModel
 from moe.tasks.language.generator import LanguageGenerator
 from tests.evaluation.models import checkpoint_in, documents, task, trained_job, write_lines
 from tests.service.checkpoints import commit

@@ -16,7 +16,7 @@ from rich.console import Console
 from moe.records import PreparationRecord
 from service.cli.view.follow import LiveFollower
 from service.cli.view.frame import frame
-from service.cli.view.progress import Progress
+from service.cli.view.progress import RunProgress
 from service.wire.events import Event
 from tests.service_cli.command import shardyard
 from tests.service_cli.contract_server import JOB_ID, Handler, Script, as_sse, serving
@@ -86,7 +86,7 @@ def states(num_states: int) -> Iterator[Event]:
 @pytest.mark.parametrize("columns", [40, 80, 140])
 def test_no_notice_loses_a_row(columns: int) -> None:
     terminal = Emulated(columns)
-    follower = LiveFollower(Progress("job-abcdefghijkl", "x", 100), console_on(terminal, columns), 5_000)
+    follower = LiveFollower(RunProgress("job-abcdefghijkl", "x", 100), console_on(terminal, columns), 5_000)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads take turns as often as on a slow terminal
     try:
@@ -111,7 +111,7 @@ def test_a_notice_and_the_frame_below_it_are_of_one_state() -> None:
             return done
 
     terminal = Watched(80)
-    progress = Progress("job-abcdefghijkl", "x", 100)
+    progress = RunProgress("job-abcdefghijkl", "x", 100)
     follower = LiveFollower(progress, console_on(terminal, 80), 0.001)
     follower.show(
         event(id, "state", state=("queued", "starting", "running")[id % 3], reason="r") for id in range(1, 60)
@@ -123,7 +123,7 @@ def test_a_notice_and_the_frame_below_it_are_of_one_state() -> None:
 def test_a_terminal_that_is_resized_shows_whole_rows_again() -> None:
     terminal = Emulated(120)
     console = console_on(terminal, 120)
-    follower = LiveFollower(Progress("job-abcdefghijkl", "x", 100), console, 0.001)
+    follower = LiveFollower(RunProgress("job-abcdefghijkl", "x", 100), console, 0.001)
 
     def told() -> Iterator[Event]:
         yield from (
@@ -152,7 +152,7 @@ def test_a_terminal_that_is_resized_shows_whole_rows_again() -> None:
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 200])
 def test_a_frame_fits_and_its_id_and_state_are_whole(columns: int) -> None:
-    progress = Progress("job-abcdefghijkl", "翻訳" * 20, 4_000)
+    progress = RunProgress("job-abcdefghijkl", "翻訳" * 20, 4_000)
     progress.take(event(1, "state", state="recovering", reason="x"))
     layers = [{"layer": 1, "load": [0, 1, 2, 3], "rejected": 0.1, "dropped": 0.3}]
     progress.take(
@@ -173,7 +173,7 @@ def test_a_frame_fits_and_its_id_and_state_are_whole(columns: int) -> None:
 def test_checkpoints_are_a_figure_and_no_lines() -> None:
     """One every step would push everything else off the screen."""
     terminal = Emulated(80)
-    follower = LiveFollower(Progress("job-abcdefghijkl", "x", 100), console_on(terminal, 80), 0.001)
+    follower = LiveFollower(RunProgress("job-abcdefghijkl", "x", 100), console_on(terminal, 80), 0.001)
     told = [event(1, "state", state="running", reason="r")]
     for step in range(1, 51):
         told += [event(2 * step, "metric", step=step, loss=2.5), event(2 * step + 1, "checkpoint", step=step)]
@@ -190,7 +190,7 @@ def preparing(id: int, stage: str, share: float | None, seconds: float, num_done
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_preparation_of_data_has_a_bar_and_an_estimate(columns: int) -> None:
-    progress = Progress("job-abcdefghijkl", "x", 100)
+    progress = RunProgress("job-abcdefghijkl", "x", 100)
     console = console_on(Emulated(columns), columns)
 
     def row() -> str:

@@ -12,15 +12,15 @@ from rich.cells import cell_len
 from service.cli.view.amounts import duration, num_bytes, rate
 from service.cli.view.bars import UNUSED, experts_per_bar, load_bars
 from service.cli.view.printable import printable
-from service.cli.view.progress import LOAD_WINDOW_STEPS, Progress
+from service.cli.view.progress import LOAD_WINDOW_STEPS, RunProgress
 from service.wire.events import Event
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def progress_after(*told: tuple[str, float, dict[str, Any]]) -> tuple[Progress, list[str]]:
+def progress_after(*told: tuple[str, float, dict[str, Any]]) -> tuple[RunProgress, list[str]]:
     """Progress and notices after events of (kind, second, data)."""
-    progress, notices = Progress("job-abcdefghijkl", "x", num_steps=100), []
+    progress, notices = RunProgress("job-abcdefghijkl", "x", num_steps=100), []
     for id, (kind, second, data) in enumerate(told, start=1):
         time = START + timedelta(seconds=second)
         notice = progress.take(Event(id=id, kind=kind, time=time, attempt=1, actor="group-0", data=data))  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.client.sse import Message, messages
+from service.client.sse import ServerSentEvent, messages
 
 TEXT = (
     b"\xef\xbb\xbf: hello\n\n"
@@ -18,10 +18,10 @@ TEXT = (
     b"id: 9\ndata: cut off in the mid"
 )
 MESSAGES = [
-    Message("log", '{"message": "line \u2028 separator and \x85 inside"}', "1"),
-    Message("metric", "one\ntwo", "2"),
-    Message("message", "tight", "3"),
-    Message("message", "kept id", "3"),
+    ServerSentEvent("log", '{"message": "line \u2028 separator and \x85 inside"}', "1"),
+    ServerSentEvent("metric", "one\ntwo", "2"),
+    ServerSentEvent("message", "tight", "3"),
+    ServerSentEvent("message", "kept id", "3"),
 ]
 
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 
 Built = tuple[nn.Module, tuple[Any, ...]]
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from moe.sharding.hints.hints import of_plain
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools

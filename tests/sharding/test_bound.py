@@ -12,7 +12,7 @@ from moe.plan import Cluster
 from moe.sharding.applied.other_call import of_other_call, without_values
 from moe.sharding.exchange.exchange import take_part
 from moe.sharding.placement import WHOLE
-from moe.sharding.solve import ways
+from moe.sharding.solve import strategies
 from tests.sharding.on_ranks import cores
 
 
@@ -56,7 +56,7 @@ def test_without_hints_slow_links_leave_all_of_it_whole(monkeypatch: pytest.Monk
     batch = (torch.zeros(16, 64),)
     plan = sharding.plan(Perceptron(), batch, slow_links(4), mesh={"a": 4})
     assert all(names == ["whole"] for names in products(plan))
-    monkeypatch.setattr(ways, "bound_by", lambda *_, **__: {})
+    monkeypatch.setattr(strategies, "bound_by", lambda *_, **__: {})
     plan = sharding.plan(Perceptron(), batch, slow_links(4), DDP, mesh={"a": 4})
     assert any(names == ["whole"] for names in products(plan))
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from moe import sharding
-from moe.sharding.applied.ready import program_of
+from moe.sharding.applied.callable_program import program_of
 from moe.sharding.capture.capture import capture
 from moe.sharding.operands import AGAIN
 from tests.parity.gloo_ranks import Pools

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moe import sharding
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
 from tests.sharding.test_gshard import small

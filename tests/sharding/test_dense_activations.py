@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.layers.feed_forward import FeedForward
-from moe.parallel import TokenShares, declare
+from moe.parallel import SequenceShard, declare
 from moe.spec.parameter import linear
 from tests.sharding.partitioned import check_at_random
 
@@ -19,7 +19,7 @@ class Loss(nn.Module):
         declare(self.dense, (*into, linear("w_out", ("model", 6), ("hidden", 12))), torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dense(x, TokenShares(len(x))).square().sum()
+        return self.dense(x, SequenceShard(len(x))).square().sum()
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu", "geglu"])

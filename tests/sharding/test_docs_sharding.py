@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.table import table, with_table

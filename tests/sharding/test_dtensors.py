@@ -181,7 +181,7 @@ def test_whole_tensors_are_cut_when_they_are_loaded(ranks: Pools):
 
 def three_axes_on_ranks(sizes: tuple[int, ...]) -> list[str]:
     """Shards and parts of a dimension that three axes split, to and fro."""
-    from moe.sharding.applied.stored import as_dtensor, cut, from_program, to_program
+    from moe.sharding.applied.dtensors import as_dtensor, cut, from_program, to_program
     from moe.sharding.exchange.exchange import part_of, strip_padding
     from moe.sharding.exchange.mesh import ShardingMesh
 

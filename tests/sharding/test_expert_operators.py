@@ -20,7 +20,7 @@ from moe.layers import MoELayer, TokenContext
 from moe.layers.routing import ROUTE
 from moe.routing import Routing
 from moe.sharding.capture.capture import capture
-from moe.sharding.rules.differentiated import backward, begin_forward_kept, forward_kept, gradients_of_kept
+from moe.sharding.rules.differentiable import backward, begin_forward_kept, forward_kept, gradients_of_kept
 from moe.sharding.rules.registry import rule_of
 from moe.sharding.rules.rule import AxisOption
 from moe.spec import MoESpec, TranslationModelSpec

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moe import sharding
 from moe.sharding.explain.explain import WIDTH, in_bytes, in_seconds
-from moe.sharding.explain.folded import fold_names, ranges
+from moe.sharding.explain.name_patterns import fold_names, ranges
 from tests.sharding.explained_plans import PLANS, stack
 
 

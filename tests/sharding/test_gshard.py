@@ -8,7 +8,7 @@ import torch
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.applied.ready import program_of
+from moe.sharding.applied.callable_program import program_of
 from moe.sharding.capture.capture import capture
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.gshard_listing import PaperModel

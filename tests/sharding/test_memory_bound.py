@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe import sharding
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moe import sharding
-from moe.sharding.applied.accumulated import steps_of
-from moe.sharding.applied.ready import program_of
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.accumulation import steps_of
+from moe.sharding.applied.callable_program import program_of
+from moe.sharding.applied.dtensors import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange.exchange import part_of, strip_padding
 from moe.sharding.exchange.loop_mesh import LoopMesh

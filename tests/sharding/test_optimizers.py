@@ -15,7 +15,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim import optimizer as torch_optimizer
 
 from moe import sharding
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from tests.grid import one_seed_each
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.odd import odd, random_hints

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe import sharding
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
 

@@ -13,14 +13,14 @@ from torch import Tensor, fx, nn
 
 from moe import sharding
 from moe.layers import MoELayer
-from moe.sharding.applied.ready import program_of
+from moe.sharding.applied.callable_program import program_of
 from moe.sharding.capture.capture import capture
 from moe.sharding.exchange import exchange
 from moe.sharding.exchange.ring import ring_product
 from moe.sharding.lines import BLOCK
 from moe.sharding.partition.buckets import put_in_buckets
 from moe.sharding.partition.program import Program
-from moe.sharding.rules.differentiated import begin_forward, begin_forward_kept, finish
+from moe.sharding.rules.differentiable import begin_forward, begin_forward_kept, finish
 from moe.sharding.solve.recompute import recompute_blocks
 from moe.spec import MoESpec
 from tests.parity.gloo_ranks import Pools

@@ -3,8 +3,8 @@
 import pytest
 
 from moe.plan import Cluster
-from moe.sharding.solve.asked import asked_cluster
 from moe.sharding.solve.own_cluster import cluster_of_gpus
+from moe.sharding.solve.request import asked_cluster
 
 GIB = 1 << 30
 

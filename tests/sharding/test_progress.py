@@ -8,7 +8,7 @@ from torch import nn
 
 from moe import sharding
 from moe.sharding.solve import progress
-from moe.sharding.solve.progress import Progress
+from moe.sharding.solve.progress import PlanningProgress
 from tests.sharding.on_ranks import cores
 
 
@@ -24,7 +24,7 @@ class Slow(nn.Module):
 def test_a_plan_that_takes_long_says_what_it_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(Progress.__init__, "__defaults__", (0.001, 0.001))
+    monkeypatch.setattr(PlanningProgress.__init__, "__defaults__", (0.001, 0.001))
     sharding.plan(Slow(), (torch.zeros(8, 8),), cores(4))
     lines = capsys.readouterr().err.splitlines()
     stages = [re.fullmatch(r"planning for \d+ s: (.+)", line).group(1) for line in lines]
@@ -34,6 +34,6 @@ def test_a_plan_that_takes_long_says_what_it_does(
 
 def test_a_plan_that_takes_a_moment_says_nothing(capsys: pytest.CaptureFixture[str]):
     assert progress.AFTER_S == 5
-    with Progress():
+    with PlanningProgress():
         pass
     assert capsys.readouterr().err == ""

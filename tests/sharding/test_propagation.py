@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.plan import Cluster
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from moe.sharding.capture.capture import capture
-from moe.sharding.propagation.named import annotate_graph
+from moe.sharding.propagation.annotated_graph import annotate_graph
 from moe.sharding.propagation.propagate import Propagation
 from moe.sharding.rules.registry import Rules
 from tests.parity.gloo_ranks import Pools

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moe import sharding
-from moe.sharding.applied.ready import program_of
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.callable_program import program_of
+from moe.sharding.applied.dtensors import local
 from moe.sharding.capture.capture import capture
 from moe.sharding.lines import BLOCK
 from moe.sharding.operands import AGAIN

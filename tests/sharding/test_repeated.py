@@ -16,7 +16,7 @@ from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
-from moe.sharding.solve.solved import Limits
+from moe.sharding.solve.solution import MemoryLimits
 from moe.spec import MoESpec, TranslationModelSpec
 from moe.tasks.translation.training import TranslationLoss
 
@@ -69,7 +69,7 @@ def test_the_program_does_not_grow_with_depth() -> None:
         model = captured(num_layers)
         once = classes(model, {})
         program = PlacementProgram(
-            model, Costs(cluster, (4,)), Rules(), Limits(1 << 40), classes=once
+            model, Costs(cluster, (4,)), Rules(), MemoryLimits(1 << 40), classes=once
         ).solve()
         assert program is not None
         sizes[num_layers] = program.num_variables

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from moe.sharding.saved import tensor_file
 from moe.sharding.saved.load import Checkpoint
 from moe.spec import SpecError
@@ -389,7 +389,7 @@ def test_files_are_those_of_the_library(tmp_path: Path):
     )
     draw = random.Random(0)
     for file in ("ours", "theirs"):
-        reader = tensor_file.Reader(folder)
+        reader = tensor_file.TensorFileReader(folder)
         expected_bytes = 0
         for name, whole in tensors.items():
             for _ in range(20):

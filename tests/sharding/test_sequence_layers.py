@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from moe.layers.attention_mask import AttentionMask
 from moe.layers.delta_rule import gated_delta_rule
 from moe.layers.norm import rms_norm
 from moe.layers.rotary import Pairing, rotary_table, rotate
 from moe.layers.short_convolution import short_convolution
 from moe.layers.softmax_attention import attend
-from moe.layers.visibility import Visibility
 from moe.spec.rope import RopeSpec
 from tests.sharding.partitioned import check_at_random
 
@@ -35,7 +35,7 @@ class Attending(nn.Module):
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         cos, sin = rotary_table(positions, 4, self.rope, dtype=x.dtype)
         q, k = (rotate(rms_norm(each, self.norm, 1e-6), cos, sin, self.rope.pairing) for each in (q, k))
-        visible = Visibility(window=self.window, documents=documents)
+        visible = AttentionMask(window=self.window, documents=documents)
         return attend(q, k, v, scale=0.5, visible=visible, sinks=self.sinks).transpose(1, 2).flatten(2)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from moe import sharding
 from moe.plan import Cluster
 from moe.plan.search.spread import WITHIN_ERROR
-from moe.sharding.solve.ways import BY_SIMPLICITY
+from moe.sharding.solve.strategies import BY_SIMPLICITY
 from moe.spec import SpecError
 from tests.sharding.on_ranks import cores
 from tests.sharding.random_modules import STEPS, Recipe

@@ -21,8 +21,8 @@ from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import operand_placements, result_placements
 from moe.sharding.solve.costs import Choice, Costs
 from moe.sharding.solve.placements import PlacementProgram
-from moe.sharding.solve.search import Search
-from moe.sharding.solve.solved import Limits, ShardingSolution
+from moe.sharding.solve.search import PlacementSearch
+from moe.sharding.solve.solution import MemoryLimits, ShardingSolution
 from tests.sharding.gshard_listing import PaperModel
 
 LIMIT = 1 << 40
@@ -112,7 +112,7 @@ class Plain:
         only: Collection[tuple[str, Placements]] | None = None,
     ) -> Iterator[tuple[float, float]]:
         """Seconds and bytes of options and placements, with all that may be kept or with `only` some of it."""
-        costs, captured, slots = self.costs, self.captured, Limits(LIMIT).optimizer_slots
+        costs, captured, slots = self.costs, self.captured, MemoryLimits(LIMIT).optimizer_slots
         busy, beside = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}
         for node, choice in chosen.items():
             busy[node in self.backward] += choice.seconds - choice.exchange_s
@@ -240,9 +240,9 @@ def compare_with_its_assignment(
     """Of a graph that may be too large to try every assignment of, with all memory and with a share of that used."""
     plain = plain_of(seed, num_operators, trained, degrees)
     assume(len(plain.nodes) <= 12)
-    free = PlacementProgram(plain.captured, plain.costs, plain.rules, Limits(LIMIT)).solve()
+    free = PlacementProgram(plain.captured, plain.costs, plain.rules, MemoryLimits(LIMIT)).solve()
     assert free is not None
-    limits = Limits(free.memory_bytes * share + SPARE)
+    limits = MemoryLimits(free.memory_bytes * share + SPARE)
     solved = PlacementProgram(plain.captured, plain.costs, plain.rules, limits).solve()
     for each in filter(None, (free, solved)):
         seconds, held = plain.of_solved(each)
@@ -264,13 +264,13 @@ def compare(plain: Plain, seed: int) -> None:
     less = [held for held in amounts if held < solved.memory_bytes - SPARE]
     for held in {amounts[0], *less[-1:], random.Random(seed).choice(amounts)}:
         solution(plain, every, held + SPARE)
-    limits = Limits(amounts[0] - SPARE)
+    limits = MemoryLimits(amounts[0] - SPARE)
     assert PlacementProgram(plain.captured, plain.costs, plain.rules, limits).solve() is None
 
 
 def solution(plain: Plain, every: list[tuple[float, float]], limit: float) -> ShardingSolution:
     """The cheapest that has room, with seconds and bytes that some assignment has."""
-    solved = PlacementProgram(plain.captured, plain.costs, plain.rules, Limits(limit)).solve()
+    solved = PlacementProgram(plain.captured, plain.costs, plain.rules, MemoryLimits(limit)).solve()
     assert solved is not None
     best = pytest.approx(min(seconds for seconds, held in every if held <= limit), rel=1e-5, abs=2e-9)
     assert solved.seconds == best
@@ -287,12 +287,12 @@ def test_memory_is_never_exceeded_and_costs_time():
         model = PaperModel(1, False, model_dim=512, hidden_dim=2048, num_experts=8, capacity=64)
     captured, rules = capture(model, (torch.empty(8, 256, 512),)), Rules()
     costs = Costs(cluster(random.Random(1), 4), (4,))
-    free = Search(captured, costs, rules, Limits(LIMIT), {}).best()
+    free = PlacementSearch(captured, costs, rules, MemoryLimits(LIMIT), {}).best()
     assert free is not None
     before = free.seconds
     for share in (0.9, 0.8):
         limit = free.memory_bytes * share
-        found = Search(captured, costs, rules, Limits(limit), {}).best()
+        found = PlacementSearch(captured, costs, rules, MemoryLimits(limit), {}).best()
         assert found is not None
         assert found.memory_bytes <= limit * 1.000001
         assert found.seconds >= before * 0.99

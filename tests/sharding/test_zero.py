@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from moe.spec import SpecError
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.odd import odd

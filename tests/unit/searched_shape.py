@@ -6,10 +6,10 @@ from itertools import product
 
 from moe.plan import Degrees
 from moe.plan.candidate import Candidate
-from moe.plan.search.choices import Choices
+from moe.plan.search.choices import LayoutChoices
 
 
-def of_shape(choices: Choices, shape: Degrees) -> Iterator[Candidate]:
+def of_shape(choices: LayoutChoices, shape: Degrees) -> Iterator[Candidate]:
     """What the search looks into of one shape."""
     ways = product(
         choices.data_shardings(shape), choices.recomputes(), choices.virtual_stages(shape.pipeline),

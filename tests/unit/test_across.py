@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from moe.plan import Cluster, Pools, Search, cluster_of, plan_anywhere, plan_job
+from moe.plan import Cluster, LayoutSearch, Pools, cluster_of, plan_anywhere, plan_job
 from moe.plan.candidate import Candidate
 from moe.plan.cost.dealing import Dealer
 from moe.plan.cost.memory import ALLOWANCE
@@ -17,10 +17,10 @@ from moe.plan.cost.time import Hops
 from moe.plan.cost.units import units
 from moe.plan.goal import Goal
 from moe.plan.plan import Plan
-from moe.plan.search.across import Across, Split, narrowest
-from moe.plan.search.choices import Choices
+from moe.plan.plan_file import made_for
+from moe.plan.search.across import Across, PoolSplit, narrowest
+from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.pools import How
-from moe.plan.stored import made_for
 from moe.spec import JobSpec, SpecError
 from tests.refusals import refused_for
 from tests.unit.searched_shape import of_shape
@@ -71,19 +71,19 @@ def joined(*pools: dict[str, Any]) -> Pools:
 
 def across_of(spec: JobSpec, pools: Pools) -> Across:
     assert pools.between is not None
-    searches = [Search(spec, pool.cluster, profile="peer") for pool in pools.pools]
+    searches = [LayoutSearch(spec, pool.cluster, profile="peer") for pool in pools.pools]
     return Across(spec, pools.pools, searches, pools.between)
 
 
 class Slow:
     """Steps on a split by trying every dealing."""
 
-    def __init__(self, spec: JobSpec, pools: Pools, split: Split) -> None:
+    def __init__(self, spec: JobSpec, pools: Pools, split: PoolSplit) -> None:
         self.clusters = [pools.pools[pool].cluster for pool in split.pools]
         asked = spec.parallel.model_copy(update={"virtual_stages": 1, "pipeline": split.pipeline})
-        self.choices = Choices(spec.model_copy(update={"parallel": asked}), narrowest(self.clusters))
+        self.choices = LayoutChoices(spec.model_copy(update={"parallel": asked}), narrowest(self.clusters))
         self.split, self.between = split, pools.between
-        self.searches = [Search(spec, pool.cluster, profile="peer") for pool in pools.pools]
+        self.searches = [LayoutSearch(spec, pool.cluster, profile="peer") for pool in pools.pools]
         first = self.searches[0]
         self.dealer = Dealer(units(spec.model, first.profile, spec.train.freeze), split.of_stages)
 
@@ -199,7 +199,7 @@ def test_two_pools_of_one_kind_are_as_fast_as_one_cluster_of_both() -> None:
     between = {"bytes_per_s": one.traits.across_nodes_bytes_per_s, "latency_s": one.traits.across_latency_s}
     both = cluster_of({"pools": [{"name": "a", **half}, {"name": "b", **half}], "between": between})
     assert isinstance(both, Pools)
-    search, compared = Search(MIXTRAL, one, profile="peer"), 0
+    search, compared = LayoutSearch(MIXTRAL, one, profile="peer"), 0
     for split in across_of(MIXTRAL, both).splits(32):
         slow = Slow(MIXTRAL, both, split)
         on = across_of(MIXTRAL, both).on(split)
@@ -317,8 +317,8 @@ def test_the_longest_end_of_any_stage_comes_behind_the_step() -> None:
     assert predicted.all_reduce_s + predicted.optimizer_s == pytest.approx(max(ends), rel=1e-5)
 
 
-def search_of(spec: JobSpec, pools: Pools, name: str) -> Search:
-    return Search(spec, pools.cluster(name), profile="peer")
+def search_of(spec: JobSpec, pools: Pools, name: str) -> LayoutSearch:
+    return LayoutSearch(spec, pools.cluster(name), profile="peer")
 
 
 CPU = {"name": "cpu", "num_nodes": 1, "devices_per_node": 2, "device": "cpu", "price_per_hour": 0.1}

@@ -9,9 +9,9 @@ from torch import nn
 
 from moe.experts import Experts
 from moe.layers import MoELayer
-from moe.parallel import Layout, Part, apply, clip_by_global_norm, first_of, local_parameters
+from moe.parallel import Layout, ParameterShard, apply, clip_by_global_norm, first_of, local_parameters
 from moe.plan.candidate import Options
-from moe.plan.degrees import Degrees, Shards
+from moe.plan.degrees import Degrees, ShardCounts
 from moe.plan.placement import Placement, placed
 from moe.spec import MoESpec, SpecError
 from tests.parity import trajectory
@@ -31,7 +31,7 @@ def test_a_rank_has_the_experts_that_it_holds(activation: str, bias: bool, devic
         with torch.device(device):
             layer = MoELayer(spec)
         layout = Layout(rank, world_size, torch.device("cpu"), degrees)
-        return apply(layer, placed(spec.parameters(), Shards.of(layout.degrees)), layout).experts
+        return apply(layer, placed(spec.parameters(), ShardCounts.of(layout.degrees)), layout).experts
 
     whole, half = experts_on(0, 1, {}), experts_on(1, 2, {"expert": 2})
     quarter = experts_on(3, 4, {"expert": 2, "expert_tensor": 2})
@@ -47,7 +47,9 @@ def test_what_a_rank_uses_begins_where_its_part_of_tensors_does() -> None:
     """However FSDP, which gathers it, has split it, also unevenly."""
     layout = Layout(3, 4, torch.device("cpu"), {"expert_fsdp": 2, "expert_tensor": 2})
     for dim in (0, 1):
-        part = Part(torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True)
+        part = ParameterShard(
+            torch.Size((3, M)), (("expert_tensor", 1), ("expert_fsdp", dim)), of_experts=True
+        )
         assert first_of(part, layout) == [0, M // 2]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.storage import beneath
+from moe.storage import confined
 
 NAMES = ("a", "b", "c")
 paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
@@ -49,7 +49,7 @@ def test_it_opens_what_a_plain_open_would_if_that_lies_beneath_and_nothing_else(
     root = _grow(tmp_path_factory.mktemp("top"), files, links)
     path = root / wanted
     try:
-        with beneath.open_file(str(root), str(path)) as file:
+        with confined.open_file(str(root), str(path)) as file:
             content = file.read().decode()
     except OSError:
         assert not (path.is_file() and path.resolve().is_relative_to(root))
@@ -82,7 +82,7 @@ def test_a_swap_for_a_link_is_never_followed_however_often_it_comes(tmp_path: Pa
     try:
         while read < 300 or refused < 300:
             try:
-                with beneath.open_file(str(root), str(root / "folder/file")) as file:
+                with confined.open_file(str(root), str(root / "folder/file")) as file:
                     assert file.read() == b"allowed"
                 read += 1
             except OSError:
@@ -100,7 +100,7 @@ def test_a_process_whose_own_folder_is_gone_opens_through_links(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with beneath.open_file(str(tmp_path), str(tmp_path / "link")) as file:
+    with confined.open_file(str(tmp_path), str(tmp_path / "link")) as file:
         assert file.read() == b"allowed"
 
 
@@ -113,17 +113,17 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -
         path.mkdir()
     root = "/" if kind == "device" else str(tmp_path)
     with pytest.raises(OSError, match=r"not a regular file|is a folder"):
-        beneath.open_file(root, "/dev/null" if kind == "device" else str(path))
+        confined.open_file(root, "/dev/null" if kind == "device" else str(path))
 
 
 def test_a_folder_is_listed_as_it_is_and_links_out_of_it_are_not(tmp_path: Path) -> None:
     root = _grow(tmp_path, ["a", "b/c"], [("out", "../secret", False)])
     (root / "within").symlink_to("b")
     for path, names in ((root, {"a", "b", "out", "within"}), (root / "b", {"c"}), (root / "within", {"c"})):
-        with beneath.listing(str(root), str(path)) as entries:
+        with confined.listing(str(root), str(path)) as entries:
             assert {entry.name for entry in entries} == names
     for path in (root / "out", tmp_path / "secret", tmp_path):
-        with pytest.raises(beneath.Outside), beneath.listing(str(root), str(path)):
+        with pytest.raises(confined.Outside), confined.listing(str(root), str(path)):
             pass
 
 
@@ -142,7 +142,7 @@ def test_a_file_that_is_renamed_while_its_folder_is_looked_at_hides_no_other(tmp
     thread.start()
     try:
         for _ in range(300):
-            found = beneath.sizes(str(tmp_path), str(tmp_path))
+            found = confined.sizes(str(tmp_path), str(tmp_path))
             assert {name: size for name, size in found.items() if name.startswith("sealed")} == {
                 f"sealed-{number}": number for number in range(50)
             }
@@ -172,7 +172,7 @@ def test_it_creates_what_it_is_asked_to_and_changes_nothing_through_a_link(
     before = content()
     leads_through_a_link = any(each.is_symlink() for each in path.parents)
     try:
-        with beneath.create(str(root), str(path)) as file:
+        with confined.create(str(root), str(path)) as file:
             file.write(b"new")
     except OSError:
         assert content() == before
@@ -186,7 +186,7 @@ def test_what_breaks_off_leaves_nothing_and_what_was_there(tmp_path: Path) -> No
     (tmp_path / "file").write_text("before")
 
     def break_off() -> None:
-        with beneath.create(str(tmp_path), str(tmp_path / "file")) as file:
+        with confined.create(str(tmp_path), str(tmp_path / "file")) as file:
             file.write(b"after")
             assert (tmp_path / "file").read_text() == "before"
             raise ZeroDivisionError
@@ -216,7 +216,7 @@ def test_no_folder_that_is_swapped_for_a_link_is_written_into(tmp_path: Path) ->
     try:
         while swapping.is_alive() and (written < 10 or refused < 10):
             try:
-                with beneath.create(str(root), str(root / "folder/file")) as file:
+                with confined.create(str(root), str(root / "folder/file")) as file:
                     file.write(b"new")
                 written += 1
             except OSError:
@@ -245,7 +245,7 @@ def test_it_removes_what_it_is_asked_to_and_nothing_through_a_link(
     before = set(top.rglob("*"))
     leads_through_a_link = any(each.is_symlink() for each in path.parents)
     try:
-        beneath.remove(str(root), str(path))
+        confined.remove(str(root), str(path))
     except OSError:
         assert set(top.rglob("*")) == before
         assert leads_through_a_link or ".." in gone or path not in before
@@ -276,10 +276,10 @@ def test_nothing_is_removed_from_a_folder_that_is_swapped_for_a_link(tmp_path: P
     removed, refused = 0, 0
     try:
         while swapping.is_alive() and (removed < 10 or refused < 10):
-            with suppress(OSError), beneath.create(str(root), str(root / "folder/inner/file")) as file:
+            with suppress(OSError), confined.create(str(root), str(root / "folder/inner/file")) as file:
                 file.write(b"new")
             try:
-                beneath.remove(str(root), str(root / "folder/inner"))
+                confined.remove(str(root), str(root / "folder/inner"))
                 removed += 1
             except OSError:
                 refused += 1

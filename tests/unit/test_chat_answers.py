@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moe.data.conversations.conversation import Conversation, Rendering, Unreadable
+from moe.data.conversations.conversation import Conversation, Rendering, UnreadableRecord
 from moe.data.conversations.records import conversation_of
 from moe.data.conversations.template import ChatTemplate
 
@@ -217,7 +217,7 @@ def test_a_template_that_leaves_out_a_call_is_refused():
     template = ChatTemplate({"default": BEGINS_WITH_SYSTEM}, {}, None)
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     (found,) = template.render_rows([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableRecord)
     assert found.rule.startswith("drops a call of the tool 'f' from an answer (messages[1])")
 
 
@@ -232,7 +232,7 @@ def test_text_that_a_template_drops_from_an_answer_is_told_and_refused_where_it_
     assert found.notes == ("contents",)
     template = ChatTemplate({"default": source}, {"drops": True}, None)
     (refusal,) = template.render_rows([Conversation((QUESTION, said("assistant", "it is so")))])
-    assert isinstance(refusal, Unreadable)
+    assert isinstance(refusal, UnreadableRecord)
     assert refusal.rule == "drops the text of an answer (messages[1])"
 
 
@@ -271,7 +271,7 @@ def test_what_a_template_with_marks_drops_is_told_too():
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     template = ChatTemplate({"default": source}, {}, None)
     (found,) = template.render_rows([Conversation((QUESTION, said("assistant", "x", tool_calls=[call])))])
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableRecord)
     assert found.rule.startswith("drops a call of the tool 'f'")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from moe.data.conversations.conversation import Rendering, Written
+from moe.data.conversations.conversation import RenderedText, Rendering
 from moe.data.conversations.records import conversation_of
 from moe.data.conversations.template import ChatTemplate
 from tests.unit import chats
@@ -45,7 +45,7 @@ def theirs(name: str, row: dict[str, Any], number: int, *, asks: bool, **argumen
     return text
 
 
-def rows_of(name: str, rows: list[dict[str, Any]], **arguments: Any) -> list[tuple[Written, ...]]:
+def rows_of(name: str, rows: list[dict[str, Any]], **arguments: Any) -> list[tuple[RenderedText, ...]]:
     template = ChatTemplate(
         {"default": published(name)}, {**TOKENS, **arguments}, DATE.isoformat(), ENDS.get(name, ())
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moe.data.conversations.conversation import Unreadable
+from moe.data.conversations.conversation import UnreadableRecord
 from moe.data.conversations.records import conversation_of, pair_of
 from tests.unit.chats import ANSWER, OTHER, USER
 
@@ -134,7 +134,7 @@ def test_a_call_without_arguments_has_none():
     ],
 )  # fmt: skip
 def test_a_record_that_is_no_conversation_is_refused(row: dict[str, Any], rule: str):
-    with pytest.raises(Unreadable) as found:
+    with pytest.raises(UnreadableRecord) as found:
         conversation_of(row)
     assert rule in found.value.rule
     assert found.value.remedy
@@ -171,7 +171,7 @@ def test_pairs_are_read_as_users_have_them(row: dict[str, Any]):
     ],
 )  # fmt: skip
 def test_a_record_that_is_no_pair_is_refused(row: dict[str, Any], rule: str):
-    with pytest.raises(Unreadable) as found:
+    with pytest.raises(UnreadableRecord) as found:
         pair_of(row)
     assert rule in found.value.rule
 
@@ -190,10 +190,10 @@ def test_whole_conversations_of_a_pair_are_not_put_behind_their_prompt_again():
     chosen, rejected = pair_of({**whole, "prompt": [system, USER]})
     assert (list(chosen.messages), list(rejected.messages)) == ([system, USER, ANSWER], [system, USER, OTHER])
     assert chosen.num_given == 2
-    with pytest.raises(Unreadable) as found:
+    with pytest.raises(UnreadableRecord) as found:
         pair_of({**whole, "prompt": "another"})
     assert "begins with another message" in found.value.rule
-    with pytest.raises(Unreadable) as found:
+    with pytest.raises(UnreadableRecord) as found:
         pair_of({"messages": [USER, ANSWER], "chosen": "a", "rejected": "b"})
     assert "end with an answer" in found.value.rule
 
@@ -206,6 +206,6 @@ def test_a_system_prompt_beside_messages_stands_before_them():
         {"conversations": [USER, ANSWER], "system": "s"},
     ):
         assert list(conversation_of(row).messages) == [system, USER, ANSWER]
-    with pytest.raises(Unreadable) as found:
+    with pytest.raises(UnreadableRecord) as found:
         conversation_of({"messages": [system, USER, ANSWER], "system": "t"})
     assert "has a 'system' and a message of the role system" in found.value.rule

@@ -13,11 +13,11 @@ import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
-from moe.data.conversations.conversation import Rendering, Unreadable, Written
+from moe.data.conversations.conversation import RenderedText, Rendering, UnreadableRecord
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
-from moe.data.limited import NoAnswer, answer_of
-from moe.data.sequences.corpus import Document
+from moe.data.limited_process import NoAnswer, answer_of
+from moe.data.sequences.corpus import SourceDocument
 from moe.data.sequences.encoding import encode_documents
 from moe.data.tokenizer import Tokenizer
 from tests.refusals import refused
@@ -31,7 +31,7 @@ def template_of(source: str, **variables: str) -> ChatTemplate:
     )
 
 
-def rows_of(found: Iterable[Rendering | Unreadable]) -> list[Written]:
+def rows_of(found: Iterable[Rendering | UnreadableRecord]) -> list[RenderedText]:
     """The rows of conversations that are all written."""
     rows = []
     for each in found:
@@ -40,13 +40,13 @@ def rows_of(found: Iterable[Rendering | Unreadable]) -> list[Written]:
     return rows
 
 
-def written(source: str, *rows: dict[str, Any]) -> list[Written]:
+def written(source: str, *rows: dict[str, Any]) -> list[RenderedText]:
     return rows_of(template_of(source).render_rows([conversation_of(row) for row in rows]))
 
 
-def refusal(source: str, row: dict[str, Any]) -> Unreadable:
+def refusal(source: str, row: dict[str, Any]) -> UnreadableRecord:
     (found,) = template_of(source).render_rows([conversation_of(row)])
-    assert isinstance(found, Unreadable), found
+    assert isinstance(found, UnreadableRecord), found
     return found
 
 
@@ -57,7 +57,7 @@ def test_what_is_learned_is_what_a_plain_reading_says_token_by_token(name: str):
     tokenizer = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
     plain = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
     texts = written(structure.source, *rows)
-    documents = [Document("x", each.text, False, each.spans) for each in texts]
+    documents = [SourceDocument("x", each.text, False, each.spans) for each in texts]
     for row, found in zip(rows, encode_documents(tokenizer, documents), strict=True):
         pieces = structure.read(row["messages"], row.get("tools"))
         assert found.document.text == "".join(text for text, _ in pieces)
@@ -81,7 +81,9 @@ def test_ids_and_marked_masks_are_those_of_transformers(
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", _Fixed)
     rows = [chats.conversation(rng, structure) for _ in range(25)]
     tokenizer = Tokenizer.of_model(chats.tokenizer_json(), bos_id=None, eos_id=1)
-    documents = [Document("x", each.text, False, each.spans) for each in written(structure.source, *rows)]
+    documents = [
+        SourceDocument("x", each.text, False, each.spans) for each in written(structure.source, *rows)
+    ]
     for row, found in zip(rows, encode_documents(tokenizer, documents), strict=True):
         told = theirs.apply_chat_template(
             row["messages"], tools=row.get("tools"), return_dict=True,
@@ -165,7 +167,7 @@ def test_a_template_that_never_ends_is_given_up_in_bounded_time(monkeypatch: pyt
     # Starts the real process, and notes how long it may take: the sum of these is what is promised.
     monkeypatch.setattr("moe.data.conversations.template.answer_of", noted)
     (found,) = template_of("{{ (10 ** 9) ** (10 ** 9) }}").render_rows([conversation_of(ROW)] * 500)
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableRecord)
     assert "when it writes this conversation or one of" in found.rule
     assert len(limits) > 1
     assert sum(limits) <= 2 * 2.0
@@ -174,7 +176,7 @@ def test_a_template_that_never_ends_is_given_up_in_bounded_time(monkeypatch: pyt
 def test_a_date_that_nobody_gave_is_asked_for():
     template = ChatTemplate({"default": STRUCTURES["llama"].source}, {"bos_token": "<s>"})
     (found,) = template.render_rows([conversation_of(ROW)])
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableRecord)
     assert found.rule == "asks for the date, and data.date has none"
 
 
@@ -239,7 +241,7 @@ def test_spaces_are_learned_also_where_a_tokenizer_trims_offsets():
     (text,) = written(CHATML.source, {"prompt": "q", "completion": "if x:\n        return   1"})
     for one, other in zip(
         *(
-            encode_documents(each, [Document("x", text.text, False, text.spans)])
+            encode_documents(each, [SourceDocument("x", text.text, False, text.spans)])
             for each in (trimming, plain)
         ),
         strict=True,
@@ -282,5 +284,5 @@ def test_answers_that_are_not_learned_may_be_marked_as_nothing():
 
 
 def test_a_refusal_pickles():
-    again = pickle.loads(pickle.dumps(Unreadable("rule", "remedy")))
+    again = pickle.loads(pickle.dumps(UnreadableRecord("rule", "remedy")))
     assert (again.rule, again.remedy) == ("rule", "remedy")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moe.storage.folder import Folder
 from moe.train.checkpoint.parts import StoredParts
-from moe.train.checkpoint.piece import Piece
+from moe.train.checkpoint.piece import TensorPiece
 from moe.train.checkpoint.shards import ShardWriter
 
 TENSORS = {
@@ -20,7 +20,7 @@ TENSORS = {
 }
 
 
-def written(folder: Path, tensors: dict[str, torch.Tensor | Piece]) -> Folder:
+def written(folder: Path, tensors: dict[str, torch.Tensor | TensorPiece]) -> Folder:
     where, writer = Folder(str(folder)), ShardWriter(tensors)
     writer.stage()
     writer.finish(where, [writer.write(where)])

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moe.layers.linear import linear
-from moe.parallel import Coded, Coding, block_kernels
-from moe.parallel import coded as coded_module
-from moe.parallel.block_kernels import decoded_by_kernel, runs_on
-from moe.parallel.coded import NF4, blocks, coded, cut, decoded_plainly, put
+from moe.parallel import QuantizedWeight, QuantScheme, block_kernels, quantized
+from moe.parallel.block_kernels import dequantize_with_kernel, runs_on
+from moe.parallel.quantized import NF4, blocks, cut, dequantize_reference, put, quantize
 from moe.spec.form import kept, kept_bytes
 from moe.spec.parameter import Dim, Form, Parameter
 from tests.unit import plain_codes
@@ -59,22 +58,22 @@ def test_what_is_decoded_is_what_the_definition_says(
     data: st.DataObject,
 ) -> None:
     if is_plain:  # what decodes where the library is not installed, which it is wherever tests run
-        monkeypatch.setattr(coded_module, "decoded_by_kernel", without_kernels)
+        monkeypatch.setattr(quantized, "dequantize_with_kernel", without_kernels)
     dim, seed = data.draw(st.integers(0, len(others))), data.draw(st.integers(0, 2**32))
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*others[:dim], length, *others[dim:], generator=generator, dtype=torch.float64)
     values *= 10.0 ** data.draw(st.integers(-20, 20))
     if data.draw(st.booleans()):
         values[torch.rand(values.shape, generator=generator) < 0.9] = 0.0  # also whole blocks
-    coding = Coding(form, dim, length)
-    found = Coded(*coded(values, coding), coding)
+    coding = QuantScheme(form, dim, length)
+    found = QuantizedWeight(*quantize(values, coding), coding)
     assert found.shape == tuple(values.shape)
-    decoded = found.decoded(torch.float32)
+    decoded = found.dequantize(torch.float32)
     assert torch.equal(decoded, through_codes(values, form, dim))
-    assert torch.equal(found.decoded(torch.float64), decoded.double())
+    assert torch.equal(found.dequantize(torch.float64), decoded.double())
     for narrow in (torch.bfloat16, torch.float16):
-        assert torch.equal(found.decoded(narrow), decoded.to(narrow))
-    again = Coded(*coded(decoded, coding), coding).decoded(torch.float32)
+        assert torch.equal(found.dequantize(narrow), decoded.to(narrow))
+    again = QuantizedWeight(*quantize(decoded, coding), coding).dequantize(torch.float32)
     assert (again - decoded).abs().max() <= 1e-6 * decoded.abs().max()
 
 
@@ -87,8 +86,8 @@ def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(
     shape = [data.draw(st.integers(1, 6)), data.draw(st.integers(1, 200)), data.draw(st.integers(1, 4))]
     dim, seed = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2**32))
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    coding = Coding(form, dim, shape[dim])
-    whole = coded(values, coding)[of_scales]
+    coding = QuantScheme(form, dim, shape[dim])
+    whole = quantize(values, coding)[of_scales]
     assert whole is not None
     within = []
     for size in whole.shape:
@@ -99,9 +98,9 @@ def test_a_part_of_codes_is_made_of_a_part_of_the_matrix(
     order = data.draw(st.permutations(range(3)))
     with pytest.MonkeyPatch.context() as patch:
         # The same code on fewer values at a time, where one part of millions would take minutes.
-        patch.setitem(coded_module._AT_ONCE, "cpu", data.draw(st.integers(1, 300)))
+        patch.setitem(quantized._AT_ONCE, "cpu", data.draw(st.integers(1, 300)))
         for block in blocks(matrix, dim, "cpu", order):
-            some = coded(cut(values, block), coding)[of_scales]
+            some = quantize(cut(values, block), coding)[of_scales]
             assert some is not None
             put(some, coding.codes_of(block, of_scales=of_scales), part, origin)
     assert torch.equal(part, cut(whole, tuple(within)))
@@ -117,13 +116,13 @@ def test_there_are_kernels_for_whole_blocks(form: Form, dtype: torch.dtype) -> N
         for length in (128, 127, 65, 63, 40):
             shape = [3, 5, 2]
             shape[dim] = length
-            coding = Coding(form, dim, length)
-            codes, scales = coded(torch.randn(shape, generator=generator), coding)
+            coding = QuantScheme(form, dim, length)
+            codes, scales = quantize(torch.randn(shape, generator=generator), coding)
             assert scales is not None
-            found = decoded_by_kernel(codes, scales, form=form, dim=dim, length=length, dtype=dtype)
+            found = dequantize_with_kernel(codes, scales, form=form, dim=dim, length=length, dtype=dtype)
             assert (found is None) == (length != 128)
             if found is not None:
-                assert torch.equal(found, decoded_plainly(codes, scales, coding, length).to(dtype))
+                assert torch.equal(found, dequantize_reference(codes, scales, coding, length).to(dtype))
 
 
 def test_a_library_that_does_not_come_out_right_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,12 +148,14 @@ def test_a_library_that_does_not_come_out_right_is_left_alone(monkeypatch: pytes
 def test_it_is_decoded_alike_however_much_at_a_time(
     form: Form, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coding = Coding(form, 1, 131)
-    made = Coded(*coded(torch.randn(7, 131, 5, generator=torch.Generator().manual_seed(1)), coding), coding)
-    whole = made.decoded(torch.float32)
+    coding = QuantScheme(form, 1, 131)
+    made = QuantizedWeight(
+        *quantize(torch.randn(7, 131, 5, generator=torch.Generator().manual_seed(1)), coding), coding
+    )
+    whole = made.dequantize(torch.float32)
     # The same code on fewer values at a time, where one part of millions would take minutes.
-    monkeypatch.setitem(coded_module._AT_ONCE, "cpu", at_once)
-    assert torch.equal(made.decoded(torch.float32), whole)
+    monkeypatch.setitem(quantized._AT_ONCE, "cpu", at_once)
+    assert torch.equal(made.dequantize(torch.float32), whole)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -169,10 +170,10 @@ def test_a_table_says_what_is_kept(form: Form) -> None:
         for _ in range(20):
             shape = tuple(random.randint(1, 200) for _ in each)
             parameter = Parameter("w", shape, each, 1.0, frozen=True, form=form)
-            coding = Coding.of(parameter)
+            coding = QuantScheme.of(parameter)
             assert coding is not None
             assert each[coding.dim] == "model", "no layout cuts what shares a scale"
-            made = [one for one in coded(torch.randn(shape), coding) if one is not None]
+            made = [one for one in quantize(torch.randn(shape), coding) if one is not None]
             table = list(kept(parameter))
             assert [one.shape for one, _ in table] == [tuple(one.shape) for one in made]
             assert [getattr(torch, str(dtype)) for _, dtype in table] == [one.dtype for one in made]
@@ -186,8 +187,8 @@ def test_a_table_says_what_is_kept(form: Form) -> None:
 def test_a_rank_without_tokens_has_no_gradient_of_them(
     form: Form, dtype: torch.dtype, rows: tuple[int, ...]
 ) -> None:
-    matrix, coding = torch.randn(64, 64), None if form == "full" else Coding(form, 1, 64)
-    w = matrix if coding is None else Coded(*coded(matrix, coding), coding)
+    matrix, coding = torch.randn(64, 64), None if form == "full" else QuantScheme(form, 1, 64)
+    w = matrix if coding is None else QuantizedWeight(*quantize(matrix, coding), coding)
     x = torch.empty(*rows, 64, dtype=dtype, requires_grad=True)
     linear(x, w).sum().backward()
     assert x.grad is not None

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.plan import Cluster, Degrees, MadeFor, MemoryEstimate, Plan, PlanRequest, TimeEstimate, plan_job
-from moe.plan.asked_layout import asking_for, layout_to_ask, parse_layout
 from moe.plan.candidate import RECOMPUTES, SHARDINGS, Options
 from moe.plan.causes import Causes
 from moe.plan.compare import compare, made_for_in_words, sentences
+from moe.plan.requested_layout import asking_for, layout_to_ask, parse_layout
 from moe.spec import JobSpec, SpecError
 from tests.refusals import refused
 from tests.unit.test_spec import job

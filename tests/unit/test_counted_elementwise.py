@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from moe.parallel import Layout
-from moe.plan import Cluster, Degrees, Search
+from moe.plan import Cluster, Degrees, LayoutSearch
 from moe.plan.candidate import Candidate, Options
 from moe.plan.software import SOFTWARE
 from moe.spec import JobSpec
@@ -77,7 +77,7 @@ def moved(spec: JobSpec) -> float:
 
 def counted(spec: JobSpec) -> float:
     """The same by a plan."""
-    search = Search(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"))
+    search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"))
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
     rate = search.cluster.traits.memory_bytes_per_s * SOFTWARE["ours-eager"].elementwise.share
     return search.time.of(candidate).elementwise_s * rate

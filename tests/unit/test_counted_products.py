@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe.data.sequences.store import Rows
+from moe.data.sequences.store import SequenceRows
 from moe.layers.nll import smoothed_nll
-from moe.parallel import Coded, Layout
-from moe.plan import Calibration, Cluster, Degrees, Search
+from moe.parallel import Layout, QuantizedWeight
+from moe.plan import Calibration, Cluster, Degrees, LayoutSearch
 from moe.plan.candidate import RECOMPUTES, Candidate, Options, Recompute
 from moe.plan.cost.flops import looked_at, model_flops_per_step, pairs_flops
 from moe.plan.cost.units import Part, units
-from moe.plan.degrees import Shards
+from moe.plan.degrees import ShardCounts
 from moe.plan.plan import TimeEstimate
 from moe.plan.profile import OURS
 from moe.spec import JobSpec
@@ -79,7 +79,7 @@ def job(model: dict[str, Any], freeze: tuple[str, ...] = (), **data: Any) -> Job
 def pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Loss of rows whose two halves are a preferred answer and another one."""
     halves = (np.arange(LENGTH) >= LENGTH // 2).astype(np.int32)
-    rows = Rows(tokens.numpy(), np.tile(halves, (ROWS, 1)), tokens.numpy())
+    rows = SequenceRows(tokens.numpy(), np.tile(halves, (ROWS, 1)), tokens.numpy())
     batch = SequencesBatch.of(rows, SequenceContext(rows_per_group=1), Layout.single())
     return preference_loss_of(model, batch, 0.1).objective
 
@@ -116,7 +116,7 @@ def predicted(
     cluster = Cluster(num_nodes=1, devices_per_node=degrees.num_workers, device="cpu", memory_bytes=1 << 40,
                       calibration=calibration)  # fmt: skip
     candidate = Candidate(degrees, Options(micro_batch_groups=spec.num_groups // degrees.data, **options))
-    return Search(spec, cluster).time.of(candidate)
+    return LayoutSearch(spec, cluster).time.of(candidate)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -187,7 +187,7 @@ def test_ranks_that_split_a_matrix_share_a_half_of_its_adapter(tensor: int, expe
     """B of queries is split as they are, and A is whole; of what comes out of heads it is the other way round."""
     spec = job({**MIXTURE, **ADAPTED, "adapter": {"rank": 8}})
     unit = next(unit for unit in units(spec.model, OURS) if unit.moe is not None)
-    shards = Shards(tensor=tensor, expert_tensor=expert_tensor)
+    shards = ShardCounts(tensor=tensor, expert_tensor=expert_tensor)
     m, heads, kv, hidden, shared = 128, 128, 64, 256, 128
 
     def numbers(part: Part, is_adapter: bool) -> int:
@@ -209,14 +209,14 @@ def test_ranks_that_split_a_matrix_share_a_half_of_its_adapter(tensor: int, expe
 def test_a_base_is_decoded_as_often_as_it_is_multiplied(
     base: str, recompute: Recompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, as_it_is = [], Coded.decoded
+    decoded, as_it_is = [], QuantizedWeight.decoded
 
-    def noted(self: Coded, dtype: torch.dtype) -> torch.Tensor:
+    def noted(self: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
         decoded.append(as_it_is(self, dtype))
         return decoded[-1]
 
     # Decodes as ever, and notes that it did: nothing else tells how often.
-    monkeypatch.setattr(Coded, "decoded", noted)
+    monkeypatch.setattr(QuantizedWeight, "decoded", noted)
     model = {**MIXTURE, **ADAPTED, "adapter": {"rank": 2, "base": base}}
     counted(model, (), recompute=recompute)
     wide = {**model, "adapter": {"rank": 2}}

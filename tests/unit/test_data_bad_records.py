@@ -18,7 +18,7 @@ from moe.data.sequences import check, prepare
 from moe.data.sequences.conversation_files import records
 from moe.data.sequences.corpora import build
 from moe.data.sequences.corpus import CHECK_BYTES
-from moe.data.sequences.formats import File
+from moe.data.sequences.formats import DataFile
 from moe.spec import DocumentsSpec, JsonlSpec, ParallelTextSpec, Problem, SpecError
 from tests.unit.test_data_conversations import VOCABULARY, chat, tokenizer_of
 
@@ -205,7 +205,7 @@ def test_bad_records_do_not_stretch_what_a_check_reads(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"{[{[{[{\n" * num_lines)
     faults = Faults()
-    assert not list(records(File("data", Location("file", str(path))), CHECK_BYTES, faults))
+    assert not list(records(DataFile("data", Location("file", str(path))), CHECK_BYTES, faults))
     assert 0 < faults.num_records < num_lines
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
-from moe.data.limited import NoAnswer, answer_of
+from moe.data.limited_process import NoAnswer, answer_of
 from moe.data.sequences import ModelTokenizer, check, encoding, model_tokenizer
-from moe.data.sequences.corpus import Document
+from moe.data.sequences.corpus import SourceDocument
 from moe.data.sequences.encoding import encode_documents
 from moe.data.sequences.learned_tokenizer import sample
 from moe.data.sequences.model_tokenizer import require_usable
@@ -46,8 +46,8 @@ def test_text_that_looks_like_a_special_token_is_text():
 
 
 def test_merges_are_learned_from_the_same_texts_in_any_order_and_none_held_out():
-    documents = [Document("a", text, False) for text in texts(40)]
-    held_out = [Document("a", "held out " * 10, True)]
+    documents = [SourceDocument("a", text, False) for text in texts(40)]
+    held_out = [SourceDocument("a", "held out " * 10, True)]
     assert sorted(sample(documents)) == sorted(texts(40))
     few = sample(documents + held_out, max_chars=500)
     assert few == sample(held_out + documents[::-1], max_chars=500)
@@ -59,7 +59,11 @@ def test_a_long_document_is_encoded_in_parts_to_the_same_text(monkeypatch):
     # Fakes nothing: the same code cuts at a thousand characters, where a document of millions would take minutes.
     monkeypatch.setattr(encoding, "PART_CHARS", 1000)
     text = "x = 1\n" * 300 + "y" * 1010
-    documents = [Document("a", "short", False), Document("a", text, False), Document("b", "last", True)]
+    documents = [
+        SourceDocument("a", "short", False),
+        SourceDocument("a", text, False),
+        SourceDocument("b", "last", True),
+    ]
     found = list(encode_documents(OURS, documents))
     assert [each.document for each in found] == documents
     assert [OURS.decode(each.ids.tolist()) for each in found] == [document.text for document in documents]
@@ -147,12 +151,12 @@ def test_an_end_that_no_token_is_is_refused():
 
 def test_a_limited_process_has_little_memory_no_environment_and_tells_how_it_ended(tmp_path, monkeypatch):
     (tmp_path / "greedy.py").write_text(
-        "import os, sys\nfrom moe.data.limited import take_limits\ntake_limits()\n"
+        "import os, sys\nfrom moe.data.limited_process import take_limits\ntake_limits()\n"
         "print(os.environ.get('SECRET'), sys.stdin.read())\n"
         "x = bytearray(1 << 30) if len(sys.argv[1]) < 10 else None\n"
     )
     monkeypatch.setenv("SECRET", "token")
-    monkeypatch.setattr("moe.data.limited._PLACE", f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    monkeypatch.setattr("moe.data.limited_process._PLACE", f"{tmp_path}{os.pathsep}{os.getcwd()}")
     assert answer_of("greedy", b"given", timeout_s=60, memory_bytes=4 << 30) == b"None given\n"
     with pytest.raises(NoAnswer, match=r"ends the process that reads it \(exit status 1: MemoryError\)"):
         answer_of("greedy", b"", timeout_s=60, memory_bytes=512 << 20)

@@ -12,7 +12,7 @@ import pytest
 from moe.data.locations import Location
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
-from moe.data.sequences.formats import File, PlainText
+from moe.data.sequences.formats import DataFile, PlainText
 from moe.spec import DocumentsSpec, SpecError
 from tests.refusals import refused
 from tests.unit.data_corpora import write_jsonl
@@ -61,7 +61,7 @@ def test_documents_of_every_format_come_source_by_source_as_they_are(tmp_path):
 @pytest.mark.parametrize("limit", range(20, 28))
 def test_a_text_is_cut_between_its_characters(tmp_path, mark, letter, limit):
     (tmp_path / "a.txt").write_bytes(mark + letter.encode() * 40)
-    file = File("data.sources[0].paths[0]", Location("file", f"{tmp_path}/a.txt"))
+    file = DataFile("data.sources[0].paths[0]", Location("file", f"{tmp_path}/a.txt"))
     (text,) = PlainText().texts(file, limit)
     assert text == letter * ((limit + 1 - len(mark)) // len(letter.encode()))
     (tmp_path / "a.txt").write_bytes(mark + letter.encode() * 3 + b"\n\xff" + letter.encode() * 40)

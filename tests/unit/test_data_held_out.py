@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.data.pairs.held_out import HeldOut, Part
+from moe.data.pairs.held_out import CorpusPart, HeldOut
 from moe.data.pairs.pair import Pair
 from moe.spec import JsonlSpec
 
@@ -44,12 +44,12 @@ choices = st.fixed_dictionaries(
 @given(corpora, choices)
 def test_the_three_parts_are_apart_as_each_promises(pairs, choice):
     chosen = parts(pairs, **choice)
-    in_training = {(p.target, p.lang) for p, part in chosen.items() if part is Part.TRAIN}
+    in_training = {(p.target, p.lang) for p, part in chosen.items() if part is CorpusPart.TRAIN}
     targets = {target for target, _ in in_training}
     for p, part in chosen.items():
-        if part is Part.UNSEEN:
+        if part is CorpusPart.UNSEEN:
             assert p.target not in targets
-        if part is Part.SEEN:
+        if part is CorpusPart.SEEN:
             assert any((p.target, lang) in in_training for lang in {"de", "fr", "ru"} - {p.lang})
 
 
@@ -64,16 +64,16 @@ def test_added_data_never_moves_a_held_out_pair_into_training(pairs, added, choi
     before = parts(pairs, **choice)
     after = parts(list(dict.fromkeys([*added, *pairs])), **choice)
     for p, part in before.items():
-        if part is not Part.TRAIN:
+        if part is not CorpusPart.TRAIN:
             assert after[p] is part
 
 
 def test_shares_are_as_asked_and_another_seed_chooses_others():
     chosen = list(parts(PAIRS).values())
-    assert 0.07 < chosen.count(Part.UNSEEN) / len(PAIRS) < 0.13
-    assert 0.06 < chosen.count(Part.SEEN) / len(PAIRS) < 0.12
+    assert 0.07 < chosen.count(CorpusPart.UNSEEN) / len(PAIRS) < 0.13
+    assert 0.06 < chosen.count(CorpusPart.SEEN) / len(PAIRS) < 0.12
     assert list(parts(PAIRS, seed=1).values()) != chosen
-    assert set(parts(PAIRS, messages=0, pairs=0).values()) == {Part.TRAIN}
+    assert set(parts(PAIRS, messages=0, pairs=0).values()) == {CorpusPart.TRAIN}
 
 
 def test_messages_that_differ_in_case_and_punctuation_are_held_out_together():
@@ -85,4 +85,4 @@ def test_messages_that_differ_in_case_and_punctuation_are_held_out_together():
     chosen = parts(messages, pairs=0)
     for plain, dressed in zip(messages[::2], messages[1::2], strict=True):
         assert chosen[plain] is chosen[dressed]
-    assert Part.UNSEEN in chosen.values()
+    assert CorpusPart.UNSEEN in chosen.values()

@@ -12,7 +12,7 @@ import pytest
 
 from moe.data.cache import Cache, problem
 from moe.data.pairs import Sampler, Tokenizers, describe, prepare
-from moe.data.pairs.jsonl import Jsonl
+from moe.data.pairs.jsonl import JsonlPairs
 from moe.data.tokenizer import EOS
 from tests.processes import DEADLINE_S
 from tests.refusals import refused
@@ -298,13 +298,13 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_kept_under_the_name_of_an
     """The name is a hash of what was there before."""
     path = tmp_path / "mine.jsonl"
     spec = job({"corpus": "jsonl", "paths": [write_jsonl(path, sentences(60))], "held_out_pairs": 0.1})
-    read = Jsonl.pairs
+    read = JsonlPairs.pairs
 
     def changed_first(corpus):
         write_jsonl(path, sentences(61))
         return read(corpus)
 
-    monkeypatch.setattr(Jsonl, "pairs", changed_first)
+    monkeypatch.setattr(JsonlPairs, "pairs", changed_first)
     with refused("changed", "data", None):
         prepare(spec.data, spec.model, tmp_path / "cache")
     monkeypatch.undo()

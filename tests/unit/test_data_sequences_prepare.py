@@ -19,7 +19,7 @@ from moe.data.sequences import (
     unigram_nats_per_source,
     xz_bits_per_byte,
 )
-from moe.data.sequences.documents import Documents
+from moe.data.sequences.documents import DocumentFiles
 from moe.data.sequences.package_list import Distribution
 from moe.data.sequences.packages import Packages
 from moe.spec import PackagesSpec
@@ -57,7 +57,7 @@ def with_data(spec, **fields):
 
 def test_rows_hold_the_documents(spec, tmp_path):
     found, said = run(spec, tmp_path)
-    documents = list(Documents(spec.data, None).documents())
+    documents = list(DocumentFiles(spec.data, None).documents())
     assert found.train.sources == tuple(found.held_out) == ("code", "notes")
     assert [text.decode() for store in found.held_out.values() for text in store.texts()] == [
         document.text for document in documents if document.is_held_out
@@ -150,7 +150,7 @@ def test_a_vocabulary_without_room_for_bytes_is_refused(spec, tmp_path):
 def test_a_source_of_which_all_is_held_out_is_refused(spec, tmp_path):
     for index in range(200):  # until chance holds one out
         (tmp_path / "b.txt").write_text(f"{index}")
-        if list(Documents(spec.data, None).documents())[-1].is_held_out:
+        if list(DocumentFiles(spec.data, None).documents())[-1].is_held_out:
             break
     with refused("empty", "data", None):
         run(spec, tmp_path)
@@ -160,13 +160,13 @@ def test_a_corpus_that_changes_while_it_is_read_is_not_kept_under_the_name_of_an
     spec, tmp_path, monkeypatch
 ):
     """The name is a hash of what was there before."""
-    read = Documents.documents
+    read = DocumentFiles.documents
 
     def changed_first(corpus):
         (tmp_path / "b.txt").write_text("changed")
         return read(corpus)
 
-    monkeypatch.setattr(Documents, "documents", changed_first)
+    monkeypatch.setattr(DocumentFiles, "documents", changed_first)
     with refused("changed", "data", None):
         run(spec, tmp_path)
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from moe.plan import DEVICES, Cluster, Plan, cluster_of, plan_job
+from moe.plan.cluster.device_names import device_named
 from moe.plan.cluster.measured import MEASURED
-from moe.plan.cluster.named import device_named
 from moe.spec import SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
 from service.control.lifecycle.planning import plan_for, planning_cluster

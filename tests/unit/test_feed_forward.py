@@ -8,7 +8,7 @@ from torch.nn import functional
 from moe.experts import build_activation
 from moe.layers.feed_forward import FeedForward
 from moe.layers.shared_experts import SharedExperts
-from moe.parallel import TokenShares, declare
+from moe.parallel import SequenceShard, declare
 from moe.spec.parameter import linear
 
 M, HIDDEN, TOKENS = 6, 40, 9
@@ -34,7 +34,7 @@ def test_outputs_and_gradients_are_those_of_plain_operations(activation: str, re
     torch.manual_seed(0)
     layer, x = layer_of(activation), torch.randn(TOKENS, M, dtype=torch.float64, requires_grad=True)
     layer.recompute = recompute
-    y = layer(x, TokenShares(TOKENS))
+    y = layer(x, SequenceShard(TOKENS))
     up = x @ layer.w_in.weight.t()
     gate = up if layer.w_gate is None else x @ layer.w_gate.weight.t()
     expected = ACTIVATED[activation](up, gate) @ layer.w_out.weight.t()
@@ -55,14 +55,14 @@ def test_nothing_is_kept_but_what_the_first_matrices_gave(activation: str) -> No
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        layer(x, TokenShares(TOKENS))
+        layer(x, SequenceShard(TOKENS))
     assert sum(shape == (TOKENS, HIDDEN) for shape in kept.values()) == (2 if layer.w_gate else 1)
 
 
 def test_a_frozen_matrix_has_no_gradient() -> None:
     layer = layer_of("swiglu")
     layer.w_out.weight.requires_grad_(False)
-    layer(torch.randn(TOKENS, M).double(), TokenShares(TOKENS)).sum().backward()
+    layer(torch.randn(TOKENS, M).double(), SequenceShard(TOKENS)).sum().backward()
     assert layer.w_out.weight.grad is None
     assert layer.w_gate.weight.grad.abs().max() > 0
 
@@ -97,7 +97,7 @@ def test_a_narrow_layer_is_the_wide_one_rounded(activation: str) -> None:
             for parameter in layer.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator).bfloat16())
         x = torch.randn(TOKENS, M, generator=generator).bfloat16().to(dtype).requires_grad_()
-        y = layer(x, TokenShares(TOKENS))
+        y = layer(x, SequenceShard(TOKENS))
         gradient = torch.randn(y.shape, generator=generator).bfloat16().to(dtype)
         return [each.float() for each in (y, *torch.autograd.grad(y, [x, *layer.parameters()], gradient))]
 

@@ -10,7 +10,7 @@ import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from moe.storage.beneath import Outside
+from moe.storage.confined import Outside
 from moe.storage.folder import Folder
 
 MAX_BYTES = 10

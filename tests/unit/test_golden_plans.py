@@ -1,6 +1,6 @@
 """Plans that were kept, made again: the same to the byte on every machine.
 
-Where the planner is meant to choose or predict otherwise, raise `moe.plan.stored.PLANNER` and write them anew with
+Where the planner is meant to choose or predict otherwise, raise `moe.plan.plan_file.PLANNER` and write them anew with
 `python -m tests.unit.test_golden_plans`; their diff shows what has changed.
 """
 
@@ -12,8 +12,8 @@ import pytest
 from moe.plan import Cluster, Plan, plan_job, read_plan_request
 from moe.plan.executable import refusal
 from moe.plan.placement import placements_of
+from moe.plan.plan_file import PLANNER
 from moe.plan.profile import PROFILES
-from moe.plan.stored import PLANNER
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = {

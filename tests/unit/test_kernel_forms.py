@@ -16,8 +16,8 @@ from benchmarks import device_constants
 from benchmarks.kernels import attention, collectives, exchange, experts, page, products
 from benchmarks.kernels.generated import kernels_of, source
 from moe.plan.cluster.kernels import (
-    Collective,
-    Exchange,
+    CollectiveCost,
+    ExchangeCost,
     FusedAttention,
     GroupedExperts,
     Kernels,
@@ -54,9 +54,9 @@ def sizes(kernel: Any, draw: Callable[[float, float], float]) -> dict[str, float
                 "rows": draw(1, 1e6), "length": draw(1, 1e5), "heads": key_heads * draw(1, 8),
                 "key_heads": key_heads, "widths": draw(64, 1024), "window": window,
             }  # fmt: skip
-        case Collective():
+        case CollectiveCost():
             return {"size": draw(1, 1e10), "ranks": draw(2, 128)}
-        case Exchange():
+        case ExchangeCost():
             nodes = draw(1, 64)
             return {
                 "tokens": draw(1, 2e5), "row_bytes": draw(256, 3e4), "copies": draw(1, 8),
@@ -69,8 +69,8 @@ VECTORISED: dict[type, Callable[..., Any]] = {
     MatrixProducts: products.seconds,
     GroupedExperts: experts.seconds,
     FusedAttention: attention.seconds,
-    Exchange: exchange.seconds,
-    Collective: lambda of, size, ranks: collectives.seconds(of, size, ranks, np.ones(len(size))),
+    ExchangeCost: exchange.seconds,
+    CollectiveCost: lambda of, size, ranks: collectives.seconds(of, size, ranks, np.ones(len(size))),
 }
 
 

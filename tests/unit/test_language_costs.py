@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moe.plan import Cluster, Degrees, Link, Search
+from moe.plan import Cluster, Degrees, LayoutSearch, Link
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.attention import kept_bytes, worked_bytes
 from moe.plan.cost.flops import looked_at, model_flops_per_step, pairs_flops
@@ -110,7 +110,7 @@ def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
 
     def gather_s(rank: int | None) -> float:
         spec = language({**LATENT, "query_rank": rank}, model_dim=4096)
-        search = Search(spec.model_copy(update={"resources": spec.resources}), cluster)
+        search = LayoutSearch(spec.model_copy(update={"resources": spec.resources}), cluster)
         return search.time.of(candidate).gather_s
 
     of_hidden, few, more = gather_s(None), gather_s(12), gather_s(2000)
@@ -217,7 +217,8 @@ def test_only_what_is_trained_has_gradients_and_moments(freeze: tuple[str, ...],
 def test_a_frozen_model_takes_less_memory_and_says_what_is_trained() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu")
     whole, part = (
-        Search(language(train=train), cluster).plan() for train in ({}, {"freeze": ["embedding.weight"]})
+        LayoutSearch(language(train=train), cluster).plan()
+        for train in ({}, {"freeze": ["embedding.weight"]})
     )
     table = 300 * 16
     assert whole.memory.gradients - part.memory.gradients == 4 * table

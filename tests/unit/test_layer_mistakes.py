@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.layers import TokenContext
-from moe.parallel import TokenShares
+from moe.parallel import SequenceShard
 from moe.routing import BatchCounts
 from moe.spec.routers import ROUTERS
 from tests.unit.test_moe_layer import layer_of, routed
@@ -89,7 +89,13 @@ KINDS: list[Callable[[torch.Tensor], object]] = [
 ]  # fmt: skip
 """What a tensor may be given as, where it is not as it should be: in few calls, or no other mistake would be met."""
 WHATEVER: list[object] = [3, "x", {}, {"ids": None}, [], torch.ones(2), TokenContext, object()]
-SHARES = [TokenShares("x"), TokenShares(-1), TokenShares(1.5), TokenShares(8, "x"), TokenShares(8, label=3)]
+SHARES = [
+    SequenceShard("x"),
+    SequenceShard(-1),
+    SequenceShard(1.5),
+    SequenceShard(8, "x"),
+    SequenceShard(8, label=3),
+]
 
 
 @st.composite
@@ -114,7 +120,7 @@ def calls(draw: st.DrawFn) -> tuple[object, object, object]:
     batch = seldom([*WHATEVER, BatchCounts(*counts)], draw(st.sampled_from([None, BatchCounts(9, 9, 99)])))
     training = seldom([*WHATEVER, None, 0], draw(st.booleans()))
     tokens = TokenContext(ids, padding, step, training=training, sequence_tokens=length, batch=batch)
-    return x, seldom([*WHATEVER, None], tokens), seldom([*WHATEVER, *SHARES, TokenShares(8)], None)
+    return x, seldom([*WHATEVER, None], tokens), seldom([*WHATEVER, *SHARES, SequenceShard(8)], None)
 
 
 @given(calls(), st.sampled_from(sorted(ROUTERS)), st.sampled_from(["group", "sequence", "global_batch"]))
@@ -141,7 +147,7 @@ def test_what_a_layer_cannot_take_is_a_value_error_in_words(
     ("of_x", "tokens", "shares", "told"),
     [
         *((swapped, None, shares, rf"shares\.{field} \(=.*\) must be ") for field, shares in [
-            ("num_tokens", TokenShares("x")), ("num_tokens", TokenShares(True)), ("group", TokenShares(6, "x")),
+            ("num_tokens", SequenceShard("x")), ("num_tokens", SequenceShard(True)), ("group", SequenceShard(6, "x")),
         ]),
         (in_inference_mode, None, None, "x .* must not be given where gradients are tracked; clone it"),
         (torch.clone, TokenContext(padding=in_inference_mode(torch.ones(4, 6).bool())), None,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe.plan import Cluster
-from moe.plan.stored import made_for, non_default_fields
+from moe.plan.plan_file import made_for, non_default_fields
 from moe.spec import JobSpec, SpecError
 from moe.spec.routers import ROUTERS
 from tests.unit.test_spec import job

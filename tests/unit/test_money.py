@@ -7,9 +7,9 @@ import pytest
 
 from moe.plan import Cluster, Plan, cluster_of, plan_anywhere, plan_job, plan_request
 from moe.plan.money import amount_of, money_of
+from moe.plan.plan_file import made_for
 from moe.plan.search.pools import How
 from moe.plan.search.workers import numbers_of_workers
-from moe.plan.stored import made_for
 from moe.spec import JobSpec, SpecError
 from tests.refusals import refused
 from tests.unit.test_spec import job

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moe.plan import Cluster, Plan, Search, plan_job
+from moe.plan import Cluster, LayoutSearch, Plan, plan_job
 from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.executable import check_asked
 from moe.plan.plan import MemoryEstimate
@@ -35,11 +35,11 @@ SPREAD = {"expert": 8, "tensor": 1, "context": 1, "pipeline": 1, "sharding": "pa
 
 def memory(plan: Plan, spec: JobSpec) -> MemoryEstimate:
     """Of the same layout."""
-    return Search(spec, H100).memory.of(plan.candidate)
+    return LayoutSearch(spec, H100).memory.of(plan.candidate)
 
 
 def seconds(plan: Plan, spec: JobSpec) -> Any:
-    return Search(spec, H100).time.of(plan.candidate)
+    return LayoutSearch(spec, H100).time.of(plan.candidate)
 
 
 @pytest.mark.parametrize("parallel", [{}, SPREAD, {**SPREAD, "sharding": "optimizer"}], ids=str)
@@ -66,7 +66,7 @@ def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
     plan = plan_job(spec, H100)
     assert plan.options.num_chunks == 1 or plan.predicted.all_to_all_s
     plain = replace(plan.candidate, options=replace(plan.candidate.options, num_chunks=1, overlap=False))
-    wide_s, narrow_s = (Search(each, H100).time.of(plain).all_to_all_s for each in (spec, narrow))
+    wide_s, narrow_s = (LayoutSearch(each, H100).time.of(plain).all_to_all_s for each in (spec, narrow))
     assert pytest.approx(narrow_s / wide_s, rel=0.02) == (3 + (1 + 4 / 128) / 2) / 4
 
 
@@ -119,9 +119,9 @@ def test_of_masters_on_the_host_narrow_weights_that_are_not_sharded_may_be_all_t
         }
     )  # fmt: skip
     pair = H100.model_copy(update={"devices_per_node": 2})
-    memory = Search(spec, pair).memory
-    every = [each.candidate for each in Search(spec, pair).ranking(2, 100).fitting]
+    memory = LayoutSearch(spec, pair).memory
+    every = [each.candidate for each in LayoutSearch(spec, pair).ranking(2, 100).fitting]
     of = {each.options.sharding: memory.total(each) - memory.allowance for each in every}
     room = ceil(min(of.values()) / (1 - ALLOWANCE))
-    fitting = Search(spec, pair.model_copy(update={"memory_bytes": room + 2})).ranking(2, 1).fitting
+    fitting = LayoutSearch(spec, pair.model_copy(update={"memory_bytes": room + 2})).ranking(2, 1).fitting
     assert {each.candidate.options.sharding for each in fitting} == {"gradients"}

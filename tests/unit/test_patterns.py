@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moe.data.locations import Locator
 from moe.spec import SpecError
 from moe.spec.patterns import matches
-from moe.storage import beneath
+from moe.storage import confined
 from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, follow_links
 from service.control.lifecycle.roots import StorageRoots
 from tests.refusals import refused
@@ -157,7 +157,7 @@ def test_a_chain_of_links_is_followed_as_far_as_the_kernel_would(tmp_path: Path,
     with refused("unreadable", "data.paths[0]"):
         locator.locate("data.paths[0]", last)
     with pytest.raises(OSError, match=f"leads through more than {MAX_LINKS} links"):
-        beneath.open_file(str(tmp_path), last)
+        confined.open_file(str(tmp_path), last)
 
 
 def test_links_that_wander_lead_nowhere(tmp_path: Path) -> None:

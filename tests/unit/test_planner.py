@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.published import ROWS
-from moe.plan import DEVICES, Cluster, Degrees, Link, Plan, Search, plan_job
+from moe.plan import DEVICES, Cluster, Degrees, LayoutSearch, Link, Plan, plan_job
 from moe.plan.candidate import Candidate, Options, Sharding
 from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.skew import rank_skew
@@ -179,7 +179,7 @@ def test_measured_loads_count() -> None:
 def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
     """Not where they are computed again as a whole, and in a pipeline only between virtual stages."""
     for row in (ROWS[0], ROWS[5]):
-        found = Search(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 8).fitting
+        found = LayoutSearch(row.job({"overlap": True}), row.cluster).ranking(row.num_devices, 8).fitting
         assert len(found) == 8
         for each in found:
             assert each.candidate.options.overlap
@@ -200,7 +200,7 @@ def test_exchanges_overlap_where_blocks_are_interrupted_for_them() -> None:
 )  # fmt: skip
 def test_a_pipeline_of_more_stages_than_layers_is_refused(parallel: dict[str, Any], said: str) -> None:
     with refused("out_of_range", "parallel.pipeline") as caught:
-        Search(ROWS[6].job(parallel), ROWS[6].cluster)
+        LayoutSearch(ROWS[6].job(parallel), ROWS[6].cluster)
     assert str(caught.value) == said
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe.plan import Cluster, Degrees, Search, plan_job
+from moe.plan import Cluster, Degrees, LayoutSearch, plan_job
 from moe.plan.candidate import RECOMPUTES, Candidate, Options
 from moe.plan.request import PlanRequest
 from moe.plan.search.spread import WITHIN_ERROR
@@ -22,7 +22,7 @@ _NEAR = 1.01
 def fastest_s(job: Job, cluster: Cluster) -> float | None:
     """Seconds of the fastest layout's step; None where none fits."""
     try:
-        search = Search(job.spec, cluster, profile=job.profile)
+        search = LayoutSearch(job.spec, cluster, profile=job.profile)
         return search.ranking(job.workers, 1).fitting[0].step_s
     except SpecError:
         return None
@@ -151,14 +151,14 @@ def test_no_software_runs_a_layout_faster_over_slower_links(device: str, name: s
     ]
     for candidate in candidates:
         seconds = [
-            Search(spec, cluster.with_links(*shares), profile="peer", software=SOFTWARE[name]).time.step_s(
-                candidate
-            )  # type: ignore[index]
+            LayoutSearch(
+                spec, cluster.with_links(*shares), profile="peer", software=SOFTWARE[name]
+            ).time.step_s(candidate)  # type: ignore[index]
             for shares in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.1), (0.1, 0.01))
         ]
         assert seconds[0] <= min(seconds[1:])
         assert seconds[3] > 1.1 * seconds[0]
-        links_s = Search(spec, cluster.with_links(0.1, 0.01), profile="peer", software=SOFTWARE[name])  # type: ignore[index]
+        links_s = LayoutSearch(spec, cluster.with_links(0.1, 0.01), profile="peer", software=SOFTWARE[name])  # type: ignore[index]
         assert links_s.time.of(candidate).hidden_s <= links_s.time.of(candidate).step_s
 
 
@@ -184,7 +184,7 @@ def test_a_plan_takes_as_long_wherever_it_is_told(job: Job) -> None:
 @given(jobs(), st.data())
 def test_recomputation_takes_no_more_memory_than_none_and_no_less_time(job: Job, data: st.DataObject) -> None:
     try:
-        search = Search(
+        search = LayoutSearch(
             job.spec, job.cluster.model_copy(update={"memory_bytes": 1 << 50}), profile=job.profile
         )
         found = search.ranking(job.workers, 6).fitting
@@ -213,7 +213,7 @@ def test_a_choice_is_near_the_best_at_both_ends_or_says_that_they_disagree(name:
     plan = plan_job(spec, cluster, software=name)  # type: ignore[arg-type]
     behind = []
     for end in SOFTWARE[name].extremes:  # type: ignore[index]
-        search = Search(spec, cluster, software=end)
+        search = LayoutSearch(spec, cluster, software=end)
         best = search.ranking(16, 1)
         fastest = (best.runnable or best.fitting)[0]
         behind.append(search.time.step_s(plan.candidate) / fastest.step_s)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from moe.data.sequences.store import Rows
+from moe.data.sequences.store import SequenceRows
 from moe.layers.nll import token_nll
 from moe.parallel import Layout
 from moe.spec import AdapterSpec, LanguageModelSpec
@@ -32,7 +32,7 @@ def model_of(attention: str, seed: int) -> LanguageModel:
     return model
 
 
-def rows_of(seed: int, num_rows: int, length: int) -> Rows:
+def rows_of(seed: int, num_rows: int, length: int) -> SequenceRows:
     """Rows of pairs of answers, each learned from some position on."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(4, VOCABULARY, (num_rows, length))
@@ -51,7 +51,7 @@ def rows_of(seed: int, num_rows: int, length: int) -> Rows:
             documents[row][documents[row] == number - 1] = -1
         labels[row][documents[row] < 0] = -1
         tokens[row][documents[row] < 0] = 0
-    return Rows(tokens, documents, labels)
+    return SequenceRows(tokens, documents, labels)
 
 
 def log_probability(model: LanguageModel, tokens: list[int], labels: list[int]) -> torch.Tensor:
@@ -61,7 +61,7 @@ def log_probability(model: LanguageModel, tokens: list[int], labels: list[int]) 
     return sum((logp[at, label] for at, label in enumerate(labels) if label >= 0), start=logp.sum() * 0)
 
 
-def plain(model: LanguageModel, rows: Rows) -> tuple[torch.Tensor, int, int]:
+def plain(model: LanguageModel, rows: SequenceRows) -> tuple[torch.Tensor, int, int]:
     loss, number, right = torch.zeros((), dtype=torch.float64), 0, 0
     for tokens, documents, labels in zip(*(each.tolist() for each in rows), strict=True):
         for first in range(0, max(documents) + 1, 2):
@@ -102,7 +102,7 @@ def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
 
 def test_a_batch_without_rows_has_no_loss():
     model = model_of(next(iter(ATTENTIONS)), 0)
-    empty = Rows(np.zeros((0, 6), np.int64), np.zeros((0, 6), np.int32), np.zeros((0, 6), np.int64))
+    empty = SequenceRows(np.zeros((0, 6), np.int64), np.zeros((0, 6), np.int32), np.zeros((0, 6), np.int64))
     batch = SequencesBatch.of(empty, SequenceContext(rows_per_group=1), Layout.single())
     found = preference_loss_of(model, batch, BETA)
     assert float(found.objective.detach()) == float(found.nll) == 0

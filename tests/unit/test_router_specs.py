@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from moe.plan import Cluster
-from moe.plan.stored import made_for
+from moe.plan.plan_file import made_for
 from moe.spec import JobSpec, MoESpec
 from moe.spec.routers import ROUTERS, router_fields
 from moe.train.checkpoint.course import other_course, other_state

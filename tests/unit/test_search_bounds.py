@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 
 from benchmarks.published_rows import ROWS
-from moe.plan import Degrees, Search
+from moe.plan import Degrees, LayoutSearch
 from moe.plan.candidate import Candidate
-from moe.plan.cost.held import StateOptions
 from moe.plan.cost.memory import MemoryModel
+from moe.plan.cost.run_choices import StateOptions
 from moe.plan.profile import ProfileName, profile_of
-from moe.plan.search.choices import Choices
+from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.ranking import Ranker
 from moe.plan.search.search import LOAD_SKEW
 from tests.unit.every_layout import least_layouts
@@ -30,7 +30,7 @@ def shape_of(candidate: Candidate) -> Degrees:
     return replace(candidate.degrees, fsdp=1, expert_fsdp=1)
 
 
-def some_of(choices: Choices, workers: int) -> Iterator[Candidate]:
+def some_of(choices: LayoutChoices, workers: int) -> Iterator[Candidate]:
     """Of the candidates that the search looks into."""
     for shape in choices.shapes(workers):
         yield from islice(of_shape(choices, shape), 0, None, EVERY)
@@ -38,14 +38,17 @@ def some_of(choices: Choices, workers: int) -> Iterator[Candidate]:
 
 @given(jobs())
 def test_no_layout_takes_less_memory_than_its_bounds(job: Job) -> None:
-    assert_room(searched(job).memory, some_of(Choices(job.spec, job.cluster), job.workers))
+    assert_room(searched(job).memory, some_of(LayoutChoices(job.spec, job.cluster), job.workers))
 
 
 @pytest.mark.parametrize("profile", ["ours", "peer", "torchtitan"])
 def test_no_published_layout_takes_less_memory_than_its_bounds(profile: ProfileName) -> None:
     """In pipelines of many layers."""
     row = next(row for row in ROWS if row.model == "qwen3-30b-a3b")
-    search, choices = Search(row.job({}), row.cluster, profile=profile), Choices(row.job({}), row.cluster)
+    search, choices = (
+        LayoutSearch(row.job({}), row.cluster, profile=profile),
+        LayoutChoices(row.job({}), row.cluster),
+    )
     shapes = list(choices.shapes(row.num_devices))
     for shape in shapes[:: len(shapes) // 8]:
         assert_room(search.memory, islice(of_shape(choices, shape), 7, 40_000, 799))
@@ -67,7 +70,7 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
 @given(jobs())
 def test_bounds_of_memory_do_not_fall_in_larger_micro_batches(job: Job) -> None:
     """So the largest that may fit is found by bisection."""
-    choices, memory = Choices(job.spec, job.cluster), searched(job).memory
+    choices, memory = LayoutChoices(job.spec, job.cluster), searched(job).memory
     for shape in choices.shapes(job.workers):
         for recompute in choices.recomputes():
             runs = [
@@ -102,7 +105,7 @@ def test_no_layout_needs_fewer_workers_than_its_bound(job: Job) -> None:
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     """That of its shape, of even stages, of the stages as they are, and of what comes beside micro-batches; nor than
     those of larger micro-batches, a group for a group."""
-    search, choices = searched(job), Choices(job.spec, job.cluster)
+    search, choices = searched(job), LayoutChoices(job.spec, job.cluster)
     time = search.time
     ranker = Ranker.of_one_kind(job.spec, job.cluster.memory_bytes, choices, search.memory, time)
     for each in some_of(choices, job.workers):
@@ -137,7 +140,7 @@ def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
 @given(jobs())
 def test_the_fastest_under_a_limit_is_that_of_the_ranking(job: Job) -> None:
     """And there is none where all take longer."""
-    search, choices = searched(job), Choices(job.spec, job.cluster)
+    search, choices = searched(job), LayoutChoices(job.spec, job.cluster)
     ranker = Ranker.of_one_kind(job.spec, job.cluster.memory_bytes, choices, search.memory, search.time)
     shapes = list(choices.shapes(job.workers))
     ranking = ranker.rank(shapes, 1)

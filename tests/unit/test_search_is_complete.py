@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.published_rows import ROWS
-from moe.plan import Cluster, Degrees, Search, plan_job
+from moe.plan import Cluster, Degrees, LayoutSearch, plan_job
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cost.memory import ALLOWANCE, MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.executable import not_yet
 from moe.plan.profile import ProfileName, profile_of
-from moe.plan.search.choices import Choices
+from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.ranking import LEAST, RankedCandidate
 from moe.plan.search.search import LOAD_SKEW
 from moe.plan.search.smallest import Smallest
@@ -33,7 +33,7 @@ _NODES = 48
 """Up to as many, the smallest cluster is looked for by trying every number."""
 
 
-def all_that_fit(search: Search, candidates: list[Candidate]) -> list[RankedCandidate]:
+def all_that_fit(search: LayoutSearch, candidates: list[Candidate]) -> list[RankedCandidate]:
     found = []
     for each in candidates:
         if search.memory.of(each).total <= search.cluster.memory_bytes:
@@ -137,16 +137,16 @@ def jobs(draw: st.DrawFn, *, over_nodes: bool = False) -> Job:
 def least_bytes(spec: JobSpec, cluster: Cluster, workers: int, profile: ProfileName) -> int:
     """What some layout over so many workers takes of a device, without the allowance."""
     memory = MemoryModel(spec, cluster, profile_of(profile), LOAD_SKEW)
-    choices = Choices(spec, cluster)
+    choices = LayoutChoices(spec, cluster)
     least = Smallest(spec, cluster, memory).candidate(choices, choices.shapes(workers))
     assume(least is not None)
     assert least is not None
     return memory.total(least) - memory.allowance
 
 
-def searched(job: Job) -> Search:
+def searched(job: Job) -> LayoutSearch:
     try:
-        return Search(job.spec, job.cluster, profile=job.profile)
+        return LayoutSearch(job.spec, job.cluster, profile=job.profile)
     except SpecError:  # degrees that no cluster has
         assume(False)
         raise
@@ -155,7 +155,7 @@ def searched(job: Job) -> Search:
 @pytest.mark.slow
 def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
     row = ROWS[3]
-    search, choices = Search(row.job({}), row.cluster, 1.0), Choices(row.job({}), row.cluster)
+    search, choices = LayoutSearch(row.job({}), row.cluster, 1.0), LayoutChoices(row.job({}), row.cluster)
     shapes = list(choices.shapes(row.num_devices))
     for shape in shapes[:: len(shapes) // 20]:
         assert_bounded(search, choices, shape, every=301)
@@ -164,12 +164,12 @@ def test_no_step_of_a_published_run_is_faster_than_its_bounds() -> None:
 @given(jobs())
 def test_no_step_is_faster_than_its_bounds(job: Job) -> None:
     spec, cluster, workers, _ = job
-    search, choices = searched(job), Choices(spec, cluster)
+    search, choices = searched(job), LayoutChoices(spec, cluster)
     for shape in choices.shapes(workers):
         assert_bounded(search, choices, shape, every=7)
 
 
-def assert_bounded(search: Search, choices: Choices, shape: Degrees, every: int) -> None:
+def assert_bounded(search: LayoutSearch, choices: LayoutChoices, shape: Degrees, every: int) -> None:
     """By that of the shape, and that of its micro-batches."""
     ranks_per_node, groups = choices.ranks_per_node(shape), -(-search.spec.num_groups // shape.data_ranks)
     bound_s = search.time.bound_s(Candidate(shape, Options(micro_batch_groups=groups)), ranks_per_node)
@@ -308,7 +308,7 @@ def test_a_refusal_predicts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def are_tried(cluster: Cluster, spec: JobSpec) -> list[int]:
     """Numbers of devices among which the smallest cluster is looked for, few first: of a node, and of whole nodes."""
-    unit = lcm(cluster.devices_per_node, Choices(spec, cluster).multiple)
+    unit = lcm(cluster.devices_per_node, LayoutChoices(spec, cluster).multiple)
     return [*range(1, cluster.devices_per_node), *(unit * each for each in range(1, _NODES + 1))]
 
 
@@ -357,7 +357,7 @@ def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(
     spec: JobSpec, per_node: int, memory_bytes: int, nodes: Sequence[int], that_hold: list[int]
 ) -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=per_node, device="h100", memory_bytes=memory_bytes)
-    smallest = Search(spec, cluster, profile="peer").smallest()
+    smallest = LayoutSearch(spec, cluster, profile="peer").smallest()
     assert smallest is not None
     assert smallest.num_nodes == that_hold[0]
     devices = {each: each * per_node for each in nodes}
@@ -383,7 +383,7 @@ def test_micro_batches_take_turns_between_virtual_stages_or_without_a_pipeline()
     """Not between stages that have one run of layers each, which a spec that names them is refused for."""
     spec = small({"batch_tokens": 65_536}, overlap=True, virtual_stages=1)
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
-    degrees = {each.candidate.degrees for each in Search(spec, cluster).ranking(4, 100).fitting}
+    degrees = {each.candidate.degrees for each in LayoutSearch(spec, cluster).ranking(4, 100).fitting}
     assert {each.pipeline for each in degrees} == {1}
 
 

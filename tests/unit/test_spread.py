@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moe.plan import Degrees
 from moe.plan.candidate import Candidate
-from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, End, choose
+from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, SpreadEnd, choose
 from moe.plan.software import SOFTWARE
 
 CANDIDATES = [
@@ -25,7 +25,7 @@ def chosen(centre: list[float], *ends: list[float]) -> Chosen:
     spread = []
     for number, seconds in enumerate(ends):
         times = dict(zip(CANDIDATES, seconds, strict=True))
-        spread.append(End(f"end {number}", times.__getitem__, min(CANDIDATES, key=times.__getitem__)))
+        spread.append(SpreadEnd(f"end {number}", times.__getitem__, min(CANDIDATES, key=times.__getitem__)))
     return choose(ranked, between.__getitem__, spread)
 
 

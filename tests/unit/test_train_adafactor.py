@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from moe.parallel import Layout, Part, local_parameters
+from moe.parallel import Layout, ParameterShard, local_parameters
 from moe.spec import AdafactorSpec, AdamWSpec
 from moe.train.optimizer.adafactor import Adafactor
 from moe.train.optimizer.build import build_optimizer, moments, set_learning_rate, set_step
@@ -47,7 +47,7 @@ def train(dense, experts, grads, lr=0.05):
     """Parameters after a step for each gradient of each."""
     parameters = nn.ParameterDict({name: value.clone() for name, value in {**dense, **experts}.items()})
     for name, parameter in parameters.items():
-        parameter.part = Part(parameter.shape, of_experts=name in experts)
+        parameter.part = ParameterShard(parameter.shape, of_experts=name in experts)
     optimizer = Adafactor(SPEC, local_parameters(parameters), Layout.single())
     set_learning_rate(optimizer, lr)
     for step in range(len(next(iter(grads.values())))):
@@ -110,7 +110,7 @@ class Tiny(nn.Module):
         self.scale = nn.Parameter(torch.ones(5))
         self.experts = nn.Parameter(torch.ones(2, 3, 4))
         for name, parameter in self.named_parameters():
-            parameter.part = Part(parameter.shape, of_experts=name == "experts")
+            parameter.part = ParameterShard(parameter.shape, of_experts=name == "experts")
 
 
 def shapes(spec):

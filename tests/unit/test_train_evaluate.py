@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 
 from moe.data.pairs import Tokenizers
-from moe.export.exported import ExportError, load_exported, save_exported
 from moe.export.load import load_trained
-from moe.export.trained import TrainedModel
+from moe.export.model_folder import ExportError, load_exported, save_exported
+from moe.export.trained_model import TrainedModel
 from moe.parallel import Layout
 from moe.records import Example
 from moe.storage.folder import MAX_READ_BYTES, Folder

@@ -5,7 +5,7 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe.records import Scores
+from moe.records import TranslationScores
 from moe.tasks.translation.scores import RowStatistics
 
 WORDS = ("the", "cat", "%(n)s", "été", "Привет", ",", ".", "42", "mat")
@@ -20,9 +20,9 @@ def test_equal_sacrebleus_own(rows):
     for mask in (np.ones(len(rows), bool), np.array(chosen)):
         mine = [list(np.array(column, object)[mask]) for column in (hypotheses, references)]
         if not mine[0]:
-            assert statistics.at(mask).scores() == Scores(chrf=None, bleu=None)
+            assert statistics.at(mask).scores() == TranslationScores(chrf=None, bleu=None)
             continue
-        expected = Scores(
+        expected = TranslationScores(
             chrf=round(sacrebleu.corpus_chrf(mine[0], [mine[1]]).score, 2),
             bleu=round(sacrebleu.corpus_bleu(mine[0], [mine[1]], force=True).score, 2),
         )
@@ -32,4 +32,4 @@ def test_equal_sacrebleus_own(rows):
 
 def test_a_perfect_translation_scores_100():
     text = ["a perfectly good sentence", "and one more of them"]
-    assert RowStatistics.of(text, text).scores() == Scores(chrf=100.0, bleu=100.0)
+    assert RowStatistics.of(text, text).scores() == TranslationScores(chrf=100.0, bleu=100.0)

@@ -10,7 +10,7 @@ from moe.plan.cost.flops import model_flops_per_step
 from moe.plan.cost.memory import ALLOWANCE
 from moe.plan.plan import FewestWorkers
 from moe.plan.search.explain import seconds_of
-from moe.plan.search.search import Search
+from moe.plan.search.search import LayoutSearch
 from moe.plan.search.what_if import smallest_cluster
 from moe.plan.speed import speed_in_words
 from moe.plan.verdict import verdict
@@ -79,7 +79,7 @@ def test_the_smallest_cluster_can_run_the_job() -> None:
 
 def test_what_no_layout_mends_is_held_and_never_run() -> None:
     fp8 = language_job("qwen3-30b-a3b", 8, dtype="fp8")
-    fewest = Search(fp8, H100S).fewest()
+    fewest = LayoutSearch(fp8, H100S).fewest()
     assert fewest.in_any_layout is not None
     assert fewest.to_run is None
     with refused("does_not_fit", "resources", "8 workers") as caught:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moe.data.conversations.conversation import ASSISTANT, Conversation, Message, Unreadable
+from moe.data.conversations.conversation import ASSISTANT, Conversation, Message, UnreadableRecord
 from moe.data.conversations.jinja_template import JinjaTemplate
 from moe.data.conversations.thoughts import split_thoughts, without_thoughts
 
@@ -22,7 +22,7 @@ _PROBE: Message = {"role": "user", "content": "x"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerSpan:
     """An answer with all of the text before it."""
 
     at: int
@@ -42,36 +42,36 @@ class Texts:
         self._first = dict[tuple[int, bool], str]()
 
     def first(self, number: int, *, asks: bool = False) -> str:
-        """Text of the first `number` messages; with `asks`, and the generation prompt. Raises Unreadable."""
+        """Text of the first `number` messages; with `asks`, and the generation prompt. Raises UnreadableRecord."""
         if (number, asks) not in self._first:
             self._first[number, asks] = self.of(self.messages[:number], asks=asks)
         return self._first[number, asks]
 
     def of(self, messages: Sequence[Message], *, asks: bool = False) -> str:
-        """Text of any messages, with the tools and arguments of this conversation. Raises Unreadable."""
+        """Text of any messages, with the tools and arguments of this conversation. Raises UnreadableRecord."""
         tools, arguments = self.conversation.tools, self.conversation.arguments
         return self._template.render(messages, tools, arguments, asks=asks).text
 
-    def answer(self, at: int) -> Answer:
-        """The answer in message `at`. Raises Unreadable if the template cannot render a prompt for it, or if the
+    def answer(self, at: int) -> AnswerSpan:
+        """The answer in message `at`. Raises UnreadableRecord if the template cannot render a prompt for it, or if the
         answer cannot be separated from its prompt."""
         transcript = self.first(at + 1)
         if at == 0:
-            return Answer(at, transcript, self._begin_of_opening(transcript))
+            return AnswerSpan(at, transcript, self._begin_of_opening(transcript))
         prompt = self.first(at, asks=True)
         if transcript.startswith(prompt):
             answer = _with_own_thoughts(self.messages[at], prompt, transcript[len(prompt) :])
-            return Answer(at, prompt + answer, len(prompt))
+            return AnswerSpan(at, prompt + answer, len(prompt))
         text = self._going_on(at, prompt)
         if text is None:
             rule = (
                 f"renders another text before an answer than its generation prompt (messages[{at}], "
                 f"{_parting(prompt, transcript)}), so that the assistant's part cannot be found"
             )
-            raise Unreadable(
+            raise UnreadableRecord(
                 rule, "mark that part by {% generation %} in a template, and name it by data.chat_template"
             )
-        return Answer(at, text, len(prompt))
+        return AnswerSpan(at, text, len(prompt))
 
     def follows(self, at: int) -> list[str]:
         """Texts that the template may render after the answer in message `at`: for the message that follows, and for
@@ -88,7 +88,7 @@ class Texts:
             for messages in ([*before_it, message], [*before_it, silent[-1]], silent):
                 try:
                     before, after = self.of(messages), self.of([*messages, follower])
-                except Unreadable:
+                except UnreadableRecord:
                     continue
                 if after.startswith(before):
                     continuations.append(after[len(before) :])
@@ -168,7 +168,7 @@ class Texts:
     def _render_or_empty(self, messages: Sequence[Message], *, asks: bool = False) -> str:
         try:
             return self.of(messages, asks=asks)
-        except Unreadable:
+        except UnreadableRecord:
             return ""
 
 

@@ -36,7 +36,7 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Written:
+class RenderedText:
     """Rendered text of a conversation, or of its beginning up to one of its answers."""
 
     text: str
@@ -60,12 +60,12 @@ class Rendering:
     """Rows of a conversation: one, or one for each answer if the template renders earlier answers differently once more
     messages follow."""
 
-    rows: tuple[Written, ...]
+    rows: tuple[RenderedText, ...]
     notes: tuple[str, ...] = ()
     """Keys of `NOTES`, each as often as it applies."""
 
 
-class Unreadable(Exception):
+class UnreadableRecord(Exception):
     """A record, or a conversation, that cannot be learned from: the rule that it breaks, and the remedy."""
 
     def __init__(self, rule: str, remedy: str) -> None:

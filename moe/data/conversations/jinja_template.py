@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from moe.data.conversations.conversation import Message, Unreadable, Written
-from moe.data.conversations.marks import GenerationMarks
+from moe.data.conversations.conversation import Message, RenderedText, UnreadableRecord
+from moe.data.conversations.generation_marks import GenerationMarks
 
 MAX_CHARS = 1 << 24
 """Bound on the text of one conversation."""
@@ -25,7 +25,7 @@ class JinjaTemplate:
     """A template, with its variables other than the messages."""
 
     def __init__(self, source: str, variables: Mapping[str, Any], date: str | None) -> None:
-        """Raises Unreadable for an invalid source."""
+        """Raises UnreadableRecord for an invalid source."""
         self._variables, self._date = dict(variables), date
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationMarks, "jinja2.ext.loopcontrols"]
@@ -40,7 +40,7 @@ class JinjaTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             where = f", at line {line}" if line else ""
-            raise Unreadable(f"is no template: {_error_text(error)}{where}", "correct it") from None
+            raise UnreadableRecord(f"is no template: {_error_text(error)}{where}", "correct it") from None
 
     @property
     def has_marks(self) -> bool:
@@ -54,7 +54,7 @@ class JinjaTemplate:
         arguments: Mapping[str, Any] | None = None,
         *,
         asks: bool = False,
-    ) -> Written:
+    ) -> RenderedText:
         """Text of messages, with the stretches that are marked; `asks`: with what an answer is to follow. Raises
         Unreadable."""
         if self._needs_parts is None:
@@ -70,16 +70,18 @@ class JinjaTemplate:
         try:
             text = self._template.render(context)
         except _TemplateRefusal as error:
-            raise Unreadable(f"refuses it: {error}", "correct the record, or leave it out") from None
-        except Unreadable:
+            raise UnreadableRecord(f"refuses it: {error}", "correct the record, or leave it out") from None
+        except UnreadableRecord:
             raise
         except MemoryError:
-            raise Unreadable("takes more memory than a template may", "correct it") from None
+            raise UnreadableRecord("takes more memory than a template may", "correct it") from None
         except Exception as error:  # whatever an expression of it does
-            raise Unreadable(f"fails: {_error_text(error)}", "correct the template, or the record") from None
+            raise UnreadableRecord(
+                f"fails: {_error_text(error)}", "correct the template, or the record"
+            ) from None
         if len(text) > MAX_CHARS:
-            raise Unreadable(f"writes more than {MAX_CHARS} characters", SHORTER)
-        return self._marks.strip_marks(text) if self.has_marks else Written(text, ())
+            raise UnreadableRecord(f"writes more than {MAX_CHARS} characters", SHORTER)
+        return self._marks.strip_marks(text) if self.has_marks else RenderedText(text, ())
 
     def _renders_only_parts(self) -> bool:
         """Whether the template renders a message's content only if it is a list of parts, as templates of some vision
@@ -89,12 +91,12 @@ class JinjaTemplate:
         try:
             is_dropped = probe["content"] not in self.render([probe]).text
             return is_dropped and probe["content"] in self.render([_in_parts(probe)]).text
-        except Unreadable:
+        except UnreadableRecord:
             return False
 
     def _strftime(self, form: str) -> str:
         if self._date is None:
-            raise Unreadable("asks for the date, and data.date has none", "write data.date")
+            raise UnreadableRecord("asks for the date, and data.date has none", "write data.date")
         return datetime.datetime.fromisoformat(self._date).strftime(form)
 
 

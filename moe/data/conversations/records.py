@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moe.data.conversations.conversation import ASSISTANT, ROLES, Conversation, Message, Unreadable
+from moe.data.conversations.conversation import ASSISTANT, ROLES, Conversation, Message, UnreadableRecord
 from moe.data.conversations.thoughts import NAMES as THOUGHTS
 from moe.data.json_lines import kind_of
 from moe.spec.conversations import RESERVED
@@ -48,14 +48,14 @@ _BEGINNING = (*_INSTRUCTING, "user")
 
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
-    """The conversation of a record. Raises Unreadable for one that is none, or has nobody's answer."""
+    """The conversation of a record. Raises UnreadableRecord for one that is none, or has nobody's answer."""
     _refuse_media(row)
     messages = _prompt(row)
     if messages is None:
-        raise Unreadable(f"has {_describe_keys(row)}, and none of {_KEYS}", "name them so")
+        raise UnreadableRecord(f"has {_describe_keys(row)}, and none of {_KEYS}", "name them so")
     for key in REJECTED:
         if row.get(key) is False:
-            raise Unreadable(f"has {key} false: its answer must not be learned", "leave the record out")
+            raise UnreadableRecord(f"has {key} false: its answer must not be learned", "leave the record out")
     answer = _answer_key(row)
     if answer is not None:
         messages = [*messages, *_answer(row[answer], answer)]
@@ -64,10 +64,12 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
     """The two conversations, the preferred one first, of a record with `chosen` and `rejected`. What they begin with
-    alike, up to the last of what others say, is given. Raises Unreadable."""
+    alike, up to the last of what others say, is given. Raises UnreadableRecord."""
     for key in _PAIR:
         if _is_missing(row, key):
-            raise Unreadable(f"has {_describe_keys(row)}, and no {key!r}", "give both, chosen and rejected")
+            raise UnreadableRecord(
+                f"has {_describe_keys(row)}, and no {key!r}", "give both, chosen and rejected"
+            )
     _refuse_media(row)
     prompt = _prompt(row) or []
     ends = [_answer(row[key], key) for key in _PAIR]
@@ -76,23 +78,25 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
         prompt, ends = [], _whole(prompt, ends)
     elif any(are_whole):
         rule = "has a 'chosen' and a 'rejected' of which one begins with a question and the other answers"
-        raise Unreadable(rule, "give both whole, or both as answers")
+        raise UnreadableRecord(rule, "give both whole, or both as answers")
     elif prompt and prompt[-1]["role"] == ASSISTANT:
         rule = "has messages that end with an answer, and a 'chosen' and a 'rejected' behind it"
-        raise Unreadable(rule, "leave that answer out, or give each with all that goes before it")
+        raise UnreadableRecord(rule, "leave that answer out, or give each with all that goes before it")
     num_given = len(prompt)
     if not prompt:
         num_given = _alike(*ends)
         if not num_given:
-            raise Unreadable("has a 'chosen' and a 'rejected' that begin with another message each, and no prompt",
-                             "put what both answer to before them, or under 'prompt'")  # fmt: skip
+            raise UnreadableRecord(
+                "has a 'chosen' and a 'rejected' that begin with another message each, and no prompt",
+                "put what both answer to before them, or under 'prompt'",
+            )
     tools, arguments = _tools(row), _arguments(row)
     chosen_conversation, rejected_conversation = (
         _require_answer(Conversation((*prompt, *end), tools, num_given, arguments), key)
         for key, end in zip(_PAIR, ends, strict=True)
     )
     if chosen_conversation == rejected_conversation:
-        raise Unreadable("has a 'chosen' that is its 'rejected'", "leave the record out")
+        raise UnreadableRecord("has a 'chosen' that is its 'rejected'", "leave the record out")
     return chosen_conversation, rejected_conversation
 
 
@@ -106,7 +110,7 @@ def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[lis
             and [message for message in end if message["role"] not in _INSTRUCTING][:1] != first_turn
         ):
             rule = "has a prompt, and a 'chosen' or 'rejected' that begins with another message"
-            raise Unreadable(rule, "give the answers alone, or leave the prompt out")
+            raise UnreadableRecord(rule, "give the answers alone, or leave the prompt out")
     return [end if end[0]["role"] in _INSTRUCTING else [*head, *end] for end in ends]
 
 
@@ -134,7 +138,7 @@ def _answer_key(row: Mapping[str, Any]) -> str | None:
         return None
     key = "output" if not _is_missing(row, "instruction") else "completion"
     if _is_missing(row, key):
-        raise Unreadable(
+        raise UnreadableRecord(
             f"has {_describe_keys(row)}, and no {key!r}", "add the answer, or leave the record out"
         )
     return key
@@ -156,7 +160,7 @@ def _with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Messag
     """Messages behind the system prompt that stands beside them, where there is one."""
     system = _system(row)
     if system and messages and messages[0]["role"] == "system":
-        raise Unreadable("has a 'system' and a message of the role system", "leave one of them out")
+        raise UnreadableRecord("has a 'system' and a message of the role system", "leave one of them out")
     return [*system, *messages]
 
 
@@ -166,7 +170,7 @@ def _history(row: Mapping[str, Any]) -> Iterable[Message]:
     if not isinstance(turns, Sequence) or any(
         not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2 for turn in turns
     ):
-        raise Unreadable(
+        raise UnreadableRecord(
             "has a 'history' that is no list of questions, each with its answer", "write [[q, a], ...]"
         )
     for question, answer in turns:
@@ -176,7 +180,7 @@ def _history(row: Mapping[str, Any]) -> Iterable[Message]:
 
 def _messages(raw_messages: Any, key: str) -> list[Message]:
     if isinstance(raw_messages, str | bytes | Mapping) or not isinstance(raw_messages, Sequence):
-        raise Unreadable(
+        raise UnreadableRecord(
             f"has {key!r} that is {kind_of(raw_messages)}, not a list of messages", "write a list of objects"
         )
     messages = list[Message]()
@@ -200,7 +204,7 @@ def _continues(before: Message, call: Message) -> bool:
 def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
     """(message, whether its role is that of a tool call)."""
     if not isinstance(raw_message, Mapping):
-        raise Unreadable(
+        raise UnreadableRecord(
             f"has {place} that is {kind_of(raw_message)}, not an object", "write role and content"
         )
     fields = {name: value for name, value in raw_message.items() if value is not None}
@@ -224,7 +228,7 @@ def _message(raw_message: Any, place: str) -> tuple[Message, bool]:
             _call(call, place) for call in _list(fields["tool_calls"], f"{place}.tool_calls")
         ]
     elif content is None:
-        raise Unreadable(f"has {place} with no 'content'", "say what is said, or leave the message out")
+        raise UnreadableRecord(f"has {place} with no 'content'", "say what is said, or leave the message out")
     return {"role": role, "content": content or "", **fields}, is_call
 
 
@@ -236,13 +240,15 @@ def _role(fields: dict[str, Any], place: str) -> str:
     if "content" not in fields and "value" in fields:
         fields["content"] = fields.pop("value")
     if role is None:
-        raise Unreadable(
+        raise UnreadableRecord(
             f"has {place} with {_describe_keys(fields)}, and no 'role' nor 'from'", "say who speaks"
         )
     speaker = role.strip().lower() if isinstance(role, str) else None
     if speaker not in _SPEAKERS:
         choices = ", ".join(dict.fromkeys((*ROLES, *_SPEAKERS)))
-        raise Unreadable(f"has {place} of the role {role!r:.60}, which is not known", f"use one of {choices}")
+        raise UnreadableRecord(
+            f"has {place} of the role {role!r:.60}, which is not known", f"use one of {choices}"
+        )
     return _SPEAKERS[speaker]
 
 
@@ -250,7 +256,7 @@ def _is_learned(fields: dict[str, Any], place: str) -> bool:
     """Whether an answer is learned. Removes the keys that say so from its fields."""
     weight = fields.pop("weight", 1)
     if not isinstance(weight, bool | int | float) or weight not in (0, 1):
-        raise Unreadable(f"has {place}.weight that is {weight!r:.60}, not 0 or 1", "write 0 or 1")
+        raise UnreadableRecord(f"has {place}.weight that is {weight!r:.60}, not 0 or 1", "write 0 or 1")
     flags = [
         fields.pop(name) for name in _LEARNED if isinstance(fields.get(name), int) and fields[name] in (0, 1)
     ]
@@ -262,7 +268,7 @@ def _content(content: Any, place: str) -> tuple[str | None, str]:
     if content is None or isinstance(content, str):
         return content, ""
     if isinstance(content, bytes) or not isinstance(content, Sequence):
-        raise Unreadable(
+        raise UnreadableRecord(
             f"has {place} with content that is {kind_of(content)}, not text", "put a string there"
         )
     texts, thoughts = list[str](), list[str]()
@@ -277,7 +283,7 @@ def _content(content: Any, place: str) -> tuple[str | None, str]:
             thoughts.append(text or "")
         else:
             description = f"a part of type {kind!r:.60}" if kind is not None else "a part without a type"
-            raise Unreadable(f"has {place} with {description} in its content, and text alone is read",
+            raise UnreadableRecord(f"has {place} with {description} in its content, and text alone is read",
                              "leave the record out, or write its text alone")  # fmt: skip
     return "".join(texts), "".join(thoughts)
 
@@ -286,10 +292,12 @@ def _call(raw_call: Any, place: str) -> dict[str, Any]:
     """A call of a tool, its arguments an object or the JSON text of one, as the record has them: a template takes the
     one or the other (`CallForms`)."""
     if not isinstance(raw_call, Mapping):
-        raise Unreadable(f"has {place} with a call of a tool that is {kind_of(raw_call)}", "write an object")
+        raise UnreadableRecord(
+            f"has {place} with a call of a tool that is {kind_of(raw_call)}", "write an object"
+        )
     function = raw_call.get("function", raw_call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise Unreadable(f"has {place} with a call of a tool that has no name", "name the function")
+        raise UnreadableRecord(f"has {place} with a call of a tool that has no name", "name the function")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str) and not arguments.strip():
         arguments = {}
@@ -297,7 +305,9 @@ def _call(raw_call: Any, place: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         read = _object(arguments, f"{place}, arguments of {function['name']!r:.60}")
     if not isinstance(read, Mapping):
-        raise Unreadable(f"has {place} with arguments of a tool that are {kind_of(read)}", "write an object")
+        raise UnreadableRecord(
+            f"has {place} with arguments of a tool that are {kind_of(read)}", "write an object"
+        )
     function_call = {**function, "arguments": arguments}
     fields = {name: value for name, value in raw_call.items() if value is not None}
     return {"type": "function", **fields, "function": function_call} if "function" in raw_call else {
@@ -316,15 +326,15 @@ def _object(text: str, subject: str, kind: str = "object") -> Any:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict | list):
-        raise Unreadable(f"has {subject}, that is no JSON {kind}", "write one")
+        raise UnreadableRecord(f"has {subject}, that is no JSON {kind}", "write one")
     return value
 
 
 def _refuse_media(fields: Mapping[str, Any], place: str = "") -> None:
-    """Raise Unreadable for a picture or a sound beside text, without which the text would be another."""
+    """Raise UnreadableRecord for a picture or a sound beside text, without which the text would be another."""
     for name in MEDIA:
         if fields.get(name):
-            raise Unreadable(f"has {place}{name!s}, and text alone is read", "leave the record out")
+            raise UnreadableRecord(f"has {place}{name!s}, and text alone is read", "leave the record out")
 
 
 def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -335,10 +345,14 @@ def _arguments(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if arguments is None:
         return None
     if not isinstance(arguments, Mapping):
-        raise Unreadable(f"has {ARGUMENTS!r} that is {kind_of(arguments)}, not an object", "write an object")
+        raise UnreadableRecord(
+            f"has {ARGUMENTS!r} that is {kind_of(arguments)}, not an object", "write an object"
+        )
     for name in arguments:
         if name in RESERVED:
-            raise Unreadable(f"has {ARGUMENTS!r} with {name!r}, which the record itself says", "leave it out")
+            raise UnreadableRecord(
+                f"has {ARGUMENTS!r} with {name!r}, which the record itself says", "leave it out"
+            )
     return arguments or None
 
 
@@ -357,19 +371,21 @@ def _tools(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     ]
     for at, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
-            raise Unreadable(f"has tools[{at}] that is {kind_of(tool)}, not an object", "write a JSON schema")
+            raise UnreadableRecord(
+                f"has tools[{at}] that is {kind_of(tool)}, not an object", "write a JSON schema"
+            )
     return tuple(tools) or None
 
 
 def _list(value: Any, key: str) -> list[Any]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
-        raise Unreadable(f"has {key!r} that is {kind_of(value)}, not a list", "write a list")
+        raise UnreadableRecord(f"has {key!r} that is {kind_of(value)}, not a list", "write a list")
     return list(value)
 
 
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise Unreadable(f"has {key!r} that is {kind_of(value)}, not text", "put a string there")
+        raise UnreadableRecord(f"has {key!r} that is {kind_of(value)}, not text", "put a string there")
     return value
 
 
@@ -390,7 +406,7 @@ def _require_answer(conversation: Conversation, key: str | None = None) -> Conve
         rule = f"{'has' if key is None else f'has a {key!r} with'} no message of the role {ASSISTANT}"
         if any(message["role"] == ASSISTANT for message in conversation.messages[conversation.num_given :]):
             rule += " with a weight other than 0"
-        raise Unreadable(f"{rule}, which alone is learned", "leave the record out")
+        raise UnreadableRecord(f"{rule}, which alone is learned", "leave the record out")
     return conversation
 
 

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any, NoReturn
 
-from moe.data.conversations.conversation import Conversation, Rendering, Unreadable
+from moe.data.conversations.conversation import Conversation, Rendering, UnreadableRecord
 from moe.data.conversations.jinja_template import SHORTER, JinjaTemplate
 from moe.data.conversations.rows import RowWriter
-from moe.data.limited import take_limits
+from moe.data.limited_process import take_limits
 
 
 class _TooLong(BaseException):
@@ -27,7 +27,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
         template = JinjaTemplate(request["template"], request["variables"], request["date"])
-    except Unreadable as error:
+    except UnreadableRecord as error:
         return [{"rule": error.rule, "remedy": error.remedy, "is_template": True}]
     writer = RowWriter(template, request["ends"])
 
@@ -45,7 +45,7 @@ def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
             )
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             answers.append(asdict(rendering))
-        except Unreadable as error:
+        except UnreadableRecord as error:
             answers.append({"rule": error.rule, "remedy": error.remedy})
             break
         except _TooLong:

@@ -9,14 +9,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moe.data.conversations.answers import Answer, Texts, common_length
+from moe.data.conversations.answers import AnswerSpan, Texts, common_length
 from moe.data.conversations.conversation import (
     ASSISTANT,
     Conversation,
     Message,
+    RenderedText,
     Rendering,
-    Unreadable,
-    Written,
+    UnreadableRecord,
 )
 from moe.data.conversations.jinja_template import JinjaTemplate
 from moe.data.conversations.thoughts import split_thoughts, with_thoughts
@@ -36,7 +36,7 @@ class RowWriter:
         self._has_end_behind: bool | None = None
 
     def rendering(self, conversation: Conversation) -> Rendering:
-        """Rows of a conversation. Raises Unreadable."""
+        """Rows of a conversation. Raises UnreadableRecord."""
         template_conversation = self._normalize(conversation)
         texts = Texts(self._template, template_conversation)
         notes = ["calls"] if len(template_conversation.messages) > len(conversation.messages) else []
@@ -49,10 +49,10 @@ class RowWriter:
         rows, growth_notes = self._by_growth(texts)
         return Rendering(rows, (*notes, *growth_notes))
 
-    def render_prompt(self, conversation: Conversation) -> Written:
-        """The text of a conversation with the generation prompt. Raises Unreadable."""
+    def render_prompt(self, conversation: Conversation) -> RenderedText:
+        """The text of a conversation with the generation prompt. Raises UnreadableRecord."""
         texts = Texts(self._template, self._normalize(conversation))
-        return Written(texts.first(len(texts.messages), asks=True), ())
+        return RenderedText(texts.first(len(texts.messages), asks=True), ())
 
     def _normalize(self, conversation: Conversation) -> Conversation:
         """The conversation with thoughts and calls in the form that the template reads."""
@@ -64,16 +64,16 @@ class RowWriter:
             self._forms = CallForms.of(lambda messages: self._template.render(messages).text)
         return self._forms.apply(conversation)
 
-    def _by_growth(self, texts: Texts) -> tuple[tuple[Written, ...], list[str]]:
+    def _by_growth(self, texts: Texts) -> tuple[tuple[RenderedText, ...], list[str]]:
         whole, notes = texts.first(len(texts.messages)), list[str]()
-        rows: list[list[Answer]] = []
-        refusal: Unreadable | None = None
+        rows: list[list[AnswerSpan]] = []
+        refusal: UnreadableRecord | None = None
         for at, message in enumerate(texts.messages):
             if not texts.conversation.learns(at, message):
                 continue
             try:
                 answer = texts.answer(at)
-            except Unreadable as error:
+            except UnreadableRecord as error:
                 if not _is_opening(texts.messages[:at]):
                     raise
                 refusal = refusal or error
@@ -84,7 +84,7 @@ class RowWriter:
             notes += _left_out(message, answer, at, texts)
             _add(rows, answer)
         if not rows:
-            raise refusal or Unreadable(
+            raise refusal or UnreadableRecord(
                 "renders nothing for the answers of a conversation", "correct the template"
             )
         texts_of_rows = [row[-1].text for row in rows]
@@ -94,13 +94,13 @@ class RowWriter:
             self._row(texts, row, text) for row, text in zip(rows, texts_of_rows, strict=True)
         ), notes
 
-    def _row(self, texts: Texts, answers: Sequence[Answer], text: str) -> Written:
+    def _row(self, texts: Texts, answers: Sequence[AnswerSpan], text: str) -> RenderedText:
         spans = []
         for answer in answers:
             begin, end = answer.begin, len(answer.text)
             text, end = self._with_end(texts, answer.at, text, begin, end)
             spans.append((begin, end))
-        return Written(text, tuple(spans))
+        return RenderedText(text, tuple(spans))
 
     def _with_end(self, texts: Texts, at: int | None, text: str, begin: int, end: int) -> tuple[str, int]:
         """The text, and the end of its span from `begin`, extended over the token that stops generation. If the text
@@ -124,15 +124,15 @@ class RowWriter:
             texts = Texts(self._template, Conversation((question, answer)))
             try:
                 self._has_end_behind = any(self._end.match(following) for following in texts.follows(1))
-            except Unreadable:
+            except UnreadableRecord:
                 self._has_end_behind = True
         return self._has_end_behind
 
-    def _by_marks_apart(self, texts: Texts, answers: Sequence[Answer]) -> tuple[Written, ...]:
+    def _by_marks_apart(self, texts: Texts, answers: Sequence[AnswerSpan]) -> tuple[RenderedText, ...]:
         """Rows of marked answers, if the template renders an earlier one differently once more messages follow; empty
         if one row holds all of them."""
         conversation, whole = texts.conversation, texts.first(len(texts.messages))
-        rows: list[list[Answer]] = []
+        rows: list[list[AnswerSpan]] = []
         for answer in answers:
             _add(rows, answer)
         if not rows:
@@ -149,10 +149,10 @@ class RowWriter:
                     text, end = self._with_end(texts, answer.at, text, begin, end)
                     spans.append((begin, end))
             if spans:
-                written_rows.append(Written(text, tuple(spans), by_marks=True))
+                written_rows.append(RenderedText(text, tuple(spans), by_marks=True))
         return tuple(written_rows)
 
-    def _by_marks(self, texts: Texts, marked_answers: Sequence[Answer]) -> Written:
+    def _by_marks(self, texts: Texts, marked_answers: Sequence[AnswerSpan]) -> RenderedText:
         conversation = texts.conversation
         marked_text = self._render_marked(conversation, len(conversation.messages))
         answers = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
@@ -166,19 +166,19 @@ class RowWriter:
             spans = self._behind_given(conversation, marked_text, learn_flags, answers)
         spans = tuple((begin, end) for begin, end in spans if begin < end)
         if not spans:
-            raise Unreadable(
+            raise UnreadableRecord(
                 "marks nothing of a conversation with answers", "put them between generation marks"
             )
         text, closed_spans, last = marked_text.text, [], len(conversation.messages) - 1
         for begin, end in spans:
             text, end = self._with_end(texts, last if last in answers else None, text, begin, end)
             closed_spans.append((begin, end))
-        return Written(text, tuple(closed_spans), by_marks=True)
+        return RenderedText(text, tuple(closed_spans), by_marks=True)
 
     def _behind_given(
         self,
         conversation: Conversation,
-        marked_text: Written,
+        marked_text: RenderedText,
         learn_flags: Sequence[bool],
         answers: Sequence[int],
     ) -> tuple[tuple[int, int], ...]:
@@ -188,36 +188,36 @@ class RowWriter:
         is_after = all(learn_flags[place] for place, at in enumerate(answers) if at >= num_given)
         if not num_given or not is_after or not marked_text.text.startswith(prefix):
             rule = f"marks {len(marked_text.spans)} spans for {len(answers)} answers, some of which must not be learned"
-            raise Unreadable(rule, "mark each answer once")
+            raise UnreadableRecord(rule, "mark each answer once")
         return tuple((begin, end) for begin, end in marked_text.spans if begin >= len(prefix))
 
-    def _render_marked(self, conversation: Conversation, number: int) -> Written:
+    def _render_marked(self, conversation: Conversation, number: int) -> RenderedText:
         return self._template.render(
             conversation.messages[:number], conversation.tools, conversation.arguments
         )
 
 
-def _marked_answers(texts: Texts) -> list[Answer]:
+def _marked_answers(texts: Texts) -> list[AnswerSpan]:
     """Learned answers for a template with generation marks; empty if the template cannot render some prefix of the
     conversation."""
-    answers = list[Answer]()
+    answers = list[AnswerSpan]()
     for at, message in enumerate(texts.messages):
         if not texts.conversation.learns(at, message):
             continue
         try:
             text, before = texts.first(at + 1), texts.first(at, asks=True) if at else ""
-        except Unreadable:
+        except UnreadableRecord:
             return []
-        answers.append(Answer(at, text, common_length(before, text)))
+        answers.append(AnswerSpan(at, text, common_length(before, text)))
     return answers
 
 
-def _overlaps(span: tuple[int, int], answer: Answer) -> bool:
+def _overlaps(span: tuple[int, int], answer: AnswerSpan) -> bool:
     """Whether a span overlaps the text of an answer."""
     return span[0] < len(answer.text) and answer.begin < span[1]
 
 
-def _add(rows: list[list[Answer]], answer: Answer) -> None:
+def _add(rows: list[list[AnswerSpan]], answer: AnswerSpan) -> None:
     """Append an answer to the last row if that is a prefix of its text, else to a new row."""
     before = rows[-1][-1].text if rows else None
     if before is not None and answer.begin >= len(before) and answer.text.startswith(before):
@@ -231,14 +231,15 @@ def _is_opening(before: Sequence[Message]) -> bool:
     return all(message["role"] in ("system", "developer", "assistant") for message in before)
 
 
-def _left_out(message: Message, answer: Answer, at: int, texts: Texts) -> list[str]:
-    """Notes on what the template drops from an answer. Raises Unreadable if it drops a tool call or the whole text."""
+def _left_out(message: Message, answer: AnswerSpan, at: int, texts: Texts) -> list[str]:
+    """Notes on what the template drops from an answer. Raises UnreadableRecord if that is a tool call or all of the
+    text."""
     answer_text, notes = answer.text[answer.begin :], list[str]()
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     for name in names:
         if answer_text.count(name) < names.count(name):
             rule = f"drops a call of the tool {name!r:.60} from an answer (messages[{at}])"
-            raise Unreadable(
+            raise UnreadableRecord(
                 rule, "remove the record, or name a template that renders calls by data.chat_template"
             )
     thoughts, content = split_thoughts(message)
@@ -246,7 +247,7 @@ def _left_out(message: Message, answer: Answer, at: int, texts: Texts) -> list[s
         notes.append("thoughts")
     if content.strip() and content.strip() not in answer_text:
         if not names and texts.drops(at):
-            raise Unreadable(
+            raise UnreadableRecord(
                 f"drops the text of an answer (messages[{at}])", "name another one by data.chat_template"
             )
         notes.append("contents")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from moe.data.conversations.conversation import Conversation, Rendering, Unreadable, Written
-from moe.data.limited import NoAnswer, answer_of
+from moe.data.conversations.conversation import Conversation, RenderedText, Rendering, UnreadableRecord
+from moe.data.limited_process import NoAnswer, answer_of
 from moe.spec import Problem, SpecError
 
 _TOOL_USE = "additional_chat_templates.tool_use.jinja"
@@ -83,19 +83,19 @@ class ChatTemplate:
         }
         return cls(sources, {**variables, **plain(files, ARGUMENTS)}, date, ends, place)
 
-    def render_rows(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | Unreadable]:
+    def render_rows(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | UnreadableRecord]:
         """Each conversation's rows, in order, up to the first that has none, and why that is so; by a process that may
         not last long nor take much memory. Raises SpecError for a template that is none."""
         for name, chunk in groupby(conversations, self._name):
             for outcome in self._answers(name, list(chunk)):
                 yield outcome
-                if isinstance(outcome, Unreadable):
+                if isinstance(outcome, UnreadableRecord):
                     return
 
     def render_prompt(self, text: str) -> str:
         """Text of what a user says, for an answer to follow. Raises SpecError where the template fails."""
         (outcome,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
-        if isinstance(outcome, Unreadable):
+        if isinstance(outcome, UnreadableRecord):
             raise SpecError(
                 Problem(
                     "invalid_syntax",
@@ -117,7 +117,7 @@ class ChatTemplate:
         *,
         asks: bool = False,
         deadline: float | None = None,
-    ) -> Iterator[Rendering | Unreadable]:
+    ) -> Iterator[Rendering | UnreadableRecord]:
         """Where the process is ended, each half by another, to tell which conversation it was, until `deadline`."""
         from moe.data.conversations.rendering import to_json
 
@@ -136,13 +136,13 @@ class ChatTemplate:
                 subject = "this conversation" + f" or one of {len(conversations) - 1} behind it" * (
                     len(conversations) > 1
                 )
-                yield Unreadable(f"{error}, when it writes {subject}", _SHORTER)
+                yield UnreadableRecord(f"{error}, when it writes {subject}", _SHORTER)
                 return
             middle = len(conversations) // 2
             for half in (conversations[:middle], conversations[middle:]):
                 for outcome in self._answers(name, half, asks=asks, deadline=deadline):
                     yield outcome
-                    if isinstance(outcome, Unreadable):
+                    if isinstance(outcome, UnreadableRecord):
                         return
             return
         for fields in json.loads(answer):
@@ -150,7 +150,7 @@ class ChatTemplate:
                 where = PLACE + "/chat_template" if self.place == PLACE else self.place
                 raise SpecError(Problem("unsupported", where, None, fields["rule"], fields["remedy"]))
             if "rule" in fields:
-                yield Unreadable(fields["rule"], fields["remedy"])
+                yield UnreadableRecord(fields["rule"], fields["remedy"])
             elif "rows" in fields:
                 yield Rendering(tuple(map(_row, fields["rows"])), tuple(fields["notes"]))
 
@@ -163,8 +163,10 @@ def has_template(files: Mapping[str, bytes]) -> bool:
     return False
 
 
-def _row(fields: Mapping[str, Any]) -> Written:
-    return Written(fields["text"], tuple((begin, end) for begin, end in fields["spans"]), fields["by_marks"])
+def _row(fields: Mapping[str, Any]) -> RenderedText:
+    return RenderedText(
+        fields["text"], tuple((begin, end) for begin, end in fields["spans"]), fields["by_marks"]
+    )
 
 
 def _sources(value: Any) -> dict[str, str]:

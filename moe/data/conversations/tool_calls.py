@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moe.data.conversations.conversation import ASSISTANT, Conversation, Message, Unreadable
+from moe.data.conversations.conversation import ASSISTANT, Conversation, Message, UnreadableRecord
 
 _ARGUMENTS = {"probe": 1}
 _NAMES, _ID = ("probe_one", "probe_two"), "trialcal{}"
@@ -33,7 +33,7 @@ class CallForms:
         def render_calls(*calls: Mapping[str, Any]) -> str:
             try:
                 return render([_QUESTION, {"role": ASSISTANT, "content": "", "tool_calls": list(calls)}])
-            except Unreadable:
+            except UnreadableRecord:
                 return ""
 
         text = json.dumps(_ARGUMENTS)

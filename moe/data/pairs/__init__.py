@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moe.data.pairs.batch import BatchPart, GlobalBatch
+    from moe.data.pairs.batch import GlobalPairBatch, PairBatchPart
     from moe.data.pairs.corpora import check
     from moe.data.pairs.description import describe
     from moe.data.pairs.evaluation import evaluation_batches
@@ -26,14 +26,14 @@ _WHERE = {
     "Tokenizers": "tokenizers",
     "TokenStore": "store",
     "Sampler": "sampler",
-    "GlobalBatch": "batch",
-    "BatchPart": "batch",
+    "GlobalPairBatch": "batch",
+    "PairBatchPart": "batch",
     "evaluation_batches": "evaluation",
 }
 
 __all__ = [
-    "check", "prepare", "PreparedPairs", "describe", "Tokenizers", "TokenStore", "Sampler", "GlobalBatch", "BatchPart",
-    "evaluation_batches",
+    "check", "prepare", "PreparedPairs", "describe", "Tokenizers", "TokenStore", "Sampler", "GlobalPairBatch",
+    "PairBatchPart", "evaluation_batches",
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from moe.data.tokenizer import BOS, PAD
 
 
 @dataclass(frozen=True)
-class BatchPart:
+class PairBatchPart:
     """Rows of whole consecutive groups; `b` rows, 0 for a rank that has no group."""
 
     first_row: int
@@ -24,7 +24,7 @@ class BatchPart:
 
 
 @dataclass(frozen=True)
-class GlobalBatch:
+class GlobalPairBatch:
     """B = G x R pairs of one length class, in G groups of R; the same whatever the ranks are."""
 
     step: int
@@ -53,7 +53,7 @@ class GlobalBatch:
         """B x (L + N), padding included."""
         return len(self.rows) * (self.source_length + self.target_length)
 
-    def part(self, first_group: int, last_group: int) -> BatchPart:
+    def part(self, first_group: int, last_group: int) -> PairBatchPart:
         """The rows of groups `first_group` up to, not including, `last_group`."""
         if not 0 <= first_group <= last_group <= self.num_groups:
             group_range = f"groups {first_group} to {last_group}"
@@ -66,7 +66,7 @@ class GlobalBatch:
         target_in = np.full_like(target_out, BOS)
         target_in[:, 1:] = target_out[:, :-1]
         target_in[target_out == PAD] = PAD
-        return BatchPart(
+        return PairBatchPart(
             first_row, self.store.pad_rows("source", rows, self.source_length), target_in, target_out
         )
 
@@ -74,9 +74,9 @@ class GlobalBatch:
 def global_batch(
     store: TokenStore, step: int, rows: NDArray[np.int64], source_length: int, target_length: int,
     rows_per_group: int, num_groups: int,
-) -> GlobalBatch:  # fmt: skip
+) -> GlobalPairBatch:  # fmt: skip
     """The batch of given rows, its tokens counted."""
-    return GlobalBatch(
+    return GlobalPairBatch(
         step=step,
         rows=rows,
         source_length=source_length,

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from moe.data.pairs.corpus import Corpus, require_languages
+from moe.data.pairs.corpus import PairCorpus, require_languages
 from moe.data.pairs.gettext_files import UnreadableCatalog, read_catalog
 from moe.data.pairs.pair import Pair
 from moe.spec import CatalogsSpec, Problem, SpecError
@@ -18,14 +18,14 @@ SYSTEM_FOLDER = Path("/usr/share/locale")
 _ENGLISH = ("en", "C", "POSIX")
 
 
-class _File(NamedTuple):
+class _CatalogFile(NamedTuple):
     lang: str
     name: str
     """The path within its source, the same on every machine."""
     path: Path
 
 
-class Catalogs(Corpus):
+class Catalogs(PairCorpus):
     """Catalogs of pycountry and Django, and of the system where asked; read where they are installed.
 
     A locale is a language: pt and pt_BR, or sr and sr@latin, stay apart. English locales are left out.
@@ -38,7 +38,7 @@ class Catalogs(Corpus):
         self._num_read = 0
 
     @cached_property
-    def _all_files(self) -> list[_File]:
+    def _all_files(self) -> list[_CatalogFile]:
         files = []
         if "pip" in self._data.sources:
             for package in PACKAGES:
@@ -61,7 +61,7 @@ class Catalogs(Corpus):
         ]
 
     @cached_property
-    def _files(self) -> list[_File]:
+    def _files(self) -> list[_CatalogFile]:
         languages = self._data.languages
         return [file for file in self._all_files if languages is None or file.lang in languages]
 
@@ -124,5 +124,5 @@ def _package_folder(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _catalog_file(path: Path, source: str, folder: Path) -> _File:
-    return _File(path.parent.parent.name, f"{source}/{path.relative_to(folder).as_posix()}", path)
+def _catalog_file(path: Path, source: str, folder: Path) -> _CatalogFile:
+    return _CatalogFile(path.parent.parent.name, f"{source}/{path.relative_to(folder).as_posix()}", path)

@@ -2,22 +2,22 @@
 
 from collections.abc import Sequence
 
-from moe.data.pairs.corpus import CHECK_BYTES, Corpus
+from moe.data.pairs.corpus import CHECK_BYTES, PairCorpus
 from moe.data.scan import scan
 from moe.spec import CatalogsSpec, JsonlSpec, PairsSpec
 from moe.spec.bad_records import BadRecordsFields
 
 
-def build(data: PairsSpec, roots: Sequence[str] | None = None) -> Corpus:
+def build(data: PairsSpec, roots: Sequence[str] | None = None) -> PairCorpus:
     """The corpus that a spec names; the user's files must lie under `roots` (None: anywhere)."""
     if isinstance(data, CatalogsSpec):
         from moe.data.pairs.catalogs import Catalogs
 
         return Catalogs(data)
     if isinstance(data, JsonlSpec):
-        from moe.data.pairs.jsonl import Jsonl
+        from moe.data.pairs.jsonl import JsonlPairs
 
-        return Jsonl(data, roots)
+        return JsonlPairs(data, roots)
     from moe.data.pairs.parallel_text import ParallelText
 
     return ParallelText(data, roots)

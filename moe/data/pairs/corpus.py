@@ -17,7 +17,7 @@ CHECK_BYTES = 4 << 20
 """Bytes that `check` reads of a user's corpus at most (and the first line of each file): a fraction of a second."""
 
 
-class Corpus(ABC):
+class PairCorpus(ABC):
     """Source of pairs. A fault of it is a SpecError that names the place in the spec."""
 
     @abstractmethod

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.pairs.batch import GlobalBatch, global_batch
+from moe.data.pairs.batch import GlobalPairBatch, global_batch
 from moe.data.pairs.store import TokenStore
 
 
 def evaluation_batches(
     store: TokenStore, max_tokens: int, max_pairs: int | None = None, seed: int = 0
-) -> Iterator[GlobalBatch]:
+) -> Iterator[GlobalPairBatch]:
     """Batches of at most `max_tokens` positions, shortest first; a longer pair is a batch of its own.
 
     With `max_pairs`, a subset of that many that depends on `seed` alone; a larger subset holds a smaller one.

@@ -13,7 +13,7 @@ from moe.data.pairs.pair import Pair
 from moe.spec import PairsSpec
 
 
-class Part(IntEnum):
+class CorpusPart(IntEnum):
     """Part of the corpus that a pair belongs to."""
 
     TRAIN = 0
@@ -31,7 +31,7 @@ class HeldOut:
         self._share_of_pairs = data.held_out_pairs
         self._key = f"shardyard held-out {seed}".encode()[:64]
 
-    def candidates(self, pairs: Sequence[Pair]) -> list[Part]:
+    def candidates(self, pairs: Sequence[Pair]) -> list[CorpusPart]:
         """The part of each pair by its hash alone: SEEN may yet turn out to have no companion in training.
 
         Messages that differ only in case and punctuation are one message: knowing "Save" answers "Save…".
@@ -41,22 +41,24 @@ class HeldOut:
             for target in {pair.target for pair in pairs}
         }
         return [
-            Part.UNSEEN
+            CorpusPart.UNSEEN
             if unseen[pair.target]
-            else Part.SEEN
+            else CorpusPart.SEEN
             if self._draw("pair", "\0".join(pair)) < self._share_of_pairs
-            else Part.TRAIN
+            else CorpusPart.TRAIN
             for pair in pairs
         ]
 
-    def assign(self, pairs: Sequence[Pair], candidates: Sequence[Part]) -> list[Part]:
+    def assign(self, pairs: Sequence[Pair], candidates: Sequence[CorpusPart]) -> list[CorpusPart]:
         """The final parts: a SEEN pair whose message is in training in no other language goes back there."""
         langs_in_training = defaultdict(set)
         for pair, part in zip(pairs, candidates, strict=True):
-            if part is Part.TRAIN:
+            if part is CorpusPart.TRAIN:
                 langs_in_training[pair.target].add(pair.lang)
         return [
-            Part.TRAIN if part is Part.SEEN and not langs_in_training[pair.target] - {pair.lang} else part
+            CorpusPart.TRAIN
+            if part is CorpusPart.SEEN and not langs_in_training[pair.target] - {pair.lang}
+            else part
             for pair, part in zip(pairs, candidates, strict=True)
         ]
 

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from moe.data.faults import Faults
-from moe.data.json_lines import Row, kind_of, rows
+from moe.data.json_lines import JsonRow, kind_of, rows
 from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
-from moe.data.pairs.corpus import CHECK_BYTES, Corpus, combined_fingerprint, require_languages
+from moe.data.pairs.corpus import CHECK_BYTES, PairCorpus, combined_fingerprint, require_languages
 from moe.data.pairs.pair import Pair
 from moe.spec import JsonlSpec, Problem, SpecError
 from moe.spec.base import LANGUAGE_CODE, LANGUAGE_CODE_REMEDY
 
 
-class Jsonl(Corpus):
+class JsonlPairs(PairCorpus):
     """Pairs from JSON Lines files."""
 
     def __init__(self, data: JsonlSpec, roots: Sequence[str] | None) -> None:
@@ -75,7 +75,7 @@ class Jsonl(Corpus):
             else:
                 yield pair
 
-    def _pair(self, lines: Lines, row: Row) -> Pair:
+    def _pair(self, lines: Lines, row: JsonRow) -> Pair:
         columns = {
             "lang_column": self._data.lang_column,
             "source_column": self._data.source_column,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from moe.data.faults import Faults
 from moe.data.lines import Lines
 from moe.data.locations import Location, Locator
-from moe.data.pairs.corpus import CHECK_BYTES, Corpus, combined_fingerprint, require_languages
+from moe.data.pairs.corpus import CHECK_BYTES, PairCorpus, combined_fingerprint, require_languages
 from moe.data.pairs.pair import Pair
 from moe.spec import ParallelTextSpec, Problem, SpecError
 
@@ -20,7 +20,7 @@ class _Files(NamedTuple):
     target: Location
 
 
-class ParallelText(Corpus):
+class ParallelText(PairCorpus):
     """Pairs from plain parallel text files."""
 
     def __init__(self, data: ParallelTextSpec, roots: Sequence[str] | None) -> None:

@@ -17,8 +17,8 @@ from moe.clock import Clock
 from moe.data.cache import Cache, link
 from moe.data.pairs.cleaning import Cleaner
 from moe.data.pairs.corpora import build
-from moe.data.pairs.corpus import Corpus, require_languages
-from moe.data.pairs.held_out import HeldOut, Part
+from moe.data.pairs.corpus import PairCorpus, require_languages
+from moe.data.pairs.held_out import CorpusPart, HeldOut
 from moe.data.pairs.pair import Pair
 from moe.data.pairs.scripts import main_script
 from moe.data.pairs.store import Ids, TokenStore
@@ -113,7 +113,7 @@ def prepare(
     )
 
 
-def content_key(data: PairsSpec, model: Vocabularies, corpus: Corpus, seed: int = 0) -> str:
+def content_key(data: PairsSpec, model: Vocabularies, corpus: PairCorpus, seed: int = 0) -> str:
     """Hash of all that decides what is prepared."""
     facts = {
         "format": FORMAT_VERSION,
@@ -131,7 +131,7 @@ def content_key(data: PairsSpec, model: Vocabularies, corpus: Corpus, seed: int 
 
 def _build(
     folder: Path,
-    corpus: Corpus,
+    corpus: PairCorpus,
     data: PairsSpec,
     model: Vocabularies,
     seed: int,
@@ -147,7 +147,7 @@ def _build(
 
     held_out = HeldOut(data, seed)
     candidates = held_out.candidates(pairs)
-    for_tokenizers = [pair for pair, part in zip(pairs, candidates, strict=True) if part is Part.TRAIN]
+    for_tokenizers = [pair for pair, part in zip(pairs, candidates, strict=True) if part is CorpusPart.TRAIN]
     if not for_tokenizers:
         raise _nothing_left(cleaner)
     stages.at("learning the tokenizer")
@@ -176,8 +176,10 @@ def _build(
 
     stages.at("writing")
     langs = sorted({pair.lang for pair in pairs})
-    members = {part: [pair for pair, own in zip(pairs, parts, strict=True) if own is part] for part in Part}
-    if not members[Part.TRAIN]:
+    members = {
+        part: [pair for pair, own in zip(pairs, parts, strict=True) if own is part] for part in CorpusPart
+    }
+    if not members[CorpusPart.TRAIN]:
         raise _nothing_left(cleaner)
     for part, own_pairs in members.items():
         sources = [ids["source"][pair.source] for pair in own_pairs]
@@ -221,16 +223,16 @@ def _short_enough(
 
 
 def _statistics(
-    members: dict[Part, list[Pair]], ids: dict[str, dict[str, Ids]], tokenizers: Tokenizers
+    members: dict[CorpusPart, list[Pair]], ids: dict[str, dict[str, Ids]], tokenizers: Tokenizers
 ) -> dict[str, Any]:
-    train = members[Part.TRAIN]
+    train = members[CorpusPart.TRAIN]
     all_pairs = [pair for own in members.values() for pair in own]
     texts_by_lang: dict[str, list[str]] = defaultdict(list)
     for pair in all_pairs:
         texts_by_lang[pair.lang].append(pair.source)
     counts = {part: Counter(pair.lang for pair in own) for part, own in members.items()}
     langs = {
-        lang: {"script": main_script(texts), **{part.name.lower(): counts[part][lang] for part in Part}}
+        lang: {"script": main_script(texts), **{part.name.lower(): counts[part][lang] for part in CorpusPart}}
         for lang, texts in sorted(texts_by_lang.items(), key=lambda item: (-len(item[1]), item[0]))
     }
     in_training = {(pair.source, pair.target) for pair in train}
@@ -239,7 +241,7 @@ def _statistics(
         "distinct_targets": len({pair.target for pair in all_pairs}),
         # A locale and its sibling (pt, pt_BR) often say the same: such a pair is easier than it looks.
         "seen_with_text_in_training": sum(
-            (pair.source, pair.target) in in_training for pair in members[Part.SEEN]
+            (pair.source, pair.target) in in_training for pair in members[CorpusPart.SEEN]
         ),
         "train_tokens": {
             "source": sum(len(ids["source"][pair.source]) + 1 for pair in train),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.pairs.batch import GlobalBatch, global_batch
+from moe.data.pairs.batch import GlobalPairBatch, global_batch
 from moe.data.pairs.buckets import plan_buckets
 from moe.data.pairs.store import TokenStore
 from moe.spec import JobSpec, PairsSpec
@@ -72,7 +72,7 @@ class Sampler:
         share_of_pair = share / share.sum() / np.maximum(pairs_of_lang, 1)
         return np.asarray(share_of_pair[store.lang_ids])
 
-    def batch(self, step: int) -> GlobalBatch:
+    def batch(self, step: int) -> GlobalPairBatch:
         """The global batch of a step. The same on every machine: it uses the generator's raw bits alone."""
         generator = np.random.Philox(
             key=np.array([self._seed, step], np.uint64), counter=[0, 0, 0, _DRAWS_OF_BATCHES]

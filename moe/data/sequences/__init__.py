@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moe.data.sequences.baselines import unigram_nats_per_source, xz_bits_per_byte
-    from moe.data.sequences.batch import BatchPart, GlobalBatch
+    from moe.data.sequences.batch import GlobalSequenceBatch, SequenceBatchPart
     from moe.data.sequences.corpora import check
     from moe.data.sequences.description import describe
     from moe.data.sequences.model_tokenizer import CLOSERS, ENDS, ModelTokenizer, load_tokenizer
@@ -29,15 +29,16 @@ _WHERE = {
     "ENDS": "model_tokenizer",
     "SequenceStore": "store",
     "SequenceSampler": "sampler",
-    "GlobalBatch": "batch",
-    "BatchPart": "batch",
+    "GlobalSequenceBatch": "batch",
+    "SequenceBatchPart": "batch",
     "unigram_nats_per_source": "baselines",
     "xz_bits_per_byte": "baselines",
 }
 
 __all__ = [
     "check", "prepare", "PreparedSequences", "describe", "CLOSERS", "ENDS", "ModelTokenizer", "load_tokenizer",
-    "SequenceStore", "SequenceSampler", "GlobalBatch", "BatchPart", "unigram_nats_per_source", "xz_bits_per_byte",
+    "SequenceStore", "SequenceSampler", "GlobalSequenceBatch", "SequenceBatchPart",
+    "unigram_nats_per_source", "xz_bits_per_byte",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from moe.data.sequences.store import SequenceStore
 
 
 @dataclass(frozen=True)
-class BatchPart:
+class SequenceBatchPart:
     """Rows of whole consecutive groups; `b` rows of L positions, 0 for a rank that has no group."""
 
     first_row: int
@@ -23,7 +23,7 @@ class BatchPart:
 
 
 @dataclass(frozen=True)
-class GlobalBatch:
+class GlobalSequenceBatch:
     """B = G x R sequences, in G groups of R; the same whatever the ranks are."""
 
     step: int
@@ -44,18 +44,20 @@ class GlobalBatch:
         """B x L, padding included."""
         return len(self.rows) * self.store.max_tokens
 
-    def part(self, first_group: int, stop_group: int) -> BatchPart:
+    def part(self, first_group: int, stop_group: int) -> SequenceBatchPart:
         """The rows of groups `first_group` up to, not including, `stop_group`."""
         if not 0 <= first_group <= stop_group <= self.num_groups:
             group_range = f"groups {first_group} to {stop_group}"
             raise ValueError(f"{group_range} are not among the {self.num_groups} of step {self.step}")
         first_row = first_group * self.rows_per_group
-        return BatchPart(first_row, *self.store.rows(self.rows[first_row : stop_group * self.rows_per_group]))
+        return SequenceBatchPart(
+            first_row, *self.store.rows(self.rows[first_row : stop_group * self.rows_per_group])
+        )
 
 
 def global_batch(
     store: SequenceStore, step: int, rows: NDArray[np.int64], rows_per_group: int, num_groups: int
-) -> GlobalBatch:
+) -> GlobalSequenceBatch:
     """The batch of given rows, its labels and tokens counted."""
     num_targets, num_tokens = int(store.row_targets[rows].sum()), int(store.row_lengths[rows].sum())
-    return GlobalBatch(step, rows, rows_per_group, num_groups, num_targets, num_tokens, store)
+    return GlobalSequenceBatch(step, rows, rows_per_group, num_groups, num_targets, num_tokens, store)

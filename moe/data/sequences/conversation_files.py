@@ -8,7 +8,7 @@ from moe.data.faults import Faults
 from moe.data.json_lines import rows
 from moe.data.lines import Lines
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
-from moe.data.sequences.formats import UNREADABLE, File
+from moe.data.sequences.formats import UNREADABLE, DataFile
 from moe.spec import SpecError
 from moe.spec.sequences import format_of
 
@@ -21,7 +21,7 @@ _ONE_OF = ("messages", "conversations", "instruction", "prompt", "chosen")
 _SHORTER = "cut it into several conversations"
 
 
-class Record(NamedTuple):
+class ConversationRecord(NamedTuple):
     where: str
     """`, line 3` or `, row 3`, behind the name of its file."""
     row: Mapping[str, Any]
@@ -29,7 +29,9 @@ class Record(NamedTuple):
     """About those of its text."""
 
 
-def records(file: File, limit_bytes: int | None = None, faults: Faults | None = None) -> Iterator[Record]:
+def records(
+    file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
+) -> Iterator[ConversationRecord]:
     """The records of a file, in order; with a limit, those within about so many bytes, and the first in any case.
     Raises SpecError, naming the file and the line or row, for what cannot be read; a record that is not an object is
     added to `faults`, where given."""
@@ -42,7 +44,7 @@ def records(file: File, limit_bytes: int | None = None, faults: Faults | None = 
             return
 
 
-def is_parquet(file: File) -> bool:
+def is_parquet(file: DataFile) -> bool:
     """Whether the name of a file says that it is Parquet; it holds JSON Lines where not."""
     return format_of(file.location.path) == "parquet"
 
@@ -50,7 +52,7 @@ def is_parquet(file: File) -> bool:
 class ConversationColumns:
     """Demand on the columns of Parquet files."""
 
-    def require_column(self, file: File, types: dict[str, str]) -> None:
+    def require_column(self, file: DataFile, types: dict[str, str]) -> None:
         """Raise SpecError unless a file has one of the columns that conversations begin with."""
         if not any(key in types for key in _ONE_OF):
             column_names = ", ".join(map(repr, types)) if types else "no columns at all"
@@ -66,7 +68,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(element) for element in value] if isinstance(value, list) else value
 
 
-def _of_lines(file: File, limit_bytes: int | None, faults: Faults | None) -> Iterator[Record]:
+def _of_lines(file: DataFile, limit_bytes: int | None, faults: Faults | None) -> Iterator[ConversationRecord]:
     lines = Lines(
         file.place,
         file.location,
@@ -76,10 +78,10 @@ def _of_lines(file: File, limit_bytes: int | None, faults: Faults | None) -> Ite
         faults=faults,
     )
     for row in rows(lines, faults):
-        yield Record(row.where, row.values, row.num_bytes)
+        yield ConversationRecord(row.where, row.values, row.num_bytes)
 
 
-def _of_parquet(file: File, faults: Faults | None) -> Iterator[Record]:
+def _of_parquet(file: DataFile, faults: Faults | None) -> Iterator[ConversationRecord]:
     import pyarrow
     import pyarrow.parquet
 
@@ -95,7 +97,7 @@ def _of_parquet(file: File, faults: Faults | None) -> Iterator[Record]:
                     number += 1
                     if faults is not None:
                         faults.read()
-                    yield Record(
+                    yield ConversationRecord(
                         f", row {number}", _without_nulls(row), batch.nbytes // max(1, batch.num_rows)
                     )
     except SpecError:

@@ -8,14 +8,20 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from moe.data.conversations.conversation import NOTES, Conversation, Rendering, Unreadable
+from moe.data.conversations.conversation import NOTES, Conversation, Rendering, UnreadableRecord
 from moe.data.conversations.records import conversation_of, pair_of
 from moe.data.conversations.template import ChatTemplate
 from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
 from moe.data.sequences.conversation_files import KEYS, ConversationColumns, is_parquet, records
-from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source, as_characters
-from moe.data.sequences.formats import File
+from moe.data.sequences.corpus import (
+    CHECK_BYTES,
+    DocumentCorpus,
+    DocumentSource,
+    SourceDocument,
+    as_characters,
+)
+from moe.data.sequences.formats import DataFile
 from moe.spec import ConversationsSpec, PreferenceSpec, Problem, SpecError
 
 SOURCE = "conversations"
@@ -38,16 +44,16 @@ _MAX_REFUSED = 10
 """Refused conversations after which the share is checked at each further one, since each costs a process."""
 
 
-class _Entry(NamedTuple):
+class _ConversationEntry(NamedTuple):
     """A record with its conversations."""
 
-    file: File
+    file: DataFile
     where: str
     conversations: tuple[Conversation, ...]
     num_bytes: int
 
 
-class Conversations(Corpus):
+class Conversations(DocumentCorpus):
     """Conversations of JSON Lines and Parquet files: a document for each row of one (`chat`), or two for each pair, the
     preferred one first (`preference`)."""
 
@@ -71,22 +77,22 @@ class Conversations(Corpus):
         self._faults = Faults.of(data)
 
     @property
-    def training(self) -> tuple[Source, ...]:
-        return (Source(SOURCE),)
+    def training(self) -> tuple[DocumentSource, ...]:
+        return (DocumentSource(SOURCE),)
 
     @property
     def held_out(self) -> tuple[str, ...]:
         return (SOURCE,) if self._data.held_out else ()
 
     @cached_property
-    def _files(self) -> list[File]:
+    def _files(self) -> list[DataFile]:
         seen_locations: set[Location] = set()
         files = []
         for number, path in enumerate(self._data.paths):
             where = f"data.paths[{number}]"
             for location in self._locator.locate(where, path):
                 if location not in seen_locations:
-                    files.append(File(where, location))
+                    files.append(DataFile(where, location))
                 seen_locations.add(location)
         return files
 
@@ -97,7 +103,7 @@ class Conversations(Corpus):
 
             check_columns(ConversationColumns(), of_parquet)
         line_files = [file for file in self._files if not is_parquet(file)]
-        sample_entries: list[_Entry] = []
+        sample_entries: list[_ConversationEntry] = []
         faults = Faults.of(self._data)
         for file in line_files:
             entries = list(self._entries([file], faults, CHECK_BYTES // len(line_files)))
@@ -129,7 +135,7 @@ class Conversations(Corpus):
         fingerprints = [file.location.fingerprint() for file in self._files]
         return hashlib.sha256(repr(fingerprints).encode()).hexdigest()
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[SourceDocument]:
         counts = self._counts = Counter()
         faults = self._faults = Faults.of(self._data)
         self._unread.clear()
@@ -142,7 +148,9 @@ class Conversations(Corpus):
                 counts.update(rendering.notes)
                 for row in rendering.rows:
                     self._ways.add(row.by_marks)
-                    yield Document(SOURCE, as_characters(row.text), is_held_out, row.spans, row.by_marks)
+                    yield SourceDocument(
+                        SOURCE, as_characters(row.text), is_held_out, row.spans, row.by_marks
+                    )
         faults.require_none()
         if not counts["conversations"]:
             places = ", ".join(str(file.location) for file in self._files[:3])
@@ -158,22 +166,22 @@ class Conversations(Corpus):
         }  # fmt: skip
 
     def _entries(
-        self, files: Iterable[File], faults: Faults, limit_bytes: int | None = None
-    ) -> Iterator[_Entry]:
+        self, files: Iterable[DataFile], faults: Faults, limit_bytes: int | None = None
+    ) -> Iterator[_ConversationEntry]:
         for file in files:
             for where, row, num_bytes in records(file, limit_bytes, faults):
                 if len(self._unread) < _MAX_UNREAD:
                     self._unread |= row.keys() - _READ
                 try:
                     conversations = pair_of(row) if self._is_pair else (conversation_of(row),)
-                except Unreadable as error:
+                except UnreadableRecord as error:
                     faults.add(file.broken("invalid_value", error.rule, error.remedy, where))
                 else:
-                    yield _Entry(file, where, conversations, num_bytes)
+                    yield _ConversationEntry(file, where, conversations, num_bytes)
 
     def _render_entries(
-        self, entries: Iterable[_Entry], faults: Faults
-    ) -> Iterator[tuple[_Entry, tuple[Rendering, ...]]]:
+        self, entries: Iterable[_ConversationEntry], faults: Faults
+    ) -> Iterator[tuple[_ConversationEntry, tuple[Rendering, ...]]]:
         """Each entry with its renderings; an entry that the template refuses is added to `faults`."""
         num_refused = 0
         for chunk in _chunks(entries):
@@ -195,21 +203,25 @@ class Conversations(Corpus):
                     num_refused += 1
                     if num_refused >= _MAX_REFUSED:
                         faults.require_none()
-                    if isinstance(outcomes[-1], Unreadable):  # the template is asked anew for those behind it
+                    if isinstance(
+                        outcomes[-1], UnreadableRecord
+                    ):  # the template is asked anew for those behind it
                         left = left[at + 1 :]
                         break
                 else:
                     left = []
 
-    def _refusal(self, rendering: Rendering | Unreadable) -> Unreadable | None:
+    def _refusal(self, rendering: Rendering | UnreadableRecord) -> UnreadableRecord | None:
         """Reason to refuse a rendering: the template's own, or an answer of a pair that would need several rows; None
         if it can be learned."""
-        if isinstance(rendering, Unreadable):
+        if isinstance(rendering, UnreadableRecord):
             return rendering
         if not self._is_pair or len(rendering.rows) == 1:
             return None
         rule = f"renders as {len(rendering.rows)} rows, since it renders earlier answers differently once more follow"
-        return Unreadable(rule, "let 'chosen' and 'rejected' be one answer each, behind the same messages")
+        return UnreadableRecord(
+            rule, "let 'chosen' and 'rejected' be one answer each, behind the same messages"
+        )
 
     def _is_held_out(self, conversation: Conversation) -> bool:
         prompt = json.dumps(conversation.messages[: conversation.first_answer], sort_keys=True, default=str)
@@ -217,8 +229,8 @@ class Conversations(Corpus):
         return int.from_bytes(digest, "big") < self._data.held_out * 2**64
 
 
-def _chunks(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
-    chunk: list[_Entry] = []
+def _chunks(entries: Iterable[_ConversationEntry]) -> Iterator[list[_ConversationEntry]]:
+    chunk: list[_ConversationEntry] = []
     num_bytes = 0
     for entry in entries:
         chunk.append(entry)

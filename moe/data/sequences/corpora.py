@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from moe.data.scan import scan
-from moe.data.sequences.corpus import CHECK_BYTES, Corpus
+from moe.data.sequences.corpus import CHECK_BYTES, DocumentCorpus
 from moe.data.sequences.model_tokenizer import ModelTokenizer, require_usable
 from moe.spec import ConversationsSpec, PackagesSpec, SequencesSpec
 from moe.spec.bad_records import BadRecordsFields
@@ -11,7 +11,7 @@ from moe.spec.bad_records import BadRecordsFields
 
 def build(
     data: SequencesSpec, roots: Sequence[str] | None = None, tokenizer: ModelTokenizer | None = None
-) -> Corpus:
+) -> DocumentCorpus:
     """The corpus that a spec names; the user's files must lie under `roots` (None: anywhere). Conversations are written
     by the chat template beside a given `tokenizer`. Raises SpecError where there is none."""
     if isinstance(data, PackagesSpec):
@@ -28,9 +28,9 @@ def build(
         ends = tuple(texts[id] for id in tokenizer.all_ends if id in texts)
         template = ChatTemplate.of_files(tokenizer.files, data.date, ends)
         return Conversations(data, template, roots, (*ends, *tokenizer.special_texts()))
-    from moe.data.sequences.documents import Documents
+    from moe.data.sequences.documents import DocumentFiles
 
-    return Documents(data, roots)
+    return DocumentFiles(data, roots)
 
 
 def check(

@@ -14,7 +14,7 @@ CHECK_BYTES = 4 << 20
 """Bytes that `check` reads of a user's corpus at most (and the first document of each file)."""
 
 
-class Document(NamedTuple):
+class SourceDocument(NamedTuple):
     source: str
     """Name of its source."""
     text: str
@@ -33,7 +33,7 @@ def as_characters(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class DocumentSource:
     """Documents that share a name and a weight."""
 
     name: str
@@ -41,7 +41,7 @@ class Source:
     """How often its sequences come in an epoch of training."""
 
 
-class Corpus(ABC):
+class DocumentCorpus(ABC):
     """Documents of several sources. A fault of it is a SpecError that names the place in the spec."""
 
     has_spans: bool = False
@@ -52,7 +52,7 @@ class Corpus(ABC):
 
     @property
     @abstractmethod
-    def training(self) -> tuple[Source, ...]:
+    def training(self) -> tuple[DocumentSource, ...]:
         """Sources that are trained on, in order."""
 
     @property
@@ -79,7 +79,7 @@ class Corpus(ABC):
         the same ones."""
 
     @abstractmethod
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[SourceDocument]:
         """Every document, those to train on source by source in the order of `training`."""
 
     @abstractmethod

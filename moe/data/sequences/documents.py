@@ -7,14 +7,20 @@ from functools import cached_property
 
 from moe.data.faults import Faults
 from moe.data.locations import Location, Locator
-from moe.data.sequences.corpus import CHECK_BYTES, Corpus, Document, Source, as_characters
-from moe.data.sequences.formats import File, Parquet, Reader, reader_of
+from moe.data.sequences.corpus import (
+    CHECK_BYTES,
+    DocumentCorpus,
+    DocumentSource,
+    SourceDocument,
+    as_characters,
+)
+from moe.data.sequences.formats import DataFile, FormatReader, Parquet, reader_of
 from moe.spec import DocumentsSpec, Problem, SpecError
 
 _KEY = b"shardyard held-out documents"
 
 
-class Documents(Corpus):
+class DocumentFiles(DocumentCorpus):
     """Documents of JSON Lines, Parquet and text files. Empty ones are counted, and are none."""
 
     def __init__(self, data: DocumentsSpec, roots: Sequence[str] | None) -> None:
@@ -23,9 +29,9 @@ class Documents(Corpus):
         self._counts: Counter[str] = Counter()
 
     @property
-    def training(self) -> tuple[Source, ...]:
+    def training(self) -> tuple[DocumentSource, ...]:
         return tuple(
-            Source(name, source.weight)
+            DocumentSource(name, source.weight)
             for name, source in zip(self._data.source_names, self._data.sources, strict=True)
         )
 
@@ -34,7 +40,7 @@ class Documents(Corpus):
         return self._data.source_names if self._data.held_out else ()
 
     @cached_property
-    def _files(self) -> list[tuple[Reader, list[File]]]:
+    def _files(self) -> list[tuple[FormatReader, list[DataFile]]]:
         """Files of each source, with its reader; one belongs to the first source and path that names it."""
         seen_locations: set[Location] = set()
         files_by_reader = []
@@ -44,7 +50,7 @@ class Documents(Corpus):
                 where = f"{place}.paths[{number}]"
                 for location in self._locator.locate(where, path):
                     if location not in seen_locations:
-                        files.append(File(where, location))
+                        files.append(DataFile(where, location))
                     seen_locations.add(location)
             if not files:
                 rule = "names only files that sources before it name too"
@@ -79,7 +85,7 @@ class Documents(Corpus):
         fingerprints = [[file.location.fingerprint() for file in files] for _, files in self._files]
         return hashlib.sha256(repr(fingerprints).encode()).hexdigest()
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[SourceDocument]:
         self._counts = Counter()
         faults = Faults.of(self._data)
         for index, (name, (reader, files)) in enumerate(
@@ -93,7 +99,7 @@ class Documents(Corpus):
                         continue
                     num_documents += 1
                     text = as_characters(text)
-                    yield Document(name, text, self._is_held_out(text))
+                    yield SourceDocument(name, text, self._is_held_out(text))
                 faults.end_file()
             if not num_documents:
                 places = ", ".join(str(file.location) for file in files[:3])

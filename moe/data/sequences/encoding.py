@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.sequences.corpus import Document
+from moe.data.sequences.corpus import SourceDocument
 from moe.data.tokenizer import Tokenizer
 from moe.spec import Problem, SpecError
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class EncodedDocument:
     """A document, or the beginning of one, as ids."""
 
-    document: Document
+    document: SourceDocument
     ids: NDArray[Any]
     """[n]. Of a document with spans all of it, else what lies between BOS and EOS."""
     label_mask: NDArray[np.bool_] | None = None
@@ -60,7 +60,7 @@ def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype(np.uint16 if tokenizer.num_ids <= 2**16 else np.uint32)
 
 
-def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
+def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) -> Iterator[EncodedDocument]:
     """Each document with its ids. Raises SpecError for text that breaks the tokenizer."""
     dtype = id_type(tokenizer)
     for chunk in _chunks(documents):
@@ -97,7 +97,7 @@ def _overlaps(offsets: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> N
     return within & (begins[first] < offsets[:, 1]) & (offsets[:, 0] < offsets[:, 1])
 
 
-def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[Document]) -> list[T]:
+def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[SourceDocument]) -> list[T]:
     try:
         return encode()
     except BaseException as error:
@@ -110,8 +110,8 @@ def _encode_or_raise(encode: Callable[[], list[T]], chunk: Sequence[Document]) -
         ) from None
 
 
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    chunk: list[Document] = []
+def _chunks(documents: Iterable[SourceDocument]) -> Iterator[list[SourceDocument]]:
+    chunk: list[SourceDocument] = []
     num_chars = 0
     for document in documents:
         chunk.append(document)

@@ -8,7 +8,7 @@ from typing import Any
 
 from moe.data.faults import Faults, fault
 from moe.data.file_kinds import DAMAGED, HEAD_BYTES, no_text
-from moe.data.json_lines import Row, kind_of, rows
+from moe.data.json_lines import JsonRow, kind_of, rows
 from moe.data.lines import Lines
 from moe.data.locations import Location
 from moe.data.sequences.corpus import MAX_DOCUMENT_BYTES
@@ -19,7 +19,7 @@ _SHORTER = "cut it into several documents"
 
 
 @dataclass(frozen=True)
-class File:
+class DataFile:
     """A file of a source."""
 
     place: str
@@ -30,12 +30,12 @@ class File:
         return SpecError(Problem(code, self.place, f"{self.location}{where}", rule, remedy))
 
 
-class Reader(ABC):
+class FormatReader(ABC):
     """Reads files of one format."""
 
     @abstractmethod
     def texts(
-        self, file: File, limit_bytes: int | None = None, faults: Faults | None = None
+        self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
     ) -> Iterator[str]:
         """The documents of a file, raw; with a limit, those within about so many bytes, and the first in any case.
 
@@ -44,14 +44,14 @@ class Reader(ABC):
         """
 
 
-class Jsonl(Reader):
+class JsonlReader(FormatReader):
     """An object a line, whose `column` is the text."""
 
     def __init__(self, column: str, column_place: str) -> None:
         self._column, self._place = column, column_place
 
     def texts(
-        self, file: File, limit_bytes: int | None = None, faults: Faults | None = None
+        self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
     ) -> Iterator[str]:
         lines = Lines(
             file.place,
@@ -68,7 +68,7 @@ class Jsonl(Reader):
             else:
                 fault(faults, self._problem(file, row, value))
 
-    def _problem(self, file: File, row: Row, value: object) -> SpecError:
+    def _problem(self, file: DataFile, row: JsonRow, value: object) -> SpecError:
         if self._column in row.values:
             rule = f"has a {self._column!r} that is {kind_of(value)}, not text"
             return file.broken("wrong_type", rule, "put a string there, or leave the line out", row.where)
@@ -77,11 +77,11 @@ class Jsonl(Reader):
         return SpecError(Problem("missing", self._place, self._column, rule, "use one of those"))
 
 
-class PlainText(Reader):
+class PlainText(FormatReader):
     """Each file a document, as it is but for a byte-order mark."""
 
     def texts(
-        self, file: File, limit_bytes: int | None = None, faults: Faults | None = None
+        self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
     ) -> Iterator[str]:
         if faults is not None:
             faults.read()
@@ -90,7 +90,7 @@ class PlainText(Reader):
         except SpecError as error:
             fault(faults, error)
 
-    def _text(self, file: File, limit_bytes: int | None) -> str:
+    def _text(self, file: DataFile, limit_bytes: int | None) -> str:
         max_bytes = MAX_DOCUMENT_BYTES if limit_bytes is None else min(limit_bytes, MAX_DOCUMENT_BYTES)
         try:
             with file.location.open() as stream:
@@ -117,14 +117,14 @@ class PlainText(Reader):
             return text[: error.start].decode()
 
 
-class Parquet(Reader):
+class Parquet(FormatReader):
     """A row a document, whose `column` is the text."""
 
     def __init__(self, column: str, column_place: str) -> None:
         self._column, self._place = column, column_place
 
     def texts(
-        self, file: File, limit_bytes: int | None = None, faults: Faults | None = None
+        self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
     ) -> Iterator[str]:
         import pyarrow
         import pyarrow.parquet
@@ -159,7 +159,7 @@ class Parquet(Reader):
             return None, 0
         return (text, len(text.encode("utf-8", "surrogatepass"))) if isinstance(text, str) else (None, 0)
 
-    def _problem(self, file: File, row: int, value: Any, size: int) -> SpecError:
+    def _problem(self, file: DataFile, row: int, value: Any, size: int) -> SpecError:
         if size > MAX_DOCUMENT_BYTES:
             return file.broken(
                 "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", _SHORTER, f", row {row}"
@@ -169,7 +169,7 @@ class Parquet(Reader):
         rule, remedy = f"has a {self._column!r} that is {kind}", "put a string there, or leave the row out"
         return file.broken(code, rule, remedy, f", row {row}")
 
-    def require_column(self, file: File, types: dict[str, str]) -> None:
+    def require_column(self, file: DataFile, types: dict[str, str]) -> None:
         """Raise SpecError unless a file with columns of these types has the text."""
         if self._column not in types:
             column_names = ", ".join(map(repr, types)) if types else "no columns at all"
@@ -194,7 +194,7 @@ def column_types(schema: object) -> dict[str, str]:
     return types
 
 
-def footer_of(file: File) -> bytes:
+def footer_of(file: DataFile) -> bytes:
     """The end of a Parquet file, which says its columns. Raises SpecError for what is no Parquet."""
     try:
         with file.location.raw() as raw:
@@ -214,11 +214,11 @@ def footer_of(file: File) -> bytes:
         raise file.broken("unreadable", f"cannot be read: {error}", "make the file whole again") from None
 
 
-def reader_of(source: SourceSpec, place: str) -> Reader:
+def reader_of(source: SourceSpec, place: str) -> FormatReader:
     """The reader of a source's files; `place` is the source's own in the spec."""
     match source.file_format:
         case "jsonl":
-            return Jsonl(source.column, f"{place}.column")
+            return JsonlReader(source.column, f"{place}.column")
         case "parquet":
             return Parquet(source.column, f"{place}.column")
         case "text":

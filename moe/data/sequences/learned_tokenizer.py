@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from moe.data.sequences.corpus import Document
+from moe.data.sequences.corpus import SourceDocument
 from moe.data.tokenizer import TextForm, Tokenizer
 
 SAMPLE_CHARS = 10_000_000
@@ -14,12 +14,12 @@ MAX_DOCUMENT_CHARS = 200_000
 """Text that the sample takes of one document."""
 
 
-def train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Tokenizer:
+def train_tokenizer(documents: Iterable[SourceDocument], vocab_size: int) -> Tokenizer:
     """A tokenizer of at most `vocab_size` entries; the same for the same documents in any order."""
     return Tokenizer.train(sample(documents), vocab_size, TextForm.DOCUMENTS)
 
 
-def sample(documents: Iterable[Document], max_chars: int = SAMPLE_CHARS) -> list[str]:
+def sample(documents: Iterable[SourceDocument], max_chars: int = SAMPLE_CHARS) -> list[str]:
     """Beginnings of the documents to train on with the lowest hashes, which are `max_chars` together at most; one at
     least. The same for the same documents in any order."""
     heap: list[tuple[int, str]] = []

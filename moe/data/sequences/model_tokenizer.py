@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from string import ascii_letters, digits, punctuation
 from typing import TYPE_CHECKING, Any
 
-from moe.data.limited import NoAnswer, answer_of, take_limits
+from moe.data.limited_process import NoAnswer, answer_of, take_limits
 from moe.data.special_tokens import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, start_token
 from moe.spec import Problem, SpecError
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from moe.data.sequences.corpus import Corpus, Document, Source
+from moe.data.sequences.corpus import DocumentCorpus, DocumentSource, SourceDocument
 from moe.data.sequences.near_duplicates import SeenLines, lines_of
 from moe.data.sequences.package_list import (
     HELD_OUT,
@@ -18,7 +18,7 @@ from moe.data.sequences.package_list import (
 from moe.spec import Problem, SpecError
 
 
-class Packages(Corpus):
+class Packages(DocumentCorpus):
     """Source of two lists of distributions: one to train on, and one held out, each of the latter a source.
 
     A document to train on is left out where most of its lines are in held-out ones or in those before it, and a
@@ -33,8 +33,8 @@ class Packages(Corpus):
         self._left_out: Counter[str] = Counter()
 
     @property
-    def training(self) -> tuple[Source, ...]:
-        return (Source("packages"),)
+    def training(self) -> tuple[DocumentSource, ...]:
+        return (DocumentSource("packages"),)
 
     @property
     def held_out(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Packages(Corpus):
             digest.update(f"{file.name}\0{hashlib.sha256(_read(file)).hexdigest()}\n".encode())
         return digest.hexdigest()
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[SourceDocument]:
         self._left_out = Counter()
         held_out_files, training_files = self._files
         held_out = [(file, text, lines_of(text)) for file, text in self._texts(held_out_files)]
@@ -74,12 +74,12 @@ class Packages(Corpus):
                 continue
             seen_lines.add(lines)
             training_lines.add(lines)
-            yield Document("packages", text, is_held_out=False)
+            yield SourceDocument("packages", text, is_held_out=False)
         for file, text, lines in held_out:
             if training_lines.has_most_of(lines):
                 self._left_out["held_out_near_duplicate"] += 1
             else:
-                yield Document(file.distribution, text, is_held_out=True)
+                yield SourceDocument(file.distribution, text, is_held_out=True)
 
     def facts(self) -> dict[str, object]:
         return {

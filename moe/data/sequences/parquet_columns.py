@@ -7,22 +7,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from moe.data.limited import NoAnswer, answer_of, take_limits
-from moe.data.sequences.formats import File, column_types, footer_of
+from moe.data.limited_process import NoAnswer, answer_of, take_limits
+from moe.data.sequences.formats import DataFile, column_types, footer_of
 
 TIMEOUT_S, MEMORY_BYTES = 60.0, 4 << 30
 MAX_FILES = 64
 """Files of a source whose columns are looked at before a job is launched; the others' when they are read."""
 
 
-class Columns(Protocol):
+class ColumnDemand(Protocol):
     """Demand on the columns of files."""
 
-    def require_column(self, file: File, types: dict[str, str]) -> None:
+    def require_column(self, file: DataFile, types: dict[str, str]) -> None:
         """Raise SpecError unless a file with columns of these types has what is needed."""
 
 
-def check_columns(reader: Columns, files: Sequence[File]) -> None:
+def check_columns(reader: ColumnDemand, files: Sequence[DataFile]) -> None:
     """Raise SpecError for a file without the column, or that is no Parquet."""
     looked_at = files[:MAX_FILES]
     request = b"".join(struct.pack("<Q", len(footer)) + footer for footer in map(footer_of, looked_at))

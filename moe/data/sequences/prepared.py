@@ -19,7 +19,7 @@ from moe.data.conversations.template import TEMPLATE_FILES
 from moe.data.progress import Stages, Tell, of_total
 from moe.data.sequences.closers import Closers
 from moe.data.sequences.corpora import build
-from moe.data.sequences.corpus import Corpus, Document
+from moe.data.sequences.corpus import DocumentCorpus, SourceDocument
 from moe.data.sequences.description import describe
 from moe.data.sequences.encoding import encode_documents, id_type
 from moe.data.sequences.learned_tokenizer import train_tokenizer
@@ -143,7 +143,7 @@ def prepare(
 
 
 def _content_key(
-    data: SequencesSpec, vocab_size: int, corpus: Corpus, tokenizer_files: Mapping[str, bytes] | None
+    data: SequencesSpec, vocab_size: int, corpus: DocumentCorpus, tokenizer_files: Mapping[str, bytes] | None
 ) -> str:
     """`tokenizer_files`: files of a given model's tokenizer."""
     without_effect: dict[str, Any] = dict.fromkeys(fields_without_effect(data), True)
@@ -168,7 +168,7 @@ def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 def _build(
     folder: Path,
-    corpus: Corpus,
+    corpus: DocumentCorpus,
     max_tokens: int,
     vocab_size: int,
     model_tokenizer: ModelTokenizer | None,
@@ -177,7 +177,7 @@ def _build(
 ) -> None:
     """Fill an empty folder: learn or try a tokenizer, encode, pack, store."""
     clock = Clock()
-    documents = _Documents(corpus, stages)
+    documents = _DocumentPasses(corpus, stages)
     files = _tokenizer_files(documents, vocab_size, model_tokenizer)
     (folder / "tokenizers").mkdir()
     for name, content in files.items():
@@ -214,7 +214,7 @@ def _build(
 
 
 def _write(
-    folder: Path, documents: "_Documents", tokenizer: Tokenizer, max_tokens: int, closers: Closers
+    folder: Path, documents: "_DocumentPasses", tokenizer: Tokenizer, max_tokens: int, closers: Closers
 ) -> dict[str, int]:
     """The store to train on, and one for each source that has documents held out. Counts of what was cut, and of what
     nothing is left to learn of; `closers` are counted."""
@@ -276,14 +276,14 @@ def _counts(store: SequenceStore) -> dict[str, Any]:
     }
 
 
-class _Documents:
+class _DocumentPasses:
     """Passes over the documents of a corpus. How many there are is known after a pass to learn a tokenizer from."""
 
-    def __init__(self, corpus: Corpus, stages: Stages) -> None:
+    def __init__(self, corpus: DocumentCorpus, stages: Stages) -> None:
         self.corpus, self._stages = corpus, stages
         self._num: int | None = None
 
-    def to_learn(self) -> Iterator[Document]:
+    def to_learn(self) -> Iterator[SourceDocument]:
         num = 0
         for document in self._stages.through(
             "reading", self.corpus.documents(), lambda number: None, interval=100
@@ -293,13 +293,13 @@ class _Documents:
         self._num = num
         self._stages.at("learning the tokenizer")
 
-    def to_encode(self) -> Iterator[Document]:
+    def to_encode(self) -> Iterator[SourceDocument]:
         share = (lambda number: None) if self._num is None else of_total(self._num)
         return self._stages.through("encoding", self.corpus.documents(), share, interval=100)
 
 
 def _tokenizer_files(
-    documents: _Documents, vocab_size: int, model_tokenizer: ModelTokenizer | None
+    documents: _DocumentPasses, vocab_size: int, model_tokenizer: ModelTokenizer | None
 ) -> dict[str, bytes]:
     if model_tokenizer is None:
         return {TOKENIZER: train_tokenizer(documents.to_learn(), vocab_size).to_json().encode()}

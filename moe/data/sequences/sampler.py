@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from moe.data.sequences.batch import GlobalBatch, global_batch
+from moe.data.sequences.batch import GlobalSequenceBatch, global_batch
 from moe.data.sequences.store import SequenceStore
 from moe.spec import DocumentsSpec, JobSpec
 
@@ -42,7 +42,7 @@ class SequenceSampler:
         ]
         self._orders: dict[int, NDArray[np.int64]] = {}
 
-    def batch(self, step: int) -> GlobalBatch:
+    def batch(self, step: int) -> GlobalSequenceBatch:
         """The global batch of a step. The same on every machine: it uses the generator's raw bits alone."""
         num_rows = self.num_groups * self.rows_per_group
         first, row_chunks = step * num_rows, list[NDArray[np.int64]]()

@@ -23,7 +23,7 @@ from moe.data.tokenizer import PAD
 _CHUNK_IDS = 1 << 22
 
 
-class Rows(NamedTuple):
+class SequenceRows(NamedTuple):
     """b sequences of L positions."""
 
     tokens: NDArray[np.int64]
@@ -77,7 +77,7 @@ class SequenceStore:
     def num_rows(self) -> int:
         return len(self.row_lengths)
 
-    def rows(self, indices: NDArray[np.int64] | Sequence[int]) -> Rows:
+    def rows(self, indices: NDArray[np.int64] | Sequence[int]) -> SequenceRows:
         """The sequences of some rows, in that order."""
         rows = np.asarray(indices, np.int64)
         first = self._row_starts[rows]
@@ -98,7 +98,7 @@ class SequenceStore:
         tokens.reshape(-1)[places] = self._ids[positions]
         labels.reshape(-1)[places] = self._labels(positions)
         documents.reshape(-1)[places] = np.repeat(number, lengths)
-        return Rows(tokens, documents, labels)
+        return SequenceRows(tokens, documents, labels)
 
     @property
     def has_spans(self) -> bool:

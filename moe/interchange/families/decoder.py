@@ -1,6 +1,6 @@
 """Lines of the tables that most families have in common."""
 
-from moe.interchange.family import Row, in_layers, transposed_row, unchanged_row
+from moe.interchange.family import TensorRow, in_layers, transposed_row, unchanged_row
 from moe.interchange.fields import FULL, EveryLayer, Key, WriteOnlyKey, always
 
 DECODER = (
@@ -19,7 +19,7 @@ AUXILIARY = (WriteOnlyKey("router_aux_loss_coef", "moe.aux_coefficient"), always
 """A loss that is computed only with `output_router_logits`, over all layers together: not one of ours. A user who wants
 ours writes `moe: {aux_coefficient: 0.01}` beside `from`."""
 
-STACK: tuple[Row, ...] = (
+STACK: tuple[TensorRow, ...] = (
     unchanged_row("embedding.weight", "model.embed_tokens.weight"),
     unchanged_row("norm.weight", "model.norm.weight"),
     unchanged_row("output.weight", "lm_head.weight"),
@@ -30,7 +30,7 @@ STACK: tuple[Row, ...] = (
 )
 """Embedding, norms, logits."""
 
-ATTENTION: tuple[Row, ...] = in_layers(
+ATTENTION: tuple[TensorRow, ...] = in_layers(
     *(
         unchanged_row(f"attention.{our_name}.{kind}", f"self_attn.{their_name}_proj.{kind}")
         for our_name, their_name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o"))
@@ -41,7 +41,7 @@ ATTENTION: tuple[Row, ...] = in_layers(
 )
 """Grouped queries; of a model without biases or norms, those lines say nothing."""
 
-DENSE: tuple[Row, ...] = in_layers(
+DENSE: tuple[TensorRow, ...] = in_layers(
     *(
         unchanged_row(f"feed_forward.dense.{our_name}.weight", f"mlp.{their_name}_proj.weight")
         for our_name, their_name in (("w_gate", "gate"), ("w_in", "up"), ("w_out", "down"))
@@ -50,11 +50,11 @@ DENSE: tuple[Row, ...] = in_layers(
 """Layers without experts."""
 
 
-def experts(where: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+def experts(where: str, gate: str, up: str, down: str) -> tuple[TensorRow, ...]:
     """A tensor an expert, out by in."""
     return in_layers(
         *(
-            Row(
+            TensorRow(
                 f"feed_forward.moe.experts.{our_name}",
                 f"{where}.experts.{{e}}.{their_name}.weight",
                 axes,
@@ -69,24 +69,24 @@ def experts(where: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     )
 
 
-def fused_experts(gate_up: str, down: str) -> tuple[Row, ...]:
+def fused_experts(gate_up: str, down: str) -> tuple[TensorRow, ...]:
     """All experts in one tensor, the gate before the other in the rows of one."""
     return in_layers(
-        Row("feed_forward.moe.experts.w_gate", gate_up, "e m h", "e (0/2 h) m"),
-        Row("feed_forward.moe.experts.w_in", gate_up, "e m h", "e (1/2 h) m"),
-        Row("feed_forward.moe.experts.w_out", down, "e h m", "e m h"),
+        TensorRow("feed_forward.moe.experts.w_gate", gate_up, "e m h", "e (0/2 h) m"),
+        TensorRow("feed_forward.moe.experts.w_in", gate_up, "e m h", "e (1/2 h) m"),
+        TensorRow("feed_forward.moe.experts.w_out", down, "e h m", "e m h"),
     )
 
 
-def router(where: str) -> tuple[Row, ...]:
+def router(where: str) -> tuple[TensorRow, ...]:
     return in_layers(transposed_row("feed_forward.moe.router", where))
 
 
-def selection_bias(where: str) -> tuple[Row, ...]:
+def selection_bias(where: str) -> tuple[TensorRow, ...]:
     return in_layers(unchanged_row("feed_forward.moe.router_bias", where))
 
 
-def shared_experts(where: str, gate: str | None = None) -> tuple[Row, ...]:
+def shared_experts(where: str, gate: str | None = None) -> tuple[TensorRow, ...]:
     """Shared experts, and the gate that weighs them."""
     rows = [
         transposed_row(f"feed_forward.moe.shared.{our_name}", f"{where}.{their_name}_proj.weight")
@@ -98,7 +98,7 @@ def shared_experts(where: str, gate: str | None = None) -> tuple[Row, ...]:
 FUSED = fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 """As transformers has experts in memory, and writes them without `save_original_format`."""
 
-LATENT: tuple[Row, ...] = in_layers(
+LATENT: tuple[TensorRow, ...] = in_layers(
     unchanged_row("attention.query.weight", "self_attn.q_proj.weight"),
     *(
         unchanged_row(f"attention.{our_name}.{kind}", f"self_attn.{their_name}.{kind}")

@@ -14,7 +14,7 @@ from moe.interchange.families.decoder import (
 )
 from moe.interchange.families.deepseek_v2 import LATENT_KEYS, LATENT_UNUSED
 from moe.interchange.family import Family
-from moe.interchange.fields import ExpertGroups, FirstDense, Key, SharedExperts, always
+from moe.interchange.fields import ExpertGroups, FirstDense, Key, SharedExpertCount, always
 from moe.interchange.rope import Rope
 
 SIGMOID = always(
@@ -46,7 +46,7 @@ DEEPSEEK_V3 = Family(
         *LATENT_KEYS,
         Rope(pairing="key"),
         FirstDense(),
-        SharedExperts(),
+        SharedExpertCount(),
         Key("n_routed_experts", "moe.num_experts"),
         Key("num_experts_per_tok", "moe.top_k"),
         Key("moe_intermediate_size", "moe.hidden_dim"),

@@ -14,7 +14,7 @@ from moe.interchange.families.decoder import (
 )
 from moe.interchange.families.deepseek_v3 import FURTHER_TOKENS, SIGMOID
 from moe.interchange.family import Family
-from moe.interchange.fields import ExpertGroups, FirstDense, Heads, Key, SharedExperts, Switch
+from moe.interchange.fields import ExpertGroups, FirstDense, Heads, Key, SharedExpertCount, Switch
 from moe.interchange.rope import Rope
 
 GLM4_MOE = Family(
@@ -35,7 +35,7 @@ GLM4_MOE = Family(
         Switch("attention_bias", ("attention.bias",)),  # the output's has none
         Switch("use_qk_norm", ("attention.query_key_norm",), on="head", off=None),
         FirstDense(),
-        SharedExperts(),
+        SharedExpertCount(),
         Key("n_routed_experts", "moe.num_experts"),
         Key("num_experts_per_tok", "moe.top_k"),
         Key("moe_intermediate_size", "moe.hidden_dim"),

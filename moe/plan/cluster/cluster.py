@@ -17,7 +17,7 @@ from pydantic import (  # fmt: skip
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.devices import DEVICES, Device
 from moe.plan.cluster.facts import DeviceFacts
-from moe.plan.cluster.kernels import Collective, Exchange
+from moe.plan.cluster.kernels import CollectiveCost, ExchangeCost
 from moe.spec.base import Count, Latency, Rate, Spec
 from moe.spec.errors import Problem, SpecError
 from moe.spec.problems import problems_of
@@ -50,18 +50,18 @@ class Level:
 
     devices: int
     """Consecutive devices that it joins."""
-    ring: Collective
-    all_to_all: Collective
+    ring: CollectiveCost
+    all_to_all: CollectiveCost
     is_measured: bool = False
     """Whether constants are of a node whose collectives were measured: rings alone."""
 
 
-def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[Collective, Collective]:
+def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[CollectiveCost, CollectiveCost]:
     """(a ring's, an all-to-all's) constants over links of which a rate and a step's latency are known."""
-    return Collective(bytes_per_s, step_s=latency_s), Collective(bytes_per_s, doubling_s=latency_s)
+    return CollectiveCost(bytes_per_s, step_s=latency_s), CollectiveCost(bytes_per_s, doubling_s=latency_s)
 
 
-def _at_rate(of: Collective, bytes_per_s: float) -> Collective:
+def _at_rate(of: CollectiveCost, bytes_per_s: float) -> CollectiveCost:
     """The same over links of another rate; no rank's own share is copied more slowly than others' arrive."""
     return replace(of, bytes_per_s=bytes_per_s, own_bytes_per_s=max(of.own_bytes_per_s, bytes_per_s))
 
@@ -211,7 +211,7 @@ class Cluster(Spec):
         return (across,) if self.sides or self.devices_per_node == 1 else (within, across)
 
     @property
-    def exchange(self) -> Exchange | None:
+    def exchange(self) -> ExchangeCost | None:
         """The fused exchange over this cluster's links; None where the device type's was not measured."""
         kernel = self.traits.kernels.exchange
         if kernel is None:

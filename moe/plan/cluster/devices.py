@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from moe.plan.cluster.kernels import Collective, FusedAttention, GroupedExperts, Kernels, MatrixProducts
+from moe.plan.cluster.kernels import CollectiveCost, FusedAttention, GroupedExperts, Kernels, MatrixProducts
 from moe.plan.cluster.measured import MEASURED
 
 _GIB = 1024**3
@@ -74,8 +74,8 @@ def plain_kernels(
     attention = FusedAttention(attention_flops_per_s, block=0, backward=2.5)
     return Kernels(
         products=products, experts=experts, attention={256: attention},
-        ring=Collective(link_bytes_per_s, step_s=latency_s),
-        all_to_all=Collective(link_bytes_per_s, doubling_s=latency_s), attention_dtype="float32",
+        ring=CollectiveCost(link_bytes_per_s, step_s=latency_s),
+        all_to_all=CollectiveCost(link_bytes_per_s, doubling_s=latency_s), attention_dtype="float32",
     )  # fmt: skip
 
 

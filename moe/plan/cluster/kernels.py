@@ -169,7 +169,7 @@ class FusedAttention:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveCost:
     """An operation over ranks that are alike: `size` bytes are a rank's whole buffer."""
 
     bytes_per_s: float
@@ -202,7 +202,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeCost:
     """A fused dispatch to experts, or combine: a token's row travels once to each node, and once to each rank."""
 
     start_s: float
@@ -221,7 +221,7 @@ class Exchange:
     most_nodes: int = 1
     """Nodes that it was measured over at most: over more its time is extrapolated."""
 
-    def times_as_fast(self, rate: float) -> "Exchange":
+    def times_as_fast(self, rate: float) -> "ExchangeCost":
         """The same kernel of a release that moves rows within a domain at so many times the rate."""
         return replace(
             self, link_bytes_per_s=rate * self.link_bytes_per_s, own_bytes_per_s=rate * self.own_bytes_per_s,
@@ -251,10 +251,10 @@ class Kernels:
     experts: Mapping[str, GroupedExperts]
     attention: Mapping[int, FusedAttention]
     """Constants by the widths of a head's scores and values together."""
-    ring: Collective
+    ring: CollectiveCost
     """Gathers, scatters and all-reduces in a node."""
-    all_to_all: Collective
-    exchange: Exchange | None = None
+    all_to_all: CollectiveCost
+    exchange: ExchangeCost | None = None
     attention_dtype: str = "bfloat16"
     """Dtype that attention was measured in."""
 

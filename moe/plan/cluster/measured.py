@@ -7,8 +7,8 @@ H100's, `line_bytes_per_s` is H100's at the ratio of the adapters. Nobody measur
 """
 
 from moe.plan.cluster.kernels import (
-    Collective,
-    Exchange,
+    CollectiveCost,
+    ExchangeCost,
     FusedAttention,
     GroupedExperts,
     Kernels,
@@ -49,11 +49,11 @@ MEASURED: dict[str, Kernels] = {
                 flops_per_s=1.68e14, start_s=1.375e-5, chain_s=2.778e-8, query_s=7.8e-13, key_s=7.801e-13,
             ),
         },
-        ring=Collective(
+        ring=CollectiveCost(
             bytes_per_s=2.125e11, start_s=8.974e-6, step_s=9.336e-7, own_bytes_per_s=6.777e11,
             ramp_s=2.533e-5, knee_bytes=3.046e6,
         ),
-        all_to_all=Collective(
+        all_to_all=CollectiveCost(
             bytes_per_s=2.004e11, start_s=1.149e-5, step_s=3.803e-7, own_bytes_per_s=8.353e11,
             ramp_s=1.797e-5, knee_bytes=2.531e6,
         ),
@@ -114,15 +114,15 @@ MEASURED: dict[str, Kernels] = {
                 window_query_s=6.515e-13, window_key_s=6.548e-13,
             ),
         },
-        ring=Collective(
+        ring=CollectiveCost(
             bytes_per_s=3.653e11, start_s=4.871e-6, step_s=8.402e-7, own_bytes_per_s=7.25e11, ramp_s=1.424e-5,
             knee_bytes=4.707e6,
         ),
-        all_to_all=Collective(
+        all_to_all=CollectiveCost(
             bytes_per_s=3.041e11, start_s=6.515e-6, step_s=1.194e-7, own_bytes_per_s=1.972e12, ramp_s=5.19e-6,
             knee_bytes=3.544e5,
         ),
-        exchange=Exchange(
+        exchange=ExchangeCost(
             start_s=3.782e-5, link_bytes_per_s=4.166e11, own_bytes_per_s=3.208e11, copy_s=1.73e-9,
             hop_s=4.771e-5, line_bytes_per_s=4.699e10, forward_bytes_per_s=1.207e11, most_nodes=4,
         ),
@@ -183,15 +183,15 @@ MEASURED: dict[str, Kernels] = {
                 window_query_s=6.725e-13, window_key_s=6.755e-13,
             ),
         },
-        ring=Collective(
+        ring=CollectiveCost(
             bytes_per_s=3.68e11, start_s=4.636e-6, step_s=8.823e-7, own_bytes_per_s=7.452e11, ramp_s=1.321e-5,
             knee_bytes=4.416e6,
         ),
-        all_to_all=Collective(
+        all_to_all=CollectiveCost(
             bytes_per_s=3.072e11, start_s=6.235e-6, step_s=2.252e-7, own_bytes_per_s=2.295e12,
             ramp_s=4.585e-6, knee_bytes=1.735e5,
         ),
-        exchange=Exchange(
+        exchange=ExchangeCost(
             start_s=3.825e-5, link_bytes_per_s=4.092e11, own_bytes_per_s=3.421e11, copy_s=1.633e-9,
             hop_s=4.751e-5, line_bytes_per_s=4.699e10, forward_bytes_per_s=1.208e11, most_nodes=4,
         ),
@@ -248,15 +248,15 @@ MEASURED: dict[str, Kernels] = {
                 flops_per_s=1.465e15, start_s=9.807e-6, chain_s=4.408e-9, query_s=3.66e-13, key_s=5.28e-13,
             ),
         },
-        ring=Collective(
+        ring=CollectiveCost(
             bytes_per_s=6.836e11, start_s=6.946e-6, step_s=1.336e-6, own_bytes_per_s=1.378e12,
             ramp_s=1.515e-5, knee_bytes=7.324e6,
         ),
-        all_to_all=Collective(
+        all_to_all=CollectiveCost(
             bytes_per_s=5.884e11, start_s=9.242e-6, step_s=1.832e-7, own_bytes_per_s=7.344e11,
             ramp_s=5.436e-6, knee_bytes=8.579e5,
         ),
-        exchange=Exchange(
+        exchange=ExchangeCost(
             start_s=4.697e-5, link_bytes_per_s=9e11, own_bytes_per_s=2.546e11, copy_s=6.321e-9,
             hop_s=4.771e-5, line_bytes_per_s=4.699e10, forward_bytes_per_s=1.207e11,
         ),
@@ -313,15 +313,15 @@ MEASURED: dict[str, Kernels] = {
                 flops_per_s=1.511e15, start_s=1.139e-5, chain_s=4.859e-9, query_s=2.767e-13, key_s=5.793e-13,
             ),
         },
-        ring=Collective(
+        ring=CollectiveCost(
             bytes_per_s=6.805e11, start_s=8.038e-6, step_s=1.357e-6, own_bytes_per_s=1.457e12,
             ramp_s=1.445e-5, knee_bytes=7.748e6,
         ),
-        all_to_all=Collective(
+        all_to_all=CollectiveCost(
             bytes_per_s=6.116e11, start_s=9.555e-6, step_s=2.529e-7, own_bytes_per_s=8.132e11,
             ramp_s=5.986e-6, knee_bytes=1.1e5,
         ),
-        exchange=Exchange(
+        exchange=ExchangeCost(
             start_s=3.576e-5, link_bytes_per_s=9e11, own_bytes_per_s=3.105e11, copy_s=1.197e-8,
             hop_s=4.771e-5, line_bytes_per_s=4.699e10, forward_bytes_per_s=1.207e11,
         ),
@@ -377,15 +377,15 @@ MEASURED: dict[str, Kernels] = {
                 flops_per_s=1.631e15, start_s=1.029e-5, chain_s=4.267e-9, query_s=3.241e-13, key_s=5.737e-13,
             ),
         },
-        ring=Collective(
+        ring=CollectiveCost(
             bytes_per_s=6.868e11, start_s=7.153e-6, step_s=1.329e-6, own_bytes_per_s=1.544e12,
             ramp_s=1.843e-5, knee_bytes=9.543e6,
         ),
-        all_to_all=Collective(
+        all_to_all=CollectiveCost(
             bytes_per_s=6e11, start_s=8.725e-6, step_s=3.026e-7, own_bytes_per_s=8.055e11, ramp_s=6.056e-6,
             knee_bytes=1.496e5,
         ),
-        exchange=Exchange(
+        exchange=ExchangeCost(
             start_s=4.772e-5, link_bytes_per_s=9e11, own_bytes_per_s=2.632e11, copy_s=6.213e-9,
             hop_s=4.771e-5, line_bytes_per_s=9.397e10, forward_bytes_per_s=1.207e11,
         ),
@@ -441,15 +441,15 @@ MEASURED: dict[str, Kernels] = {
                 flops_per_s=1.859e15, start_s=1.018e-5, chain_s=5.583e-9, query_s=3.266e-13, key_s=5.625e-13,
             ),
         },
-        ring=Collective(
+        ring=CollectiveCost(
             bytes_per_s=6.819e11, start_s=7.408e-6, step_s=1.373e-6, own_bytes_per_s=1.478e12, ramp_s=1.45e-5,
             knee_bytes=7.321e6,
         ),
-        all_to_all=Collective(
+        all_to_all=CollectiveCost(
             bytes_per_s=6.135e11, start_s=9.405e-6, step_s=2.305e-7, own_bytes_per_s=8.24e11, ramp_s=5.767e-6,
             knee_bytes=1.078e5,
         ),
-        exchange=Exchange(
+        exchange=ExchangeCost(
             start_s=3.535e-5, link_bytes_per_s=9e11, own_bytes_per_s=3.188e11, copy_s=1.187e-8,
             hop_s=4.771e-5, line_bytes_per_s=9.397e10, forward_bytes_per_s=1.207e11,
         ),

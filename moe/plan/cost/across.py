@@ -9,10 +9,10 @@ from typing import NamedTuple
 from moe.plan.candidate import Candidate
 from moe.plan.cluster.pools import Between
 from moe.plan.cost.dealing import Dealer, OfUnits
-from moe.plan.cost.held import Run, StateOptions, placed_of
 from moe.plan.cost.memory import MemoryModel
+from moe.plan.cost.run_choices import RunChoices, StateOptions, placed_of
 from moe.plan.cost.stages import Stage
-from moe.plan.cost.time import End, Hops, TimeModel
+from moe.plan.cost.time import Hops, StageEnd, TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.plan import MemoryEstimate, TimeEstimate
 
@@ -28,14 +28,14 @@ class AcrossMemory:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether units can be dealt so that each stage fits its devices."""
-        return self._fits(placed_of(candidate), Run.of(candidate))
+        return self._fits(placed_of(candidate), RunChoices.of(candidate))
 
-    def _can_be_dealt(self, layout: StateOptions, run: Run) -> bool:
+    def _can_be_dealt(self, layout: StateOptions, run: RunChoices) -> bool:
         if not self._has_room(layout, run):
             return False
         return self._dealer.can_be_dealt(partial(self._stage_fits, layout, run))
 
-    def _has_room(self, layout: StateOptions, run: Run) -> bool:
+    def _has_room(self, layout: StateOptions, run: RunChoices) -> bool:
         """Whether all stages together have room for all units, as the last stage has them: no stage has fewer
         micro-batches in flight, and parts take no less than the whole."""
         whole, model = self._dealer.whole, self._models[self._dealer.pools[-1]]
@@ -43,7 +43,7 @@ class AcrossMemory:
 
     def stage_fits(self, candidate: Candidate) -> "partial[bool]":
         """The question whether a stage fits the devices of its pool."""
-        return partial(self._stage_fits, placed_of(candidate), Run.of(candidate))
+        return partial(self._stage_fits, placed_of(candidate), RunChoices.of(candidate))
 
     def may_hold(self, shape: Degrees) -> bool:
         """Whether all devices of a rank's place in the stages together have room for what it has of the state at
@@ -55,7 +55,7 @@ class AcrossMemory:
         """Bytes by kind on the fullest rank of a stage."""
         return self._models[self._dealer.pools[stage.index]].of_stage(stage, candidate)
 
-    def _stage_fits(self, layout: StateOptions, run: Run, stage: Stage) -> bool:
+    def _stage_fits(self, layout: StateOptions, run: RunChoices, stage: Stage) -> bool:
         pool = self._dealer.pools[stage.index]
         model = self._models[pool]
         return self._beside[pool](stage, run) + model.stage_state(stage, layout) <= model.usable_bytes
@@ -116,7 +116,7 @@ class AcrossTime:
         hops, end = self._hops(candidate), self._end(candidate, deal)
         return self._model(of).of_step_on(candidate, deal.stages[of], one_s, hops, end)
 
-    def _end(self, candidate: Candidate, deal: Dealt) -> End:
+    def _end(self, candidate: Candidate, deal: Dealt) -> StageEnd:
         """The longest end of any stage's step."""
         ends = (
             self._model(stage.index).end_of(candidate, stage, one_s)

@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cluster.kernels import Exchange
+from moe.plan.cluster.kernels import ExchangeCost
 from moe.spec import MoESpec
 
 
@@ -136,7 +136,7 @@ class Network:
         return [*within, ranks.count]
 
     def fused(
-        self, kernel: Exchange, tokens: float, row_bytes: float, moe: MoESpec, copies: int, ranks: Ranks
+        self, kernel: ExchangeCost, tokens: float, row_bytes: float, moe: MoESpec, copies: int, ranks: Ranks
     ) -> float:
         """A fused exchange of `tokens` of each rank, to experts of which each is on `copies` ranks; where routing is
         limited to groups, a token goes to as many nodes at most."""

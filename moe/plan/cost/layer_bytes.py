@@ -7,7 +7,7 @@ from moe.plan.cost.attention import kept_bytes, mask_bytes, worked_bytes
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.stages import Stage
 from moe.plan.cost.units import Unit
-from moe.plan.degrees import Shards, Split
+from moe.plan.degrees import ShardCounts, WorkSplit
 from moe.plan.profile import Profile
 from moe.spec import JobSpec
 
@@ -87,14 +87,14 @@ class LayerMemory:
         saved_bytes = self._m * (wide * of_table + 5 * self._width * positions)
         return saved_bytes, 3 * wide * at_once * vocabulary
 
-    def _layer_bytes(self, unit: Unit, positions: int, split: Split, selective: bool) -> LayerBytes:
+    def _layer_bytes(self, unit: Unit, positions: int, split: WorkSplit, selective: bool) -> LayerBytes:
         """Bytes of one layer for one micro-batch; `positions` are those of a tensor group."""
         tensor, _, expert, expert_tensor = split
         width, m, tokens = self._width, self._m, positions // tensor
         elements = self._dropouts * (len(unit.attentions) + 1) * tokens * m
         elements += unit.adapted_widths * positions
         decoded_bytes = unit.decoded_bytes(
-            Shards(tensor, 1, expert, expert_tensor), width
+            ShardCounts(tensor, 1, expert, expert_tensor), width
         )  # for the product at work
         on_cpu, attention_bytes, workspace_bytes = self._kind == "cpu", 0, 0
         for attention in unit.attentions:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.held import Run, StateOptions, placed_of
 from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT, LayerBytes, LayerMemory
+from moe.plan.cost.run_choices import RunChoices, StateOptions, placed_of
 from moe.plan.cost.stages import Stage, in_flight, shares, stages
-from moe.plan.cost.state import State, StateCounter
+from moe.plan.cost.state import StateCounter, StateElements
 from moe.plan.cost.units import Unit, units
-from moe.plan.degrees import Degrees, Shards, Split
+from moe.plan.degrees import Degrees, ShardCounts, WorkSplit
 from moe.plan.plan import MemoryEstimate
 from moe.plan.profile import Profile
 from moe.spec import AdamWSpec, JobSpec
@@ -98,7 +98,7 @@ class MemoryModel:
         """Bytes by kind on the fullest rank of one stage."""
         kinds: dict[str, int] = {
             **_StateBytes(*self._state(stage, placed_of(candidate)))._asdict(),
-            **_BytesBeside(*self._beside(stage, Run.of(candidate)))._asdict(),
+            **_BytesBeside(*self._beside(stage, RunChoices.of(candidate)))._asdict(),
         }
         kinds["communication"] += kinds.pop("passed")
         return MemoryEstimate(**kinds, allowance=self.allowance, limit=self._limit)
@@ -115,7 +115,7 @@ class MemoryModel:
     def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: StateOptions) -> int:
         return sum(self._state(Stage(0, of_units), layout))
 
-    def stage_beside(self, stage: Stage, run: Run) -> int:
+    def stage_beside(self, stage: Stage, run: RunChoices) -> int:
         """Bytes of one stage beside its state."""
         return sum(self._beside(stage, run))
 
@@ -127,7 +127,7 @@ class MemoryModel:
 
     def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
         """Bytes of each stage that parameters have no part in, however they are sharded."""
-        return self._sums_beside_state(Run.of(candidate))
+        return self._sums_beside_state(RunChoices.of(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate is bound to take more, however many virtual stages there are: by the share of one
@@ -152,17 +152,17 @@ class MemoryModel:
         run = self._alone(candidate)
         return tuple(self._share_beside(share, run) for share in shares(self._units, run.pipeline))
 
-    def _alone(self, candidate: Candidate) -> Run:
+    def _alone(self, candidate: Candidate) -> RunChoices:
         """The candidate's run with each group in a micro-batch of its own, and no virtual stages."""
         groups = -(-self._num_groups // candidate.degrees.data_ranks)
-        return Run.of(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
+        return RunChoices.of(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
 
-    def _beside_of_share(self, share: Stage, run: Run) -> int:
+    def _beside_of_share(self, share: Stage, run: RunChoices) -> int:
         if share.index == run.pipeline - 1:
             return self._least_beside(share, run)
         return self._in_flight(share, run)
 
-    def _least_beside(self, share: Stage, run: Run) -> int:
+    def _least_beside(self, share: Stage, run: RunChoices) -> int:
         """Least bytes beside the state of a share, whichever stage it is on. Stage buffers for all micro-batches are
         left out: the first and last stages have fewer."""
         *buffers, messages = self._beside(share, run)
@@ -181,7 +181,7 @@ class MemoryModel:
         dense, experts = self._least_of_unit(unit, layout)
         return dense // layout.degrees.replica_ranks + experts // layout.degrees.data
 
-    def _in_flight(self, share: Stage, run: Run) -> int:
+    def _in_flight(self, share: Stage, run: RunChoices) -> int:
         """Bytes of a share's micro-batches that wait for their backward pass: those in flight, or all there are,
         however many groups are in one."""
         ((unit, count),) = share.units
@@ -221,13 +221,15 @@ class MemoryModel:
             // shape.pipeline
         )
 
-    def fewest_workers(self, pipeline: int, split: Split, recompute: Recompute, *, overlaps: bool) -> float:
+    def fewest_workers(
+        self, pipeline: int, split: WorkSplit, recompute: Recompute, *, overlaps: bool
+    ) -> float:
         """Workers that it takes at least, by even shares in micro-batches of one group, however parameters are sharded;
         infinitely many where what more workers do not share takes too much.
 
         Those are what FSDP has gathered of two layers, or of fewer all narrow copies, which no sharding is without; and
         where layers narrow all weights themselves, these copies."""
-        run = Run(pipeline, 1, split, 1, 1, recompute, overlaps)
+        run = RunChoices(pipeline, 1, split, 1, 1, recompute, overlaps)
         width, narrow = self._state_width, self._width if self._width < self._state_width else 0
         wide = self.profile.gathers_wide or not self.profile.reduces_beside_backward
         fewest = 1.0
@@ -235,7 +237,7 @@ class MemoryModel:
             if share.index < pipeline - 1:
                 continue
             ((unit, count),) = share.units
-            of = self._counter.of_unit(unit, Shards(split.tensor, 1, split.expert, split.expert_tensor))
+            of = self._counter.of_unit(unit, ShardCounts(split.tensor, 1, split.expert, split.expert_tensor))
             gathered_width = min(2, count) * (width if wide else self._width)
             stays = of.used.total * min(gathered_width, count * (narrow or width))
             if recompute != "full" and unit.is_layer and self.profile.narrows_at_use:
@@ -254,14 +256,14 @@ class MemoryModel:
     def _least_of_unit(self, unit: Unit, layout: StateOptions) -> tuple[int, int]:
         """Bytes of state that a unit takes at least: outside experts, and in them."""
         of, sharding, recomputes = layout
-        dense = self._least_of_part(unit, False, Shards(of.tensor, of.fsdp), sharding, recomputes)
+        dense = self._least_of_part(unit, False, ShardCounts(of.tensor, of.fsdp), sharding, recomputes)
         if unit.moe is None:
             return dense, 0
-        shards = Shards(1, 1, of.expert, of.expert_tensor, of.expert_fsdp)
+        shards = ShardCounts(1, 1, of.expert, of.expert_tensor, of.expert_fsdp)
         return dense, self._least_of_part(unit, True, shards, sharding, recomputes)
 
     def _bytes_of_part(
-        self, unit: Unit, of_experts: bool, shards: Shards, sharding: Sharding, recomputes: bool
+        self, unit: Unit, of_experts: bool, shards: ShardCounts, sharding: Sharding, recomputes: bool
     ) -> int:
         """Bytes of state of a unit's experts, or of the rest of the unit, without what FSDP has gathered for a time."""
         stored_elements, used_elements, trained_stored, trained_used, optimizer, coded_stored, coded_used = (
@@ -286,7 +288,7 @@ class MemoryModel:
         distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
         return tuple(self.stage_state(stage, layout) for stage in distinct_stages)
 
-    def _sum_beside_state(self, run: Run) -> tuple[int, ...]:
+    def _sum_beside_state(self, run: RunChoices) -> tuple[int, ...]:
         distinct_stages = stages(self._units, run.pipeline, run.virtual_stages)
         return tuple(self.stage_beside(stage, run) for stage in distinct_stages)
 
@@ -317,7 +319,7 @@ class MemoryModel:
             else 0,
         )
 
-    def _narrow_elements(self, of: State, degrees: Degrees, recomputes: bool) -> int:
+    def _narrow_elements(self, of: StateElements, degrees: Degrees, recomputes: bool) -> int:
         """Numbers that are there as narrow as the arithmetic too. Where layers narrow weights
         when they use them, until the backward pass: of what is gathered for it, all; of what is computed again, a layer
         at a time. Else what is not gathered is narrowed once a step, and the rest is gathered narrow."""
@@ -326,7 +328,7 @@ class MemoryModel:
         dense = of.used.dense if degrees.fsdp == 1 else 0
         return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
 
-    def _passing(self, of: State, stage: Stage, degrees: Degrees) -> int:
+    def _passing(self, of: StateElements, stage: Stage, degrees: Degrees) -> int:
         """Bytes of gradients as products give them, before they are added to what other micro-batches gave: those of a
         layer and of the logits' table. Those of experts are part of their layer's workspace."""
         if not self.profile.passes_gradients:
@@ -334,7 +336,7 @@ class MemoryModel:
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
-    def _beside(self, stage: Stage, run: Run) -> tuple[int, int, int, int, int]:
+    def _beside(self, stage: Stage, run: RunChoices) -> tuple[int, int, int, int, int]:
         """Bytes that the layers keep of micro-batches, and of what passes from stage to stage, as `_BytesBeside`."""
         width, (tensor, context, *_) = self._width, run.split
         activations = dispatch = logits = of_loss = let_go = input_again = 0
@@ -372,7 +374,7 @@ class MemoryModel:
             self._boundary_bytes(stage, run, tokens),
         )
 
-    def _boundary_bytes(self, stage: Stage, run: Run, tokens: int) -> int:
+    def _boundary_bytes(self, stage: Stage, run: RunChoices, tokens: int) -> int:
         """Bytes of the tensors that a pipeline stage receives and sends, with so many tokens in a micro-batch.
 
         Without `keeps_messages`, those of one micro-batch: in and out, forward and backward. With it, those of all:
@@ -387,7 +389,7 @@ class MemoryModel:
         kinds = 3 * run.virtual_stages - (stage.index == 0) - (vocabulary > 0)
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
 
-    def _communication(self, degrees: Degrees, sharding: Sharding, of: State) -> int:
+    def _communication(self, degrees: Degrees, sharding: Sharding, of: StateElements) -> int:
         """Bytes that FSDP has gathered at a time, of a layer's gradients as they are scattered, wide, and of gradients
         laid end to end for their all-reduce."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
@@ -415,7 +417,7 @@ class MemoryModel:
             elements = max(elements, of.trained_stored.in_experts)  # one after the other
         return self._state_width * elements + code_bytes
 
-    def _flat(self, degrees: Degrees, of: State) -> int:
+    def _flat(self, degrees: Degrees, of: StateElements) -> int:
         """Elements of FSDP's flat gather buffers: the larger of the weights outside layers and two layers' weights."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         return max(dense * of.outside, dense * of.two_layers.dense + experts * of.two_layers.in_experts)

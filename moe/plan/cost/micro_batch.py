@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute
 from moe.plan.cost.units import BACKWARD, Products
-from moe.plan.degrees import Split
+from moe.plan.degrees import WorkSplit
 
 
 class MicroBatch(NamedTuple):
@@ -12,7 +12,7 @@ class MicroBatch(NamedTuple):
 
     groups: int
     recompute: Recompute
-    split: Split
+    split: WorkSplit
     num_chunks: int = 1
     ranks_per_node: int | None = None
     overlap: bool = False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from moe.plan.cost.stages import stages
 from moe.plan.cost.units import Unit, units
-from moe.plan.degrees import Degrees, Shards
+from moe.plan.degrees import Degrees, ShardCounts
 from moe.plan.profile import profile_of
 from moe.spec import ModelSpec, OptimizerSpec
 
@@ -45,7 +45,7 @@ class UnitState(NamedTuple):
 _NOTHING = Elements(0, 0)
 
 
-class State(NamedTuple):
+class StateElements(NamedTuple):
     """Elements of some units' parameters on the fullest rank, exactly; what is kept as codes is counted apart."""
 
     stored: Elements
@@ -85,18 +85,18 @@ class StateCounter:
         self.of_unit = cache(self._of_unit)
         self.of_units = cache(self._of_units)
 
-    def _of_unit(self, unit: Unit, shards: Shards) -> UnitState:
+    def _of_unit(self, unit: Unit, shards: ShardCounts) -> UnitState:
         """Of one of them."""
         tensor, fsdp, expert, expert_tensor, expert_fsdp = shards
-        dense = self.of_part(unit, False, Shards(tensor=tensor, fsdp=fsdp))
+        dense = self.of_part(unit, False, ShardCounts(tensor=tensor, fsdp=fsdp))
         experts = (0,) * len(dense)
         if unit.moe is not None:
             experts = self.of_part(
-                unit, True, Shards(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
+                unit, True, ShardCounts(expert=expert, expert_tensor=expert_tensor, expert_fsdp=expert_fsdp)
             )
         return UnitState(*map(Elements, dense, experts))
 
-    def _of_units(self, unit_counts: tuple[tuple[Unit, int], ...], shards: Shards) -> State:
+    def _of_units(self, unit_counts: tuple[tuple[Unit, int], ...], shards: ShardCounts) -> StateElements:
         sums = [0] * 2 * len(UnitState._fields)
         outside = largest_layer = 0
         dense, experts = [0, 0], [0, 0]  # of two layers, at least
@@ -118,7 +118,7 @@ class StateCounter:
         dense.sort()
         experts.sort()
         total = UnitState(*map(Elements, sums[::2], sums[1::2]))
-        return State(
+        return StateElements(
             total.stored, total.used, total.trained_stored, total.trained_used, total.coded_stored, total.coded_used,
             coded_gathered=Elements(_two_most(of.dense for of in codes), _two_most(of.in_experts for of in codes)),
             gathered=Elements(outside + dense[-1] + dense[-2], experts[-1] + experts[-2]), outside=outside,
@@ -127,7 +127,7 @@ class StateCounter:
             largest=Elements(dense[-1], experts[-1]), optimizer=total.optimizer.total,
         )  # fmt: skip
 
-    def _count(self, unit: Unit, of_experts: bool, shards: Shards) -> tuple[int, ...]:
+    def _count(self, unit: Unit, of_experts: bool, shards: ShardCounts) -> tuple[int, ...]:
         """Numbers of what of a unit is of experts, or is not, in the order of `UnitState`."""
         part_weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
         weights = [weight for weight in part_weights if weight.item_bytes is None]
@@ -153,7 +153,7 @@ def _two_most(numbers: Iterable[int]) -> int:
 
 def state_of(
     model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec, freeze: tuple[str, ...] = ()
-) -> State:
+) -> StateElements:
     """State of a whole model, of which the parameters that match a pattern of `freeze` are not trained."""
     (whole,) = stages(units(model, profile_of(), freeze), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

@@ -13,7 +13,7 @@ from moe.plan.cost.layer_bytes import BYTES_PER_ELEMENT
 from moe.plan.cost.memory import moment_bytes, on_host
 from moe.plan.cost.micro_batch import MicroBatch
 from moe.plan.cost.stages import Stage, stages
-from moe.plan.cost.state import State, StateCounter
+from moe.plan.cost.state import StateCounter, StateElements
 from moe.plan.cost.unit_time import KINDS, UnitTime
 from moe.plan.cost.units import BACKWARD, Unit, units
 from moe.plan.degrees import Degrees
@@ -35,7 +35,7 @@ class Hops(NamedTuple):
     """From the first stage to the last."""
 
 
-class End(NamedTuple):
+class StageEnd(NamedTuple):
     """Seconds that end a stage's step, once its last micro-batch is through."""
 
     all_reduce_s: float
@@ -82,12 +82,12 @@ class TimeModel:
         end = self.end_of(candidate, slowest, one_s)
         return self.of_step_on(candidate, slowest, one_s, self._hops(candidate), end)
 
-    def step_on(self, candidate: Candidate, one_s: float, hops: Hops, end: End) -> float:
+    def step_on(self, candidate: Candidate, one_s: float, hops: Hops, end: StageEnd) -> float:
         """Seconds of a step whose slowest stage takes `one_s` of a micro-batch."""
         return self._sum(candidate, one_s, hops, end)[0]
 
     def of_step_on(
-        self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops, end: End
+        self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops, end: StageEnd
     ) -> TimeEstimate:
         """The same by kind; `stage` is the slowest."""
         kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.of(candidate)
@@ -187,7 +187,7 @@ class TimeModel:
         assert slowest is not None
         return slowest, slowest_s
 
-    def end_of(self, candidate: Candidate, stage: Stage, one: float) -> End:
+    def end_of(self, candidate: Candidate, stage: Stage, one: float) -> StageEnd:
         """The end of the step of a stage that takes `one` second of a micro-batch."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         scatter, once, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
@@ -201,10 +201,10 @@ class TimeModel:
             backward, share = one * BACKWARD / (1 + BACKWARD), self._software.overlap
             of_the_last = min(share * (scatter + once), backward)
             hidden_s = (behind - 1) * min(share * scatter, backward) + of_the_last
-        return End(scatters * scatter + once - hidden_s, optimizer, hidden_s)
+        return StageEnd(scatters * scatter + once - hidden_s, optimizer, hidden_s)
 
     def _sum(
-        self, candidate: Candidate, micro_batch_s: float, hops: Hops, end: End
+        self, candidate: Candidate, micro_batch_s: float, hops: Hops, end: StageEnd
     ) -> tuple[float, dict[str, float]]:
         """(seconds of a step, what comes to those of the slowest stage's units)."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
@@ -279,7 +279,7 @@ class TimeModel:
         update /= self._software.host.sustained
         return scatter + of_experts[0], once + of_experts[1], update
 
-    def _over_weights(self, of: State) -> float:
+    def _over_weights(self, of: StateElements) -> float:
         """Bytes that are moved once a step to narrow what was updated, and to clip gradients: their norm is taken, then
         they are scaled."""
         clip_bytes = (

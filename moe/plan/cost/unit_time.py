@@ -14,7 +14,7 @@ from moe.plan.cost.micro_batch import MicroBatch, Passes, recomputed_passes
 from moe.plan.cost.skew import rank_skew
 from moe.plan.cost.state import StateCounter
 from moe.plan.cost.units import Matrix, Part, Unit
-from moe.plan.degrees import Shards, Split
+from moe.plan.degrees import ShardCounts, WorkSplit
 from moe.plan.profile import Profile
 from moe.plan.software import FUSED, Software
 from moe.spec import JobSpec, MoESpec, PreferenceSpec
@@ -208,7 +208,9 @@ class UnitTime:
         if not self._software.passes_over_weights or self._width >= _WIDE:
             return 0.0
         tensor, _, expert, expert_tensor = of.split
-        state = self._counter.of_unit(unit, Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor))
+        state = self._counter.of_unit(
+            unit, ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor)
+        )
         element_bytes = self._width + (2 if of.adds_gradients else 1) * _WIDE
         moved_bytes = float(element_bytes * state.trained_used.total * unit.has_backward)
         if of.recompute == "full":
@@ -229,7 +231,7 @@ class UnitTime:
         """Seconds of decoding a frozen base's matrices wherever they are multiplied, experts' for each chunk. Of a
         layer without experts all are decoded where its hidden states are made again, of experts the first."""
         tensor, _, expert, expert_tensor = of.split
-        shards, device = Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
+        shards, device = ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
         seconds = 0.0
         for weight in unit.quantized_weights:
             if weight.item_bytes == self._width:
@@ -291,7 +293,7 @@ class UnitTime:
         rows = tokens * moe.experts_per_token * expert_tensor * skew
         local_experts = moe.num_experts // expert
         expert_products = unit.products(
-            "experts", Shards(tensor=tensor, expert=expert, expert_tensor=expert_tensor)
+            "experts", ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor)
         )
         times = passes.of(expert_products)
         times += passes.backward * expert_products.forward * again * (moe.num_matrices - 1) / moe.num_matrices
@@ -380,20 +382,20 @@ class UnitTime:
         if not self._software.passes_over_weights or self._width >= _WIDE or of.recompute == "full":
             return 0.0
         tensor, _, expert, expert_tensor = of.split
-        weights = self._counter.of_unit(unit, Shards(tensor, 1, expert, expert_tensor)).used
+        weights = self._counter.of_unit(unit, ShardCounts(tensor, 1, expert, expert_tensor)).used
         num_gathered = (of.fsdp > 1) * weights.dense + (of.expert_fsdp > 1) * weights.in_experts
         return self._moved_s(self._narrowed_again(unit, of) * num_gathered)
 
-    def gathers_s(self, unit: Unit, split: Split, fsdp: int, expert_fsdp: int) -> float:
+    def gathers_s(self, unit: Unit, split: WorkSplit, fsdp: int, expert_fsdp: int) -> float:
         """Seconds of gathering parameters for each forward pass and the backward one, and of scattering gradients."""
         tensor, _, expert, expert_tensor = split
-        cost = self._gathers_s(unit, False, Shards(tensor, fsdp), Ranks(fsdp, tensor))
+        cost = self._gathers_s(unit, False, ShardCounts(tensor, fsdp), Ranks(fsdp, tensor))
         if unit.moe is None:
             return cost
-        shards = Shards(1, 1, expert, expert_tensor, expert_fsdp)
+        shards = ShardCounts(1, 1, expert, expert_tensor, expert_fsdp)
         return cost + self._gathers_s(unit, True, shards, Ranks(expert_fsdp, expert * expert_tensor))
 
-    def _of_gathers(self, unit: Unit, of_experts: bool, shards: Shards, ranks: Ranks) -> float:
+    def _of_gathers(self, unit: Unit, of_experts: bool, shards: ShardCounts, ranks: Ranks) -> float:
         """Seconds of gathering a unit's experts, or the rest of the unit."""
         if ranks.count == 1:
             return 0.0

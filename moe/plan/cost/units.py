@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from moe.plan.degrees import Shards
+from moe.plan.degrees import ShardCounts
 from moe.plan.placement import Weight, weights_of
 from moe.plan.profile import Profile
 from moe.spec import ModelSpec, MoESpec
@@ -96,7 +96,7 @@ class Unit:
     def matrices(self, tensor: int, part: Part) -> tuple[tuple[Matrix, int], ...]:
         """Matrices of one part of the unit on each of `tensor` ranks, and how many there are alike; but for the
         router's."""
-        shards, counts, seen_inputs = Shards(tensor=tensor), Counter[Matrix](), set()
+        shards, counts, seen_inputs = ShardCounts(tensor=tensor), Counter[Matrix](), set()
         for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
                 continue
@@ -117,7 +117,7 @@ class Unit:
         return tuple(counts.items())
 
     @lru_cache(1024)  # noqa: B019
-    def products(self, part: Part, shards: Shards = Shards()) -> Products:
+    def products(self, part: Part, shards: ShardCounts = ShardCounts()) -> Products:
         """Products of a rank with the matrices of one part, but for the router's. A frozen matrix has none for a
         gradient of its own; an adapter has all of its own, and ranks that split the matrix split only a half of it."""
         own = adapters = trainable = again = 0
@@ -137,7 +137,7 @@ class Unit:
         forward = 1 + adapters / own
         return Products(forward, forward + trainable / own, again / own)
 
-    def decoded_bytes(self, shards: Shards, width: int) -> int:
+    def decoded_bytes(self, shards: ShardCounts, width: int) -> int:
         """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
         that is kept as wide as that is multiplied as it is."""
         sizes = (

@@ -18,7 +18,8 @@ from moe.plan.degrees import Degrees
 from moe.plan.goal import Goal, effort
 from moe.plan.money import money_of
 from moe.plan.plan import Plan, StagePlace
-from moe.plan.search.choices import Choices, divisors, steps
+from moe.plan.plan_file import made_across
+from moe.plan.search.choices import LayoutChoices, divisors, steps
 from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
     number_of,
@@ -28,17 +29,16 @@ from moe.plan.search.explain import (  # fmt: skip
     runner_up,
     seconds_of,
 )
+from moe.plan.search.memory_constraint import Ways
 from moe.plan.search.ranking import Ranker
-from moe.plan.search.room import Ways
-from moe.plan.search.search import Search
-from moe.plan.stored import made_across
+from moe.plan.search.search import LayoutSearch
 from moe.spec import JobSpec
 
 MOST_POOLS = 3
 """That one job's stages lie on: of more pools of one kind, those of the most arithmetic a second."""
 
 
-class Split(NamedTuple):
+class PoolSplit(NamedTuple):
     """Pipeline stages on pools."""
 
     pools: tuple[int, ...]
@@ -63,10 +63,10 @@ class Split(NamedTuple):
         )
 
 
-class _Ways(Ways):
+class _PoolWays(Ways):
     """Ways to run a shape on stages of several pools, and those of them that fit."""
 
-    def __init__(self, choices: Choices, memory: AcrossMemory, shape: Degrees) -> None:
+    def __init__(self, choices: LayoutChoices, memory: AcrossMemory, shape: Degrees) -> None:
         super().__init__(choices, shape)
         self._memory = memory
         self._with_room = cache(self._placements_of)
@@ -76,16 +76,16 @@ class _Ways(Ways):
         """The largest size of each recomputation; whether it fits is asked of what is fast enough alone."""
         return [(recompute, 0) for recompute in self._choices.recomputes()]
 
-    def that_may_fit(self, run: Candidate) -> Iterable[int]:
+    def maybe_feasible(self, run: Candidate) -> Iterable[int]:
         """Numbers of all placements, where the smallest micro-batches, which take the least, fit in one of them."""
         return self._with_room(run.options.recompute)
 
     def _placements_of(self, recompute: Recompute) -> range:
         numbers = range(len(self.data_shardings))
         smallest = self.run(recompute, len(self.sizes) - 1)
-        return numbers if any(True for _ in self.that_fit(smallest, numbers)) else numbers[:0]
+        return numbers if any(True for _ in self.feasible(smallest, numbers)) else numbers[:0]
 
-    def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
+    def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
         """Numbers of these placements in which units can be dealt so that all stages fit."""
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
@@ -98,10 +98,10 @@ class _Ways(Ways):
 
 
 @dataclass(frozen=True)
-class Found:
+class SplitResult:
     """The fastest candidate on one split."""
 
-    split: Split
+    split: PoolSplit
     candidate: Candidate
     step_s: float
 
@@ -110,7 +110,12 @@ class OnSplit:
     """Models of a job on one split, and what ranks its layouts."""
 
     def __init__(
-        self, spec: JobSpec, pools: Sequence[Pool], searches: Sequence[Search], between: Between, split: Split
+        self,
+        spec: JobSpec,
+        pools: Sequence[Pool],
+        searches: Sequence[LayoutSearch],
+        between: Between,
+        split: PoolSplit,
     ) -> None:
         self.split, self._searches, self._between = split, searches, between
         first = searches[split.pools[0]]
@@ -120,7 +125,7 @@ class OnSplit:
         update = {"virtual_stages": 1, "pipeline": split.pipeline}
         pipeline_spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update=update)})
         self.cluster = narrowest([pools[pool].cluster for pool in split.pools])
-        choices = Choices(pipeline_spec, self.cluster)
+        choices = LayoutChoices(pipeline_spec, self.cluster)
         self.shapes = [
             shape
             for shape in choices.shapes(split.num_workers)
@@ -133,7 +138,7 @@ class OnSplit:
             first.profile.name,
             choices,
             self.time,
-            lambda shape: _Ways(choices, self.memory, shape),
+            lambda shape: _PoolWays(choices, self.memory, shape),
         )
 
     def _priced_by(self, models: Sequence[TimeModel]) -> AcrossTime:
@@ -167,14 +172,16 @@ class Across:
     """
 
     def __init__(
-        self, spec: JobSpec, pools: Sequence[Pool], searches: Sequence[Search], between: Between
+        self, spec: JobSpec, pools: Sequence[Pool], searches: Sequence[LayoutSearch], between: Between
     ) -> None:
         self._spec, self._pools, self._searches, self._between = spec, pools, searches, between
         self._num_units = sum(1 for _ in spec.model.blocks())
         self._bounds: dict[tuple[int, frozenset[tuple[int, int]]], float] = {}
         self.on = cache(self._on)
 
-    def fastest(self, num_workers: int | None, goal: Goal | None, less_than: float = inf) -> Found | None:
+    def fastest(
+        self, num_workers: int | None, goal: Goal | None, less_than: float = inf
+    ) -> SplitResult | None:
         """The best by the goal, or the fastest, of all splits, where it takes less effort; None where there is none."""
         best = None
         bounds = [
@@ -187,21 +194,21 @@ class Across:
             on = self.on(split)
             winner = on.ranker.fastest(on.shapes, less_than / self.effort(split, 1.0, goal))
             if winner is not None and (of := self.effort(split, winner.step_s, goal)) < less_than:
-                best, less_than = Found(split, winner.candidate, winner.step_s), of
+                best, less_than = SplitResult(split, winner.candidate, winner.step_s), of
         return best
 
-    def _bound_s(self, split: Split) -> float:
+    def _bound_s(self, split: PoolSplit) -> float:
         """Seconds that a step takes at least, which is the same in any order of the pools."""
         key = (split.stage_workers, frozenset(zip(split.pools, split.stages, strict=True)))
         if (bound_s := self._bounds.get(key)) is None:
             bound_s = self._bounds[key] = self.on(split).bound_s
         return bound_s
 
-    def effort(self, split: Split, step_s: float, goal: Goal | None) -> float:
+    def effort(self, split: PoolSplit, step_s: float, goal: Goal | None) -> float:
         """Amount that the goal wants little of, as `effort` of one pool."""
         return effort(goal or "time", self._billed_devices(split), step_s, self.price(split))
 
-    def splits(self, num_workers: int | None, goal: Goal | None = None) -> Iterator[Split]:
+    def splits(self, num_workers: int | None, goal: Goal | None = None) -> Iterator[PoolSplit]:
         """Splits over so many workers, or the most of the job's range that there are stages for; with a goal, over
         fewer too. None where the job asks for virtual stages, or for what only they have."""
         resources, parallel = self._spec.resources, self._spec.parallel
@@ -229,7 +236,7 @@ class Across:
 
     def _splits_of(
         self, pools: tuple[int, ...], min_workers: int, max_workers: int, goal: Goal | None
-    ) -> Iterator[Split]:
+    ) -> Iterator[PoolSplit]:
         clusters = [self._pools[pool].cluster for pool in pools]
         for stage_workers in self._sizes(clusters, min_workers, max_workers):
             rooms = [cluster.num_devices // stage_workers for cluster in clusters]
@@ -241,7 +248,7 @@ class Across:
             for number in numbers:
                 if number * stage_workers >= min_workers and number >= len(pools):
                     for stages in sorted(set(_stage_splits(rooms, number))):
-                        yield Split(pools, stages, stage_workers)
+                        yield PoolSplit(pools, stages, stage_workers)
 
     def _sizes(self, clusters: Sequence[Cluster], min_workers: int, max_workers: int) -> list[int]:
         """Workers that a stage may have: a divisor of each pool's nodes, or whole nodes of each."""
@@ -254,7 +261,7 @@ class Across:
             sizes = {size for size in sizes if max_workers % size == 0}
         return sorted(sizes)
 
-    def plan(self, found: Found, top: int) -> Plan:
+    def plan(self, found: SplitResult, top: int) -> Plan:
         """The plan of what was found, with the next best layouts on the same split, and its reasons."""
         on = self.on(found.split)
         ranking = on.ranker.rank(on.shapes, top)
@@ -286,7 +293,7 @@ class Across:
             }
         )
 
-    def _on(self, split: Split) -> OnSplit:
+    def _on(self, split: PoolSplit) -> OnSplit:
         return OnSplit(self._spec, self._pools, self._searches, self._between, split)
 
     def _plan_of(self, on: OnSplit, candidate: Candidate) -> Plan:
@@ -324,7 +331,7 @@ class Across:
             }
         )  # fmt: skip
 
-    def price(self, split: Split) -> float | None:
+    def price(self, split: PoolSplit) -> float | None:
         """Price of one device an hour, on the mean of all that are paid; None where a pool's is not known."""
         total = 0.0
         for pool, num_billed in self._billed_devices_per_pool(split):
@@ -333,17 +340,17 @@ class Across:
             total += num_billed * price
         return total / self._billed_devices(split)
 
-    def _billed_devices_per_pool(self, split: Split) -> list[tuple[int, int]]:
+    def _billed_devices_per_pool(self, split: PoolSplit) -> list[tuple[int, int]]:
         """(pool, devices of it that are paid for its stages)."""
         return [
             (pool, self._pools[pool].cluster.billed_devices(number * split.stage_workers))
             for pool, number in zip(split.pools, split.stages, strict=True)
         ]
 
-    def _billed_devices(self, split: Split) -> int:
+    def _billed_devices(self, split: PoolSplit) -> int:
         return sum(num_billed for _, num_billed in self._billed_devices_per_pool(split))
 
-    def _peak_flops_per_s(self, split: Split) -> float | None:
+    def _peak_flops_per_s(self, split: PoolSplit) -> float | None:
         """Dense rate of a device by its data sheet, on the mean of all stages; None where one is not known."""
         dtype = self._spec.train.dtype
         peaks = [self._pools[pool].cluster.traits.peak_flops_per_s.get(dtype) for pool in split.of_stages]

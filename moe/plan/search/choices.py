@@ -15,7 +15,7 @@ _SHORTEST_CONTEXT = 4096
 """Tokens of a sequence that each context rank has at least: attention over fewer is little of a layer."""
 
 
-class Choices:
+class LayoutChoices:
     """The choices of one job on one cluster: what `parallel` says is kept to, what it leaves out is tried."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:

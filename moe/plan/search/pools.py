@@ -13,7 +13,7 @@ from moe.plan.plan import Plan
 from moe.plan.profile import ProfileName
 from moe.plan.search.across import Across
 from moe.plan.search.explain import number_of
-from moe.plan.search.search import LOAD_SKEW, Search, plan_job
+from moe.plan.search.search import LOAD_SKEW, LayoutSearch, plan_job
 from moe.plan.search.smallest import MAX_NODES
 from moe.plan.search.workers import Best, best_on, effort_and_money, effort_in_words
 from moe.plan.software import SoftwareName
@@ -34,10 +34,10 @@ class How:
     profile: ProfileName | None = None
     software: SoftwareName | None = None
 
-    def search(self, spec: JobSpec, cluster: Cluster) -> Search:
+    def search(self, spec: JobSpec, cluster: Cluster) -> LayoutSearch:
         """Raises SpecError for what no layout can mend."""
         skew = LOAD_SKEW if self.load_skew is None else self.load_skew
-        return Search(spec, cluster, skew, self.profile, self.software)
+        return LayoutSearch(spec, cluster, skew, self.profile, self.software)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) 
     is_only = len(pools.pools) == 1
 
     @cache
-    def search_of(name: str) -> Search:
+    def search_of(name: str) -> LayoutSearch:
         return how.search(spec, pools.cluster(name))
 
     def best(pool: Pool) -> _Offer:
@@ -103,7 +103,7 @@ def _plan_pools(spec: JobSpec, pools: Pools, num_workers: int | None, how: How) 
     return _best_of(pools, best, how, lambda offer: offer.order(goal), _KINDS[goal], across)
 
 
-def _on_pool(pool: Pool, search: Search, best: Best, how: How) -> _Offer:
+def _on_pool(pool: Pool, search: LayoutSearch, best: Best, how: How) -> _Offer:
     def whole() -> Plan:
         fewest = {"fewest": best.plan.fewest} if best.plan.fewest else {}
         return _whole(search, best, how).model_copy(update={"pool": pool.name, **fewest})
@@ -112,7 +112,7 @@ def _on_pool(pool: Pool, search: Search, best: Best, how: How) -> _Offer:
 
 
 def _across(
-    spec: JobSpec, pools: Pools, num_workers: int | None, how: How, search_of: Callable[[str], Search]
+    spec: JobSpec, pools: Pools, num_workers: int | None, how: How, search_of: Callable[[str], LayoutSearch]
 ) -> Callable[[float], _Offer | None] | None:
     """Search for stages on several pools that take less effort; None where none are joined, where the layout is to be
     run, which no pipeline is yet, or where there are no such stages to look at."""
@@ -208,7 +208,7 @@ def _best_of(
     return plan.model_copy(update={"reasons": (*reasons, *plan.reasons)})
 
 
-def _whole(search: Search, best: Best, how: How) -> Plan:
+def _whole(search: LayoutSearch, best: Best, how: How) -> Plan:
     """The same plan with its reasons and the next best layouts."""
     workers = best.plan.num_workers
     return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)

@@ -12,10 +12,10 @@ from moe.plan.cost.memory import MemoryModel
 from moe.plan.cost.time import TimeModel
 from moe.plan.degrees import Degrees
 from moe.plan.profile import ProfileName
-from moe.plan.search.choices import Choices
-from moe.plan.search.room import Room, Ways
+from moe.plan.search.choices import LayoutChoices
+from moe.plan.search.memory_constraint import MemoryConstraint, Ways
 from moe.plan.search.shape import TIES, Fastest, Models, RankedCandidate, ShapeSearch, StepTimes
-from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, End, choose
+from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, SpreadEnd, choose
 from moe.spec import JobSpec
 
 _ENDS = ("the least time of the host", "the most time of the host")
@@ -54,7 +54,7 @@ class Ranker:
         self,
         spec: JobSpec,
         profile: ProfileName,
-        choices: Choices,
+        choices: LayoutChoices,
         time: StepTimes,
         room_of: Callable[[Degrees], Ways],
     ) -> None:
@@ -62,10 +62,12 @@ class Ranker:
 
     @classmethod
     def of_one_kind(
-        cls, spec: JobSpec, limit_bytes: int, choices: Choices, memory: MemoryModel, time: TimeModel
+        cls, spec: JobSpec, limit_bytes: int, choices: LayoutChoices, memory: MemoryModel, time: TimeModel
     ) -> "Ranker":
         """A ranker on devices of one kind."""
-        return cls(spec, memory.profile.name, choices, time, partial(Room, choices, memory, limit_bytes))
+        return cls(
+            spec, memory.profile.name, choices, time, partial(MemoryConstraint, choices, memory, limit_bytes)
+        )
 
     def priced_by(self, time: StepTimes) -> "Ranker":
         """A ranker of the same job by another time."""
@@ -106,7 +108,7 @@ class Ranker:
 
     def under_both(
         self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[StepTimes]
-    ) -> tuple[Chosen, list[End]]:
+    ) -> tuple[Chosen, list[SpreadEnd]]:
         """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
         software's spread, whose `times` these are."""
         entries = ranking.runnable or ranking.fitting
@@ -118,7 +120,7 @@ class Ranker:
             return None if entry is None else entry.candidate
 
         ends = [
-            End(name, cache(time.step_s), fastest(time) or first)
+            SpreadEnd(name, cache(time.step_s), fastest(time) or first)
             for name, time in zip(_ENDS, times, strict=False)
         ]
         simpler = self._simpler(first, shapes, to_run=to_run)

@@ -13,8 +13,9 @@ from moe.plan.executable import cannot_be_run, not_yet
 from moe.plan.money import money_of
 from moe.plan.placement import placements_of
 from moe.plan.plan import FewestWorkers, Plan
+from moe.plan.plan_file import made_for
 from moe.plan.profile import ProfileName, profile_of
-from moe.plan.search.choices import Choices
+from moe.plan.search.choices import LayoutChoices
 from moe.plan.search.explain import (  # fmt: skip
     blocks_of,
     exchanges_s,
@@ -34,9 +35,8 @@ from moe.plan.search.ranking import LEAST, Ranker, Ranking
 from moe.plan.search.refusal import Lacking, does_not_fit
 from moe.plan.search.remedies import adapter_remedy, bfloat16_remedy, unwritten_float32
 from moe.plan.search.smallest import Smallest
-from moe.plan.search.spread import Chosen, End
+from moe.plan.search.spread import Chosen, SpreadEnd
 from moe.plan.software import Software, SoftwareName, software_of
-from moe.plan.stored import made_for
 from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
 
@@ -66,10 +66,10 @@ def plan_job(
     Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.
     """
     skew = LOAD_SKEW if load_skew is None else load_skew
-    return Search(spec, cluster, skew, profile, software).plan(num_workers, top, to_run=to_run)
+    return LayoutSearch(spec, cluster, skew, profile, software).plan(num_workers, top, to_run=to_run)
 
 
-class Search:
+class LayoutSearch:
     """Searches the layouts of one job on one cluster."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Search:
         )
         _check_dtype(spec, cluster)
         self._load_skew = load_skew
-        self._choices = Choices(spec, cluster)
+        self._choices = LayoutChoices(spec, cluster)
         self._choices.check()
         self.memory = MemoryModel(spec, cluster, self.profile, load_skew)
         self.time = TimeModel(spec, cluster, self.profile, self.software, load_skew)
@@ -130,7 +130,7 @@ class Search:
             }
         )
 
-    def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[End]]:
+    def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[SpreadEnd]]:
         """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
         software's spread."""
         return self._ranker.under_both(ranking, self._placeable(workers), self.times_at_ends())
@@ -267,7 +267,7 @@ class Search:
             "data",
             *(axis for axis in axes if getattr(self.spec.parallel, axis) is not None),
         }
-        choices = Choices(free, self.cluster)
+        choices = LayoutChoices(free, self.cluster)
         candidates = (degrees for shape in choices.shapes(workers) for degrees in choices.with_fsdp(shape))
         return [
             degrees
@@ -321,7 +321,7 @@ class Search:
         """Whether this many workers hold a changed job in a layout that can be run."""
         memory, choices = (
             MemoryModel(spec, self.cluster, self.profile, self._load_skew),
-            Choices(spec, self.cluster),
+            LayoutChoices(spec, self.cluster),
         )
         shapes = [shape for shape in choices.shapes(workers) if choices.fits_nodes(shape)]
         return Smallest(spec, self.cluster, memory).fits(

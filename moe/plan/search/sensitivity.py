@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from moe.plan.cluster.cluster import Cluster
 from moe.plan.plan import Plan
 from moe.plan.request import PlanRequest
-from moe.plan.search.search import Search
+from moe.plan.search.search import LayoutSearch
 from moe.plan.software import Software
 from moe.spec import SpecError
 
@@ -30,7 +30,7 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Othe
     """The plan under each change. `request` and `cluster` are what it was made for."""
     outcomes = []
     for change, changed_cluster, software in _changes(request, cluster):
-        search = Search(request.spec, changed_cluster, profile=request.profile, software=software)
+        search = LayoutSearch(request.spec, changed_cluster, profile=request.profile, software=software)
         fits = search.memory.total(plan.candidate) <= changed_cluster.memory_bytes
         step_s = search.time.step_s(plan.candidate) if fits else None
         try:
@@ -42,7 +42,9 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Othe
 
 def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
     """(what is otherwise, the cluster then, the software then)."""
-    software = Search(request.spec, cluster, profile=request.profile, software=request.software).software
+    software = LayoutSearch(
+        request.spec, cluster, profile=request.profile, software=request.software
+    ).software
     slower = f"{1 - _LINKS:.0%} slower"
     levels = len(cluster.levels)
     if levels > 1 or (cluster.num_nodes == 1 < cluster.num_devices):

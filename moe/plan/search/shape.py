@@ -14,8 +14,8 @@ from moe.plan.candidate import Candidate, Options, Recompute
 from moe.plan.degrees import Degrees
 from moe.plan.executable import not_yet
 from moe.plan.profile import ProfileName
-from moe.plan.search.choices import Choices
-from moe.plan.search.room import Ways
+from moe.plan.search.choices import LayoutChoices
+from moe.plan.search.memory_constraint import Ways
 from moe.spec import JobSpec
 
 TIES = 1 + 1e-5
@@ -93,7 +93,7 @@ class Models:
 
     spec: JobSpec
     profile: ProfileName
-    choices: Choices
+    choices: LayoutChoices
     time: StepTimes
     room_of: Callable[[Degrees], Ways]
 
@@ -202,7 +202,7 @@ class ShapeSearch:
         """Seconds of a micro-batch at least, in any placement that may fit."""
         of_units, time = self._of_units(run, overlaps=overlaps), self._models.time
         gathers = {
-            self._gathers[number] for number in self._room.that_may_fit(run) if number in self._gathers
+            self._gathers[number] for number in self._room.maybe_feasible(run) if number in self._gathers
         }
         totals = (tuple(map(add, of_units, seconds)) for seconds in gathers)
         return min((time.on_even_stages_s(total, self._shape.pipeline) for total in totals), default=inf)
@@ -214,7 +214,7 @@ class ShapeSearch:
         of_units = self._of_units(run, overlaps=self._can_overlap(run))
         bound_s = cache(partial(self._bound_of_placed_s, run, of_units))
         fast = [number for number, gathers in self._gathers.items() if bound_s(gathers) <= limit_s]
-        for number in self._room.that_fit(run, fast):
+        for number in self._room.feasible(run, fast):
             degrees, sharding = self._room.data_shardings[number]
             plain = Candidate(degrees, replace(options, sharding=sharding))
             if bound_s(self._gathers[number]) + models.time.least_beside_s(plain) > limit_s:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Options
 from moe.plan.cluster.cluster import Cluster
-from moe.plan.cost.held import StateOptions
 from moe.plan.cost.memory import MemoryModel
-from moe.plan.degrees import Degrees, Split
+from moe.plan.cost.run_choices import StateOptions
+from moe.plan.degrees import Degrees, WorkSplit
 from moe.plan.executable import not_yet
-from moe.plan.search.choices import Choices
+from moe.plan.search.choices import LayoutChoices
 from moe.spec import JobSpec
 
 MAX_NODES = 16_384
@@ -42,11 +42,11 @@ class Smallest:
 
     def __init__(self, spec: JobSpec, cluster: Cluster, memory: MemoryModel) -> None:
         self._spec, self._cluster, self._memory = spec, cluster, memory
-        self._recomputes = Choices(spec, cluster).recomputes()
+        self._recomputes = LayoutChoices(spec, cluster).recomputes()
         self._fewest_workers = cache(self._fewest)
 
     def candidate(
-        self, choices: Choices, shapes: Iterable[Degrees], *, to_run: bool = False
+        self, choices: LayoutChoices, shapes: Iterable[Degrees], *, to_run: bool = False
     ) -> Candidate | None:
         """The candidate of the least memory, where it is wanted `to_run` of those that can be run; None where there is
         none."""
@@ -62,7 +62,7 @@ class Smallest:
         return best
 
     def fits(
-        self, choices: Choices, shapes: Iterable[Degrees], limit_bytes: int, *, to_run: bool = False
+        self, choices: LayoutChoices, shapes: Iterable[Degrees], limit_bytes: int, *, to_run: bool = False
     ) -> bool:
         """Whether any candidate takes at most `limit_bytes`."""
         usable_bytes = limit_bytes - self._memory.allowance
@@ -81,7 +81,7 @@ class Smallest:
                     return True
         return False
 
-    def _of_shape(self, choices: Choices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
+    def _of_shape(self, choices: LayoutChoices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
         """Each recomputation and placement."""
         if to_run and self._not_yet(Candidate(shape)):
             return
@@ -102,7 +102,9 @@ class Smallest:
     def _not_yet(self, candidate: Candidate) -> tuple[str, ...]:
         return not_yet(self._spec, candidate, self._memory.profile.name)
 
-    def _within(self, choices: Choices, entry: _Least, limit_bytes: float) -> Iterator[tuple[Candidate, int]]:
+    def _within(
+        self, choices: LayoutChoices, entry: _Least, limit_bytes: float
+    ) -> Iterator[tuple[Candidate, int]]:
         """The virtual stages in which the candidate takes at most `limit_bytes`, and what it takes."""
         if self._memory.exceeds(entry.candidate, limit_bytes):
             return
@@ -114,7 +116,7 @@ class Smallest:
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
         """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, as many as the
         first doubling that holds it at most. None where no doubling up to `MAX_NODES` does, and no number to 16."""
-        per_node, multiple = self._cluster.devices_per_node, Choices(self._spec, self._cluster).multiple
+        per_node, multiple = self._cluster.devices_per_node, LayoutChoices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
         for workers in range(multiple, per_node, multiple):
@@ -132,7 +134,7 @@ class Smallest:
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout over so many workers fits."""
-        choices = Choices(self._spec, self._cluster.of(workers))
+        choices = LayoutChoices(self._spec, self._cluster.of(workers))
         shapes = (
             shape for shape in choices.shapes(workers)
             if not (to_run and self._not_yet(Candidate(shape)))
@@ -140,7 +142,7 @@ class Smallest:
         )  # fmt: skip
         return self.fits(choices, shapes, self._cluster.memory_bytes, to_run=to_run)
 
-    def _fewest(self, pipeline: int, split: Split) -> float:
+    def _fewest(self, pipeline: int, split: WorkSplit) -> float:
         """Workers that degrees need at least, however many data ranks there are and whatever else is chosen."""
         overlaps = bool(self._spec.parallel.overlap)
         return min(

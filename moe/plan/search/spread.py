@@ -15,7 +15,7 @@ StepS = Callable[[Candidate], float]
 
 
 @dataclass(frozen=True)
-class End:
+class SpreadEnd:
     """One end of a spread: seconds of a candidate's step there, and the candidate that is fastest."""
 
     name: str
@@ -36,7 +36,7 @@ class Chosen:
     reasons: tuple[str, ...] = ()
 
 
-def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[End]) -> Chosen:
+def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]) -> Chosen:
     """Choice among candidates, ranked by `step_s`, their step between the ends.
 
     It is the fastest, unless one within the error of it splits along fewer axes and is within the error at both ends
@@ -67,12 +67,12 @@ def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[End]) -> C
     return Chosen(choice, (*reasons, *_disagreement(choice, ends)))
 
 
-def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[End]) -> float:
+def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[SpreadEnd]) -> float:
     """Largest ratio, over the ends, of the candidate's step to that of the first."""
     return max((end.step_s(candidate) / end.step_s(first) for end in ends), default=1.0)
 
 
-def _disagreement(choice: Candidate, ends: Sequence[End]) -> Iterator[str]:
+def _disagreement(choice: Candidate, ends: Sequence[SpreadEnd]) -> Iterator[str]:
     """Line on the layouts that are faster by more than 2% at an end; none where there are none."""
     behind = [
         f"with {end.name} {end.fastest} would be {speed_in_words(end.step_s(end.fastest), end.step_s(choice))}"

@@ -11,7 +11,7 @@ from moe.plan.plan import FewestWorkers, Plan
 from moe.plan.profile import ProfileName
 from moe.plan.request import PlanRequest
 from moe.plan.search.pools import How, no_smallest, plan_anywhere
-from moe.plan.search.search import Search
+from moe.plan.search.search import LayoutSearch
 from moe.spec import JobSpec, Problem, ResourcesSpec, SpecError
 
 MAX_CELLS = 64
@@ -155,7 +155,7 @@ def smallest_cluster(
 ) -> tuple[Cluster, FewestWorkers]:
     """(the smallest cluster of this kind that can run the job with a worker on each device, or where no layout can be
     run the smallest that holds it; the fewest workers for either). Raises SpecError where none holds it."""
-    search = Search(spec, cluster, profile=profile)
+    search = LayoutSearch(spec, cluster, profile=profile)
     fewest = search.fewest()
     num_devices = fewest.to_run or fewest.in_any_layout
     if num_devices is None:

@@ -8,10 +8,10 @@ from math import lcm
 from moe.plan.goal import Goal, effort, order
 from moe.plan.money import amount_of
 from moe.plan.plan import Plan
-from moe.plan.search.choices import Choices, steps
+from moe.plan.search.choices import LayoutChoices, steps
 from moe.plan.search.explain import number_of, seconds_of
 from moe.plan.search.ranking import Ranking
-from moe.plan.search.search import Search
+from moe.plan.search.search import LayoutSearch
 from moe.plan.speed import speed_in_words
 from moe.spec.errors import SpecError
 
@@ -30,7 +30,7 @@ class Best:
 
 
 def best_on(
-    search: Search, num_workers: int | None, goal: Goal | None, top: int, *, to_run: bool = False
+    search: LayoutSearch, num_workers: int | None, goal: Goal | None, top: int, *, to_run: bool = False
 ) -> Best:
     """The best on the search's cluster by the goal, of as many workers as are asked for, or as the job's range and the
     cluster leave. Raises SpecError where there is none."""
@@ -57,16 +57,16 @@ def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: in
     return sorted(number for number in numbers if least <= number <= max_workers and number % multiple == 0)
 
 
-def _range(search: Search) -> tuple[int, int]:
+def _range(search: LayoutSearch) -> tuple[int, int]:
     """(the fewest, the most) workers that the job may have on the cluster."""
     resources = search.spec.resources
     least = resources.min_num_workers
     return least, max(least, min(resources.max_num_workers, search.cluster.num_devices))
 
 
-def _numbers(search: Search) -> list[int]:
+def _numbers(search: LayoutSearch) -> list[int]:
     """Numbers to look at; none where the job or the cluster leaves only one."""
-    (min_workers, max_workers), multiple = _range(search), Choices(search.spec, search.cluster).multiple
+    (min_workers, max_workers), multiple = _range(search), LayoutChoices(search.spec, search.cluster).multiple
     return (
         []
         if min_workers == max_workers
@@ -74,13 +74,13 @@ def _numbers(search: Search) -> list[int]:
     )
 
 
-def _that_divide(search: Search, workers: int) -> int:
+def _that_divide(search: LayoutSearch, workers: int) -> int:
     """The most, up to `workers`, that the degrees asked for divide; all where the job may not have so few."""
-    largest = workers - workers % Choices(search.spec, search.cluster).multiple
+    largest = workers - workers % LayoutChoices(search.spec, search.cluster).multiple
     return largest if largest >= search.spec.resources.min_num_workers else workers
 
 
-def _why_one(search: Search, num_workers: int | None) -> str:
+def _why_one(search: LayoutSearch, num_workers: int | None) -> str:
     resources = search.spec.resources
     if num_workers is not None:
         return "it was asked for"
@@ -90,7 +90,7 @@ def _why_one(search: Search, num_workers: int | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _WorkersResult:
     """A number of workers, with the ranking and the plan as far as they are known."""
 
     workers: int
@@ -98,7 +98,7 @@ class _Found:
     plan: Plan | None = None
 
 
-def _best_of(search: Search, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
+def _best_of(search: LayoutSearch, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
     """The best of these numbers. Each is looked into only as far as it may be the best or the next best: the least that
     a step takes, the fastest layout, then the one that is chosen under both ends of the software's spread."""
     refusals: dict[int, SpecError] = {}
@@ -119,12 +119,12 @@ def _best_of(search: Search, numbers: list[int], goal: Goal, top: int, to_run: b
     return Best(best[0], tuple(_reasons(search, best, goal, numbers, refusals)))
 
 
-_Entry = tuple[bool, float, int, int, _Found]
+_Entry = tuple[bool, float, int, int, _WorkersResult]
 """(whether it cannot be run, the effort at least, workers, how far it was looked into, what was found)."""
 
 
 def _bounds(
-    search: Search, numbers: Iterable[int], goal: Goal, refusals: dict[int, SpecError]
+    search: LayoutSearch, numbers: Iterable[int], goal: Goal, refusals: dict[int, SpecError]
 ) -> Iterator[_Entry]:
     for workers in numbers:
         try:
@@ -133,26 +133,28 @@ def _bounds(
                 effort(goal, search.cluster.billed_devices(workers), search.bound_s(workers)),
                 workers,
                 0,
-                _Found(workers),
+                _WorkersResult(workers),
             )
         except SpecError as error:
             refusals[workers] = error
 
 
-def _looked_into(search: Search, progress: _Found, goal: Goal, top: int, to_run: bool) -> _Entry:
+def _looked_into(
+    search: LayoutSearch, progress: _WorkersResult, goal: Goal, top: int, to_run: bool
+) -> _Entry:
     """One step further. Raises SpecError where there is no layout, or no room for one."""
     workers = progress.workers
     if progress.ranking is None:
         ranking = search.ranking(workers, top, to_run=to_run)
         fastest = (ranking.runnable or ranking.fitting)[0]
         of = effort(goal, search.cluster.billed_devices(workers), fastest.step_s)
-        return not ranking.runnable, of, workers, 1, _Found(workers, ranking)
+        return not ranking.runnable, of, workers, 1, _WorkersResult(workers, ranking)
     plan = search.best_of(workers, progress.ranking)
-    return *order(goal, plan), 2, _Found(workers, progress.ranking, plan)
+    return *order(goal, plan), 2, _WorkersResult(workers, progress.ranking, plan)
 
 
 def _reasons(
-    search: Search, best: list[Plan], goal: Goal, numbers: list[int], refusals: dict[int, SpecError]
+    search: LayoutSearch, best: list[Plan], goal: Goal, numbers: list[int], refusals: dict[int, SpecError]
 ) -> Iterator[str]:
     first, runners_up = best[0], best[1:]
     min_workers, max_workers = _range(search)

@@ -12,14 +12,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils import _pytree as pytree
 
 from moe.sharding import torch_private
-from moe.sharding.applied.accumulated import check_once
+from moe.sharding.applied.accumulation import check_once
 from moe.sharding.applied.agreement import REFUSED, agree, can_agree, signature_of
 from moe.sharding.applied.batch import check_batch
+from moe.sharding.applied.callable_program import Ready
 from moe.sharding.applied.checksum import EVERY_CALLS, check_same
+from moe.sharding.applied.dtensors import as_dtensor, from_program, local, to_program
 from moe.sharding.applied.local_batch import global_batch
 from moe.sharding.applied.programs import Programs
-from moe.sharding.applied.ready import Ready
-from moe.sharding.applied.stored import as_dtensor, from_program, local, to_program
 from moe.sharding.applied.wrappers import refuse_wrapper
 from moe.sharding.arguments import arguments_of, canonical
 from moe.sharding.capture.capture import TENSOR
@@ -32,7 +32,7 @@ from moe.sharding.placement import Placements, stored_extent
 
 
 @dataclass(frozen=True)
-class Shard:
+class LocalShard:
     """A rank's shard of a tensor, plain."""
 
     shape: tuple[int, ...]
@@ -369,17 +369,17 @@ class Applied(_Stays):
     def placements_of(self, name: str) -> Placements:
         return self._placements[name]
 
-    def shards(self) -> dict[str, Shard]:
+    def shards(self) -> dict[str, LocalShard]:
         """This rank's part of every parameter and buffer."""
         tensors = dict(self._tensors())
         return {name: self.shard_of(name, tensors[name]) for name in self._shapes if name in tensors}
 
-    def shard_of(self, name: str, tensor: Tensor) -> Shard:
+    def shard_of(self, name: str, tensor: Tensor) -> LocalShard:
         """This rank's shard of a tensor sharded as a parameter is: its gradient or optimizer state."""
         shape, placements = self._shapes[name], self._placements[name]
         offsets, _ = stored_extent(shape, placements, self.mesh.degrees, self.mesh.indices)
         replicate_axes = [axis for axis, placement in enumerate(placements) if placement.dim is None]
-        return Shard(shape, offsets, local(tensor.detach()), self.mesh.is_first(replicate_axes))
+        return LocalShard(shape, offsets, local(tensor.detach()), self.mesh.is_first(replicate_axes))
 
     def like(self, name: str, shard: Tensor) -> Tensor:
         """A tensor sharded as a parameter is, such as an optimizer state, from this rank's shard."""

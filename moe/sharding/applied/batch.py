@@ -64,11 +64,11 @@ def leaves_in_order(batch: Sequence[Any], plan_tree: pytree.TreeSpec) -> list[An
         ) from None
 
 
-class _Leaf:
+class _BatchLeaf:
     def __repr__(self) -> str:
         return "_"
 
 
 def _nesting(tree: pytree.TreeSpec) -> str:
     """In words: `(_, {'x': _})`."""
-    return repr(tuple(pytree.tree_unflatten([_Leaf()] * tree.num_leaves, tree)))
+    return repr(tuple(pytree.tree_unflatten([_BatchLeaf()] * tree.num_leaves, tree)))

@@ -51,7 +51,7 @@ def local_steps(optimizer: AnyOptimizer) -> AnyOptimizer:
             f"{type(optimizer).__name__} is not one of torch's elementwise optimizers ({names}), so its update of "
             "a shard may depend on other shards; use it without local_steps"
         )
-    step, shards = optimizer.step, _Shards()
+    step, shards = optimizer.step, _PlainShards()
 
     @functools.wraps(step)
     def on_shards(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -67,12 +67,12 @@ def local_steps(optimizer: AnyOptimizer) -> AnyOptimizer:
     return optimizer
 
 
-class _Shards:
+class _PlainShards:
     """Plain parameters and states that share the memory of the DTensors' shards."""
 
     def __init__(self) -> None:
         self._parameters: dict[DTensor, nn.Parameter] = {}
-        self._states: dict[DTensor, _State] = {}
+        self._states: dict[DTensor, _PlainState] = {}
 
     @contextmanager
     def in_place_of_dtensors(self, optimizer: Optimizer) -> Iterator[None]:
@@ -125,7 +125,7 @@ class _Shards:
                 name: value.to_local() if isinstance(value, DTensor) else value
                 for name, value in state.items()
             }
-            cache_entry = self._states[parameter] = _State(
+            cache_entry = self._states[parameter] = _PlainState(
                 plain, tuple(plain.values()), tuple(state.values())
             )
         return cache_entry.plain
@@ -145,11 +145,11 @@ class _Shards:
                 continue
             is_shard = isinstance(value, Tensor) and value.shape == shape and name not in _SINGLE
             state[name] = torch_private.dtensor_like(parameter, value) if is_shard else value
-        self._states[parameter] = _State(plain, tuple(plain.values()), tuple(state.values()))
+        self._states[parameter] = _PlainState(plain, tuple(plain.values()), tuple(state.values()))
 
 
 @dataclass(frozen=True)
-class _State:
+class _PlainState:
     """Optimizer state of a parameter as plain tensors, and the state with DTensors that it was made from."""
 
     plain: dict[str, Any]

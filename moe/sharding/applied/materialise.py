@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from moe.random import fold_name
 from moe.sharding.applied.applied import Applied, Submodule
-from moe.sharding.applied.stored import as_dtensor, cut
+from moe.sharding.applied.dtensors import as_dtensor, cut
 from moe.sharding.placement import stored_extent
 from moe.spec import Problem, SpecError
 

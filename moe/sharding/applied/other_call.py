@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import together
+from moe.parallel import plain_collectives
+from moe.sharding.applied.callable_program import Ready, prepare, ready_of, write_program
 from moe.sharding.applied.materialise import tensors_of
-from moe.sharding.applied.ready import Ready, prepare, ready_of, write_program
 from moe.sharding.capture.capture import CapturedGraph, capture, device_of
 from moe.sharding.hints.hints import Pin
 from moe.sharding.placement import Placements
-from moe.sharding.planned import in_words
+from moe.sharding.plan_records import in_words
 from moe.sharding.propagation.propagate import Propagation
 from moe.sharding.rules.registry import Rules
 from moe.sharding.sharding_plan import ShardingPlan
@@ -25,7 +25,7 @@ from moe.sharding.solve.bound import bound_by
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.placements import PlacementProgram
 from moe.sharding.solve.recompute import with_recomputed_pins
-from moe.sharding.solve.solved import Limits
+from moe.sharding.solve.solution import MemoryLimits
 from moe.spec import SpecError
 
 _BEYOND = (2.0, 4.0, 8.0, 16.0, float("inf"))
@@ -46,7 +46,7 @@ def of_other_call(
     captured_graph = capture(skeleton, batch, loss, device_of(plan.cluster))
     hint_pins = prepare(captured_graph, plan).pins(plan.mesh)
     rules = Rules(replicate, captured_graph.parts, plan.mesh)
-    fields = together.from_first(
+    fields = plain_collectives.broadcast_from_rank0(
         lambda: _choose_placements(captured_graph, plan, replicate, rules, placements, hint_pins)
     )
     call_plan = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **fields)
@@ -86,7 +86,7 @@ def _choose_placements(
             else bound_by(captured_graph, propagated_hints, rules, hint_pins, in_loop=loop is not None)
         )
         solution = PlacementProgram(
-            captured_graph, costs, rules, Limits(room, slots), loop_pins, bound=requirements
+            captured_graph, costs, rules, MemoryLimits(room, slots), loop_pins, bound=requirements
         ).solve()
         if solution is not None:
             options, kept_tensors = (

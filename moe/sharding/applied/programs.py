@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from moe.sharding.applied.batch import batch_like
-from moe.sharding.applied.ready import Ready
+from moe.sharding.applied.callable_program import Ready
 
 Key = tuple[bool, tuple[Any, ...]]
 """(is training, shapes and dtypes of the batch's leaves)."""

@@ -22,7 +22,7 @@ from moe.sharding.lines import REGION, beginning
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class CapturedBlock:
     """The graph of a block that is called with tensors of given shapes."""
 
     graph: fx.Graph
@@ -53,7 +53,7 @@ class Call:
     """Fake tensors, and values that are none."""
     result: Any = None
     """Fake tensors in the block's own form."""
-    block: Block | None = None
+    block: CapturedBlock | None = None
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Calls:
         return self.numbers.setdefault(key, len(self.numbers))
 
 
-_BLOCKS: ContextVar[dict[int, Block]] = ContextVar("blocks")
+_BLOCKS: ContextVar[dict[int, CapturedBlock]] = ContextVar("blocks")
 
 
 @torch.library.custom_op("shardyard::block", mutates_args=())
@@ -268,7 +268,7 @@ def apart(flat: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor, ...]:
 
 def block_of(
     call: Call, module: fx.GraphModule, after: Callable[[fx.Graph, set[fx.Node]], frozenset[fx.Node]]
-) -> Block:
+) -> CapturedBlock:
     """The block of a joint graph of its `BlockModule`; `after` gives the nodes that depend on others."""
     graph = module.graph
     names = [f"block.{name}" for name, _ in call.module.named_parameters()]
@@ -313,7 +313,7 @@ def block_of(
     fake_outputs = [node.meta["val"] for node in (*outputs, *updates.values())]
     constants = {node: getattr(module, str(node.target)) for node in graph.nodes if node.op == "get_attr"}
     all_outputs = [*outputs, *updates.values()]
-    return Block(
+    return CapturedBlock(
         graph,
         tensors,
         tangents,
@@ -382,7 +382,7 @@ def _constant(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
     return node
 
 
-def _copies(before: fx.Node, block: Block, node_map: dict[fx.Node, Any]) -> Iterator[fx.Node]:
+def _copies(before: fx.Node, block: CapturedBlock, node_map: dict[fx.Node, Any]) -> Iterator[fx.Node]:
     """The nodes of a block's forward pass or backward pass, put before the operator that it is."""
     with before.graph.inserting_before(before):
         for node in block.graph.nodes:

@@ -15,7 +15,7 @@ from moe.plan.cluster.cluster import Cluster
 from moe.sharding import torch_private
 from moe.sharding.arguments import call, names_of_inputs, register_data_classes, signature_of
 from moe.sharding.capture import blocks
-from moe.sharding.capture.admitted import admit
+from moe.sharding.capture.admission import admit
 from moe.sharding.capture.block_paths import note_blocks
 from moe.sharding.capture.decomposed import decompositions
 from moe.sharding.capture.effects import Effects
@@ -27,7 +27,7 @@ from moe.sharding.capture.simplify import CHECKS, FREE, simplify
 from moe.sharding.capture.substitutes import Substitutes, cond, grouped_experts
 from moe.sharding.hints.annotate import capturing
 from moe.sharding.hints.manual import PARTS, ManualPart
-from moe.sharding.lines import REGION, Lines, beginning, note_lines, recomputed_region
+from moe.sharding.lines import REGION, LineMarker, beginning, note_lines, recomputed_region
 from moe.sharding.operands import AGAIN, is_operator
 from moe.spec import Problem, SpecError
 
@@ -37,7 +37,7 @@ LeafKind = Literal["parameter", "buffer", "input", "tangent", "constant"]
 
 
 @dataclass(frozen=True)
-class Leaf:
+class GraphInput:
     """A tensor that a graph begins with."""
 
     kind: LeafKind
@@ -52,7 +52,7 @@ class CapturedGraph:
     """A module's joint graph."""
 
     graph: fx.GraphModule
-    leaves: dict[fx.Node, Leaf]
+    leaves: dict[fx.Node, GraphInput]
     outputs: tuple[fx.Node | Any, ...]
     """What the module returns, flat: nodes, and values that are no tensors."""
     output_tree: pytree.TreeSpec
@@ -214,7 +214,7 @@ def _observe(wrapper: "_TracedModule", arguments: tuple[Any, ...]) -> blocks.Cal
     return calls
 
 
-def _block(call: blocks.Call, wrapper: "_TracedModule") -> blocks.Block:
+def _block(call: blocks.Call, wrapper: "_TracedModule") -> blocks.CapturedBlock:
     module = blocks.BlockModule(call, lambda: _mark_lines(wrapper, call.module))
     tensors = tuple(argument for argument in call.arguments if isinstance(argument, Tensor))
     with ExitStack() as stack:
@@ -227,7 +227,7 @@ def _block(call: blocks.Call, wrapper: "_TracedModule") -> blocks.Block:
 def _mark_lines(wrapper: "_TracedModule", module: nn.Module) -> Iterator[None]:
     """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
     wrapper.begin()
-    with Lines(wrapper.mark, module), Substitutes(), written_back(module, wrapper.line_of):
+    with LineMarker(wrapper.mark, module), Substitutes(), written_back(module, wrapper.line_of):
         yield
 
 
@@ -323,16 +323,16 @@ def _split_outputs(
     return outputs, updates, gradients
 
 
-def _leaves(graph_module: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node, Leaf]:
+def _leaves(graph_module: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node, GraphInput]:
     """Tensors that a graph begins with, each once; what else it begins with is taken out."""
-    graph, leaves = graph_module.graph, dict[fx.Node, Leaf]()
+    graph, leaves = graph_module.graph, dict[fx.Node, GraphInput]()
     nodes_by_name: dict[tuple[str, str], fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr":
             value = getattr(graph_module, str(node.target))
             if not isinstance(value, Tensor):
                 raise opaque(node, value)
-            leaves[node] = Leaf("constant", str(node.target), tuple(value.shape), value.dtype)
+            leaves[node] = GraphInput("constant", str(node.target), tuple(value.shape), value.dtype)
         elif node.op == "placeholder":
             kind, name = _leaf(node.meta["desc"])
             value, name = node.meta.get("val"), first.get(name, name)
@@ -344,7 +344,7 @@ def _leaves(graph_module: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node
                 graph.erase_node(node)
                 continue
             nodes_by_name[kind, name] = node
-            leaves[node] = Leaf(kind, name, tuple(value.shape), value.dtype)
+            leaves[node] = GraphInput(kind, name, tuple(value.shape), value.dtype)
     return leaves
 
 

@@ -22,9 +22,9 @@ from moe.sharding.capture.hooks import Hooks
 from moe.sharding.capture.places import (
     CONTAINERS,
     NOTHING,
-    Look,
-    Place,
-    State,
+    MutablePlace,
+    PlaceState,
+    Snapshot,
     attributes,
     cells,
     content,
@@ -49,9 +49,9 @@ class Effects:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        look = Look()
+        look = Snapshot()
         self._attributes = {place.key: (place, state(place, look)) for place in attributes(module)}
-        self._states_by_place: dict[tuple[str, int], tuple[Place, State]] = {}
+        self._states_by_place: dict[tuple[str, int], tuple[MutablePlace, PlaceState]] = {}
         """Globals, variables of enclosing functions and objects that the code that ran names, as they were before."""
         self._codes: dict[CodeType, None] = {}
         """The user's functions that ran."""
@@ -82,7 +82,7 @@ class Effects:
                 with self._watching(), first:
                     run()
                 self._find_caches()
-            look = Look()
+            look = Snapshot()
             places = [*attributes(self._module), *(place for place, _ in self._states())]
             between = {place.key: state(place, look) for place in places}
             with self._watching(), second:
@@ -127,7 +127,7 @@ class Effects:
             line_of_forward(self._module),
         )
 
-    def _states(self) -> list[tuple[Place, State]]:
+    def _states(self) -> list[tuple[MutablePlace, PlaceState]]:
         return [*self._attributes.values(), *self._states_by_place.values()]
 
     @contextmanager
@@ -163,7 +163,7 @@ class Effects:
             return
         self._calls.add((code, id(first)))
         self._alive.append(first)
-        look = Look()
+        look = Snapshot()
         self._alive.append(look)
         for place in self._reached_from(frame, first):
             if place.key not in self._states_by_place and place.of not in self._new_objects:
@@ -184,22 +184,22 @@ class Effects:
             "leave it out, and give sharding.apply(..., seed=...)",
         )] = None  # fmt: skip
 
-    def _reached_from(self, frame: FrameType, first: Any) -> Iterator[Place]:
+    def _reached_from(self, frame: FrameType, first: Any) -> Iterator[MutablePlace]:
         code, scope = frame.f_code, frame.f_globals
         stored_names = stored_by(code)
         for name in code.co_names:
             value = scope.get(name, NOTHING)
             if name in stored_names or isinstance(value, (*CONTAINERS, np.ndarray)):
-                yield Place(f"{scope.get('__name__')}.{name}", name, *entry(scope, name))
+                yield MutablePlace(f"{scope.get('__name__')}.{name}", name, *entry(scope, name))
             elif value is not NOTHING:
                 yield from inside(value, code)
         for name in code.co_freevars:
             value = frame.f_locals.get(name)
             if name in stored_names and not any(code in outer_code.co_consts for outer_code in self._codes):
                 for cell in cells(code, name):
-                    yield Place(f"{name} of {code.co_qualname}", name, *content(cell))
+                    yield MutablePlace(f"{name} of {code.co_qualname}", name, *content(cell))
             elif isinstance(value, (*CONTAINERS, np.ndarray)):
-                yield Place(f"{name} of {code.co_qualname}", name, *itself(value), of=id(value))
+                yield MutablePlace(f"{name} of {code.co_qualname}", name, *itself(value), of=id(value))
             else:
                 yield from inside(value, code)
         yield from inside(first, code)
@@ -207,11 +207,11 @@ class Effects:
             yield from inside(kind, code)
         yield from defaults_of(frame)
 
-    def _compare(self, between: dict[tuple[str, int], State], is_same_way: bool) -> None:
+    def _compare(self, between: dict[tuple[str, int], PlaceState], is_same_way: bool) -> None:
         """Note what runs changed, of places as they were before, `between` two runs, and now. `is_same_way`: both runs
         gave torch the same values."""
-        after = Look()
-        changes: list[tuple[Place, bool]] = []
+        after = Snapshot()
+        changes: list[tuple[MutablePlace, bool]] = []
         new = [(place, None) for place in attributes(self._module) if place.key not in self._attributes]
         for place, before in (*new, *self._states()):
             first = between.get(place.key)
@@ -289,7 +289,7 @@ class Effects:
             value, items = before.value, before.items
             if isinstance(value, np.ndarray) and items is not None:
                 np.copyto(value, items)
-            elif items is not None and Look().of(value, 1)[1] != Look().of(items, 1)[1]:
+            elif items is not None and Snapshot().of(value, 1)[1] != Snapshot().of(items, 1)[1]:
                 value.clear()
                 (value.update if isinstance(value, dict | set) else value.extend)(items)
 
@@ -307,6 +307,6 @@ def _keeps_tensor(cache: Any) -> bool:
     return False
 
 
-def _holds_tensor(state: State) -> bool:
+def _holds_tensor(state: PlaceState) -> bool:
     value = state.value if state.items is None else state.items
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))

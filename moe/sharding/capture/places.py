@@ -41,7 +41,7 @@ NOTHING = object()
 
 
 @dataclass(frozen=True)
-class Place:
+class MutablePlace:
     """Something that a forward pass could change."""
 
     name: str
@@ -57,7 +57,7 @@ class Place:
         return self.name, self.of
 
 
-class Look:
+class Snapshot:
     """Summaries of values at one time: plain ones as they are, others by identity, containers and the user's objects
     by what they hold as well."""
 
@@ -122,7 +122,7 @@ def _held_by(value: Any) -> list[tuple[str, Any]]:
 
 
 @dataclass(frozen=True)
-class State:
+class PlaceState:
     """Of a place at one time."""
 
     value: Any
@@ -133,10 +133,10 @@ class State:
     """A copy of what a container holds."""
 
 
-def state(place: Place, look: Look) -> State:
+def state(place: MutablePlace, look: Snapshot) -> PlaceState:
     value = place.read()
     is_short = (type(value) in _FILLED or isinstance(value, np.ndarray)) and _size(value) <= _LONGEST
-    return State(
+    return PlaceState(
         value, look.of(value), look.of(value, 1 if is_short else 0), value.copy() if is_short else None
     )
 
@@ -159,11 +159,11 @@ def is_plain(value: Any) -> bool:
 _OWN = {*vars(nn.Module()), "forward", *HELD_AGAIN} - {"training"}
 
 
-def attributes(module: nn.Module) -> Iterator[Place]:
+def attributes(module: nn.Module) -> Iterator[MutablePlace]:
     for path, submodule in module.named_modules():
         for name in list(vars(submodule)):
             if name not in _OWN:
-                yield Place(f"{path}.{name}" if path else name, name, *entry(vars(submodule), name))
+                yield MutablePlace(f"{path}.{name}" if path else name, name, *entry(vars(submodule), name))
 
 
 def stored_by(code: CodeType) -> set[str]:
@@ -185,7 +185,7 @@ def _attributes_stored(code: CodeType) -> set[str]:
     }
 
 
-def inside(value: Any, code: CodeType) -> Iterator[Place]:
+def inside(value: Any, code: CodeType) -> Iterator[MutablePlace]:
     """Attributes of a class, object or function of the user's: those that it has, and those that code may give it."""
     is_function = isinstance(value, FunctionType) and not is_library(value.__code__.co_filename)
     if not is_function and not _is_users(value):
@@ -202,10 +202,10 @@ def inside(value: Any, code: CodeType) -> Iterator[Place]:
         access = entry(vars(value), name) if hasattr(value, "__dict__") and not is_kind else None
         if access is None or (name not in vars(value) and hasattr(type(value), name)):
             access = _attribute(value, name)
-        yield Place(f"{label}.{name}", name, *access, of=id(value))
+        yield MutablePlace(f"{label}.{name}", name, *access, of=id(value))
 
 
-def defaults_of(frame: FrameType) -> Iterator[Place]:
+def defaults_of(frame: FrameType) -> Iterator[MutablePlace]:
     """Containers among a function's defaults, which stay from call to call."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -218,7 +218,7 @@ def defaults_of(frame: FrameType) -> Iterator[Place]:
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
             for name, value in arguments.items():
                 if any(value is default for default in defaults):
-                    yield Place(f"{name} of {code.co_qualname}", name, *itself(value), of=id(value))
+                    yield MutablePlace(f"{name} of {code.co_qualname}", name, *itself(value), of=id(value))
 
 
 def cells(code: CodeType, name: str) -> Iterator[Any]:

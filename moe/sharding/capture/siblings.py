@@ -15,7 +15,7 @@ _OWN = {"_parameters", "_buffers", "_modules"}
 _NUMBER = "layer"
 
 
-class _Plain:
+class _PlainObject:
     """An object with nothing beside its `vars`."""
 
 
@@ -94,6 +94,6 @@ def sign_of_value(value: Any, within: tuple[int, ...] = ()) -> Hashable | None:
         return None
     if isinstance(value, Parameter):  # a declaration, whose name says where it stands
         return type(value), sign_of_value((value.shape, value.dims, value.std))
-    is_plain = type(value).__basicsize__ == _Plain.__basicsize__ and id(value) not in within
+    is_plain = type(value).__basicsize__ == _PlainObject.__basicsize__ and id(value) not in within
     state = sign_of_value(vars(value), (*within, id(value))) if is_plain else None
     return ("object", id(value)) if state is None else (type(value), state)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from moe.sharding.exchange.mesh import Mesh
-from moe.sharding.exchange.moves import Move
+from moe.sharding.exchange.moves import PlacementMove
 from moe.sharding.placement import Combine, Placements, part_shape, unpadded_shape
 
 Pending = Callable[[], Tensor]
@@ -117,7 +117,7 @@ def padded_to(part: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def apply_moves(
-    part: Tensor, shape: Sequence[int], placements: Placements, moves: Iterable[Move], mesh: Mesh
+    part: Tensor, shape: Sequence[int], placements: Placements, moves: Iterable[PlacementMove], mesh: Mesh
 ) -> Tensor:
     """This rank's padded part of a tensor of this shape after moves, which all ranks make. Never `part` changed in
     place; it may share its memory.
@@ -132,7 +132,7 @@ def apply_moves(
     return part
 
 
-def call_of(move: Move, sizes: Sequence[int]) -> tuple[Any, ...]:
+def call_of(move: PlacementMove, sizes: Sequence[int]) -> tuple[Any, ...]:
     """The function above that makes a move, and its arguments after the mesh and the part; `sizes` are those of a part
     afterwards."""
     before, after = move.before.dim, move.after.dim

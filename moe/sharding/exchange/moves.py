@@ -19,7 +19,7 @@ little."""
 
 
 @dataclass(frozen=True)
-class Move:
+class PlacementMove:
     """A change of placement along one axis: one collective, or something done on each rank by itself."""
 
     kind: Kind
@@ -51,7 +51,7 @@ class Moves:
         target: Placements,
         *,
         is_bucketed: bool = False,
-    ) -> tuple[float, tuple[Move, ...]]:
+    ) -> tuple[float, tuple[PlacementMove, ...]]:
         """(seconds, moves one after the other) from one placement to another, by Dijkstra's algorithm over what one
         move reaches; of equally cheap ones the same each time. `is_bucketed`: of a tensor that travels with others,
         which share the latency of one collective.
@@ -66,9 +66,11 @@ class Moves:
 
     def _search(
         self, shape: tuple[int, ...], itemsize: int, source: Placements, target: Placements, is_bucketed: bool
-    ) -> tuple[float, tuple[Move, ...]]:
+    ) -> tuple[float, tuple[PlacementMove, ...]]:
         closed_set: set[Placements] = set()
-        waiting: list[tuple[float, int, int, Placements, tuple[Move, ...]]] = [(0.0, 0, 0, source, ())]
+        waiting: list[tuple[float, int, int, Placements, tuple[PlacementMove, ...]]] = [
+            (0.0, 0, 0, source, ())
+        ]
         number = 0
         while waiting:
             cost, _, _, placements, moves = heapq.heappop(waiting)
@@ -91,7 +93,7 @@ class Moves:
 
     def _seconds(
         self,
-        move: Move,
+        move: PlacementMove,
         shape: Sequence[int],
         itemsize: int,
         source: Placements,
@@ -130,7 +132,7 @@ def _mixes(placements: Placements) -> bool:
     return len({placement.combine for placement in placements if placement.combine is not None}) > 1
 
 
-def _possible(placements: Placements, source: Placements, target: Placements) -> Iterator[Move]:
+def _possible(placements: Placements, source: Placements, target: Placements) -> Iterator[PlacementMove]:
     """Moves along one axis. A split of a dimension begins and ends only where no axis further in splits it too: parts
     are cut from the outermost axis inwards."""
     dims = sorted({placement.dim for placement in (*source, *target) if placement.dim is not None})
@@ -143,13 +145,13 @@ def _possible(placements: Placements, source: Placements, target: Placements) ->
         ]
         if before.dim is not None:
             if ends:
-                yield Move("gather", axis, before, WHOLE)
-                yield from (Move("all_to_all", axis, before, after) for after in splits)
+                yield PlacementMove("gather", axis, before, WHOLE)
+                yield from (PlacementMove("all_to_all", axis, before, after) for after in splits)
         elif before.combine is not None:
-            yield Move("all_reduce", axis, before, WHOLE)
+            yield PlacementMove("all_reduce", axis, before, WHOLE)
             if before.combine == "sum":
-                yield from (Move("reduce_scatter", axis, before, after) for after in splits)
+                yield from (PlacementMove("reduce_scatter", axis, before, after) for after in splits)
         else:
-            yield from (Move("slice", axis, before, after) for after in splits)
+            yield from (PlacementMove("slice", axis, before, after) for after in splits)
             if target[axis].combine is not None:
-                yield Move("keep_first", axis, before, target[axis])
+                yield PlacementMove("keep_first", axis, before, target[axis])

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe.sharding.explain.explain import Plan, part_bytes
-from moe.sharding.explain.folded import Fold, fold_names
-from moe.sharding.planned import Collective, StoredTensor
+from moe.sharding.explain.name_patterns import Fold, fold_names
+from moe.sharding.plan_records import Collective, StoredTensor
 
 OUTSIDE = "the module itself"
 """What is computed outside of all cards' modules."""
 
 
 @dataclass(frozen=True)
-class Parameter:
+class CardParameter:
     """A parameter of a card's modules."""
 
     name: str
@@ -44,7 +44,7 @@ class Card:
 
     title: str
     count: int
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[CardParameter, ...]
     num_buffers: int
     buffer_bytes: int
     arrows: tuple[Arrow, ...]
@@ -105,7 +105,7 @@ def _card(
             buffers.append(num_bytes)
             continue
         short = owner if last == "weight" and owner and owners[owner] == 1 else name
-        parameters.append(Parameter(short, tuple(entry.shape), plan.parameters[entry.name], num_bytes))
+        parameters.append(CardParameter(short, tuple(entry.shape), plan.parameters[entry.name], num_bytes))
     title = fold.pattern.removeprefix(prefix_path)
     return Card(title, count, tuple(parameters), count * len(buffers), sum(buffers), _arrows(collectives))
 

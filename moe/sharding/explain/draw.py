@@ -21,7 +21,7 @@ from moe.plan.svg import (
     text_width,
     truncate,
 )
-from moe.sharding.explain.cards import Arrow, Card, Parameter, cards_of
+from moe.sharding.explain.cards import Arrow, Card, CardParameter, cards_of
 from moe.sharding.explain.explain import (
     Plan,
     in_bytes,
@@ -31,7 +31,7 @@ from moe.sharding.explain.explain import (
     mesh_in_words,
     shape_in_words,
 )
-from moe.sharding.planned import of_words
+from moe.sharding.plan_records import of_words
 
 _GAP, _BELOW = 22, 3
 _NARROWEST, _WIDEST = 140, 256
@@ -141,7 +141,7 @@ class _CardBox:
 
     card: Card
     width: float
-    named_parameters: tuple[Parameter, ...]
+    named_parameters: tuple[CardParameter, ...]
     rest: tuple[str, ...]
     """Words on what is not named: small parameters of many, buffers."""
     forward: tuple[tuple[Arrow, str], ...]
@@ -272,7 +272,7 @@ def _card(sheet: _Sheet, box: _CardBox, x: float, top: float) -> None:
 
 
 def _parameter(
-    sheet: _Sheet, group: ElementTree.Element, parameter: Parameter, x: float, y: float, width: float
+    sheet: _Sheet, group: ElementTree.Element, parameter: CardParameter, x: float, y: float, width: float
 ) -> None:
     placements = of_words(parameter.placements)
     cut = next((axis for axis, placement in enumerate(placements) if placement.dim is not None), None)

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from moe.sharding import placement
-from moe.sharding.explain.folded import Fold, fold_names
-from moe.sharding.planned import Collective, StoredTensor, of_words
+from moe.sharding.explain.name_patterns import Fold, fold_names
+from moe.sharding.plan_records import Collective, StoredTensor, of_words
 
 Plan = Any
 """A `ShardingPlan`, which explains itself by way of this file."""

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _ExchangeKind:
     """Kind of an exchange, by the function that a program calls."""
 
     joint_start: Any
@@ -44,18 +44,18 @@ class _Kind:
 
 _VIEWS = (aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
-_KINDS: dict[Any, _Kind] = {
-    exchange.all_reduce: _Kind(joint.begin_all_reduces, False, True),
-    exchange.begin_all_reduce: _Kind(joint.begin_all_reduces, True, True),
-    exchange.reduce_scatter: _Kind(joint.begin_reduce_scatters, False, True),
-    exchange.begin_reduce_scatter: _Kind(joint.begin_reduce_scatters, True, True),
-    exchange.gather: _Kind(joint.begin_gathers, False, False),
-    exchange.begin_gather: _Kind(joint.begin_gathers, True, False),
+_KINDS: dict[Any, _ExchangeKind] = {
+    exchange.all_reduce: _ExchangeKind(joint.begin_all_reduces, False, True),
+    exchange.begin_all_reduce: _ExchangeKind(joint.begin_all_reduces, True, True),
+    exchange.reduce_scatter: _ExchangeKind(joint.begin_reduce_scatters, False, True),
+    exchange.begin_reduce_scatter: _ExchangeKind(joint.begin_reduce_scatters, True, True),
+    exchange.gather: _ExchangeKind(joint.begin_gathers, False, False),
+    exchange.begin_gather: _ExchangeKind(joint.begin_gathers, True, False),
 }
 
 
 @dataclass(frozen=True, eq=False)
-class _Exchange:
+class _ProgramExchange:
     """One exchange of a program."""
 
     call: fx.Node
@@ -76,8 +76,8 @@ class _Exchange:
 
 
 @dataclass(eq=False)
-class _Bucket:
-    members: list[_Exchange] = field(default_factory=list)
+class _ExchangeBucket:
+    members: list[_ProgramExchange] = field(default_factory=list)
 
     @property
     def earliest_start(self) -> int:
@@ -181,9 +181,9 @@ def _is_scalar(node: fx.Node) -> bool:
 
 def _exchanges(
     nodes: Sequence[fx.Node], position: Mapping[fx.Node, int], degrees: Sequence[int]
-) -> Iterator[_Exchange]:
+) -> Iterator[_ProgramExchange]:
     """Exchanges in the order in which they may start."""
-    exchanges: list[_Exchange] = []
+    exchanges: list[_ProgramExchange] = []
     results: set[fx.Node] = set()
     for node in nodes:
         if node.op != "call_function" or (kind := _KINDS.get(node.target)) is None or "move" not in node.meta:
@@ -204,12 +204,14 @@ def _exchanges(
         first_use = min(position[user] for user in result.users)
         results.add(result)
         num_bytes = moved_bytes(node, degrees)
-        exchanges.append(_Exchange(node, result, kind.joint_start, earliest_start, first_use, num_bytes))
+        exchanges.append(
+            _ProgramExchange(node, result, kind.joint_start, earliest_start, first_use, num_bytes)
+        )
     return iter(sorted(exchanges, key=lambda member: (member.earliest_start, position[member.call])))
 
 
-def _buckets(exchanges: Iterator[_Exchange]) -> Iterator[_Bucket]:
-    open_buckets: dict[tuple[Any, ...], _Bucket] = {}
+def _buckets(exchanges: Iterator[_ProgramExchange]) -> Iterator[_ExchangeBucket]:
+    open_buckets: dict[tuple[Any, ...], _ExchangeBucket] = {}
     for member in exchanges:
         bucket = open_buckets.get(member.key)
         if bucket is not None and (
@@ -220,12 +222,12 @@ def _buckets(exchanges: Iterator[_Exchange]) -> Iterator[_Bucket]:
             yield open_buckets.pop(member.key)
             bucket = None
         if bucket is None:
-            bucket = open_buckets[member.key] = _Bucket()
+            bucket = open_buckets[member.key] = _ExchangeBucket()
         bucket.members.append(member)
     yield from open_buckets.values()
 
 
-def _write(graph: fx.Graph, bucket: _Bucket, nodes: Sequence[fx.Node]) -> None:
+def _write(graph: fx.Graph, bucket: _ExchangeBucket, nodes: Sequence[fx.Node]) -> None:
     first = bucket.members[0].call
     mesh, _, axis, *options = first.args
     operands = [member.call.args[1] for member in bucket.members]

@@ -11,7 +11,7 @@ from moe.sharding.hints.annotate import PLACED
 from moe.sharding.operands import operands
 from moe.sharding.partition.program import Program
 from moe.sharding.partition.writer import moved_bytes
-from moe.sharding.planned import Collective
+from moe.sharding.plan_records import Collective
 
 _LOCAL = ("slice", "keep_first")
 

@@ -84,7 +84,7 @@ def loop_over_micro_batches(
 ) -> LoopProgram:
     """The loop of a program whose mesh has it as axis 0; its nodes have now how many times a step each is run."""
     graph, results = _step(program, loss_dtype, with_backward)
-    split = _Split(graph, results)
+    split = _LoopSplit(graph, results)
     split.note_times(micro_batches)
     return split.program(micro_batches)
 
@@ -130,7 +130,7 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
     return graph, results
 
 
-class _Split:
+class _LoopSplit:
     """A step's graph cut in three, by what depends on the loop's axis."""
 
     def __init__(self, graph: fx.Graph, results: list[fx.Node]) -> None:

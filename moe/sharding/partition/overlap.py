@@ -12,7 +12,7 @@ from moe.sharding.exchange import exchange, joint
 from moe.sharding.lines import BLOCK
 from moe.sharding.operands import AGAIN
 from moe.sharding.partition import runtime
-from moe.sharding.rules import differentiated
+from moe.sharding.rules import differentiable
 
 MAX_IN_FLIGHT = 2
 """Reductions that are in flight at a time, and all-to-alls, counted apart."""
@@ -25,8 +25,8 @@ _REDUCTIONS = (
 )
 _ALL_TO_ALLS = (
     exchange.begin_all_to_all,
-    differentiated.begin_forward,
-    differentiated.begin_forward_kept,
+    differentiable.begin_forward,
+    differentiable.begin_forward_kept,
 )
 """Starts of all-to-alls, and of operators that begin with one."""
 _LOCAL = (runtime.first, runtime.valid, runtime.once)
@@ -125,7 +125,7 @@ def _bring_branch_ahead(graph: fx.Graph, start: fx.Node, wait: fx.Node) -> None:
             node.op == "call_function"
             and immobile.isdisjoint(inputs)
             and (mesh not in inputs or node.target in _LOCAL)
-            and node.target is not differentiated.finish
+            and node.target is not differentiable.finish
             and (node.target is getitem or _region(node) == region)
         ):
             branch[node] = None

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from moe.sharding.capture.capture import CapturedGraph, Leaf
+from moe.sharding.capture.capture import CapturedGraph, GraphInput
 from moe.sharding.exchange.exchange import padded_to
 from moe.sharding.exchange.moves import Moves
 from moe.sharding.lines import BLOCK
 from moe.sharding.operands import AGAIN, is_operator, operands, shape_of, source
 from moe.sharding.partition import runtime
-from moe.sharding.partition.writer import Writer, identity
+from moe.sharding.partition.writer import ProgramWriter, identity
 from moe.sharding.placement import WHOLE, Placements, axes_of, part_shape
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.rules.creation import is_constant
@@ -34,7 +34,7 @@ class Program:
 
     forward: fx.GraphModule
     """Gives the outputs, then new values of buffers, then what is kept for the backward pass."""
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[GraphInput, ...]
     """Its arguments."""
     num_outputs: int
     updates: tuple[str, ...]
@@ -85,8 +85,8 @@ class Partitioner:
         moves: Moves,
     ) -> None:
         self._capture, self._assignment, self._rule_of = capture, assignment, rule_of
-        self._forward = Writer(assignment.degrees, moves)
-        self._backward = Writer(assignment.degrees, moves)
+        self._forward = ProgramWriter(assignment.degrees, moves)
+        self._backward = ProgramWriter(assignment.degrees, moves)
         self._whole: Placements = (WHOLE,) * len(assignment.degrees)
         self._in_backward = capture.backward
         self._arguments: list[fx.Node] = []
@@ -118,7 +118,7 @@ class Partitioner:
                 self._write(self._backward if node in self._in_backward else self._forward, node)
         return self._finish()
 
-    def _begin(self, node: fx.Node, leaf: Leaf) -> None:
+    def _begin(self, node: fx.Node, leaf: GraphInput) -> None:
         """A tensor that a program is given."""
         writer, placements = self._forward, self._placements_of(node, leaf)
         part = writer.argument()
@@ -131,10 +131,10 @@ class Partitioner:
     def _is_uneven(self, shape: tuple[int, ...], placements: Placements) -> bool:
         return any(self._forward.is_padded(size, axes_of(placements, dim)) for dim, size in enumerate(shape))
 
-    def _placements_of(self, node: fx.Node, leaf: Leaf) -> Placements:
+    def _placements_of(self, node: fx.Node, leaf: GraphInput) -> Placements:
         return self._assignment.leaves.get(node.name, self._whole) if leaf.kind != "input" else self._whole
 
-    def _write(self, writer: Writer, node: fx.Node) -> None:
+    def _write(self, writer: ProgramWriter, node: fx.Node) -> None:
         rule, options = self._rule_of(node), self._assignment.options[node.name]
         self._begin_ahead(writer, node)
         writer.origin = _origin(node)
@@ -166,13 +166,13 @@ class Partitioner:
         else:
             self._add(writer, node, result_placements(options), result)
 
-    def _add(self, writer: Writer, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
+    def _add(self, writer: ProgramWriter, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
         """A tensor that is there now. Gradients begin to be added up at once, beside the rest of the backward pass."""
         writer.add(tensor, placements, part)
         if tensor in self._outputs and writer is self._backward:
             writer.begin(tensor, self._outputs[tensor])
 
-    def _begin_ahead(self, writer: Writer, node: fx.Node) -> None:
+    def _begin_ahead(self, writer: ProgramWriter, node: fx.Node) -> None:
         """Begin to gather parameters of an operator a few places further on."""
         order = self._order[writer is self._backward]
         later = self._at[node] + AHEAD
@@ -195,7 +195,7 @@ class Partitioner:
         names = [[option.name for option in options[of.name]] for of in (first, node)]
         return first if names[0] == names[1] else None
 
-    def _kept_of_its_own(self, writer: Writer, part: fx.Node) -> fx.Node:
+    def _kept_of_its_own(self, writer: ProgramWriter, part: fx.Node) -> fx.Node:
         if writer is self._forward:
             return part
         if part not in self._saved_nodes:
@@ -203,7 +203,7 @@ class Partitioner:
         self._backward_arguments.append(("saved", self._saved_nodes.index(part)))
         return writer.argument()
 
-    def _lower_exchange(self, writer: Writer, local: LocalCall, options: Options) -> Any:
+    def _lower_exchange(self, writer: ProgramWriter, local: LocalCall, options: Options) -> Any:
         axis, exchange = next(
             (at, option.exchange) for at, option in enumerate(options) if option.exchange is not None
         )
@@ -218,7 +218,7 @@ class Partitioner:
         return result
 
     def _prepare_operand(
-        self, writer: Writer, node: fx.Node, rule: Rule, number: int, part: fx.Node
+        self, writer: ProgramWriter, node: fx.Node, rule: Rule, number: int, part: fx.Node
     ) -> fx.Node:
         """An operand's part with padding that does no harm, and added once where it is added to partial sums."""
         options = self._assignment.options[node.name]
@@ -247,11 +247,11 @@ class Partitioner:
                 part = writer.call(runtime.once, writer.mesh, part, once)
         return part
 
-    def _obtain(self, writer: Writer, tensor: fx.Node, placements: Placements) -> fx.Node:
+    def _obtain(self, writer: ProgramWriter, tensor: fx.Node, placements: Placements) -> fx.Node:
         self._version(writer, tensor, placements)
         return writer.obtain(tensor, placements)
 
-    def _version(self, writer: Writer, tensor: fx.Node, placements: Placements) -> None:
+    def _version(self, writer: ProgramWriter, tensor: fx.Node, placements: Placements) -> None:
         """See to it that a pass has some version of a tensor, the one that these placements are made of."""
         if writer is self._forward or tensor in self._in_backward:
             return
@@ -292,7 +292,7 @@ class Partitioner:
         self._backward_arguments.append(("saved", self._saved_nodes.index(part)))
         return argument
 
-    def _result(self, writer: Writer, tensor: fx.Node, placements: Placements) -> fx.Node:
+    def _result(self, writer: ProgramWriter, tensor: fx.Node, placements: Placements) -> fx.Node:
         writer.origin = _origin(tensor)
         return self._obtain(writer, tensor, placements)
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from moe.sharding.exchange import exchange
-from moe.sharding.exchange.moves import Move, Moves
+from moe.sharding.exchange.moves import Moves, PlacementMove
 from moe.sharding.partition import runtime
 from moe.sharding.placement import Placements, part_bytes, part_shape
 
@@ -32,7 +32,7 @@ def moved_bytes(node: fx.Node, degrees: Sequence[int]) -> int:
     return part_bytes(shape, itemsize, after if move.kind == "gather" else before, degrees)
 
 
-class Writer:
+class ProgramWriter:
     """One phase's program. Versions of the same tensor are made once each."""
 
     def __init__(self, degrees: Sequence[int], moves: Moves) -> None:
@@ -134,7 +134,7 @@ class Writer:
                 pending.meta["move"] = self._describe_move(tensor, move, before, target)
                 self._pending[tensor, target] = pending
 
-    def _way(self, tensor: fx.Node, placements: Placements) -> tuple[Placements, tuple[Move, ...]]:
+    def _way(self, tensor: fx.Node, placements: Placements) -> tuple[Placements, tuple[PlacementMove, ...]]:
         """The version to begin with, and the moves from there."""
         versions = self.versions[tensor]
         if placements in versions:
@@ -145,11 +145,11 @@ class Writer:
         _, moves, nearest = min(ways, key=lambda way: way[0])
         return nearest, moves
 
-    def _exchange(self, tensor: fx.Node, move: Move, after: Placements) -> tuple[Any, ...]:
+    def _exchange(self, tensor: fx.Node, move: PlacementMove, after: Placements) -> tuple[Any, ...]:
         return exchange.call_of(move, part_shape(tuple(tensor.meta["val"].shape), after, self.degrees))
 
     def _describe_move(
-        self, tensor: fx.Node, move: Move, before: Placements, after: Placements
+        self, tensor: fx.Node, move: PlacementMove, before: Placements, after: Placements
     ) -> tuple[Any, ...]:
         fake = tensor.meta["val"]
         return move, tuple(fake.shape), fake.dtype.itemsize, tensor.name, before, after

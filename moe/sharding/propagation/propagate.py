@@ -24,7 +24,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Conflict:
+class HintConflict:
     """An operator that two hints want split differently."""
 
     where: str
@@ -40,7 +40,7 @@ class PropagationResult:
     """Placements that follow from hints."""
 
     assignment: Assignment
-    conflicts: tuple[Conflict, ...]
+    conflicts: tuple[HintConflict, ...]
 
 
 class _KnownPlacements:
@@ -74,7 +74,7 @@ class Propagation:
         self._pins = pins
         self._placements = _KnownPlacements(len(self._degrees))
         self._options: dict[fx.Node, list[AxisOption | None]] = {}
-        self._conflicts: dict[tuple[str, int], Conflict] = {}
+        self._conflicts: dict[tuple[str, int], HintConflict] = {}
         self._operators = [node for node in capture.graph.graph.nodes if is_operator(node)]
         self._results = {node: result_nodes(node) for node in self._operators}
         for node in capture.graph.graph.nodes:
@@ -185,7 +185,7 @@ class Propagation:
             other_source = self._placements.sources[tensor, axis]
             where = node.meta.get("where") or node.name
             if other_source != because:
-                self._conflicts.setdefault((where, axis), Conflict(where, axis, because, other_source))
+                self._conflicts.setdefault((where, axis), HintConflict(where, axis, because, other_source))
         return False
 
     def _fits(self, tensor: fx.Node, axis: int, dim: int) -> bool:
@@ -242,7 +242,7 @@ def _is_everywhere(rule: Rule, factor: Factor) -> bool:
     return all(any(factor in dim for dim in dims) for dims in (*rule.operands, *rule.results))
 
 
-def conflicts_in_words(conflicts: Sequence[Conflict], axes: Sequence[str]) -> list[str]:
+def conflicts_in_words(conflicts: Sequence[HintConflict], axes: Sequence[str]) -> list[str]:
     return [
         f"{conflict.where}: over {axes[conflict.axis]} it follows {conflict.followed_hint}; "
         f"the tensor of {conflict.other_hint} is brought to it"

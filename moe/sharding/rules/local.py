@@ -12,7 +12,7 @@ from moe.sharding.placement import part_shape
 from moe.sharding.rules.rule import Factor, Options, Rule, operand_placements, result_placements
 
 
-class Writer(Protocol):
+class LocalProgramWriter(Protocol):
     """A local program while it is written."""
 
     degrees: tuple[int, ...]
@@ -35,7 +35,12 @@ class LocalCall:
     """The facts that a rule's lowering needs, and the means to write local operators."""
 
     def __init__(
-        self, node: fx.Node, rule: Rule, options: Options, parts: Sequence[fx.Node], writer: Writer
+        self,
+        node: fx.Node,
+        rule: Rule,
+        options: Options,
+        parts: Sequence[fx.Node],
+        writer: LocalProgramWriter,
     ) -> None:
         self.node, self.rule, self.options = node, rule, options
         self.parts = list(parts)

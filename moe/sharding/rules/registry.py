@@ -31,9 +31,9 @@ from moe.sharding.rules import (
     scatters,
     views,
 )
-from moe.sharding.rules.checked import RuleMaker, with_checks
 from moe.sharding.rules.dims import unsplit
 from moe.sharding.rules.rule import Rule
+from moe.sharding.rules.user_rules import RuleMaker, with_checks
 from moe.spec import Problem, SpecError
 
 RULES: dict[Any, RuleMaker] = {

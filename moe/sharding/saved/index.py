@@ -28,7 +28,7 @@ def is_piece_file(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SavedPiece:
     """A box of a tensor, in a file under a name."""
 
     file: str
@@ -44,7 +44,7 @@ class SavedTensor:
     shape: tuple[int, ...]
     dtype: str
     """As safetensors names it."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SavedPiece, ...]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Index:
                         tuple(fields["shape"]),
                         fields["dtype"],
                         tuple(
-                            Piece(
+                            SavedPiece(
                                 piece["file"], piece["name"], tuple(piece["offsets"]), tuple(piece["sizes"])
                             )
                             for piece in fields["pieces"]
@@ -153,7 +153,7 @@ def _of_plain_files(folder: Folder) -> Index:
         except ValueError as error:
             raise _no_checkpoint(folder, f"cannot be read: {error}") from None
         for name, entry in entries.items():
-            piece = Piece(file, name, (0,) * len(entry.shape), entry.shape)
+            piece = SavedPiece(file, name, (0,) * len(entry.shape), entry.shape)
             tensors[MODEL + name] = SavedTensor(entry.shape, tensor_file.NAMES[entry.dtype], (piece,))
     return Index(tensors)
 

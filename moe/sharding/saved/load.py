@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from moe.parallel import together
-from moe.sharding.applied.applied import Applied, Shard
-from moe.sharding.applied.stored import local
+from moe.parallel import plain_collectives
+from moe.sharding.applied.applied import Applied, LocalShard
+from moe.sharding.applied.dtensors import local
 from moe.sharding.saved import index as indices
 from moe.sharding.saved.index import MODEL, Index, SavedTensor
 from moe.sharding.saved.optimizer_state import optimizer_problems, restore
-from moe.sharding.saved.tensor_file import DTYPES, Reader
+from moe.sharding.saved.tensor_file import DTYPES, TensorFileReader
 from moe.spec import Problem, SpecError
 from moe.storage import sealing
 from moe.storage.folder import Folder
@@ -28,7 +28,7 @@ class Checkpoint:
 
     folder: Folder
     index: Index
-    reader: Reader
+    reader: TensorFileReader
 
     @classmethod
     def at(cls, folder: str | Path) -> "Checkpoint":
@@ -42,18 +42,18 @@ class Checkpoint:
             except SpecError as error:
                 return {"problems": [problem.to_dict() for problem in error.problems]}
 
-        answer = together.from_first(ask)
+        answer = plain_collectives.broadcast_from_rank0(ask)
         if "problems" in answer:
             raise SpecError([Problem(**fields) for fields in answer["problems"]])
         index = Index.from_json(answer["index"])
-        own_files = sorted(index.files)[together.rank() :: together.world_size()]
+        own_files = sorted(index.files)[plain_collectives.rank() :: plain_collectives.world_size()]
         results = [
             sealing.fault(checkpoint_folder, file, index.files[file].size_bytes, index.files[file].sha256)
             for file in own_files
         ]
         faults = [
             fault
-            for rank_faults in together.all_gather_json([fault for fault in results if fault])
+            for rank_faults in plain_collectives.all_gather_json([fault for fault in results if fault])
             for fault in rank_faults
         ]
         if faults:
@@ -64,7 +64,7 @@ class Checkpoint:
                     for fault in faults
                 ]
             )
-        return cls(checkpoint_folder, index, Reader(checkpoint_folder))
+        return cls(checkpoint_folder, index, TensorFileReader(checkpoint_folder))
 
     def find(self, names: Sequence[str]) -> tuple[str, SavedTensor] | None:
         """A tensor of the module, which has all of these names, with its own in the checkpoint."""
@@ -127,7 +127,7 @@ class Checkpoint:
                 self._read(
                     saved_tensor,
                     path,
-                    Shard(saved_tensor.shape, (0,) * len(saved_tensor.shape), tensor, True),
+                    LocalShard(saved_tensor.shape, (0,) * len(saved_tensor.shape), tensor, True),
                 )
                 return tensor
             shard = torch.empty_like(
@@ -139,7 +139,7 @@ class Checkpoint:
 
         restore(applied, optimizer, self.index, read)
 
-    def _read(self, saved_tensor: SavedTensor, path: str, shard: Shard) -> None:
+    def _read(self, saved_tensor: SavedTensor, path: str, shard: LocalShard) -> None:
         """What lies of a tensor in a shard, from all pieces that have some of it."""
         num_read = 0
         for piece in saved_tensor.pieces:

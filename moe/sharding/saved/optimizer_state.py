@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from moe.sharding.applied.applied import Applied
-from moe.sharding.applied.stored import local
+from moe.sharding.applied.dtensors import local
 from moe.sharding.saved.index import OPTIMIZER, Index, OptimizerState, SavedTensor
 from moe.spec import Problem, SpecError
 

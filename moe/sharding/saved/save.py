@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from moe.parallel import together
-from moe.sharding.applied.applied import Applied, Shard
+from moe.parallel import plain_collectives
+from moe.sharding.applied.applied import Applied, LocalShard
 from moe.sharding.saved import index as indices
 from moe.sharding.saved import tensor_file
-from moe.sharding.saved.index import MODEL, Index, OptimizerState, Piece, SavedTensor, Seal
+from moe.sharding.saved.index import MODEL, Index, OptimizerState, SavedPiece, SavedTensor, Seal
 from moe.sharding.saved.optimizer_state import plain_state
 from moe.spec import Problem, SpecError
 from moe.storage.folder import Folder
@@ -35,9 +35,12 @@ def save(
 
     Raises SpecError for what cannot be saved, SaveError where some rank cannot write, on all ranks.
     """
-    checkpoint_folder, name = Folder(str(folder)), together.from_first(lambda: secrets.token_hex(4))
+    checkpoint_folder, name = (
+        Folder(str(folder)),
+        plain_collectives.broadcast_from_rank0(lambda: secrets.token_hex(4)),
+    )
     shards, state = _shards_of(applied, optimizer, extra)
-    file = indices.piece_file(together.rank(), together.world_size(), name)
+    file = indices.piece_file(plain_collectives.rank(), plain_collectives.world_size(), name)
     own_shards = {
         path: shard
         for path, shard in shards.items()
@@ -56,7 +59,7 @@ def save(
         )
 
     seal = _everywhere(write_shards)
-    rank_entries = together.gather_json(
+    rank_entries = plain_collectives.gather_json(
         {
             "file": file,
             "seal": seal,
@@ -92,7 +95,7 @@ def save(
 
 def _shards_of(
     applied_module: Applied, optimizer: Optimizer | None, extra: Any
-) -> tuple[dict[str, Shard], OptimizerState | None]:
+) -> tuple[dict[str, LocalShard], OptimizerState | None]:
     """This rank's shards by their names in the checkpoint. Raises SpecError, on all ranks."""
     every_shard = applied_module.shards()
     shards = {f"{MODEL}{first}": every_shard[first] for first, *_ in applied_module.names()}
@@ -102,7 +105,7 @@ def _shards_of(
     def add(path: str, name: str | None, tensor: Tensor) -> None:
         shards[path] = (
             applied_module.shard_of(name, tensor) if name is not None
-            else Shard(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach(), together.rank() == 0)
+            else LocalShard(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach(), plain_collectives.rank() == 0)
         )  # fmt: skip
 
     if optimizer is not None:
@@ -131,7 +134,7 @@ def _shards_of(
         )
     all_problems = [
         Problem(**fields)
-        for rank_problems in together.all_gather_json([problem.to_dict() for problem in problems])
+        for rank_problems in plain_collectives.all_gather_json([problem.to_dict() for problem in problems])
         for fields in rank_problems
     ]
     if all_problems:
@@ -139,11 +142,13 @@ def _shards_of(
     return shards, state
 
 
-def _saved_tensors(shards: dict[str, Shard], rank_entries: list[dict[str, Any]]) -> dict[str, SavedTensor]:
-    pieces: dict[str, list[Piece]] = {path: [] for path in shards}
+def _saved_tensors(
+    shards: dict[str, LocalShard], rank_entries: list[dict[str, Any]]
+) -> dict[str, SavedTensor]:
+    pieces: dict[str, list[SavedPiece]] = {path: [] for path in shards}
     for entry in rank_entries:
         for path, (offsets, sizes) in entry["pieces"].items():
-            pieces[path].append(Piece(entry["file"], path, tuple(offsets), tuple(sizes)))
+            pieces[path].append(SavedPiece(entry["file"], path, tuple(offsets), tuple(sizes)))
     return {
         path: SavedTensor(shard.shape, tensor_file.NAMES[shard.part.dtype], tuple(pieces[path]))
         for path, shard in shards.items()
@@ -159,7 +164,7 @@ def _everywhere(do: Callable[[], Any]) -> Any:
         failure = f"{type(error).__name__}: {error}"
     faults = [
         f"rank {rank}: {rank_failure}"
-        for rank, rank_failure in enumerate(together.all_gather_json(failure))
+        for rank, rank_failure in enumerate(plain_collectives.all_gather_json(failure))
         if rank_failure
     ]
     if faults:

@@ -31,7 +31,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """A tensor in a file."""
 
     dtype: torch.dtype
@@ -59,7 +59,7 @@ def write(folder: Folder, name: str, tensors: Mapping[str, Tensor]) -> tuple[int
     return sealing.size_bytes, sealing.sha256
 
 
-def entries(folder: Folder, name: str) -> dict[str, Entry]:
+def entries(folder: Folder, name: str) -> dict[str, FileEntry]:
     """All tensors of a file. Raises ValueError where it is none of this form."""
     with folder.open(name) as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -76,18 +76,18 @@ def entries(folder: Folder, name: str) -> dict[str, Entry]:
             begin, end = map(int, fields["data_offsets"])
             if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
                 raise ValueError(key)
-            tensors[key] = Entry(dtype, shape, 8 + length + begin)
+            tensors[key] = FileEntry(dtype, shape, 8 + length + begin)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{name} has a header that is none of safetensors") from None
     return tensors
 
 
-class Reader:
+class TensorFileReader:
     """Reads boxes of a folder's tensors, each file's header once."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._entries: dict[str, dict[str, Entry]] = {}
+        self._entries: dict[str, dict[str, FileEntry]] = {}
         self.bytes_read = 0
         """Of tensors, so far."""
 
@@ -114,7 +114,9 @@ class Reader:
                 block = self._box(stream, entry, (starts[0] + at, *starts[1:]), (num_rows, *sizes[1:]))
                 yield (slice(at, at + num_rows), *(slice(0, size) for size in sizes[1:])), block
 
-    def _box(self, stream: IO[bytes], entry: Entry, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    def _box(
+        self, stream: IO[bytes], entry: FileEntry, starts: Sequence[int], sizes: Sequence[int]
+    ) -> Tensor:
         box = torch.empty(tuple(sizes), dtype=entry.dtype)
         memory, itemsize = _memory(box), entry.dtype.itemsize
         # Dimensions from `inner` on lie in one run.

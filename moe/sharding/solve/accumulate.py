@@ -48,7 +48,7 @@ def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_ba
     first_error: SpecError | None = None
     for cut in (alike, *([node] for node in alone)):  # what is counted in the others may be the same for all
         try:
-            options = _Options(capture, rule_of, micro_batches, cut)
+            options = _AccumulationOptions(capture, rule_of, micro_batches, cut)
             loop = options.solve()
         except SpecError as error:
             first_error = first_error or error
@@ -109,7 +109,7 @@ _APART = (
 )
 
 
-class _Options:
+class _AccumulationOptions:
     def __init__(
         self,
         capture: CapturedGraph,

@@ -9,9 +9,9 @@ from functools import cache
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.explain.explain import in_bytes
 from moe.sharding.hints.hints import Devices
-from moe.sharding.solve.asked import ShardingRequest
-from moe.sharding.solve.subject import Subject, subject_of
-from moe.sharding.solve.ways import has_room, least_bytes
+from moe.sharding.solve.captured_request import Subject, subject_of
+from moe.sharding.solve.request import ShardingRequest
+from moe.sharding.solve.strategies import has_room, least_bytes
 from moe.spec import Problem, SpecError
 
 LARGEST_CLUSTER = 1 << 14

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moe.parallel import together
+from moe.parallel import plain_collectives
 from moe.parallel.accelerator import accelerator, has_gpu
 from moe.plan.cluster.cluster import Cluster, one_cluster_of
-from moe.plan.cluster.named import device_named, unknown_gpu
+from moe.plan.cluster.device_names import device_named, unknown_gpu
 
 
 def own_cluster() -> Cluster:
     """GPUs, if this machine has them and the default process group, if any, connects them; otherwise CPU cores."""
-    ranks = together.world_size()
+    ranks = plain_collectives.world_size()
     if not has_gpu() or not _joins_gpus():
         return one_cluster_of({"num_nodes": 1, "devices_per_node": ranks})
     name = accelerator("cuda").name or ""

@@ -21,9 +21,9 @@ from moe.sharding.rules.rule import Rule, operand_placements, result_placements
 from moe.sharding.solve.bound import Bound, allows
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY, IntegerProgram, Solution
-from moe.sharding.solve.room import Room
-from moe.sharding.solve.solved import Limits, ShardingSolution
-from moe.sharding.solve.stored import has_no_empty_part, placements_of_stored
+from moe.sharding.solve.solution import MemoryLimits, ShardingSolution
+from moe.sharding.solve.step_memory import StepMemory
+from moe.sharding.solve.stored_placements import has_no_empty_part, placements_of_stored
 from moe.sharding.solve.variables import Use, Variables
 from moe.sharding.solve.waiting import Waiting
 
@@ -42,7 +42,7 @@ class PlacementProgram:
         capture: CapturedGraph,
         costs: Costs,
         rule_of: Callable[[fx.Node], Rule],
-        limits: Limits,
+        limits: MemoryLimits,
         pins: Mapping[str, Pin] | None = None,
         classes: Mapping[fx.Node, fx.Node] | None = None,
         allowed_options: AllowedOptions | None = None,
@@ -60,7 +60,7 @@ class PlacementProgram:
         for node in self._graph.nodes:
             self._count[self._class[node]] += 1
         self._program, self._variables = IntegerProgram(), Variables()
-        self._room, self._waiting = Room(self._program), Waiting(self._program, costs.overlap)
+        self._room, self._waiting = StepMemory(self._program), Waiting(self._program, costs.overlap)
         self._whole: Placements = (WHOLE,) * len(costs.degrees)
         self._build()
 

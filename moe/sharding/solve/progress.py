@@ -11,7 +11,7 @@ EVERY_S = 10.0
 """Seconds between lines."""
 
 
-class Progress:
+class PlanningProgress:
     """Prints a line now and then, once planning takes longer than `AFTER_S`, until the block ends."""
 
     def __init__(self, after_s: float = AFTER_S, every_s: float = EVERY_S) -> None:
@@ -24,7 +24,7 @@ class Progress:
         """Say what is being done."""
         self._stage = stage
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "PlanningProgress":
         self._thread.start()
         return self
 

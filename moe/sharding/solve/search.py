@@ -21,7 +21,7 @@ from moe.sharding.solve.bound import ANY, Bound
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.integer_program import INFINITY
 from moe.sharding.solve.placements import AllowedOptions, PlacementProgram
-from moe.sharding.solve.solved import Limits, ShardingSolution
+from moe.sharding.solve.solution import MemoryLimits, ShardingSolution
 
 SMALL = 40_000
 """Flows, above which axes are solved by turns."""
@@ -35,13 +35,13 @@ _HOPELESS = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class PlacementSearch:
     """The inner plan of one captured graph on one mesh."""
 
     capture: CapturedGraph
     costs: Costs
     rule_of: Callable[[fx.Node], Rule]
-    limits: Limits
+    limits: MemoryLimits
     pins: Mapping[str, Pin]
     classes: Mapping[fx.Node, fx.Node] | None = None
     bound: Bound = field(default_factory=dict)

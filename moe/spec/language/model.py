@@ -17,12 +17,12 @@ from moe.spec import expansion
 from moe.spec.adapter import A, AdapterSpec, B
 from moe.spec.base import Count, CountOrZero, Positive, Text
 from moe.spec.block import Block, Blocks, FeedForwardDims
-from moe.spec.counted import Counted
 from moe.spec.errors import Problem, SpecError
 from moe.spec.language.attention import MAX_LAYERS, AttentionSpec, GroupedQueryAttentionSpec
 from moe.spec.language.linear import LinearAttentionSpec
 from moe.spec.moe import MoESpec
 from moe.spec.parameter import Parameter, Size, linear, norm, within
+from moe.spec.parameter_counts import Counted
 from moe.spec.upcycle import UpcycleSpec
 
 

@@ -3,6 +3,6 @@
 from moe.tasks.decoding.beams import beam_search
 from moe.tasks.decoding.choice import choose_tokens
 from moe.tasks.decoding.one_by_one import one_by_one
-from moe.tasks.decoding.steps import Steps
+from moe.tasks.decoding.steps import DecodingSteps
 
-__all__ = ["Steps", "beam_search", "choose_tokens", "one_by_one"]
+__all__ = ["DecodingSteps", "beam_search", "choose_tokens", "one_by_one"]

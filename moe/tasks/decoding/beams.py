@@ -8,11 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
-from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
+from moe.tasks.decoding.steps import DecodingSteps, any_rank, is_sparse
 
 
 @dataclass
-class _Row:
+class _BeamRow:
     """State of one row's search."""
 
     max_tokens: int
@@ -30,7 +30,7 @@ class _Row:
 
 @torch.no_grad()
 def beam_search(
-    steps: Steps,
+    steps: DecodingSteps,
     logits: Tensor,
     spec: GenerationSpec,
     ends: Collection[int],
@@ -50,7 +50,7 @@ def beam_search(
     """
     num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
     limits = [min(spec.max_tokens, limit) for limit in max_tokens or [spec.max_tokens] * logits.shape[0]]
-    all_rows = [_Row(limit, [[]] * num_beams) for limit in limits]
+    all_rows = [_BeamRow(limit, [[]] * num_beams) for limit in limits]
     rows, last = all_rows, torch.tensor(sorted(ends), dtype=torch.int64, device=device)
     steps.take_rows(torch.arange(len(rows), device=device).repeat_interleave(num_beams))
     logits = logits.repeat_interleave(num_beams, dim=0)

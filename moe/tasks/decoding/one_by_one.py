@@ -8,12 +8,12 @@ from torch import Tensor
 
 from moe.spec.generation import GenerationSpec
 from moe.tasks.decoding.choice import choose_tokens
-from moe.tasks.decoding.steps import Steps, any_rank, is_sparse
+from moe.tasks.decoding.steps import DecodingSteps, any_rank, is_sparse
 
 
 @torch.no_grad()
 def one_by_one(
-    steps: Steps,
+    steps: DecodingSteps,
     logits: Tensor,
     spec: GenerationSpec,
     ends: Collection[int],

@@ -9,7 +9,7 @@ from torch import Tensor
 from moe.parallel import collective
 
 
-class Steps(Protocol):
+class DecodingSteps(Protocol):
     """Sequences of a model, as rows that grow by one token at a time."""
 
     def next(self, tokens: Tensor) -> Tensor:

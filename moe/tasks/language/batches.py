@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from moe.data.sequences import BatchPart, SequenceSampler, SequenceStore
-from moe.data.sequences.store import Rows
+from moe.data.sequences import SequenceBatchPart, SequenceSampler, SequenceStore
+from moe.data.sequences.store import SequenceRows
 from moe.parallel import Layout
 from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
@@ -30,7 +30,9 @@ class SequencesBatch:
     context: SequenceContext
 
     @classmethod
-    def of(cls, part: BatchPart | Rows, context: SequenceContext, layout: Layout) -> "SequencesBatch":
+    def of(
+        cls, part: SequenceBatchPart | SequenceRows, context: SequenceContext, layout: Layout
+    ) -> "SequencesBatch":
         """The part of a global batch on the layout's device; `context` still without its documents."""
         tokens, labels, documents = (
             accelerator(layout.device).take(torch.from_numpy(array))
@@ -46,7 +48,7 @@ class SequencesBatch:
         return replace(self, context=context)
 
     @classmethod
-    def made_up(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "SequencesBatch":
+    def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "SequencesBatch":
         """Rows of so many tokens, as one group."""
         tokens = torch.randint(vocab_size, (num_rows, num_tokens), device=layout.device)
         return cls(tokens, tokens, SequenceContext(rows_per_group=num_rows))

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from moe.layers.cache import LayerCache
 from moe.layers.delta_net import GatedDeltaNet
 from moe.layers.feed_forward import FeedForward
 from moe.layers.grouped_query import GroupedQueryAttention
-from moe.layers.kept import Kept
 from moe.layers.latent import LatentAttention
 from moe.layers.moe import MoELayer
 from moe.layers.norm import RMSNorm
-from moe.layers.sequence import Rows
+from moe.layers.sequence import PassRows
 from moe.routing import TokenContext
 from moe.spec import LanguageModelSpec
 from moe.spec.language import GroupedQueryAttentionSpec
@@ -23,12 +23,12 @@ Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
 
 
 @dataclass(frozen=True)
-class Pass:
+class LanguagePass:
     """Facts of one forward pass that every block needs."""
 
     tokens: TokenContext
     """Ids and padding `[G, S]`: whole rows are the groups, the last perhaps filled up."""
-    rows: Rows
+    rows: PassRows
 
 
 class FeedForwardBlock(nn.Module):
@@ -46,11 +46,11 @@ class FeedForwardBlock(nn.Module):
         else:
             self.dense = FeedForward(spec.ffn_activation)
 
-    def forward(self, x: Tensor, run: Pass) -> Tensor:
+    def forward(self, x: Tensor, run: LanguagePass) -> Tensor:
         """`[t, M]` for `x` `[t, M]`."""
         x_norm = self.norm(x)
         if self.moe is not None:
-            if (y := self.moe.of_few(x_norm, run.tokens)) is not None:
+            if (y := self.moe.decode_forward(x_norm, run.tokens)) is not None:
                 return y
             return self.moe(x_norm, run.tokens, run.rows.shares)[0]
         assert self.dense is not None
@@ -69,10 +69,10 @@ class DecoderBlock(nn.Module):
         self.attention = _attention(spec, layer)
         self.feed_forward = FeedForwardBlock(spec, layer)
 
-    def forward(self, x: Tensor, run: Pass, kept: Kept | None = None) -> Tensor:
+    def forward(self, x: Tensor, run: LanguagePass, kept: LayerCache | None = None) -> Tensor:
         """`[t, M]` for `x` `[t, M]`; the tokens join what is `kept`, where it is given, and go on from it."""
         rows = run.rows.within(f"layer {self.layer}")
-        run = Pass(run.tokens, rows)
+        run = LanguagePass(run.tokens, rows)
         x = x + self._scale(self.attention(self.norm(x), rows, kept))
         return x + self._scale(self.feed_forward(x, run))
 

@@ -7,8 +7,8 @@ import torch
 
 from moe.parallel import Layout
 from moe.spec import LanguageModelSpec
-from moe.tasks.built import build_sharded
 from moe.tasks.language.model import LanguageModel
+from moe.tasks.sharded_model import build_sharded
 
 
 def build_model(

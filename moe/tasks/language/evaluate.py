@@ -19,7 +19,7 @@ from moe.data.sequences import (
     xz_bits_per_byte,
 )
 from moe.data.tokenizer import Tokenizer
-from moe.parallel import Layout, together
+from moe.parallel import Layout, plain_collectives
 from moe.records import Completion, HeldOutLosses, LanguageReport, SourceReport
 from moe.records.language import ALL
 from moe.spec import JobSpec, PreferenceSpec
@@ -48,22 +48,22 @@ def evaluate(
     With `max_sequences`, the loss is that of a fixed part of each source.
     """
     evaluation, clock = spec.train.evaluation, Clock()
-    baselines = together.from_first(lambda: _baselines(corpus, model.spec.vocab_size))
+    baselines = plain_collectives.broadcast_from_rank0(lambda: _baselines(corpus, model.spec.vocab_size))
     clock.lap("baselines")
     measure = _Measuring(model, layout, spec)
     sources = {
-        name: _Source.of(store, measure(store, evaluation.max_sequences, beside=True), *baselines[name])
+        name: _SourceTotals.of(store, measure(store, evaluation.max_sequences, beside=True), *baselines[name])
         for name, store in corpus.held_out.items()
     }
     clock.lap("loss")
     if len(sources) > 1:
-        sources[ALL] = _Source.combine(sources.values())
+        sources[ALL] = _SourceTotals.combine(sources.values())
     completions = _completions(model, layout, corpus, min(evaluation.num_examples, _MAX_COMPLETIONS))
     clock.lap("complete")
     report = LanguageReport(
         {name: source.report() for name, source in sources.items()}, completions, clock.laps
     )
-    return LanguageReport.read(together.from_first(report.to_plain))
+    return LanguageReport.read(plain_collectives.broadcast_from_rank0(report.to_plain))
 
 
 def held_out_losses(
@@ -124,7 +124,7 @@ class _Measuring:
             with doing("evaluation", f"loss of evaluation batch {number}"):
                 batch = SequencesBatch.of(store.rows(rows), context, self.layout)
                 sums = [total + float(value) for total, value in zip_longest(sums, of(batch), fillvalue=0.0)]
-        return list(together.all_reduce_sum(*sums))
+        return list(plain_collectives.all_reduce_sum(*sums))
 
     def _of_tokens(self, batch: SequencesBatch) -> tuple[Tensor, Tensor]:
         return loss_of(self.model, batch).nll, (self.model.share(batch.labels) >= 0).sum()
@@ -161,7 +161,7 @@ def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[floa
 
 
 @dataclass(frozen=True)
-class _Source:
+class _SourceTotals:
     """Totals of held-out text; None where it has no token."""
 
     num_documents: int
@@ -179,7 +179,7 @@ class _Source:
     @classmethod
     def of(
         cls, store: SequenceStore, held_out_loss: _HeldOutLoss, unigram: float | None, xz: float | None
-    ) -> "_Source":
+    ) -> "_SourceTotals":
         """From nats a token, and bits a byte of xz."""
         num_tokens, num_bytes = store.num_targets, store.num_bytes
         if store.num_each > 1:
@@ -195,7 +195,7 @@ class _Source:
         )
 
     @classmethod
-    def combine(cls, sources: Iterable["_Source"]) -> "_Source":
+    def combine(cls, sources: Iterable["_SourceTotals"]) -> "_SourceTotals":
         nonempty_sources = [source for source in sources if source.num_tokens]
         counts = (
             sum(getattr(source, name) for source in nonempty_sources)
@@ -253,7 +253,7 @@ def _completions(
         texts=range(own_prompts.start, own_prompts.stop),
         together=layout.in_step,
     )
-    tokens_by_rank: list[dict[str, Any]] = together.all_gather_json(
+    tokens_by_rank: list[dict[str, Any]] = plain_collectives.all_gather_json(
         {
             str(row): tokens
             for row, tokens in zip(range(own_prompts.start, own_prompts.stop), new, strict=True)

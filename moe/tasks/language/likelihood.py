@@ -41,7 +41,7 @@ def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int
     are float64. Raises ValueError for a context or a continuation without a token, and for a
     continuation of more than `max_tokens`.
     """
-    rows = [_Row.of(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
+    rows = [_LikelihoodRow.of(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
     likelihoods: list[Likelihood | None] = [None] * len(rows)
     rows.sort(key=lambda row: len(row.tokens), reverse=True)
     moe = model.spec.moe
@@ -66,7 +66,7 @@ def rolling_pairs(tokens: Sequence[int], begin: int, max_tokens: int) -> Iterato
 
 
 @dataclass(frozen=True)
-class _Row:
+class _LikelihoodRow:
     number: int
     tokens: Sequence[int]
     """The model reads these."""
@@ -74,7 +74,9 @@ class _Row:
     """Labels of its last positions."""
 
     @classmethod
-    def of(cls, number: int, context: Sequence[int], continuation: Sequence[int], max_tokens: int) -> "_Row":
+    def of(
+        cls, number: int, context: Sequence[int], continuation: Sequence[int], max_tokens: int
+    ) -> "_LikelihoodRow":
         if not context or not continuation:
             raise ValueError(
                 f"pairs[{number}] must have a token at least in its context and in its continuation; begin a context "
@@ -89,7 +91,7 @@ class _Row:
         return cls(number, read, continuation)
 
 
-def _together(model: LanguageModel, rows: Sequence[_Row]) -> list[Likelihood]:
+def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Likelihood]:
     """Of rows whose first is the longest."""
     device, length = model.embedding.weight.device, len(rows[0].tokens)
     tokens_BL = torch.zeros(len(rows), length, dtype=torch.int64)

@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moe.experts import Experts
-from moe.layers.adapter_dropout import AdapterDropout, Draws
-from moe.layers.kept import Kept
+from moe.layers.adapter_dropout import AdapterDropout, DropoutKey
+from moe.layers.attention_mask import AttentionMask
+from moe.layers.cache import LayerCache
 from moe.layers.linear import Linear, linear
 from moe.layers.moe import MoELayer
 from moe.layers.norm import RMSNorm
 from moe.layers.rotary import rotary_table
-from moe.layers.sequence import Rows
+from moe.layers.sequence import PassRows
 from moe.layers.shared_experts import SharedExperts
-from moe.layers.visibility import Visibility
-from moe.parallel import TokenShares
+from moe.parallel import SequenceShard
 from moe.routing import TokenContext
 from moe.spec import LanguageModelSpec
 from moe.spec.language import LatentAttentionSpec
-from moe.tasks.language.blocks import DecoderBlock, Pass
+from moe.tasks.language.blocks import DecoderBlock, LanguagePass
 from moe.tasks.language.context import SequenceContext, lengths_of, positions_of
 
 
@@ -118,7 +118,7 @@ class LanguageModel(nn.Module):
         """Everything that making texts of so many rows and positions carries along."""
         # Of the weight only its device: where FSDP shards it, what it makes is as sharded as itself.
         like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
-        caches = [block.attention.nothing_kept(num_rows, num_positions, like) for block in self._blocks()]
+        caches = [block.attention.new_cache(num_rows, num_positions, like) for block in self._blocks()]
         return GenerationState(caches, torch.arange(num_rows, device=like.device), num_positions)
 
     def extend(self, tokens: Tensor, state: "GenerationState", padding: Tensor | None = None) -> Tensor:
@@ -173,7 +173,7 @@ class LanguageModel(nn.Module):
         """Logits `[..., V]` for hidden states `[..., M]`."""
         return linear(hidden_states, self.output_embedding)
 
-    def _pass(self, tokens: Tensor, context: SequenceContext) -> Pass:
+    def _pass(self, tokens: Tensor, context: SequenceContext) -> LanguagePass:
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
         if tokens.dim() != 2:
             raise ValueError(f"tokens {tuple(tokens.shape)} must be [B, L]; give a row for each sequence")
@@ -190,7 +190,7 @@ class LanguageModel(nn.Module):
         else:
             positions = positions_of(documents)
             lengths = lengths_of(positions)
-        rows = self._rows(tokens, positions, lengths, Visibility(documents=documents), length, documents)
+        rows = self._rows(tokens, positions, lengths, AttentionMask(documents=documents), length, documents)
         per_group = context.rows_per_group or self._rows_per_group(length)
         num_groups = -(-num_rows // per_group)
         total, first = num_groups * per_group, context.first_row * length
@@ -204,10 +204,10 @@ class LanguageModel(nn.Module):
         facts = TokenContext(
             ids, padding, context.step, context.seed, context.training, length, context.counts
         )
-        draws = Draws.of(facts, ids.reshape(-1)[: tokens.numel()].view(tokens.shape))
-        return Pass(facts, replace(rows, draws=draws))
+        draws = DropoutKey.of(facts, ids.reshape(-1)[: tokens.numel()].view(tokens.shape))
+        return LanguagePass(facts, replace(rows, draws=draws))
 
-    def _going_on(self, tokens: Tensor, state: "GenerationState") -> Pass:
+    def _going_on(self, tokens: Tensor, state: "GenerationState") -> LanguagePass:
         """The same for tokens `[B, N]` behind those of `state`, each of which all experts have room for."""
         num_rows, num_new = tokens.shape
         begins = state.num_positions
@@ -216,20 +216,22 @@ class LanguageModel(nn.Module):
         if state.first is not None:
             documents = torch.where(places < state.first[:, None], -1, 0)
             positions = (places - state.first[:, None]).clamp(min=0)
-        rows = self._rows(tokens, positions, None, Visibility(first=state.first), begins + num_new, documents)
+        rows = self._rows(
+            tokens, positions, None, AttentionMask(first=state.first), begins + num_new, documents
+        )
         padding = None if documents is None else documents < 0
         ids = state.rows[:, None] * state.room + positions
-        return Pass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
+        return LanguagePass(TokenContext(ids, padding, training=False, sequence_tokens=num_new), rows)
 
     def _rows(
         self,
         tokens: Tensor,
         positions: Tensor,
         lengths: Tensor | None,
-        visible: Visibility,
+        visible: AttentionMask,
         num_positions: int,
         documents: Tensor | None,
-    ) -> Rows:
+    ) -> PassRows:
         attention = self.spec.attention
         width = attention.head_dim
         if isinstance(attention, LatentAttentionSpec):
@@ -237,22 +239,22 @@ class LanguageModel(nn.Module):
         cosines, sines = rotary_table(
             positions, width, attention.rope, dtype=self.compute_dtype, num_positions=lengths
         )
-        return Rows(self._shares(tokens), visible, cosines, sines, num_positions, documents)
+        return PassRows(self._shares(tokens), visible, cosines, sines, num_positions, documents)
 
     def _rows_per_group(self, row_tokens: int) -> int:
         group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else row_tokens
         return max(1, group_tokens // max(1, row_tokens))
 
-    def _shares(self, tokens: Tensor) -> TokenShares:
+    def _shares(self, tokens: Tensor) -> SequenceShard:
         """Of tokens `[B, L]`."""
         num_rows, length = tokens.shape
-        return TokenShares(tokens.numel(), self.tensor_group, shape=(num_rows, length))
+        return SequenceShard(tokens.numel(), self.tensor_group, shape=(num_rows, length))
 
 
 class GenerationState:
     """The memories of all layers for rows of tokens that grow."""
 
-    def __init__(self, caches: Sequence[Kept], rows: Tensor, room: int) -> None:
+    def __init__(self, caches: Sequence[LayerCache], rows: Tensor, room: int) -> None:
         self.caches, self.rows, self.room = caches, rows, room
         """`rows` int64 `[B]`: their numbers at first. The token at position p of row r is known by r · `room` + p
         (`moe.routing.recorded`), where p counts from the row's own beginning."""

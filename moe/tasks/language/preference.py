@@ -31,11 +31,11 @@ class Preferences:
 
 def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> Loss:
     """Sums over pairs. Tensor ranks have equal parts of the loss, and the gradient by their own tokens."""
-    before_t = _beneath(model, batch)
+    reference_t = _reference_nll(model, batch)
     nll_t = _nll(model, batch)
     nll_T = model.gather_tokens(batch.tokens, nll_t.detach()).requires_grad_()
     with torch.enable_grad():
-        preferences = _preferences(nll_T, model.gather_tokens(batch.tokens, before_t), batch, beta)
+        preferences = _preferences(nll_T, model.gather_tokens(batch.tokens, reference_t), batch, beta)
         (by_token_T,) = torch.autograd.grad(preferences.loss, nll_T)
     objective = (model.share(by_token_T.view_as(batch.tokens)) * nll_t).sum()
     part = preferences.loss.detach() * _part_of(model, batch)
@@ -46,20 +46,22 @@ def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float)
 def preferences_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> Preferences:
     """Sums over pairs, without gradients: this rank's part of what all tensor ranks have together."""
     nll_T = model.gather_tokens(batch.tokens, _nll(model, batch))
-    preferences = _preferences(nll_T, model.gather_tokens(batch.tokens, _beneath(model, batch)), batch, beta)
+    preferences = _preferences(
+        nll_T, model.gather_tokens(batch.tokens, _reference_nll(model, batch)), batch, beta
+    )
     part = _part_of(model, batch)
     return Preferences(preferences.loss * part, preferences.num_pairs * part, preferences.num_right * part)
 
 
 def _nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
-    """`[t]`, of this rank's share of the labels."""
+    """`[t]`, of the labels that this rank has."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
     return token_nll(hidden_states, model.output_embedding, model.share(batch.labels), NOTHING)
 
 
 @torch.no_grad()
-def _beneath(model: LanguageModel, batch: SequencesBatch) -> Tensor:
-    """The same by the model beneath the adapter."""
+def _reference_nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
+    """`[t]`, of the reference model: the base without its adapter."""
     with model.without_adapters():
         return _nll(model, batch.for_evaluation())
 

@@ -138,10 +138,10 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
         return SequencesBatches(data.train, self.spec, plan, layout)
 
-    def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> "SequencesBatch":
+    def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> "SequencesBatch":
         from moe.tasks.language.batches import SequencesBatch
 
-        return SequencesBatch.made_up(num_rows, num_tokens, self._model.vocab_size, layout)
+        return SequencesBatch.dummy_batch(num_rows, num_tokens, self._model.vocab_size, layout)
 
     def loss(self, model: "nn.Module", micro_batch: "SequencesBatch") -> Loss:
         if isinstance(self._data, PreferenceSpec):

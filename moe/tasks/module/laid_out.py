@@ -2,7 +2,7 @@
 
 import torch
 
-from moe.parallel import Part
+from moe.parallel import ParameterShard
 from moe.sharding import Applied
 
 
@@ -11,5 +11,5 @@ def note_parts(module: Applied) -> None:
     shards = module.shards()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         shard = shards[name]
-        place = Part(torch.Size(shard.shape), offsets=shard.offsets, is_first=shard.is_first)
+        place = ParameterShard(torch.Size(shard.shape), offsets=shard.offsets, is_first=shard.is_first)
         tensor.part = place  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from moe import sharding
 from moe.plan import Cluster, Degrees, MemoryEstimate, ModuleLayout, Plan, TimeEstimate
 from moe.plan.money import money_of
-from moe.plan.stored import made_for
+from moe.plan.plan_file import made_for
 from moe.sharding.hints.hints import of_plain
 from moe.spec import AdafactorSpec, JobSpec, ModuleDataSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.module.building import batches, build_empty, num_rows

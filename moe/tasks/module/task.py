@@ -126,7 +126,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
 
         return batch
 
-    def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> ModuleBatch:
+    def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> ModuleBatch:
         """The first batch: only the module's own function knows what one may be."""
         return _of_step(self.prepare(""), 0, layout)
 

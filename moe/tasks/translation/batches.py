@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moe.data.pairs import BatchPart, Sampler, TokenStore
+from moe.data.pairs import PairBatchPart, Sampler, TokenStore
 from moe.parallel import Layout
 from moe.parallel.accelerator import accelerator
 from moe.plan import Plan
@@ -28,7 +28,7 @@ class PairsBatch:
     context: BatchContext
 
     @classmethod
-    def of(cls, part: BatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
+    def of(cls, part: PairBatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
         """The part of a global batch on the layout's device."""
         source, target_in, target_out = (
             accelerator(layout.device).take(torch.from_numpy(rows))
@@ -37,7 +37,7 @@ class PairsBatch:
         return cls(source, target_in, target_out, context)
 
     @classmethod
-    def made_up(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "PairsBatch":
+    def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "PairsBatch":
         """Rows of so many tokens on either side, as one group."""
         tokens = torch.randint(5, vocab_size, (num_rows, num_tokens), device=layout.device)
         return cls(tokens, tokens, tokens, BatchContext(rows_per_group=num_rows))

@@ -12,23 +12,23 @@ from moe.layers.draws import dropped
 from moe.layers.feed_forward import FeedForward
 from moe.layers.moe import MoELayer
 from moe.layers.norm import LayerNorm
-from moe.parallel import TokenShares
+from moe.parallel import SequenceShard
 from moe.random import Purpose
 from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
 
 
 @dataclass(frozen=True)
-class Pass:
+class TranslationPass:
     """Facts of one forward pass that every block of a stack needs."""
 
     tokens: TokenContext
     """Ids and padding `[G, S]`: the rows are the groups, the last perhaps filled up."""
-    shares: TokenShares
+    shares: SequenceShard
     """Of the rows `[B, L]` that are really there."""
     dropout: float
 
-    def within(self, layer: int) -> "Pass":
+    def within(self, layer: int) -> "TranslationPass":
         """The same, with that layer's number in what a failed collective says."""
         return replace(self, shares=replace(self.shares, label=f"layer {layer}"))
 
@@ -41,7 +41,7 @@ class Pass:
         return dropped(x, self.dropout, ids, self.tokens, layer, purpose)
 
 
-class FeedForwardBlock(nn.Module):
+class TranslationFeedForwardBlock(nn.Module):
     """Norm, a feed-forward layer or experts, dropout, residual."""
 
     draws_by_key = True
@@ -57,7 +57,7 @@ class FeedForwardBlock(nn.Module):
         else:
             self.dense = FeedForward()
 
-    def forward(self, x: Tensor, run: Pass) -> Tensor:
+    def forward(self, x: Tensor, run: TranslationPass) -> Tensor:
         """`[t, M]` for `x` `[t, M]`. A token that no expert kept is carried on by the residual alone."""
         x_norm = self.norm(x)
         if self.moe is not None:
@@ -78,9 +78,9 @@ class EncoderBlock(nn.Module):
         self.layer = layer
         self.norm = LayerNorm()
         self.attention = Attention(spec.head_dim)
-        self.feed_forward = FeedForwardBlock(spec, layer)
+        self.feed_forward = TranslationFeedForwardBlock(spec, layer)
 
-    def forward(self, x: Tensor, mask: Tensor, run: Pass) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, run: TranslationPass) -> Tensor:
         """`[t, M]` for `x` `[t, M]`; `mask` bool `[B, 1, 1, L]`, True where there is a token."""
         run = run.within(self.layer)
         attention_output = self.attention(self.norm(x), run.shares, mask=mask)
@@ -88,7 +88,7 @@ class EncoderBlock(nn.Module):
         return self.feed_forward(x, run)
 
 
-class DecoderBlock(nn.Module):
+class TranslationDecoderBlock(nn.Module):
     """Causal self-attention, attention to the source, then feed-forward."""
 
     entry_points = ("remember", "step")
@@ -101,9 +101,9 @@ class DecoderBlock(nn.Module):
         self.attention = Attention(spec.head_dim)
         self.cross_norm = LayerNorm()
         self.cross_attention = Attention(spec.head_dim)
-        self.feed_forward = FeedForwardBlock(spec, layer)
+        self.feed_forward = TranslationFeedForwardBlock(spec, layer)
 
-    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: Pass) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: TranslationPass) -> Tensor:
         """`[t, M]` for `x` `[t, M]`, looking at itself up to each position and at all of the source, whose states are
         `memory` `[B, L, M]`."""
         run = run.within(self.layer)
@@ -122,7 +122,7 @@ class DecoderBlock(nn.Module):
         position: int,
         memory: KeyValueCache,
         memory_mask: Tensor,
-        run: Pass,
+        run: TranslationPass,
     ) -> Tensor:
         """`[t, M]` for the tokens at `position`, a row each, whose keys and values join `cache` in place."""
         run = run.within(self.layer)
@@ -130,7 +130,12 @@ class DecoderBlock(nn.Module):
         return self._rest(x, attention_output, memory, memory_mask, run)
 
     def _rest(
-        self, x: Tensor, attention_output: Tensor, memory: KeyValueCache, memory_mask: Tensor, run: Pass
+        self,
+        x: Tensor,
+        attention_output: Tensor,
+        memory: KeyValueCache,
+        memory_mask: Tensor,
+        run: TranslationPass,
     ) -> Tensor:
         x = x + run.drop(attention_output, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
         attention_output = self.cross_attention(self.cross_norm(x), run.shares, memory, memory_mask)

@@ -7,7 +7,7 @@ import torch
 
 from moe.parallel import Layout
 from moe.spec import TranslationModelSpec
-from moe.tasks.built import build_sharded
+from moe.tasks.sharded_model import build_sharded
 from moe.tasks.translation.model import TranslationModel
 
 

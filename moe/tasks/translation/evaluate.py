@@ -12,7 +12,7 @@ from moe.activity import doing
 from moe.clock import Clock
 from moe.data.pairs import PreparedPairs, TokenStore, evaluation_batches
 from moe.data.tokenizer import PAD
-from moe.parallel import Layout, together
+from moe.parallel import Layout, plain_collectives
 from moe.records import Example, HeldOutLosses, SetReport, SubsetReport, TranslationReport
 from moe.spec import EvaluationSpec, JobSpec
 from moe.tasks.translation.baselines import most_frequent_target, unigram_logp
@@ -36,7 +36,7 @@ def evaluate(
     With `max_pairs`, a fixed subset of each held-out set stands for it.
     """
     evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.of(corpus)
-    most_frequent, unigram = together.from_first(
+    most_frequent, unigram = plain_collectives.broadcast_from_rank0(
         lambda: (
             most_frequent_target(corpus.train),
             unigram_logp(corpus.train, model.spec.target_vocab_size).tolist(),
@@ -53,7 +53,7 @@ def evaluate(
             model, layout, corpus, store, evaluation.max_pairs, spec.data.max_tokens
         )
         clock.lap("translate")
-        scored_by_rank = together.gather_json(
+        scored_by_rank = plain_collectives.gather_json(
             _ScoreRows.of(store, rows, hypotheses, most_frequent).to_plain()
         )
         clock.lap("score")
@@ -77,7 +77,7 @@ def evaluate(
         examples=one_a_script(examples, evaluation.num_examples),
         seconds=clock.laps,
     )
-    return TranslationReport.read(together.from_first(report.to_plain))
+    return TranslationReport.read(plain_collectives.broadcast_from_rank0(report.to_plain))
 
 
 def held_out_loss(
@@ -104,7 +104,7 @@ def _shares(
 
 
 @dataclass(frozen=True)
-class _Losses:
+class _HeldOutLosses:
     """Nats a target token on a held-out set; None where it is empty."""
 
     num_target_tokens: int
@@ -119,7 +119,7 @@ def _losses(
     store: TokenStore,
     max_pairs: int | None,
     unigram_logp_V: NDArray[np.float64] | None = None,
-) -> _Losses:
+) -> _HeldOutLosses:
     """Losses of the model, and of the unigram model where given, over all ranks' rows."""
     sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
     for number, (_, batch) in enumerate(_shares(store, layout, max_pairs)):
@@ -129,11 +129,11 @@ def _losses(
         labels = target_out[target_out != PAD].cpu().numpy()
         unigram_nll = -unigram_logp_V[labels].sum() if unigram_logp_V is not None else 0.0
         sums += torch.tensor([float(nll), unigram_nll, len(labels)], dtype=torch.float64)
-    model_nll, unigram_nll, num_tokens = together.all_reduce_sum(*sums.tolist())
+    model_nll, unigram_nll, num_tokens = plain_collectives.all_reduce_sum(*sums.tolist())
     if not num_tokens:
-        return _Losses(0, None, None)
+        return _HeldOutLosses(0, None, None)
     unigram = unigram_nll / num_tokens if unigram_logp_V is not None else None
-    return _Losses(int(num_tokens), model_nll / num_tokens, unigram)
+    return _HeldOutLosses(int(num_tokens), model_nll / num_tokens, unigram)
 
 
 def _translate(

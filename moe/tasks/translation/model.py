@@ -11,11 +11,11 @@ from torch.nn import functional
 from moe.layers.attention import KeyValueCache
 from moe.layers.norm import LayerNorm
 from moe.layers.position import sinusoids
-from moe.parallel import TokenShares
+from moe.parallel import SequenceShard
 from moe.random import Purpose
 from moe.routing import BatchCounts, TokenContext
 from moe.spec import TranslationModelSpec
-from moe.tasks.translation.blocks import DecoderBlock, EncoderBlock, Pass
+from moe.tasks.translation.blocks import EncoderBlock, TranslationDecoderBlock, TranslationPass
 from moe.tasks.translation.context import BatchContext
 
 PAD = 0
@@ -39,7 +39,7 @@ class TranslationModel(nn.Module):
             self.register_parameter(name, None)
         self.encoder = nn.ModuleList(EncoderBlock(spec, layer) for layer in range(spec.num_encoder_layers))
         later = range(spec.num_encoder_layers, spec.num_layers)
-        self.decoder = nn.ModuleList(DecoderBlock(spec, layer) for layer in later)
+        self.decoder = nn.ModuleList(TranslationDecoderBlock(spec, layer) for layer in later)
         self.encoder_norm, self.decoder_norm = LayerNorm(), LayerNorm()
 
     @property
@@ -105,14 +105,16 @@ class TranslationModel(nn.Module):
         state.position += 1
         return self._project(run.shares.gather(self.decoder_norm(x)))
 
-    def _decoder_blocks(self) -> Iterator[DecoderBlock]:
+    def _decoder_blocks(self) -> Iterator[TranslationDecoderBlock]:
         return iter(self.decoder)  # type: ignore[arg-type]
 
     def _rows_per_group(self, positions_per_row: int) -> int:
         group_tokens = self.spec.moe.group_tokens if self.spec.moe is not None else positions_per_row
         return max(1, group_tokens // max(1, positions_per_row))
 
-    def _embed(self, tokens: Tensor, table: Tensor, layer: int, run: Pass, position: int = 0) -> Tensor:
+    def _embed(
+        self, tokens: Tensor, table: Tensor, layer: int, run: TranslationPass, position: int = 0
+    ) -> Tensor:
         """`[t, M]`: this rank's share of tokens `[B, L]`, the first of each row at `position`."""
         width, length = self.spec.model_dim, tokens.shape[1]
         x = functional.embedding(run.shares.of(tokens.reshape(-1)), table) * math.sqrt(width)
@@ -126,7 +128,7 @@ class TranslationModel(nn.Module):
         context: BatchContext,
         rows_per_group: int,
         counts: BatchCounts | None = None,
-    ) -> Pass:
+    ) -> TranslationPass:
         """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
         num_rows, length = tokens.shape
         num_groups = -(-num_rows // rows_per_group)
@@ -144,12 +146,12 @@ class TranslationModel(nn.Module):
             length,
             counts,
         )
-        return Pass(token_context, self._shares(tokens), self.spec.dropout)
+        return TranslationPass(token_context, self._shares(tokens), self.spec.dropout)
 
-    def _shares(self, tokens: Tensor) -> TokenShares:
+    def _shares(self, tokens: Tensor) -> SequenceShard:
         """Of tokens `[B, L]`."""
         num_rows, length = tokens.shape
-        return TokenShares(tokens.numel(), self.tensor_group, shape=(num_rows, length))
+        return SequenceShard(tokens.numel(), self.tensor_group, shape=(num_rows, length))
 
 
 class DecodingState:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from moe.records import Scores
+from moe.records import TranslationScores
 
 _CHRF = CHRF()
 _BLEU = BLEU(force=True)  # texts that look tokenised are meant as they are; no warning about them
@@ -57,11 +57,11 @@ class RowStatistics:
         """Those of the rows that a mask or indices choose."""
         return RowStatistics(self.chrf[rows], self.bleu[rows])
 
-    def scores(self) -> Scores:
+    def scores(self) -> TranslationScores:
         """Scores of the rows as one corpus."""
         if not len(self.chrf):
-            return Scores(chrf=None, bleu=None)
-        return Scores(
+            return TranslationScores(chrf=None, bleu=None)
+        return TranslationScores(
             chrf=round(_CHRF._aggregate_and_compute([self.chrf.sum(0).tolist()]).score, 2),
             bleu=round(_BLEU._aggregate_and_compute([self.bleu.sum(0).tolist()]).score, 2),
         )

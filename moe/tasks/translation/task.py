@@ -82,11 +82,11 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
 
         return PairsBatches(data.train, self.spec, plan, layout)
 
-    def made_up(self, num_rows: int, num_tokens: int, layout: "Layout") -> "PairsBatch":
+    def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> "PairsBatch":
         from moe.tasks.translation.batches import PairsBatch
 
         smallest = min(self._model.source_vocab_size, self._model.target_vocab_size)
-        return PairsBatch.made_up(num_rows, num_tokens, smallest, layout)
+        return PairsBatch.dummy_batch(num_rows, num_tokens, smallest, layout)
 
     def loss(self, model: "nn.Module", micro_batch: "PairsBatch") -> Loss:
         from moe.tasks.translation.loss import loss_of

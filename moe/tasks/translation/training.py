@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from moe.parallel import TokenShares, declare
+from moe.parallel import SequenceShard, declare
 from moe.routing import TokenContext
 from moe.spec import TranslationModelSpec
 from moe.tasks.translation.batches import PairsBatch
-from moe.tasks.translation.blocks import Pass
+from moe.tasks.translation.blocks import TranslationPass
 from moe.tasks.translation.context import BatchContext
 from moe.tasks.translation.loss import loss_of
 from moe.tasks.translation.model import PAD, TranslationModel
@@ -52,5 +52,5 @@ class TranslationLoss(nn.Module):
 @cache
 def _let_blocks_be_given() -> None:
     """Blocks that repeat are captured once: the tensors of what each is given are arguments of its graph."""
-    for kind in (Pass, TokenContext, TokenShares):
+    for kind in (TranslationPass, TokenContext, SequenceShard):
         pytree.register_dataclass(kind)

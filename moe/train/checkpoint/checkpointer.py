@@ -10,16 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from moe.activity import doing
-from moe.parallel import Layout, together
+from moe.parallel import Layout, plain_collectives
 from moe.records import CheckpointRecord
 from moe.storage.folder import Folder
-from moe.storage.sealing import Unreadable
+from moe.storage.sealing import UnreadableStorage
 from moe.train.background import Background
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint import shards
 from moe.train.checkpoint.marker import FileSeal, Marker
-from moe.train.checkpoint.piece import Piece
-from moe.train.checkpoint.shards import ShardWriter, Written
+from moe.train.checkpoint.piece import TensorPiece
+from moe.train.checkpoint.shards import ShardWriter, ShardWriteResult
 from moe.train.recorder import Level, Recorder
 
 
@@ -35,11 +35,11 @@ class _Saving:
     marker_name: str
     stall_s: float
     started_at: float
-    writing: Background[Written]
+    writing: Background[ShardWriteResult]
     committing: Background[Marker | None] | None = None
 
     @property
-    def current(self) -> Background[Written] | Background[Marker | None]:
+    def current(self) -> Background[ShardWriteResult] | Background[Marker | None]:
         return self.writing if self.committing is None else self.committing
 
 
@@ -56,7 +56,7 @@ class Checkpointer:
         self,
         folder: Folder,
         layout: Layout,
-        tensors: Mapping[str, Tensor | Piece],
+        tensors: Mapping[str, Tensor | TensorPiece],
         *,
         attempt: int,
         group: int,
@@ -86,12 +86,14 @@ class Checkpointer:
         Raises CheckpointError where no checkpoint is whole and one cannot be read: it may hold the run.
         """
         unreadable: list[str] = []
-        for name in together.from_first(lambda: markers.list_committed(self._folder)):
-            plain_marker, *faults = together.from_first(partial(_read_marker, self._folder, name))
+        for name in plain_collectives.broadcast_from_rank0(lambda: markers.list_committed(self._folder)):
+            plain_marker, *faults = plain_collectives.broadcast_from_rank0(
+                partial(_read_marker, self._folder, name)
+            )
             marker = Marker.model_validate(plain_marker) if plain_marker else None
             if marker is not None:
                 paths = sorted(marker.files)[self._layout.rank :: self._layout.world_size]
-                faults = together.all_gather_json(_plain(markers.fault(self._folder, marker, paths)))
+                faults = plain_collectives.all_gather_json(_plain(markers.fault(self._folder, marker, paths)))
             fault = next((_fault(*plain_fault) for plain_fault in faults if plain_fault is not None), None)
             if marker is not None and fault is None:
                 if check is not None:
@@ -99,7 +101,7 @@ class Checkpointer:
                 shards.load(self._folder.below(name), self._tensors)
                 self.last_committed = name
                 return marker
-            if isinstance(fault, Unreadable):
+            if isinstance(fault, UnreadableStorage):
                 self._unreadable.add(name)
                 unreadable.append(f"{name}: {fault}")
             else:
@@ -157,13 +159,13 @@ class Checkpointer:
             return
         if num_failed:
             self._saving = None
-            errors = enumerate(together.all_gather_json(_in_words(saving.current.error)))
+            errors = enumerate(plain_collectives.all_gather_json(_in_words(saving.current.error)))
             reason = "; ".join(f"rank {rank}: {error}" for rank, error in errors if error is not None)
             if self._layout.rank == 0:
                 self._recorder.checkpoint_failed(saving.step, reason)
         elif saving.committing is None:
-            plain_results = together.gather_json(saving.writing.result().to_plain())
-            results = None if plain_results is None else list(map(Written.of_plain, plain_results))
+            plain_results = plain_collectives.gather_json(saving.writing.result().to_plain())
+            results = None if plain_results is None else list(map(ShardWriteResult.of_plain, plain_results))
             saving.committing = Background(
                 lambda: self._commit(saving, results), f"commit-{saving.marker_name}"
             )
@@ -204,15 +206,15 @@ class Checkpointer:
         while self._saving is not None:
             with doing("checkpoint", f"waiting for checkpoint {self._saving.marker_name} to be written"):
                 self._saving.current.wait()
-                num_done, num_failed = together.all_reduce_sum(*self.vote())
+                num_done, num_failed = plain_collectives.all_reduce_sum(*self.vote())
                 self.advance(int(num_done), int(num_failed))
 
-    def _write(self, name: str, run_state: bytes) -> Written:
+    def _write(self, name: str, run_state: bytes) -> ShardWriteResult:
         """This rank's files; on rank 0 also those that say what the run is."""
         with doing("checkpoint", f"checkpoint {name}"):
             return self._write_files(name, run_state)
 
-    def _write_files(self, name: str, run_state: bytes) -> Written:
+    def _write_files(self, name: str, run_state: bytes) -> ShardWriteResult:
         assert self._writer is not None
         if self._layout.rank == 0:
             self._passed_over.discard(name)
@@ -225,7 +227,7 @@ class Checkpointer:
                 result.seals[path] = markers.seal(content)
         return result
 
-    def _commit(self, saving: _Saving, results: list[Written] | None) -> Marker | None:
+    def _commit(self, saving: _Saving, results: list[ShardWriteResult] | None) -> Marker | None:
         """Rank 0: put the marker once every file is in place, then make room."""
         if results is None:
             return None
@@ -289,7 +291,7 @@ def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tupl
     except FileNotFoundError:
         fault = "its marker is gone"
     except OSError as error:
-        fault = Unreadable(f"its marker cannot be read: {error}")
+        fault = UnreadableStorage(f"its marker cannot be read: {error}")
     except ValueError as error:
         fault = str(error)
     return None, _plain(fault)
@@ -297,11 +299,11 @@ def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tupl
 
 def _plain(fault: str | None) -> tuple[str, bool] | None:
     """Plain value of a fault, from which `_fault` makes it."""
-    return None if fault is None else (str(fault), isinstance(fault, Unreadable))
+    return None if fault is None else (str(fault), isinstance(fault, UnreadableStorage))
 
 
 def _fault(text: str, is_unreadable: bool) -> str:
-    return Unreadable(text) if is_unreadable else text
+    return UnreadableStorage(text) if is_unreadable else text
 
 
 def _in_words(error: Exception | None) -> str | None:

@@ -22,7 +22,7 @@ Rectangle = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class _Run:
+class _StoredRun:
     """A stored piece: where it lies in the whole, and its bytes in a file."""
 
     place: Rectangle
@@ -37,7 +37,7 @@ class StoredParts:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._contents: FolderContents = read_stored(folder)
-        self._runs: dict[str, list[_Run]] = {}
+        self._runs: dict[str, list[_StoredRun]] = {}
 
     def names(self) -> list[str]:
         return sorted(self._contents.tensors)
@@ -62,7 +62,7 @@ class StoredParts:
                 into.copy_(part)
         return tensor
 
-    def _part(self, run: _Run, common: Rectangle, dtype: torch.dtype) -> Tensor:
+    def _part(self, run: _StoredRun, common: Rectangle, dtype: torch.dtype) -> Tensor:
         """Part of a stored piece that lies in a rectangle: of the file one run of bytes, from its first element to its
         last."""
         starts = [first - low for (first, _), (low, _) in zip(common, run.place, strict=True)]
@@ -73,12 +73,12 @@ class StoredParts:
         content = self._folder.read(run.file, first_byte, first_byte + num_bytes, max_bytes=num_bytes)
         return torch.frombuffer(bytearray(content), dtype=dtype).as_strided(sizes, run.strides)
 
-    def _runs_of(self, name: str) -> list[_Run]:
+    def _runs_of(self, name: str) -> list[_StoredRun]:
         if name not in self._runs:
             self._runs[name] = [self._run(name, chunk) for chunk in self._contents.tensors[name].chunks]
         return self._runs[name]
 
-    def _run(self, name: str, chunk: Any) -> _Run:
+    def _run(self, name: str, chunk: Any) -> _StoredRun:
         lies: _StorageInfo = self._contents.places[MetadataIndex(name, chunk.offsets)]
         with self._folder.open(lies.relative_path) as stream, FakeTensorMode():
             archive = io.BufferedReader(_Slice(stream, lies.offset, lies.length))
@@ -86,7 +86,7 @@ class StoredParts:
         offset = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.dtype.itemsize
         place = tuple((first, first + size) for first, size in zip(chunk.offsets, chunk.sizes, strict=True))
         assert tuple(tensor.shape) == tuple(chunk.sizes), f"{name} is not stored as its checkpoint says"
-        return _Run(place, lies.relative_path, lies.offset + offset, tensor.stride())
+        return _StoredRun(place, lies.relative_path, lies.offset + offset, tensor.stride())
 
 
 class _Slice(io.RawIOBase):

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class TensorPiece:
     """It may be empty, and other ranks may have the same: one of them writes it."""
 
     shape: torch.Size

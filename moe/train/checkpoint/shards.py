@@ -30,18 +30,18 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from moe.activity import doing
-from moe.parallel import together
+from moe.parallel import plain_collectives
 from moe.spec import Problem, SpecError
-from moe.storage import beneath
+from moe.storage import confined
 from moe.storage.folder import Folder
 from moe.storage.sealing import SealingStream
 from moe.train.checkpoint.marker import FileSeal, seal
-from moe.train.checkpoint.piece import Piece
+from moe.train.checkpoint.piece import TensorPiece
 from moe.train.checkpoint.pieces import plain_plan, plain_result, plan_of, result_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class ShardWriteResult:
     """Result of one rank's writing: where each tensor lies, and the seals of its files."""
 
     results: list[WriteResult]
@@ -54,7 +54,7 @@ class Written:
         }
 
     @classmethod
-    def of_plain(cls, plain: dict[str, Any]) -> "Written":
+    def of_plain(cls, plain: dict[str, Any]) -> "ShardWriteResult":
         """Another rank's result, from the plain values of its `to_plain`."""
         seals = {path: FileSeal.model_validate(seal) for path, seal in plain["seals"].items()}
         return cls([result_of(result) for result in plain["results"]], seals)
@@ -67,19 +67,22 @@ class ShardWriter:
     same. Of copies that several ranks hold, one rank writes each. All ranks create the writer together.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor | Piece]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
         self._live = dict(tensors)
         self._staging_buffers: dict[str, Tensor] = {}
         self._planner = _StagedPlanner(self._staging_buffers)
-        self._planner.set_up_planner(dict(tensors), is_coordinator=together.rank() == 0)
+        self._planner.set_up_planner(dict(tensors), is_coordinator=plain_collectives.rank() == 0)
         self._plan, self._metadata = self._plan_together()
 
     def _plan_together(self) -> tuple[SavePlan, Metadata | None]:
-        plain_plans, metadata = together.gather_json(plain_plan(self._planner.create_local_plan())), None
+        plain_plans, metadata = (
+            plain_collectives.gather_json(plain_plan(self._planner.create_local_plan())),
+            None,
+        )
         if plain_plans is not None:
             plans, metadata = self._planner.create_global_plan(list(map(plan_of, plain_plans)))
             plain_plans = list(map(plain_plan, FsspecWriter("memory://").prepare_global_plan(plans)))
-        return self._planner.finish_plan(plan_of(together.scatter_json(plain_plans))), metadata
+        return self._planner.finish_plan(plan_of(plain_collectives.scatter_json(plain_plans))), metadata
 
     def stage(self) -> None:
         """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""
@@ -89,13 +92,13 @@ class ShardWriter:
                 self._staging_buffers[name] = torch.empty_like(tensor, device="cpu")
             self._staging_buffers[name].copy_(tensor)
 
-    def write(self, folder: Folder) -> Written:
+    def write(self, folder: Folder) -> ShardWriteResult:
         """Write this rank's files into the folder. In any thread, without collectives."""
         writer = _SealingWriter(folder)
         results = writer.write_data(self._plan, self._planner).wait()
-        return Written(results, writer.sealing.seals)
+        return ShardWriteResult(results, writer.sealing.seals)
 
-    def finish(self, folder: Folder, parts: list[Written]) -> dict[str, FileSeal]:
+    def finish(self, folder: Folder, parts: list[ShardWriteResult]) -> dict[str, FileSeal]:
         """Seals of all files, having written where every tensor lies. On rank 0, when all have written."""
         assert self._metadata is not None, "rank 0 holds the metadata of the plan"
         writer = _SealingWriter(folder)
@@ -121,7 +124,7 @@ def read_stored(folder: Folder) -> FolderContents:
     return FolderContents(_tensors_in(metadata), metadata.storage_data)
 
 
-def load(folder: Folder, tensors: Mapping[str, Tensor | Piece]) -> None:
+def load(folder: Folder, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
     """Fill `tensors`, in place, from a folder: plain ones whole, of DTensors and pieces this rank's share.
 
     Reads only what is asked for, and only of the folder; other tensors are left alone. Without collectives.
@@ -153,7 +156,7 @@ class _StagedPlanner(DefaultSavePlanner):
 class _Planner(DefaultLoadPlanner):
     """Plans for pieces too, of which torch's own would make nothing."""
 
-    def __init__(self, tensors: Mapping[str, Tensor | Piece]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
         super().__init__(flatten_state_dict=False)
         self._tensors = dict(tensors)
 
@@ -166,7 +169,7 @@ class _Planner(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         tensor = self.state_dict[index.fqn]
-        return tensor.local if isinstance(tensor, Piece) else super().lookup_tensor(index)
+        return tensor.local if isinstance(tensor, TensorPiece) else super().lookup_tensor(index)
 
 
 class _SealingFileSystem(FileSystem):
@@ -284,7 +287,7 @@ def _in_words(url: str) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and not isinstance(error, beneath.Outside):
+        if isinstance(error, OSError) and not isinstance(error, confined.Outside):
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         remedy = "use another checkpoint: nothing of this one was executed"
@@ -299,7 +302,7 @@ def _tensors_in(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
 
 
 def _misfits(
-    stored_tensors: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor | Piece]
+    stored_tensors: Mapping[str, TensorStorageMetadata], tensors: Mapping[str, Tensor | TensorPiece]
 ) -> Iterator[Problem]:
     remedy = "use the model and the optimizer that the checkpoint was written with"
     for name, tensor in tensors.items():
@@ -318,7 +321,7 @@ def _misfits(
             )
 
 
-def _local(tensor: Tensor | Piece) -> Tensor:
-    if isinstance(tensor, Piece):
+def _local(tensor: Tensor | TensorPiece) -> Tensor:
+    if isinstance(tensor, TensorPiece):
         return tensor.local
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from moe.parallel import Layout, LocalParameter, Part, part_of, to_global
-from moe.train.checkpoint.piece import Piece
+from moe.parallel import Layout, LocalParameter, ParameterShard, part_of, to_global
+from moe.train.checkpoint.piece import TensorPiece
 from moe.train.optimizer.build import moments
 
 
@@ -18,7 +18,7 @@ def run_tensors(
     optimizer: torch.optim.Optimizer,
     layout: Layout,
     kept_elsewhere: Collection[str] = (),
-) -> dict[str, Tensor | Piece]:
+) -> dict[str, Tensor | TensorPiece]:
     """`model.<parameter>` and `optimizer.<slot>.<parameter>`: DTensors of what is spread over ranks, pieces of a user's
     module, the rest plain; without parameters of the names that are kept elsewhere.
 
@@ -33,7 +33,7 @@ def run_tensors(
         # A module that was laid out has another tensor after each step that changes it.
         read_buffer = partial(_local_buffer, model, name)
         tensors[f"model.{name}"] = (
-            buffer if part.offsets is None else Piece(part.shape, part.offsets, read_buffer)
+            buffer if part.offsets is None else TensorPiece(part.shape, part.offsets, read_buffer)
         )
     for name, slot, tensor, part in moments(optimizer, parameters):
         tensors[f"optimizer.{slot}.{name}"] = _of_whole(tensor, part, layout)
@@ -45,7 +45,7 @@ def _local_buffer(model: nn.Module, name: str) -> Tensor:
     return buffer.to_local() if isinstance(buffer, DTensor) else buffer
 
 
-def _of_whole(local: Tensor, part: Part, layout: Layout) -> Tensor | Piece:
+def _of_whole(local: Tensor, part: ParameterShard, layout: Layout) -> Tensor | TensorPiece:
     if part.offsets is None:
         return to_global(local, part, layout)
-    return Piece(part.shape, part.offsets, local.detach)
+    return TensorPiece(part.shape, part.offsets, local.detach)

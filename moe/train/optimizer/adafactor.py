@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from moe.parallel import Layout, LocalParameter, Part, collective
+from moe.parallel import Layout, LocalParameter, ParameterShard, collective
 from moe.spec import AdafactorSpec
 
 
@@ -36,7 +36,9 @@ class Adafactor(torch.optim.Optimizer):
         for parameter in self._parameters:
             self._update(parameter.local, parameter.part, self.state[parameter.local], lr)
 
-    def _update(self, parameter: nn.Parameter, part: Part, state: dict[str, Tensor], lr: float) -> None:
+    def _update(
+        self, parameter: nn.Parameter, part: ParameterShard, state: dict[str, Tensor], lr: float
+    ) -> None:
         spec, own = self._spec, 1 if part.of_experts else 0  # dimensions before `own` count matrices
         state["step"] += 1
         step = int(state["step"])
@@ -61,7 +63,7 @@ class Adafactor(torch.optim.Optimizer):
             parameter.mul_(1 - lr * spec.weight_decay)
         parameter.sub_(update)
 
-    def _mean(self, tensor: Tensor, dims: tuple[int, ...], part: Part) -> Tensor:
+    def _mean(self, tensor: Tensor, dims: tuple[int, ...], part: ParameterShard) -> Tensor:
         """Over dimensions of the whole of which `tensor` is this rank's part."""
         total = tensor.sum(dims)
         for axis, dim in part.splits:
@@ -77,7 +79,7 @@ def _spread(values: Tensor, over: Tensor, own: int) -> Tensor:
     return values.view([*values.shape[:own], *[1] * missing, *values.shape[own:]])
 
 
-def _first_state(parameter: nn.Parameter, part: Part) -> dict[str, Tensor]:
+def _first_state(parameter: nn.Parameter, part: ParameterShard) -> dict[str, Tensor]:
     own = 1 if part.of_experts else 0
     state = {"step": torch.zeros((), dtype=torch.float32)}
     if parameter.dim() - own >= 2:
@@ -88,11 +90,11 @@ def _first_state(parameter: nn.Parameter, part: Part) -> dict[str, Tensor]:
     return state
 
 
-def slot_part(slot: str, part: Part) -> Part:
+def slot_part(slot: str, part: ParameterShard) -> ParameterShard:
     """Place of a rank's part of an optimizer's slot in the whole, from that of its parameter."""
     last = len(part.shape) - 1
     if slot == "rows":
-        return Part(
+        return ParameterShard(
             part.shape[:-1], tuple(split for split in part.splits if split[1] < last), part.of_experts
         )
     if slot == "columns":
@@ -100,5 +102,5 @@ def slot_part(slot: str, part: Part) -> Part:
         splits = tuple(
             (axis, own if dim == last else dim) for axis, dim in part.splits if dim == last or dim < own
         )
-        return Part(torch.Size((*part.shape[:own], part.shape[-1])), splits, part.of_experts)
+        return ParameterShard(torch.Size((*part.shape[:own], part.shape[-1])), splits, part.of_experts)
     return part

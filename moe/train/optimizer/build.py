@@ -6,7 +6,7 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from moe.parallel import Layout, LocalParameter, Part, keep_buffers, values_changed
+from moe.parallel import Layout, LocalParameter, ParameterShard, keep_buffers, values_changed
 from moe.spec import AdafactorSpec, AdamWSpec, OptimizerSpec
 from moe.train.optimizer.adafactor import Adafactor, slot_part
 
@@ -62,7 +62,7 @@ def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
 
 def moments(
     optimizer: torch.optim.Optimizer, parameters: list[LocalParameter]
-) -> Iterator[tuple[str, str, Tensor, Part]]:
+) -> Iterator[tuple[str, str, Tensor, ParameterShard]]:
     """(parameter's name, slot's name, local tensor, its part of the whole slot) of everything remembered between
     updates but their count."""
     for parameter in parameters:

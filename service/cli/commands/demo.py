@@ -69,7 +69,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
     from service.cli.view.follow import follower
     from service.cli.view.jobs import log_line
     from service.cli.view.kinds import report_view, words_of
-    from service.cli.view.progress import Progress
+    from service.cli.view.progress import RunProgress
     from service.cli.view.result import training_summary
     from service.client import Client
 
@@ -80,7 +80,7 @@ def _run(path: Path, folder: Path, num_cpus: int | None, mark: str, options: str
         with Client(plane.url, token="") as client:
             job = client.submit(path)
             words = words_of(job)
-            display = follower(Progress(job.id, job.name, job.num_steps, words.last_work), out)
+            display = follower(RunProgress(job.id, job.name, job.num_steps, words.last_work), out)
             with closing(job.events(on_lost=display.on_disconnect)) as events:
                 display.show(events)
             job.refresh()

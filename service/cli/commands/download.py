@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from service.cli.options import AsJson, JobId, Url
-from service.wire.file_kinds import Kind
+from service.wire.file_kinds import FileKind
 
 
 def download(
@@ -16,7 +16,7 @@ def download(
         typer.Argument(metavar="DIR", help="Where to make a folder of the job's id; here when left out."),
     ] = None,
     kind: Annotated[
-        list[Kind] | None, typer.Option("--kind", help="Only files of this kind; may be repeated.")
+        list[FileKind] | None, typer.Option("--kind", help="Only files of this kind; may be repeated.")
     ] = None,
     latest: Annotated[bool, typer.Option("--latest", help="Of checkpoints only the newest.")] = False,
     url: Url = None,

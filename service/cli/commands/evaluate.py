@@ -8,7 +8,7 @@ import typer
 from service.cli.options import AsJson, StateDir, Url
 
 if TYPE_CHECKING:
-    from moe.export.trained import TrainedModel
+    from moe.export.trained_model import TrainedModel
 
 
 def evaluate(
@@ -42,7 +42,7 @@ def evaluate(
     from moe.evaluation.extra import HarnessMissing, require_harness
     from moe.evaluation.task_file import read_tasks
     from service.cli.failures import CommandError
-    from service.cli.trained import load_model, newest_checkpoint, require_use
+    from service.cli.model_path import load_model, newest_checkpoint, require_use
     from service.cli.view.output import console, print_json
     from service.wire.uses import EVALUATE
 

@@ -54,7 +54,7 @@ def export(
     memory; in Hugging Face's, which language models have, a part at a time.
     """
     from service.cli.failures import CommandError, Misuse
-    from service.cli.trained import newest_checkpoint
+    from service.cli.model_path import newest_checkpoint
     from service.cli.view.amounts import num_bytes
     from service.cli.view.output import print_json
     from service.signals import interruptions
@@ -68,9 +68,9 @@ def export(
             "--chat-template goes with --format huggingface: our own format has the job's template anyway"
         )
     checkpoint = newest_checkpoint(job, url, state_dir)
-    from moe.export.exported import ExportError, save_exported  # torch: seconds
     from moe.export.hub import save_checkpoint_as_folder
-    from moe.export.trained import TrainedModel
+    from moe.export.model_folder import ExportError, save_exported  # torch: seconds
+    from moe.export.trained_model import TrainedModel
     from moe.storage.home import expand_home
     from moe.train.checkpoint.checkpointer import CheckpointError
 

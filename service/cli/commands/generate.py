@@ -91,7 +91,7 @@ def _generate(
     state_dir: "Path | None",
     as_json: bool,
 ) -> None:
-    from service.cli.trained import load_model, newest_checkpoint, require_use
+    from service.cli.model_path import load_model, newest_checkpoint, require_use
     from service.cli.view.output import print_json
     from service.cli.view.printable import printable_lines
     from service.wire.uses import GENERATE

@@ -151,11 +151,11 @@ def _preparation(job: "Job") -> "PreparationRecord | None":
     """The preparation of the data of a job that has begun and taken no step yet, if that was the last thing it told."""
     if job.ended or not job.attempt or job.data.get("last_metric"):
         return None
-    from service.cli.view.progress import Progress
+    from service.cli.view.progress import RunProgress
 
     newest = int(job.data.get("last_event_id") or 0)
     first = max(0, int(job.data.get("first_event_id") or 1) - 1, newest - EVENTS_LOOKED_AT)
-    progress = Progress(job.id, job.name, job.num_steps)
+    progress = RunProgress(job.id, job.name, job.num_steps)
     for event in job.events(first) if newest > first else ():
         progress.take(event)
         if event.id >= newest:

@@ -219,7 +219,7 @@ def _request(
     from moe.interchange.expand import expand_request
     from moe.plan import plan_request
     from moe.plan.goal import GOALS
-    from moe.plan.named import one_of
+    from moe.plan.named_option import one_of
     from moe.plan.software import SOFTWARE
     from service.cli.job_file import plain_job
 

@@ -46,7 +46,7 @@ def translate(
     from itertools import islice
 
     from service.cli.generation import generation_spec
-    from service.cli.trained import load_model, newest_checkpoint, require_use
+    from service.cli.model_path import load_model, newest_checkpoint, require_use
     from service.cli.view.output import print_json
     from service.wire.uses import TRANSLATE
 

@@ -33,10 +33,10 @@ def follow(client: "Client", job: "Job", as_json: bool = False) -> int:
     from service.cli.view.follow import follower
     from service.cli.view.kinds import words_of
     from service.cli.view.output import console
-    from service.cli.view.progress import Progress
+    from service.cli.view.progress import RunProgress
 
     out = console()
-    progress = Progress(job.id, job.name, job.num_steps, words_of(job).last_work)
+    progress = RunProgress(job.id, job.name, job.num_steps, words_of(job).last_work)
     display = follower(progress, out, as_json, job.run_status)
     try:
         with closing(job.events(on_lost=display.on_disconnect, redone=as_json)) as events:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from moe.plan import Cluster, Plan
-from moe.plan.compare import Comparison, Names, Term, compare, made_for_in_words, sentences
+from moe.plan.compare import Comparison, CostTerm, Names, compare, made_for_in_words, sentences
 from moe.plan.search.explain import kind_of_time, seconds_of
 from service.cli.view.amounts import num_bytes
 from service.cli.view.plan import headline, lines, section
@@ -104,7 +104,10 @@ def _layout(comparison: Comparison, heads: Names) -> Table:
 
 
 def _terms(
-    kinds: Mapping[str, Term], sums: Mapping[str, Term], heads: Names, in_words: Callable[[float], str]
+    kinds: Mapping[str, CostTerm],
+    sums: Mapping[str, CostTerm],
+    heads: Names,
+    in_words: Callable[[float], str],
 ) -> Table:
     table = _table("", *heads, "difference")
     for name, term in {**kinds, **sums}.items():

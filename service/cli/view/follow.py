@@ -17,7 +17,7 @@ from service.cli.view.amounts import clock, duration
 from service.cli.view.frame import figures, frame
 from service.cli.view.output import on_terminal, print_json
 from service.cli.view.preparation import preparation_in_words
-from service.cli.view.progress import Notice, Progress
+from service.cli.view.progress import ProgressLine, RunProgress
 from service.cli.view.states import STATE_STYLES
 from service.client.errors import ClientError
 from service.wire.events import Event
@@ -33,7 +33,7 @@ NOTICE_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red
 class Follower(Protocol):
     """Shows a run while its events come in."""
 
-    progress: Progress
+    progress: RunProgress
 
     def show(self, events: Iterable[Event]) -> None:
         """Takes every event, and draws."""
@@ -51,7 +51,7 @@ class LiveFollower:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: RunProgress,
         console: Console,
         frames_per_s: float = FRAMES_PER_S,
         run_status: Callable[[], dict[str, Any] | None] | None = None,
@@ -137,7 +137,7 @@ class LiveFollower:
 class PlainFollower:
     """A line every few seconds, and one for each thing worth keeping: for logs, pipes and CI."""
 
-    def __init__(self, progress: Progress, console: Console) -> None:
+    def __init__(self, progress: RunProgress, console: Console) -> None:
         self.progress, self._console = progress, console
         self._next_line = 0.0
 
@@ -166,7 +166,7 @@ class PlainFollower:
 class JsonFollower:
     """Every event as one line of JSON."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: RunProgress) -> None:
         self.progress = progress
 
     def show(self, events: Iterable[Event]) -> None:
@@ -179,7 +179,7 @@ class JsonFollower:
 
 
 def follower(
-    progress: Progress,
+    progress: RunProgress,
     console: Console,
     as_json: bool = False,
     run_status: Callable[[], dict[str, Any] | None] | None = None,
@@ -193,11 +193,11 @@ def follower(
     return PlainFollower(progress, console)
 
 
-def last_step(progress: Progress) -> bool:
+def last_step(progress: RunProgress) -> bool:
     return progress.step == progress.num_steps
 
 
-def plain_step(progress: Progress) -> str:
+def plain_step(progress: RunProgress) -> str:
     """The latest step on one line, in ASCII."""
     parts = [f"step {progress.step:,}/{progress.num_steps:,}"]
     parts += [f"{label} {value}" for label, value in figures(progress)]
@@ -208,7 +208,7 @@ def plain_step(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def style_notice(notice: Notice) -> Text:
+def style_notice(notice: ProgressLine) -> Text:
     line = Text()
     line.append(f"{clock(notice.time)} ", style="dim")
     line.append(f"{notice.kind:<10} ", style=NOTICE_STYLES.get(notice.kind, "bold"))

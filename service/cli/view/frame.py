@@ -15,7 +15,7 @@ from service.cli.view.amounts import duration, rate
 from service.cli.view.bars import experts_per_bar, load_bars
 from service.cli.view.preparation import preparation_in_words
 from service.cli.view.printable import printable
-from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, Progress
+from service.cli.view.progress import LOAD_WINDOW_STEPS, LayerLoad, RunProgress
 from service.cli.view.ranks import ranks_in_words
 from service.cli.view.states import STATE_STYLES
 
@@ -32,7 +32,7 @@ OTHER_ROWS = 9
 
 
 def frame(
-    progress: Progress, width: int, height: int, note: str = "", run: dict[str, Any] | None = None
+    progress: RunProgress, width: int, height: int, note: str = "", run: dict[str, Any] | None = None
 ) -> Group:
     """Content of the screen now; `run` is what its ranks said last. It holds no reference to `progress`, which goes on
     changing."""
@@ -54,7 +54,7 @@ def frame(
     return Group(*parts)
 
 
-def _headline(progress: Progress, width: int) -> Text:
+def _headline(progress: RunProgress, width: int) -> Text:
     """Name, id and state; where there is no room, the name is cut and then left out."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(progress.job_id, style="dim")
@@ -88,7 +88,7 @@ def _bar_with(bar: ProgressBar, words: str) -> Table:
     return grid
 
 
-def _bar(progress: Progress) -> Table:
+def _bar(progress: RunProgress) -> Table:
     count = f"step {progress.step:,} / {progress.num_steps:,}"
     share = f"{progress.step / progress.num_steps:4.0%}" if progress.num_steps else ""
     left = progress.seconds_left
@@ -97,7 +97,7 @@ def _bar(progress: Progress) -> Table:
     return _bar_with(bar, "  ".join(part for part in (count, share, time_left) if part))
 
 
-def _figures(progress: Progress, width: int) -> Group:
+def _figures(progress: RunProgress, width: int) -> Group:
     """The latest step's figures, in as many rows as they take: none is cut."""
     rows = [Text()]
     for label, value in figures(progress):
@@ -108,7 +108,7 @@ def _figures(progress: Progress, width: int) -> Group:
     return Group(*rows)
 
 
-def figures(progress: Progress) -> list[tuple[str, str]]:
+def figures(progress: RunProgress) -> list[tuple[str, str]]:
     """The latest step's figures, those that there are, as label and value."""
     metric = progress.metric or StepRecord()
     entries = [

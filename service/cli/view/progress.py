@@ -18,7 +18,7 @@ RATE_WINDOW_STEPS = 50
 
 
 @dataclass(frozen=True)
-class Notice:
+class ProgressLine:
     """One line that stays on the screen: a state change, a plan, a warning."""
 
     time: datetime
@@ -47,7 +47,7 @@ class LayerLoad:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """A run as its events tell it. `take` folds one in and returns the line it deserves, if any."""
 
     job_id: str
@@ -74,7 +74,7 @@ class Progress:
     def is_over(self) -> bool:
         return self.state in OVER
 
-    def take(self, event: Event) -> Notice | None:
+    def take(self, event: Event) -> ProgressLine | None:
         self.last_event_id = event.id
         if event.attempt is not None:
             self.attempt = max(self.attempt or 0, event.attempt)  # what an older one said may come late
@@ -82,7 +82,7 @@ class Progress:
             case "state":
                 return self._take_state(event)
             case "plan":
-                return Notice(event.time, "plan", _plan_in_words(event.data))
+                return ProgressLine(event.time, "plan", _plan_in_words(event.data))
             case "metric":
                 if not event.superseded:  # else it is history
                     self._take_metric(event)
@@ -93,13 +93,13 @@ class Progress:
             case "log":
                 return self._take_log(event)
 
-    def _take_state(self, event: Event) -> Notice:
+    def _take_state(self, event: Event) -> ProgressLine:
         state = str(event.data["state"])
         if state != self.state or self.state_since is None:  # otherwise a new reason for the same state
             self.state_since, self.latest_log, self.preparation = event.time, "", None
         self.state, self.reason = state, printable(str(event.data.get("reason") or ""))
         because = f": {self.reason}" if self.reason else ""
-        return Notice(event.time, "state", f"{self.state}{because}")
+        return ProgressLine(event.time, "state", f"{self.state}{because}")
 
     def _take_metric(self, event: Event) -> None:
         metric = StepRecord.read(event.data)
@@ -114,10 +114,10 @@ class Progress:
             self._rates.append(metric.tokens_per_s)
         self._layers.append(metric.layers)
 
-    def _take_log(self, event: Event) -> Notice | None:
+    def _take_log(self, event: Event) -> ProgressLine | None:
         message = printable(str(event.data.get("message", "")))
         if str(event.data.get("level", "info")).lower() in ("warning", "error", "critical"):
-            return Notice(event.time, str(event.data["level"]).lower(), message)
+            return ProgressLine(event.time, str(event.data["level"]).lower(), message)
         self.latest_log, self.preparation = message, preparation_of(event)
         return None
 

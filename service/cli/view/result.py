@@ -17,7 +17,7 @@ PAGE_WIDTH = 120
 
 if TYPE_CHECKING:
     from service.cli.footprint import Footprint
-    from service.cli.view.progress import Progress
+    from service.cli.view.progress import RunProgress
     from service.client import Job
 
 
@@ -25,7 +25,7 @@ def training_summary(
     job: "Job",
     report: ReportView,
     checkpoints: list[StoredCheckpoint],
-    progress: "Progress",
+    progress: "RunProgress",
     num_workers: int,
     use: str | None,
 ) -> RenderableType:
@@ -75,7 +75,7 @@ def footprint_line(footprint: "Footprint") -> Text:
     return line
 
 
-def _experts(progress: "Progress") -> list[Text]:
+def _experts(progress: "RunProgress") -> list[Text]:
     lines = []
     for layer in progress.layers():
         num_used = len(layer.load) - layer.num_unused
@@ -89,7 +89,7 @@ def _experts(progress: "Progress") -> list[Text]:
     return lines
 
 
-def _speed(progress: "Progress", num_workers: int) -> list[Text]:
+def _speed(progress: "RunProgress", num_workers: int) -> list[Text]:
     """Tokens a second, and where they are fewer than this machine could do, why."""
     if progress.tokens_per_s is None:
         return []

@@ -7,7 +7,7 @@ from starlette.concurrency import run_in_threadpool
 
 from moe.spec import MAX_SPEC_BYTES, SpecError, parse_text
 from service.control.api.guard import media_type
-from service.control.errors import MalformedRequest, TooLarge
+from service.control.errors import BodyTooLarge, MalformedRequest
 from service.wire.events import MAX_BATCH_BYTES
 
 QUICK_BYTES = 20_000
@@ -15,16 +15,16 @@ QUICK_BYTES = 20_000
 
 
 async def read_bounded(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge as soon as it is, without taking in the rest."""
+    """The whole body. Raises BodyTooLarge as soon as it is, without taking in the rest."""
     remedy = f"this service reads at most {max_bytes:,} bytes here"
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_bytes:
-        raise TooLarge(f"a body of {length} bytes is too large; {remedy}")
+        raise BodyTooLarge(f"a body of {length} bytes is too large; {remedy}")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise TooLarge(f"the body is too large; {remedy}")
+            raise BodyTooLarge(f"the body is too large; {remedy}")
     return bytes(body)
 
 

@@ -14,7 +14,7 @@ from service.control.api.openapi import refusals
 from service.control.api.services import Job, Place, Services, ServicesDependency
 from service.control.errors import Gone, NotFound, OutOfRange, Unavailable
 from service.control.lifecycle.job_files import JobFiles
-from service.wire.file_kinds import Kind
+from service.wire.file_kinds import FileKind
 
 router = APIRouter(prefix="/v1", tags=["files"])
 BLOCK_BYTES = 1 << 20
@@ -26,7 +26,7 @@ _FROM = re.compile(r"bytes=([0-9]{1,18})-")
 def get_files(
     job: Job,
     services: ServicesDependency,
-    kind: Annotated[Sequence[Kind], Query(max_length=10, description="all kinds when left out")] = (),
+    kind: Annotated[Sequence[FileKind], Query(max_length=10, description="all kinds when left out")] = (),
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
 ) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def get_files(
     Those of checkpoints have the SHA-256 that their marker says. Never what holds a token.
     """
     try:
-        files = _files(services, job.storage).list_files(frozenset(kind) or frozenset(Kind))
+        files = _files(services, job.storage).list_files(frozenset(kind) or frozenset(FileKind))
     except OSError as error:
         raise Unavailable(f"the storage of {job.id} cannot be read: {error}") from None
     after = [file for file in files if cursor is None or file.path > cursor]

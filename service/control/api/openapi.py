@@ -8,13 +8,13 @@ from fastapi.openapi.utils import get_openapi
 from moe.spec.errors import PROBLEM_CODES, Problem, in_words
 from service.control.errors import (
     AuthenticationError,
+    BodyTooLarge,
     Forbidden,
     Full,
     Invalid,
     MalformedRequest,
     MisdirectedRequest,
     ServiceError,
-    TooLarge,
     Unavailable,
     UnsupportedMediaType,
 )
@@ -23,7 +23,7 @@ OPEN_PATHS = ("/healthz", "/readyz", "/docs", "/openapi.json")
 """Served without the token."""
 _ANYWHERE = (MalformedRequest, Forbidden, MisdirectedRequest, Invalid, Unavailable)
 """Refusals of any request: its headers, its query, a store that does not answer."""
-_OF_BODIES = (TooLarge, UnsupportedMediaType, Full)
+_OF_BODIES = (BodyTooLarge, UnsupportedMediaType, Full)
 _PROBLEM = {
     "type": "object",
     "title": "Problem",

@@ -27,12 +27,12 @@ class LaunchRefusal(Exception):
     """The cluster answered, and will not take this submission; trying again would not help."""
 
 
-class _Fact(BaseModel):
+class _ClusterFact(BaseModel):
     # An older or newer writer may know fewer or more fields than this reader.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class NodeFacts(_Fact):
+class NodeFacts(_ClusterFact):
     """One living node of the cluster, with all that it offers, used or not."""
 
     id: str
@@ -46,7 +46,7 @@ class NodeFacts(_Fact):
     """Memory of one accelerator, where the cluster knows it."""
 
 
-class ClusterFacts(_Fact):
+class ClusterFacts(_ClusterFact):
     """Resources of the cluster in all."""
 
     nodes: tuple[NodeFacts, ...]
@@ -67,7 +67,7 @@ class ClusterFacts(_Fact):
         return sum(node.gpus for node in self.nodes)
 
 
-class Observation(_Fact):
+class Observation(_ClusterFact):
     """The cluster's report of one submission."""
 
     status: Literal["unknown", "pending", "running", "succeeded", "failed", "stopped"]

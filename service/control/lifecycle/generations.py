@@ -30,7 +30,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class Limits:
+class GenerationLimits:
     timeout_s: float
     load_timeout_s: float
     idle_s: float
@@ -88,7 +88,7 @@ class Generations:
     """Belongs to one event loop. Requests take turns in the order in which they came; a job's model is loaded when its
     turn comes, in place of another's."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: GenerationLimits) -> None:
         self._limits, self._turn, self._num_waiting = limits, asyncio.Lock(), 0
         self._process: GeneratorProcess | None = None
         self._loaded_model: ServedModel | None = None

@@ -12,14 +12,14 @@ from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import Marker
 from service.control.errors import NotFound
 from service.control.lifecycle.roots import StorageRoots
-from service.wire.file_kinds import Kind, kind_of
+from service.wire.file_kinds import FileKind, kind_of
 
 
 @dataclass(frozen=True)
 class JobFile:
     path: str
     """Relative to the job's folder."""
-    kind: Kind
+    kind: FileKind
     size_bytes: int
     sha256: str | None
     """Of what was written, where a checkpoint's marker says it."""
@@ -33,10 +33,10 @@ class JobFiles:
             raise NotFound(f"its storage {storage} lies under no storage root of this service")
         self._folder = roots.folder(storage)
 
-    def list_files(self, kinds: frozenset[Kind] = frozenset(Kind)) -> list[JobFile]:
+    def list_files(self, kinds: frozenset[FileKind] = frozenset(FileKind)) -> list[JobFile]:
         """By path; of checkpoints the committed ones, and of those the files that their markers name."""
         files = [*self._plain(kinds)]
-        if Kind.CHECKPOINTS in kinds:
+        if FileKind.CHECKPOINTS in kinds:
             for name in self._folder.sizes(markers.FOLDER):
                 files += self._of_checkpoint(name) if name.endswith(markers.SUFFIX) else ()
         return sorted(files, key=lambda file: file.path)
@@ -53,12 +53,12 @@ class JobFiles:
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"there is no {path!r} any more, or not yet") from None
 
-    def _plain(self, kinds: frozenset[Kind]) -> Iterator[JobFile]:
+    def _plain(self, kinds: frozenset[FileKind]) -> Iterator[JobFile]:
         places = {
-            Kind.SPEC: [""],
-            Kind.RESULT: [f"attempts/{name}" for name in self._folder.sizes("attempts")],
-            Kind.LOGS: [f"logs/{name}" for name in self._folder.sizes("logs")],
-            Kind.PROFILE: ["profile"],
+            FileKind.SPEC: [""],
+            FileKind.RESULT: [f"attempts/{name}" for name in self._folder.sizes("attempts")],
+            FileKind.LOGS: [f"logs/{name}" for name in self._folder.sizes("logs")],
+            FileKind.PROFILE: ["profile"],
         }
         for kind, folders in places.items():
             for folder in folders if kind in kinds else ():
@@ -78,5 +78,5 @@ class JobFiles:
             return  # torn, a link, unreadable, or removed just now: no checkpoint that can be had
         for inner, seal in marker.files.items():
             if kind_of(inner_path := f"checkpoints/{marker.name}/{inner}") is not None:
-                yield JobFile(inner_path, Kind.CHECKPOINTS, seal.size_bytes, seal.sha256)
-        yield JobFile(path, Kind.CHECKPOINTS, len(content), markers.seal(content).sha256)
+                yield JobFile(inner_path, FileKind.CHECKPOINTS, seal.size_bytes, seal.sha256)
+        yield JobFile(path, FileKind.CHECKPOINTS, len(content), markers.seal(content).sha256)

@@ -33,7 +33,7 @@ FACTS_AGE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlanForecast:
     """Forecast for a job before its turn: its plan, and whether the cluster could ever hold it."""
 
     plan: Plan | None
@@ -63,29 +63,31 @@ class JobPlans:
         check_degrees(spec)
         return build_task(spec).check_data(self._data_roots)
 
-    def place(self, spec: JobSpec) -> Placement:
+    def place(self, spec: JobSpec) -> PlanForecast:
         """Forecast for a job that is about to be queued. A module's plan is made behind it; SpecError is raised for one
         that could not be planned a moment ago."""
         try:
             facts = self._watch.facts(FACTS_AGE_S)
         except LauncherUnavailable as error:
-            return Placement(None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us())
+            return PlanForecast(
+                None, f"{WAITS}; {self._watch.unreachable(error)}", unreachable_since=now_us()
+            )
         empty = admit(spec.resources, facts, gangs={})
         if isinstance(empty, NeverFits):
-            return Placement(None, empty.reason, fingerprint(facts))
+            return PlanForecast(None, empty.reason, fingerprint(facts))
         if isinstance(spec.model, ModuleModelSpec):
             return self._place_module(spec, facts)
         try:
-            return Placement(plan_for(spec, facts), WAITS)
+            return PlanForecast(plan_for(spec, facts), WAITS)
         except SpecError as error:
-            return Placement(None, f"no plan fits this cluster: {error}", fingerprint(facts))
+            return PlanForecast(None, f"no plan fits this cluster: {error}", fingerprint(facts))
 
-    def _place_module(self, spec: JobSpec, facts: ClusterFacts) -> Placement:
+    def _place_module(self, spec: JobSpec, facts: ClusterFacts) -> PlanForecast:
         plan, cluster = None, planning_cluster(spec, facts)
         with suppress(Unavailable):  # many are being planned: it is begun when its turn comes
             if cluster is not None:
                 plan = self._modules.begin(spec, module_cluster(spec, cluster))
-        return Placement(plan, WAITS if plan else f"{WAITS}; {BEING_PLANNED}")
+        return PlanForecast(plan, WAITS if plan else f"{WAITS}; {BEING_PLANNED}")
 
     def make_plan(
         self,

@@ -12,10 +12,10 @@ import structlog
 
 from moe.plan import Cluster, Plan
 from moe.plan.plan import MadeFor
-from moe.plan.stored import made_for
+from moe.plan.plan_file import made_for
 from moe.spec import JobSpec, SpecError
 from service.control.errors import Unavailable
-from service.planner.limited import Limits, PlanningCancellation, ask
+from service.planner.planning_process import PlanningCancellation, PlanningLimits, ask
 from service.planner.request import JobRequest
 
 BEING_PLANNED = "its module is being captured and planned"
@@ -44,7 +44,7 @@ class ModulePlans:
     ) -> None:
         self._allowed_code, self._wake = allowed_code, wake
         self._stop_event = threading.Event()
-        self._limits = Limits(timeout_s, memory_bytes, self._stop_event)
+        self._limits = PlanningLimits(timeout_s, memory_bytes, self._stop_event)
         self._pending: OrderedDict[MadeFor, _PendingPlan] = OrderedDict()
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, "module-plans")

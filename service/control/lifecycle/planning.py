@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from moe.plan import DEVICES, Cluster, DeviceFacts, Plan, Pools, Search, plan_anywhere
+from moe.plan import DEVICES, Cluster, DeviceFacts, LayoutSearch, Plan, Pools, plan_anywhere
 from moe.plan.cluster.cluster import of_several_kinds
-from moe.plan.cluster.named import device_named, unknown_gpu
+from moe.plan.cluster.device_names import device_named, unknown_gpu
 from moe.plan.executable import check_asked
 from moe.plan.goal import Goal
 from moe.plan.profile import ProfileName
@@ -94,7 +94,7 @@ def module_cluster(spec: JobSpec, cluster: Cluster | Pools, num_workers: int | N
 def plans_to_try(spec: JobSpec, facts: ClusterFacts, num_workers: int) -> tuple[Plan, ...]:
     """The fastest that can be run on this cluster, of a job that ran nowhere yet; none where it holds no worker."""
     cluster = planning_cluster(spec, facts)
-    return () if cluster is None else tuple(Search(spec, cluster).best_to_run(num_workers))
+    return () if cluster is None else tuple(LayoutSearch(spec, cluster).best_to_run(num_workers))
 
 
 def plan_on(
@@ -152,7 +152,7 @@ def check_degrees(spec: JobSpec) -> None:
     workers = spec.resources.max_num_workers
     limitless = Cluster(num_nodes=1, devices_per_node=workers, memory_bytes=2**53 - 1)
     try:
-        Search(spec, limitless).check(_max_that_divides(spec, workers))
+        LayoutSearch(spec, limitless).check(_max_that_divides(spec, workers))
     except (ValidationError, ArithmeticError):
         raise SpecError(_beyond(spec)) from None
 

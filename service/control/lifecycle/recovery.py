@@ -24,7 +24,7 @@ from service.control.lifecycle.roots import StorageRoots
 from service.control.lifecycle.starter import ACTOR
 from service.control.lifecycle.stored_jobs import StoredJob, job_folders, read_stored_job
 from service.control.report.ingest import Ingest
-from service.control.report.losses import Losses, read_losses
+from service.control.report.losses import FailureHistory, read_losses
 from service.control.report.saves import CheckpointCommit, Saves
 from service.control.report.tokens import hash_token
 from service.control.store.clock import now_us, to_us
@@ -263,7 +263,7 @@ def standing_of(job: StoredJob, observation: Observation | None) -> Standing:
     )
 
 
-def _with_losses(job: StoredJob, standing: Standing, losses: Losses) -> Standing:
+def _with_losses(job: StoredJob, standing: Standing, losses: FailureHistory) -> Standing:
     """Standing of a job whose failures are known: one that may have no other of the kind has failed."""
     kind, retry = standing.failure_kind, job.spec.retry
     if kind is None or losses.num_left(retry, kind) > 0:
@@ -275,13 +275,13 @@ def _with_losses(job: StoredJob, standing: Standing, losses: Losses) -> Standing
     return replace(standing, state=State.FAILED, reason=f"{standing.reason}; {name} (={limit}) is used up")
 
 
-def _losses(job: StoredJob, row: JobRow) -> Losses:
+def _losses(job: StoredJob, row: JobRow) -> FailureHistory:
     """Losses that the records tell, and the failures of earlier attempts by what the launch says is left."""
     losses = read_losses(row.losses, row.failures)
     if job.launch is None or losses.progress_at[0] >= job.attempt:
         return losses
     retry, left = job.spec.retry, job.launch.failures_left
-    before = Losses(
+    before = FailureHistory(
         progress_at=losses.progress_at, num_older=max(0, retry.max_failures - job.launch.max_failures)
     )
     for kind in retry.kinds:

@@ -14,7 +14,7 @@ from typing import Any
 
 import fsspec
 
-from moe.storage import beneath
+from moe.storage import confined
 from moe.train.checkpoint import marker as markers
 from service.control.lifecycle.roots import StorageRoots
 from service.wire.node_folder import spool_bases
@@ -46,12 +46,12 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
     ):
         with (
             suppress(FileNotFoundError, NotADirectoryError),
-            beneath.open_folder(folder, markers.FOLDER) as checkpoints,
+            confined.open_folder(folder, markers.FOLDER) as checkpoints,
         ):
-            for marker, is_folder in beneath.entries_of(checkpoints):
+            for marker, is_folder in confined.entries_of(checkpoints):
                 if marker.endswith(markers.SUFFIX) and not is_folder:
                     os.unlink(marker, dir_fd=checkpoints)
-        if not beneath.remove_entries(folder, until):
+        if not confined.remove_entries(folder, until):
             return False
         os.rmdir(name, dir_fd=parent)
     return True
@@ -76,7 +76,7 @@ def _remove_from_spool(base: Path, job_id: str, until: float) -> bool:
         if base.lstat().st_uid != os.getuid():
             return True
         with _open_folder(str(base)) as parent, _opened_below(parent, job_id) as folder:
-            if not beneath.remove_entries(folder, until):
+            if not confined.remove_entries(folder, until):
                 return False
             os.rmdir(job_id, dir_fd=parent)
     return True
@@ -99,7 +99,7 @@ def _opened_below(parent: int, name: str) -> Iterator[int]:
         raise OSError(
             f"{name!r} is a symbolic link, which is not followed; remove the link, and what it names"
         )
-    with beneath.open_folder(parent, name) as handle:
+    with confined.open_folder(parent, name) as handle:
         yield handle
 
 

@@ -18,13 +18,13 @@ from service.control.errors import Conflict, Full, Unavailable
 from service.control.lifecycle.changes import enter, explain, tell_new, warn
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.draft_folder import DraftFolder
+from service.control.lifecycle.earlier_releases import is_of_module
 from service.control.lifecycle.full_roots import FullRoots
 from service.control.lifecycle.job_plans import JobPlans
+from service.control.lifecycle.keyed_lock import KeyedLock
 from service.control.lifecycle.lookup import deleted_in_words, find_job
 from service.control.lifecycle.module_plans import ModulePlans
 from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.stored import is_of_module
-from service.control.lifecycle.turns import KeyedLock
 from service.control.lifecycle.warm_starts import WarmStarts
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.event_text import WireEvent
@@ -34,9 +34,9 @@ from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.deletions import find_deletion
 from service.control.store.drafts import finish_draft
+from service.control.store.full_disk import REMEDY, is_full
 from service.control.store.idempotency import UsedKey, find_key, use_key
 from service.control.store.jobs import JobRow, ends_of_queue, get_by_number, insert_job
-from service.control.store.room import REMEDY, is_full
 from service.wire.states import ENDED, RESUMABLE, WAITS, State
 
 QueuePlace = Literal["first", "last"]

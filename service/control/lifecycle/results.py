@@ -3,7 +3,7 @@
 import structlog
 from pydantic import ValidationError
 
-from moe.storage.folder import Folder, TooLarge
+from moe.storage.folder import FileTooLarge, Folder
 from service.wire.launch import Result
 
 MAX_BYTES = 1 << 24
@@ -17,7 +17,7 @@ def read_result(storage: Folder, attempt: int) -> Result | None:
         text = storage.read(f"attempts/{attempt}/result.json", max_bytes=MAX_BYTES)
     except FileNotFoundError:
         return None
-    except TooLarge as error:
+    except FileTooLarge as error:
         log.warning("a result is passed over", storage=storage.url, error=str(error))
         return None
     try:

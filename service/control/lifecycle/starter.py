@@ -16,10 +16,10 @@ from service.control.lifecycle.admission import Admit, Gang, MustWait, NeverFits
 from service.control.lifecycle.changes import enter, explain, tell_plan
 from service.control.lifecycle.cluster_watch import ClusterWatch
 from service.control.lifecycle.deduplicator import Deduplicator
+from service.control.lifecycle.earlier_releases import is_of_module, read_stored_plan, read_stored_spec
 from service.control.lifecycle.lease import Lease, LeaseLost
 from service.control.lifecycle.module_plans import BEING_PLANNED, ModulePlans
 from service.control.lifecycle.planning import module_cluster, plan_for, planning_cluster, plans_to_try
-from service.control.lifecycle.stored import is_of_module, read_stored_plan, read_stored_spec
 from service.control.report.history import measured_load_skew
 from service.control.report.losses import read_losses
 from service.control.report.tokens import TokenMint, hash_token

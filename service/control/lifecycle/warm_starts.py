@@ -15,8 +15,8 @@ from service.control.lifecycle.full_roots import FullRoots
 from service.control.lifecycle.roots import StorageRoots
 from service.control.store.database import Database
 from service.control.store.deletions import find_deletion
+from service.control.store.full_disk import is_full
 from service.control.store.jobs import JobRow, get_job
-from service.control.store.room import is_full
 
 MAX_COPIES = 4
 """At a time: each holds a thread that other requests want too."""

@@ -18,7 +18,7 @@ from service.control.listen.connections import Connections, address_of
 log = structlog.get_logger(__name__)
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Hands bytes on to uvicorn, which answers requests, and ends what takes too long.
 
     A request finds this object in its scope, `scope["state"]["connection"]`, and admits it once its token is right.
@@ -26,7 +26,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        connections: "Connections[Connection]",
+        connections: "Connections[ClientConnection]",
         *,
         config: Config,
         server_state: ServerState,

@@ -8,7 +8,7 @@ from service.control.errors import Unavailable
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """Limits to how many connections there may be, and how long one may take. `settings.py` explains each."""
 
     max_connections: int
@@ -49,7 +49,7 @@ class Connections(Generic[C]):
     behind one.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._strangers: dict[C, None] = {}  # dicts, for they keep the order in which connections came
         self._by_address: dict[str, dict[C, None]] = {}

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from service.control.errors import Conflict, Forbidden, NotFound
 from service.control.report.event_text import data_text, to_wire
 from service.control.report.hub import Hub
-from service.control.report.losses import Losses, read_losses
+from service.control.report.losses import FailureHistory, read_losses
 from service.control.report.plans import change_of, recorded_plan
 from service.control.report.run_status import RunStatuses
 from service.control.report.saves import read_saves
@@ -210,7 +210,7 @@ def _news(job: JobRow, records: Sequence[Record]) -> dict[str, Any]:
     return columns
 
 
-def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]) -> Losses:
+def _losses(tx: Connection, job: JobRow, attempt: int, records: Sequence[Record]) -> FailureHistory:
     """The job's with what these tell of: failures, and checkpoints of more steps than any before. One that is made
     again is no progress."""
     losses = read_losses(job.losses, job.failures)

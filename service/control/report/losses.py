@@ -19,7 +19,7 @@ MAX_KEPT = 100
 """Of the moments of failures: the newest."""
 
 
-class Losses(BaseModel):
+class FailureHistory(BaseModel):
     # An older or newer release may have stored fewer or more fields.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -59,7 +59,7 @@ class Losses(BaseModel):
         # An earlier release that stored failures left their kinds behind.
         return self.kinds if len(self.kinds) == len(self.failures) else ("",) * len(self.failures)
 
-    def after_failure(self, at: Moment, kind: str = "") -> "Losses":
+    def after_failure(self, at: Moment, kind: str = "") -> "FailureHistory":
         """With a failure that is heard of now; one from before the last progress is forgiven already."""
         if at < self.progress_at:
             return self
@@ -70,7 +70,7 @@ class Losses(BaseModel):
 
     def _with(
         self, failures: Sequence[tuple[Moment, str]], num_older: int, older_kinds: Mapping[str, int]
-    ) -> "Losses":
+    ) -> "FailureHistory":
         moments, kinds = tuple(at for at, _ in failures), tuple(kind for _, kind in failures)
         return self.model_copy(
             update={
@@ -81,22 +81,22 @@ class Losses(BaseModel):
             }
         )
 
-    def with_failures_of(self, source: "Losses", attempt: int) -> "Losses":
+    def with_failures_of(self, source: "FailureHistory", attempt: int) -> "FailureHistory":
         """With the failures of one attempt that `source`, of the same job, has."""
         losses = self
         for at, kind in zip(source.failures, source._kinds(), strict=True):
             losses = losses.after_failure(at, kind) if at[0] == attempt else losses
         return losses
 
-    def after_setback(self, attempt: int) -> "Losses":
+    def after_setback(self, attempt: int) -> "FailureHistory":
         """With an attempt that was lost with its cluster after its workers had begun."""
         return self.model_copy(update={"setbacks": (*self.setbacks, attempt)})
 
-    def after_lost_start(self, attempt: int) -> "Losses":
+    def after_lost_start(self, attempt: int) -> "FailureHistory":
         """With one that was lost before they had."""
         return self.model_copy(update={"lost_starts": (*self.lost_starts, attempt)})
 
-    def after_progress(self, at: Moment) -> "Losses":
+    def after_progress(self, at: Moment) -> "FailureHistory":
         """With a progress that is heard of now; it may be an old one."""
         if at < self.progress_at:
             return self
@@ -110,9 +110,9 @@ class Losses(BaseModel):
         return left_over.model_copy(update={"progress_at": at, **left})
 
 
-def read_losses(text: str | None, failures: int) -> Losses:
+def read_losses(text: str | None, failures: int) -> FailureHistory:
     """Reads it as stored; of a job of an earlier release, so many failures that any progress forgives."""
     try:
-        return Losses.model_validate_json(text) if text else Losses(num_older=failures)
+        return FailureHistory.model_validate_json(text) if text else FailureHistory(num_older=failures)
     except ValidationError:
-        return Losses(num_older=failures)
+        return FailureHistory(num_older=failures)

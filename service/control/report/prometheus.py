@@ -51,7 +51,7 @@ class Figures:
 
     def watch_saves(self, active: Callable[[], Mapping[str, Saves]]) -> None:
         """Adds how saving goes of each job that runs, by its id."""
-        self.registry.register(_Saves(active))
+        self.registry.register(_SaveFigures(active))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -72,7 +72,7 @@ class _Jobs(Collector):
         yield GaugeMetricFamily("shardyard_jobs", "Jobs stored.", labels=["state"])
 
 
-class _Saves(Collector):
+class _SaveFigures(Collector):
     """Of jobs that run only: what is over needs no checkpoint, and would stay for ever."""
 
     def __init__(self, active: Callable[[], Mapping[str, Saves]]) -> None:

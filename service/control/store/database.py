@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Engine, PoolProxiedConnection, create_engine,
 from sqlalchemy.exc import DBAPIError
 
 from service.control.errors import ServiceError
+from service.control.store.full_disk import in_words
 from service.control.store.open_file import OpenFile
-from service.control.store.room import in_words
 
 BUSY_TIMEOUT_MS = 10_000
 _MIGRATIONS = Path(__file__).parent / "migrations"

@@ -39,7 +39,7 @@ def test_the_short_way_leads_where_the_long_one_does(router: dict[str, Any], num
     layer, tokens = made(router), TokenContext(training=False)
     x = torch.randn(num_tokens, 16, dtype=torch.float64)
     with torch.no_grad():
-        short = layer.of_few(x, tokens)
+        short = layer.decode_forward(x, tokens)
         assert short is not None
         torch.testing.assert_close(short, layer(x, tokens)[0], rtol=1e-12, atol=1e-12)
 
@@ -57,7 +57,7 @@ def test_weights_laid_out_for_few_rows_are_the_same(
         expected = layer(x, tokens)[0]
         experts.lay_out_for_few_rows(torch.float64)
         torch.testing.assert_close(layer(x, tokens)[0], expected, rtol=1e-12, atol=1e-12)
-        short = layer.of_few(x, tokens)
+        short = layer.decode_forward(x, tokens)
     assert (short is None) == (num_tokens == 100)
     if short is not None:
         torch.testing.assert_close(short, expected, rtol=1e-12, atol=1e-12)
@@ -70,14 +70,14 @@ def test_weights_laid_out_for_few_rows_are_the_same(
 def test_it_is_not_taken_where_more_is_asked_for() -> None:
     layer, x = made(ROUTERS["softmax"]), torch.randn(4, 16, dtype=torch.float64)
     inferring = TokenContext(training=False)
-    assert layer.of_few(x, inferring) is None, "gradients are tracked"
+    assert layer.decode_forward(x, inferring) is None, "gradients are tracked"
     with torch.no_grad():
-        assert layer.of_few(x, TokenContext()) is None, "training drops tokens"
+        assert layer.decode_forward(x, TokenContext()) is None, "training drops tokens"
         padded = TokenContext(padding=torch.tensor([True, False, False, False]), training=False)
-        assert layer.of_few(x, padded) is None
-        assert layer.of_few(x.repeat(100, 1), inferring) is None
+        assert layer.decode_forward(x, padded) is None
+        assert layer.decode_forward(x.repeat(100, 1), inferring) is None
         with recorded(layer) as recording:
-            assert layer.of_few(x, inferring) is None
+            assert layer.decode_forward(x, inferring) is None
             layer(x, inferring)
         assert recording[2].shape == (4, 3)
 

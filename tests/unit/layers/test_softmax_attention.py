@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moe.layers import softmax_attention
+from moe.layers.attention_mask import AttentionMask
 from moe.layers.flex_attention import flex_attend
 from moe.layers.softmax_attention import attend, attend_reference
-from moe.layers.visibility import Visibility
 from tests.unit.layers.gradients import outputs_and_gradients
 
 
@@ -21,7 +21,7 @@ from tests.unit.layers.gradients import outputs_and_gradients
 class Case:
     inputs: tuple[Tensor, ...]
     """Queries, keys, values, and sinks where there are any."""
-    visible: Visibility
+    visible: AttentionMask
 
     def run(
         self,
@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn, max_positions: int = 12) -> Case:
         inputs = [each.transpose(*order).contiguous().transpose(*order) for each in inputs]
     if draw(st.booleans()):
         inputs.append(torch.randn(groups * of_keys, dtype=torch.float64) * 3)
-    return Case(tuple(inputs), Visibility(causal, window, documents, first))
+    return Case(tuple(inputs), AttentionMask(causal, window, documents, first))
 
 
 @given(case=cases())
@@ -125,7 +125,7 @@ def test_sinks_in_float64(is_masked: bool) -> None:
     inputs = [torch.randn(2, heads, 40, 8, dtype=torch.float64) for heads in (4, 2, 2)]
     documents = torch.arange(40).div(15, rounding_mode="floor").expand(2, -1) if is_masked else None
     sinks = torch.tensor([-4.0, 0.0, 3.0, 40.0], dtype=torch.float64)
-    case = Case((*inputs, sinks), Visibility(documents=documents))
+    case = Case((*inputs, sinks), AttentionMask(documents=documents))
     torch.testing.assert_close(case.run(attend), case.run(attend_reference), rtol=1e-12, atol=1e-12)
 
 
@@ -133,7 +133,7 @@ def test_sinks_gradcheck() -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(2, heads, 5, 3, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
     sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    visible = Visibility(window=3, documents=torch.tensor([[0, 0, 0, 0, -1], [0, 0, 1, 1, 1]]))
+    visible = AttentionMask(window=3, documents=torch.tensor([[0, 0, 0, 0, -1], [0, 0, 1, 1, 1]]))
     assert torch.autograd.gradcheck(
         lambda q, k, v, sinks: attend(q, k, v, scale=0.6, visible=visible, sinks=sinks), (*inputs, sinks)
     )
@@ -149,7 +149,7 @@ def test_sequences_longer_than_the_kernel_s_blocks(window: int | None, with_sink
     documents = torch.arange(length).div(290, rounding_mode="floor")
     documents[-3:] = -1
     sinks = [torch.randn(2, dtype=torch.float64)] if with_sinks else []
-    for visible in (Visibility(window=window, documents=documents[None]), Visibility(window=window)):
+    for visible in (AttentionMask(window=window, documents=documents[None]), AttentionMask(window=window)):
         case = Case((*inputs, *sinks), visible)
         torch.testing.assert_close(case.run(attend), case.run(plainly), rtol=1e-10, atol=1e-10)
 
@@ -158,9 +158,9 @@ def test_documents_packed_are_documents_alone() -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(1, heads, 9, 4, dtype=torch.float64) for heads in (2, 1, 1)]
     documents = torch.tensor([[0, 0, 0, 0, 7, 7, 7, 7, 7]])
-    together = attend(*inputs, scale=0.5, visible=Visibility(window=3, documents=documents))
+    together = attend(*inputs, scale=0.5, visible=AttentionMask(window=3, documents=documents))
     for part in (slice(0, 4), slice(4, 9)):
-        alone = attend(*(each[:, :, part] for each in inputs), scale=0.5, visible=Visibility(window=3))
+        alone = attend(*(each[:, :, part] for each in inputs), scale=0.5, visible=AttentionMask(window=3))
         torch.testing.assert_close(together[:, :, part], alone)
 
 
@@ -168,9 +168,9 @@ def test_documents_packed_are_documents_alone() -> None:
 def test_token_by_token_behind_padding_is_the_whole(window: int | None) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(2, heads, 8, 4, dtype=torch.float64) for heads in (2, 1, 1)]
-    visible = Visibility(window=window, first=torch.tensor([0, 3]))
+    visible = AttentionMask(window=window, first=torch.tensor([0, 3]))
     whole = attend(*inputs, scale=0.5, visible=visible)
-    alone = attend(*(each[1:, :, 3:] for each in inputs), scale=0.5, visible=Visibility(window=window))
+    alone = attend(*(each[1:, :, 3:] for each in inputs), scale=0.5, visible=AttentionMask(window=window))
     torch.testing.assert_close(whole[1:, :, 3:], alone)
     queries, keys, values = inputs
     for stop in range(1, 9):
@@ -182,12 +182,12 @@ def test_token_by_token_behind_padding_is_the_whole(window: int | None) -> None:
 
 def test_padding_alone_has_numbers() -> None:
     inputs = [torch.randn(1, heads, 3, 4) for heads in (2, 1, 1)]
-    made = Case((*inputs, torch.zeros(2)), Visibility(documents=torch.full((1, 3), -1))).run(attend)
+    made = Case((*inputs, torch.zeros(2)), AttentionMask(documents=torch.full((1, 3), -1))).run(attend)
     assert all(each.isfinite().all() for each in made)
 
 
 def test_layers_share_masks() -> None:
-    visible = Visibility(documents=torch.zeros(1, 6, dtype=torch.int64))
+    visible = AttentionMask(documents=torch.zeros(1, 6, dtype=torch.int64))
     narrow = visible.within(2)
     asked: tuple[Any, ...] = (6, 6, torch.float32, "cpu")
     assert narrow.bias(*asked) is visible.within(2).bias(*asked)
@@ -198,28 +198,28 @@ def test_layers_share_masks() -> None:
 @pytest.mark.parametrize(
     ("visible", "num_queries", "needed"),
     [
-        (Visibility(), 6, False),
-        (Visibility(), 1, False),
-        (Visibility(), 2, True),
-        (Visibility(window=6), 6, False),
-        (Visibility(window=5), 6, True),
-        (Visibility(causal=False), 3, False),
-        (Visibility(first=torch.tensor([0])), 6, True),
+        (AttentionMask(), 6, False),
+        (AttentionMask(), 1, False),
+        (AttentionMask(), 2, True),
+        (AttentionMask(window=6), 6, False),
+        (AttentionMask(window=5), 6, True),
+        (AttentionMask(causal=False), 3, False),
+        (AttentionMask(first=torch.tensor([0])), 6, True),
     ],
 )
 def test_masks_are_made_where_they_hide_something_else(
-    visible: Visibility, num_queries: int, needed: bool
+    visible: AttentionMask, num_queries: int, needed: bool
 ) -> None:
     assert visible.needs_mask(num_queries, 6) == needed
 
 
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="window"):
-        Visibility(causal=False, window=3)
+        AttentionMask(causal=False, window=3)
     with pytest.raises(ValueError, match="window"):
-        Visibility(window=0)
+        AttentionMask(window=0)
     x = torch.randn(1, 3, 4, 2)
     with pytest.raises(ValueError, match="multiple"):
-        attend(x, x[:, :2], x[:, :2], scale=1, visible=Visibility())
+        attend(x, x[:, :2], x[:, :2], scale=1, visible=AttentionMask())
     with pytest.raises(ValueError, match="last positions"):
-        attend(x, x[:, :, :2], x[:, :, :2], scale=1, visible=Visibility())
+        attend(x, x[:, :, :2], x[:, :, :2], scale=1, visible=AttentionMask())

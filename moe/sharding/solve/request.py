@@ -11,7 +11,7 @@ from moe.plan.cluster.cluster import Cluster, one_cluster_of
 from moe.sharding.hints.hints import Hint
 from moe.sharding.placement import MAX_AXES
 from moe.sharding.solve.own_cluster import own_cluster
-from moe.sharding.solve.progress import Progress
+from moe.sharding.solve.progress import PlanningProgress
 from moe.spec import Problem, SpecError
 from moe.spec.files import read_plain
 
@@ -32,7 +32,7 @@ class ShardingRequest:
     search: bool
     micro_batches: int | None
     recompute: bool | None
-    progress: Progress = field(default_factory=Progress)
+    progress: PlanningProgress = field(default_factory=PlanningProgress)
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):

@@ -7,7 +7,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from moe.data.conversations.conversation import Written
+from moe.data.conversations.conversation import RenderedText
 
 _SIGN_BYTES = 12
 
@@ -33,7 +33,7 @@ class GenerationMarks(Extension):
     def _wrap(self, caller: Callable[[], str]) -> str:
         return f"{self._begin}{caller()}{self._end}"
 
-    def strip_marks(self, text: str) -> Written:
+    def strip_marks(self, text: str) -> RenderedText:
         """The rendered text without its signs, and the stretches that they were around, empty ones too. Marks within
         marks are one."""
         plain, spans, depth, begins = "", list[tuple[int, int]](), 0, 0
@@ -48,4 +48,4 @@ class GenerationMarks(Extension):
                     if not depth:
                         spans.append((begins, len(plain)))
                 plain += part
-        return Written(plain, tuple(spans), by_marks=True)
+        return RenderedText(plain, tuple(spans), by_marks=True)

@@ -17,7 +17,7 @@ import psutil
 from pydantic import ValidationError
 
 from moe.spec import Problem, SpecError
-from service.planner.request import Answer, JobRequest, ModuleRequest, Request
+from service.planner.request import JobRequest, ModuleRequest, PlannerAnswer, Request
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_OUTPUT_BYTES = 2_000
@@ -26,7 +26,7 @@ LOOK_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Limits:
+class PlanningLimits:
     """Limits of one process; without any of them where it is the user's own."""
 
     timeout_s: float | None = None
@@ -39,7 +39,9 @@ class PlanningCancellation(Exception):
     """Planning was broken off, for no fault of the module."""
 
 
-def ask(task: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool = False) -> Answer:
+def ask(
+    task: JobRequest | ModuleRequest, limits: PlanningLimits, *, shows_output: bool = False
+) -> PlannerAnswer:
     """The answer of a process of its own. With `shows_output`, what the user's code prints goes to standard error.
 
     A module of the command line is looked for in the present folder, too; that of a job only where Python finds what is
@@ -64,7 +66,7 @@ def ask(task: JobRequest | ModuleRequest, limits: Limits, *, shows_output: bool 
 
 
 class _Child:
-    def __init__(self, request: Request, limits: Limits, shows_output: bool) -> None:
+    def __init__(self, request: Request, limits: PlanningLimits, shows_output: bool) -> None:
         self._limits = limits
         # A job's module has to be found where jobs run, of which this folder is none.
         flags = ["-P"] if request.job is not None else []
@@ -86,7 +88,7 @@ class _Child:
             stdin.write(request.model_dump_json().encode())
         self._answer, self._output = bytearray(), bytearray()
 
-    def answer(self, path: str, code: str) -> Answer:
+    def answer(self, path: str, code: str) -> PlannerAnswer:
         try:
             why = self._watch()
         finally:
@@ -94,7 +96,7 @@ class _Child:
         status = self._process.returncode
         with suppress(ValidationError):
             if why is None:
-                return Answer.model_validate_json(bytes(self._answer))
+                return PlannerAnswer.model_validate_json(bytes(self._answer))
         if why is None:
             output = self._output.decode(errors="replace").strip()
             cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

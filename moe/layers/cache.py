@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Kept(ABC):
+class LayerCache(ABC):
     """Memory of one layer for rows `[B]`, changed in place as they grow."""
 
     @abstractmethod
@@ -14,7 +14,7 @@ class Kept(ABC):
         """Keep these rows alone, in this order (int64 indices, also several times the same)."""
 
 
-class Columns(Kept):
+class KVCache(LayerCache):
     """Tensors `[B, ..., positions, width]` that grow by positions, each with room for as many as are to come: keys and
     values, or latents and turned keys.
 
@@ -28,7 +28,7 @@ class Columns(Kept):
     @classmethod
     def empty(
         cls, num_positions: int, window: int | None, like: Tensor, *shapes: tuple[tuple[int, ...], int]
-    ) -> "Columns":
+    ) -> "KVCache":
         """Room for so many positions, for tensors of shapes `[*leading, positions, width]`, given as (leading, width),
         on the device and in the dtype of `like`."""
         room = num_positions if window is None else min(num_positions, 2 * window)
@@ -67,7 +67,7 @@ class Columns(Kept):
         self._tensors = tuple(tensors)
 
 
-class DeltaState(Kept):
+class DeltaState(LayerCache):
     """State of linear attention, and the last inputs of its convolution; None before the first token."""
 
     def __init__(self) -> None:

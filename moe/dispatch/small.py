@@ -12,7 +12,7 @@ FEW_ROWS = 64
 """So many rows are put in order faster by the host than by a dozen operations on tensors."""
 
 
-def carry_few(x: Tensor, expert: Tensor, weight: Tensor, experts: LocalExperts) -> Tensor | None:
+def dispatch_small(x: Tensor, expert: Tensor, weight: Tensor, experts: LocalExperts) -> Tensor | None:
     """`[T, M]`: the sum of each token's K experts' outputs, in order of preference, times `weight` `[T, K]`; None where
     the experts want rows that fill up.
 

@@ -26,7 +26,7 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def from_first(ask: Callable[[], Any]) -> Any:
+def broadcast_from_rank0(ask: Callable[[], Any]) -> Any:
     """Rank 0's answer on every rank; the others are not asked, and wait for as long as rank 0 works, whatever the
     process group's timeout. What it raises is raised on rank 0, and RuntimeError on the others, so that none waits for
     it."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from moe.sharding.applied.accumulated import Steps, steps_of
+from moe.sharding.applied.accumulation import AccumulationPrograms, steps_of
 from moe.sharding.applied.batch import leaves_of
 from moe.sharding.capture.capture import TENSOR, CapturedGraph
 from moe.sharding.exchange.moves import Moves
@@ -16,9 +16,9 @@ from moe.sharding.operands import is_operator
 from moe.sharding.partition.buckets import put_in_buckets, with_buckets
 from moe.sharding.partition.program import Partitioner, Program, compile_program, forward_alone
 from moe.sharding.placement import WHOLE
-from moe.sharding.planned import of_words
+from moe.sharding.plan_records import of_words
+from moe.sharding.propagation.annotated_graph import AnnotatedGraph, annotate_graph
 from moe.sharding.propagation.assignment import Assignment
-from moe.sharding.propagation.named import AnnotatedGraph, annotate_graph
 from moe.sharding.rules.registry import Rules
 from moe.sharding.rules.rule import AxisOption
 from moe.sharding.sharding_plan import ShardingPlan
@@ -39,7 +39,7 @@ class Ready:
     """Shapes and dtypes of the batch's leaves, in order; other values as they are."""
     batch_tree: pytree.TreeSpec
     """How the batch's leaves are nested."""
-    steps: Steps | None = None
+    steps: AccumulationPrograms | None = None
     """Of a program over micro-batches."""
     options: dict[str, Any] | None = None
     """Of `torch.compile`, where it runs the program."""

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from moe.sharding.capture.capture import CapturedGraph, capture, device_of
-from moe.sharding.propagation.named import AnnotatedGraph, annotate_graph
+from moe.sharding.propagation.annotated_graph import AnnotatedGraph, annotate_graph
 from moe.sharding.rules.registry import Rules
-from moe.sharding.solve.asked import ShardingRequest
 from moe.sharding.solve.recompute import recompute_checkpointed
-from moe.sharding.solve.solved import Limits
+from moe.sharding.solve.request import ShardingRequest
+from moe.sharding.solve.solution import MemoryLimits
 
 SPARE = 1 / 16
 """Share of a device's memory that plans leave to what they do not count: tensors between operators, exchanges that are
@@ -21,7 +21,7 @@ class Subject:
     request: ShardingRequest
     capture: CapturedGraph
     annotated_graph: AnnotatedGraph
-    limits: Limits
+    limits: MemoryLimits
     without: frozenset[str]
     """Hints that are left out of account."""
 
@@ -33,5 +33,5 @@ def subject_of(request: ShardingRequest, without: frozenset[str] = frozenset()) 
     recompute_checkpointed(captured_graph)
     Rules(request.replicate).check(captured_graph.graph.graph)
     memory_bytes = request.cluster.memory_bytes * (1 - SPARE) - captured_graph.input_bytes
-    limits = Limits(memory_bytes, request.optimizer_slots)
+    limits = MemoryLimits(memory_bytes, request.optimizer_slots)
     return Subject(request, captured_graph, annotations, limits, without)

@@ -13,7 +13,7 @@ _UNIT_S = 1e-12
 """Seconds that each of these units costs: what is there for a while is said to be no more than it is."""
 
 
-class Room:
+class StepMemory:
     """What is held for a step, beside the most that is there for a while: operands and results of one operator, and
     what is computed again of one block."""
 

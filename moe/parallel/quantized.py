@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moe.parallel.accelerator import accelerator
-from moe.parallel.block_kernels import decoded_by_kernel
+from moe.parallel.block_kernels import dequantize_with_kernel
 from moe.spec.form import BLOCK, block_dim, num_codes, num_scales
 from moe.spec.parameter import Form, Parameter, Slices
 
@@ -33,7 +33,7 @@ _AT_ONCE_ELSEWHERE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Coding:
+class QuantScheme:
     """How a matrix is kept: its form, and the dimension that blocks lie along, with its whole length."""
 
     form: Form
@@ -41,7 +41,7 @@ class Coding:
     length: int
 
     @classmethod
-    def of(cls, parameter: Parameter) -> "Coding | None":
+    def of(cls, parameter: Parameter) -> "QuantScheme | None":
         """That of a parameter of a table; None where it is kept as other weights are."""
         if parameter.form == "full":
             return None
@@ -80,13 +80,13 @@ class Coding:
 
 
 @dataclass(frozen=True)
-class Coded:
+class QuantizedWeight:
     """A frozen matrix, or what a rank multiplies with of it, as it is kept."""
 
     codes: Tensor
     scales: Tensor | None
     """float32, one a block."""
-    coding: Coding
+    coding: QuantScheme
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ class Coded:
         return self.codes, self.scales
 
     @torch.no_grad()
-    def decoded(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The matrix in `dtype`, without a gradient; its values are float32, or bfloat16, whatever `dtype` is."""
         codes, scales, coding = self.codes.detach(), self.scales, self.coding
         if scales is None:
@@ -109,16 +109,16 @@ class Coded:
             block_codes = cut(codes, coding.codes_of(within, of_scales=False))
             scale = cut(scales.detach(), coding.codes_of(within, of_scales=True))
             first, end = within[coding.dim]
-            values = decoded_by_kernel(
+            values = dequantize_with_kernel(
                 block_codes, scale, form=coding.form, dim=coding.dim, length=end - first, dtype=dtype
             )
             if values is None:
-                values = decoded_plainly(block_codes, scale, coding, end - first)
+                values = dequantize_reference(block_codes, scale, coding, end - first)
             cut(matrix, within).copy_(values)
         return matrix
 
 
-def coded(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor | None]:
+def quantize(values: Tensor, coding: QuantScheme) -> tuple[Tensor, Tensor | None]:
     """(codes, scales) of whole blocks of a matrix, of any float dtype."""
     if coding.form == "bfloat16":
         return values.to(torch.bfloat16), None
@@ -138,7 +138,7 @@ def coded(values: Tensor, coding: Coding) -> tuple[Tensor, Tensor | None]:
     return (first << 4) | second, scales
 
 
-def decoded_plainly(codes: Tensor, scales: Tensor, coding: Coding, length: int) -> Tensor:
+def dequantize_reference(codes: Tensor, scales: Tensor, coding: QuantScheme, length: int) -> Tensor:
     """float32: so many values along the blocks' dimension, from the first block on."""
     if coding.form == "nf4":
         pairs = _pairs(codes.device).index_select(0, codes.reshape(-1).to(torch.int32))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moe.data.locations import Location
 from moe.interchange.catalog import MXFP4_BLOCK, Held
-from moe.interchange.headers import ITEM_BYTES, Entry
+from moe.interchange.headers import ITEM_BYTES, HeaderEntry
 from moe.spec.parameter import Slices
 
 DTYPES = {
@@ -50,7 +50,7 @@ class TensorReader:
             return self._mxfp4(weight, weight.scales, within)
         return self._fp8(weight, weight.scales, within)
 
-    def raw(self, entry: Entry, within: Slices) -> Tensor:
+    def raw(self, entry: HeaderEntry, within: Slices) -> Tensor:
         """A rectangle of a tensor as it lies in its file."""
         first, end = within[0] if within else (0, 1)
         row = prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
@@ -61,7 +61,7 @@ class TensorReader:
             rows = rows.narrow(dim, low, high - low)
         return rows
 
-    def _bytes(self, entry: Entry, begin: int, size: int) -> memoryview | bytearray:
+    def _bytes(self, entry: HeaderEntry, begin: int, size: int) -> memoryview | bytearray:
         location = self._files[entry.file]
         if location.protocol != "file":
             with location.raw() as stream:
@@ -75,7 +75,7 @@ class TensorReader:
         is_aligned = begin % ITEM_BYTES[entry.dtype] == 0
         return view if is_aligned else bytearray(view)
 
-    def _mxfp4(self, weight: Held, scales: Entry, within: Slices) -> Tensor:
+    def _mxfp4(self, weight: Held, scales: HeaderEntry, within: Slices) -> Tensor:
         """Blocks of 32 values along the inputs, the lower half of a byte first, times 2^(scale - 127); rows are
         outputs, and are turned."""
         experts, (low, high), rows = within
@@ -90,7 +90,7 @@ class TensorReader:
         begin = low - blocks[0] * MXFP4_BLOCK
         return decoded_values.narrow(2, begin, high - low).transpose(1, 2)
 
-    def _fp8(self, weight: Held, scales: Entry, within: Slices) -> Tensor:
+    def _fp8(self, weight: Held, scales: HeaderEntry, within: Slices) -> Tensor:
         """Values times the scale of their block."""
         blocks = [
             (first // size, -(-end // size)) for (first, end), size in zip(within, weight.block, strict=True)

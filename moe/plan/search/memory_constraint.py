@@ -7,16 +7,16 @@ from functools import cache, cached_property, partial
 from operator import add
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
-from moe.plan.cost.held import StateOptions
 from moe.plan.cost.memory import MemoryModel
+from moe.plan.cost.run_choices import StateOptions
 from moe.plan.degrees import Degrees
-from moe.plan.search.choices import Choices
+from moe.plan.search.choices import LayoutChoices
 
 
 class Ways(ABC):
     """Ways to run one shape, and those of them that fit."""
 
-    def __init__(self, choices: Choices, shape: Degrees) -> None:
+    def __init__(self, choices: LayoutChoices, shape: Degrees) -> None:
         self._choices = choices
         self.sizes = choices.micro_batches(shape)
         """Sizes of micro-batches, the largest first, and how often they come."""
@@ -44,11 +44,11 @@ class Ways(ABC):
         """The largest size of each recomputation that may fit."""
 
     @abstractmethod
-    def that_may_fit(self, run: Candidate) -> Iterable[int]:
+    def maybe_feasible(self, run: Candidate) -> Iterable[int]:
         """Numbers of the placements in which a run is not bound to take too much."""
 
     @abstractmethod
-    def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
+    def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
         """Numbers of these placements in which a run does fit."""
 
     @abstractmethod
@@ -56,10 +56,10 @@ class Ways(ABC):
         """Whether it fits, however rows travel."""
 
 
-class Room(Ways):
+class MemoryConstraint(Ways):
     """Ways to run one shape on devices of one kind, and those of them that fit."""
 
-    def __init__(self, choices: Choices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
+    def __init__(self, choices: LayoutChoices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
         super().__init__(choices, shape)
         self._memory, self._limit_bytes = memory, limit_bytes
         self._usable_bytes = limit_bytes - memory.allowance
@@ -79,7 +79,7 @@ class Room(Ways):
     def _may_fit(self, recompute: Recompute, number: int) -> bool:
         return not self._memory.exceeds_unplaced(self.run(recompute, number), self._usable_bytes)
 
-    def that_may_fit(self, run: Candidate) -> Iterator[int]:
+    def maybe_feasible(self, run: Candidate) -> Iterator[int]:
         """Numbers of the placements in which a run is not bound to take too much."""
         beside, states = (
             self._memory.beside_shares(run),
@@ -89,7 +89,7 @@ class Room(Ways):
             if max(map(add, state, beside)) <= self._usable_bytes:
                 yield number
 
-    def that_fit(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
+    def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
         """Numbers of these placements in which a run does fit."""
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:

@@ -8,7 +8,7 @@ from torch import nn
 
 from moe.parallel import Layout, apply, declare, freeze_parameters
 from moe.plan import fit_problems
-from moe.plan.degrees import Shards
+from moe.plan.degrees import ShardCounts
 from moe.plan.placement import placements_of
 from moe.spec import LanguageModelSpec, SpecError, TranslationModelSpec
 
@@ -42,5 +42,5 @@ def build_sharded(
     freeze_parameters(model, freeze)
     placements = layout.placements
     if placements is None:
-        placements = placements_of(spec, Shards.of(layout.degrees))
+        placements = placements_of(spec, ShardCounts.of(layout.degrees))
     return apply(model, placements, layout, {**blocks, "": "embeddings"}, seed)

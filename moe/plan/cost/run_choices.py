@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from moe.plan.candidate import Candidate, Recompute, Sharding
-from moe.plan.degrees import Degrees, Split
+from moe.plan.degrees import Degrees, WorkSplit
 
 
 class StateOptions(NamedTuple):
@@ -21,19 +21,19 @@ class StateOptions(NamedTuple):
         return cls(degrees, sharding if is_sharded else "parameters", recompute == "full")
 
 
-class Run(NamedTuple):
+class RunChoices(NamedTuple):
     """Choices of a candidate that the memory beside its state depends on."""
 
     pipeline: int
     virtual_stages: int
-    split: Split
+    split: WorkSplit
     groups: int
     num_micro_batches: int
     recompute: Recompute
     overlap: bool
 
     @classmethod
-    def of(cls, candidate: Candidate) -> "Run":
+    def of(cls, candidate: Candidate) -> "RunChoices":
         degrees, options = candidate.degrees, candidate.options
         return cls(
             degrees.pipeline, options.virtual_stages, degrees.split, options.micro_batch_groups,

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe.plan.search.spread import WITHIN_ERROR
-from moe.sharding.planned import PricedLayout
+from moe.sharding.plan_records import PricedLayout
 from moe.sharding.propagation.assignment import Assignment
 from moe.sharding.propagation.propagate import Propagation, PropagationResult
 from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.accumulate import Loop, classes_of, in_loop, pins_in_loop
 from moe.sharding.solve.bound import Bound, bound_by
 from moe.sharding.solve.candidates import meshes, runs
+from moe.sharding.solve.captured_request import Subject
 from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.recompute import with_recomputed_pins
-from moe.sharding.solve.search import Search
+from moe.sharding.solve.search import PlacementSearch
 from moe.sharding.solve.simple import LayoutName, simple_layouts
-from moe.sharding.solve.solved import ShardingSolution
-from moe.sharding.solve.subject import Subject
+from moe.sharding.solve.solution import ShardingSolution
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ def _on_mesh(
         begin, alike = [in_loop(assignment, loop, count) for assignment in begin], classes_of(loop, pins)
         simple = [(layout, in_loop(assignment, loop, count)) for layout, assignment in simple]
     costs = Costs(request.cluster, (*([] if loop is None else [count]), *degrees.values()), loop)
-    inner = Search(
+    inner = PlacementSearch(
         capture,
         costs,
         rules,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from moe.export.trained import TrainedModel
+from moe.export.trained_model import TrainedModel
 from moe.parallel import Layout
 from moe.spec import model_spec
 from moe.storage.home import expand_home

@@ -6,7 +6,7 @@ from moe.sharding.propagation.assignment import Assignment
 
 
 @dataclass(frozen=True)
-class Limits:
+class MemoryLimits:
     """Memory that a rank may use, and what each byte of a trained parameter costs beside itself."""
 
     memory_bytes: float

@@ -14,7 +14,7 @@ PADDING = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Visibility:
+class AttentionMask:
     """Visibility of all L positions to the last N of them. A position always sees itself, and padding nothing else.
 
     One is made for each pass over a batch: masks are made once, when the first layer asks, and shared by all layers,
@@ -38,7 +38,7 @@ class Visibility:
                 f"window (={self.window}) must be at least 1, and needs causal attention; leave it out"
             )
 
-    def within(self, window: int | None) -> "Visibility":
+    def within(self, window: int | None) -> "AttentionMask":
         """The same of a layer with this window, or with none."""
         return self if window == self.window else replace(self, window=window)
 

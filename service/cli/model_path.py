@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC
-from moe.train.checkpoint.whole import NoCheckpoint, fault_of, newest_whole
+from moe.train.checkpoint.newest import NoCheckpoint, fault_of, newest_whole
 from service.cli.failures import CommandError, Misuse
 from service.cli.local import DEMO_FOLDER, settings_for
 from service.cli.server import require_id
@@ -18,7 +18,7 @@ from service.client.errors import BadToken, BadUrl
 from service.wire.uses import refusal
 
 if TYPE_CHECKING:
-    from moe.export.trained import TrainedModel
+    from moe.export.trained_model import TrainedModel
 
 
 def newest_checkpoint(job: str, url: str | None, state_dir: Path | None) -> str:
@@ -75,8 +75,8 @@ def _fields(config: Path) -> dict[str, object]:
 def load_model(checkpoint: str) -> "TrainedModel":
     """The model of a checkpoint's or an exported model's folder. Raises Misuse where it is no model's, CommandError
     where it is not whole."""
-    from moe.export.exported import ExportError  # torch: seconds, so only once there is something to load
     from moe.export.load import load_trained
+    from moe.export.model_folder import ExportError  # torch: seconds, so only once there is something to load
     from moe.train.checkpoint.checkpointer import CheckpointError
 
     try:
