@@ -41,7 +41,7 @@ def contenders(
     found: list[Contender] = []
     for name, num_chunks in (("shardyard", 1), ("shardyard, in 2 chunks", 2)):
         spec = shape.spec(**fields)
-        weights = placed(spec.parameters(), ShardCounts.of(layout.degrees))
+        weights = placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees))
         layer = apply(MoELayer(spec, layer=1), weights, replace(layout, num_chunks=num_chunks))
         layer.experts.costs = measure(layer.experts.w_in.detach())
         run: Callable[[Tensor], Tensor] = lambda x, layer=layer: layer(x)[0]  # noqa: E731

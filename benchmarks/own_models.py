@@ -106,7 +106,7 @@ def compared(name: str) -> dict[str, Any]:
     preset, batch_tokens, parts = CASES[name]
     cluster = Cluster.model_validate(parts)
     spec = job(preset, batch_tokens, cluster.num_devices)
-    chosen, module, sample = plan_job(spec, cluster), TranslationLoss.of(spec.model), sample_of(spec)
+    chosen, module, sample = plan_job(spec, cluster), TranslationLoss.on_meta(spec.model), sample_of(spec)
     began = time.perf_counter()
     free = sharding.plan(module, sample, cluster)
     seconds = time.perf_counter() - began

@@ -117,7 +117,9 @@ def of_any_module() -> None:
     assert isinstance(spec, TranslationModelSpec)
     sides = [torch.empty(PAIRS, TOKENS, dtype=torch.int64, device="meta") for _ in range(3)]
     cluster = Cluster(num_nodes=1, devices_per_node=8, device="h100")
-    found = sharding.plan(TranslationLoss.of(spec), [*sides, torch.tensor(0)], cluster, mesh={"devices": 8})
+    found = sharding.plan(
+        TranslationLoss.on_meta(spec), [*sides, torch.tensor(0)], cluster, mesh={"devices": 8}
+    )
     found.draw(FOLDER / "sharding.svg")
     print("written to docs/pictures/sharding.svg")
 

@@ -40,7 +40,7 @@ def model_for(devices: int) -> TranslationLoss:
     model = {
         "preset": BLOCK, "num_encoder_layers": 2, "num_decoder_layers": 2, "moe": {"num_experts": devices},
     }  # fmt: skip
-    return TranslationLoss.of(TranslationModelSpec.model_validate(model))
+    return TranslationLoss.on_meta(TranslationModelSpec.model_validate(model))
 
 
 def batch_for(devices: int) -> tuple[torch.Tensor, ...]:
@@ -79,7 +79,7 @@ def largest() -> dict[str, Any]:
     """The plan of the model of 10^12 parameters, of all meshes that the planner looks at."""
     spec = TranslationModelSpec.model_validate({"preset": LARGEST})
     began = time.perf_counter()
-    plan = sharding.plan(TranslationLoss.of(spec), batch_for(2048), h100s(2048))
+    plan = sharding.plan(TranslationLoss.on_meta(spec), batch_for(2048), h100s(2048))
     return {
         "model": LARGEST,
         "parameters": spec.num_parameters(),

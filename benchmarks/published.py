@@ -262,7 +262,7 @@ def table_of_the_paper() -> list[str]:
         "|---|---|---|---|---|",
     ]
     for row in PAPER:
-        predicted = row.search.time.of(row.candidate)
+        predicted = row.search.time.estimate(row.candidate)
         published = 1 / row.steps_per_s
         lines.append(
             f"| {row.num_experts}, {row.num_layers} | {published:.2f} | {predicted.step_s:.2f} | "

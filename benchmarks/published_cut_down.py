@@ -72,7 +72,7 @@ class CutDown:
     def predicted_gib(self) -> float:
         """Without what is left to the framework and to fragmentation."""
         search, candidate = self.search(4)
-        memory = search.memory.of(candidate)
+        memory = search.memory.estimate(candidate)
         return (memory.total - memory.allowance) / 2**30
 
     def predicted_ms(self, num_micro_batches: int) -> float:

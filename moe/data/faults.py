@@ -37,7 +37,7 @@ class Faults:
         self._kinds: dict[tuple[str, str], _FaultKind] = {}
 
     @classmethod
-    def of(cls, data: object, deadline: float | None = None) -> "Faults":
+    def from_spec(cls, data: object, deadline: float | None = None) -> "Faults":
         """An empty collection that stops or skips as the corpus's spec says."""
         assert isinstance(data, BadRecordsFields)
         return cls(skips=data.on_bad == "skip", max_share=data.max_bad_share, deadline=deadline)

@@ -21,7 +21,7 @@ class Records(Protocol):
 
 def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Iterator[Problem]:
     corpus = _corpus(data, roots)
-    faults = Faults.of(data, deadline)
+    faults = Faults.from_spec(data, deadline)
     try:
         with suppress(OutOfTime):
             for _ in corpus.records(faults):

@@ -80,7 +80,7 @@ class _ExpertOrder:
     work: Work
 
     @classmethod
-    def of(cls, arriving: Tensor, work_on: WorkOn, device: torch.device) -> "_ExpertOrder":
+    def from_arriving(cls, arriving: Tensor, work_on: WorkOn, device: torch.device) -> "_ExpertOrder":
         by_expert, by_rank = orders(arriving, device)
         counts = arriving.sum(0).tolist()
         work, filling = work_on(counts), None
@@ -118,7 +118,7 @@ class _ExchangeRows(torch.autograd.Function):
         settings: ExpertSettings,
         *tensors: Tensor | None,
     ) -> Tensor:
-        weights, over = ExpertWeights.of(tensors, settings).narrow(rows.dtype), exchange.over
+        weights, over = ExpertWeights.from_tensors(tensors, settings).narrow(rows.dtype), exchange.over
         forward_tensors: list[Tensor | None] = []
         works: list[Work] = []
         returning: list[OnTheWay] = []
@@ -126,7 +126,7 @@ class _ExchangeRows(torch.autograd.Function):
         first = exchange.first
         exchange = replace(exchange, first=None)  # so that the context of the backward pass holds no rows
         for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale), first):
-            order = _ExpertOrder.of(chunk.arriving, exchange.work_on, rows.device)
+            order = _ExpertOrder.from_arriving(chunk.arriving, exchange.work_on, rows.device)
             x, weight = order.arrange(*_unpack(on_way.wait(), scale.dtype))
             y, products = forward_pass(x, weight, weights, order.work)
             if returning:
@@ -148,7 +148,7 @@ class _ExchangeRows(torch.autograd.Function):
         over, d_out = exchange.over, gradients[0].contiguous()
         saved_tensors = ctx.saved_tensors  # once: recomputation gives them out only once
         tensors, forward_tensors = saved_tensors[: ctx.num_weights], saved_tensors[ctx.num_weights :]
-        weights = ExpertWeights.of(tensors, settings)
+        weights = ExpertWeights.from_tensors(tensors, settings)
         weight_gradients = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
         returning: list[OnTheWay] = []
         back: list[Tensor] = []
@@ -163,7 +163,7 @@ class _ExchangeRows(torch.autograd.Function):
                 x, weight, up, gate, by_expert, by_rank, filling = of_chunk
                 order = _ExpertOrder(by_expert, by_rank, filling, ctx.works[number])
             else:
-                order = _ExpertOrder.of(chunk.arriving, exchange.work_on, d_out.device)
+                order = _ExpertOrder.from_arriving(chunk.arriving, exchange.work_on, d_out.device)
                 (x, weight), up, gate = order.arrange(*_unpack(resent.wait(), ctx.scale_dtype)), None, None
             d_y = order.lay_out(gradient_on_way.wait())
             d_x, d_weight = backward_pass(d_y, x, weight, weights, (up, gate), order.work, weight_gradients)

@@ -75,7 +75,7 @@ def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[
     b_out = tensors[4]
     if b_out is not None and not mesh.is_first(hidden_axes):
         tensors[4] = torch.zeros_like(b_out)  # added once
-    experts = _GivenExperts(ExpertWeights.of(tensors), build_activation(activation, settings))
+    experts = _GivenExperts(ExpertWeights.from_tensors(tensors), build_activation(activation, settings))
     num_here, dispatch = tensors[0].shape[0], LocalDispatcher()
     if exchange_axis is not None:
         over = MeshRows(mesh, exchange_axis)

@@ -45,7 +45,7 @@ class Cost:
     row_multiple: int = 1
     """A multiple of this many rows is multiplied for each expert, or of more where these are many."""
 
-    def of(self, products: GroupedProducts, counts: list[int]) -> float:
+    def seconds(self, products: GroupedProducts, counts: list[int]) -> float:
         """Seconds for experts that have `counts` rows, multiplied by the backend whose cost this is."""
         return self.fixed_s + self.per_row_s * sum(products.multiplied(counts, self.row_multiple))
 
@@ -64,7 +64,7 @@ class Shape:
     """That of one product an expert, as `Cost` has it."""
 
     @classmethod
-    def of(cls, w_in: Tensor) -> "Shape":
+    def from_weight(cls, w_in: Tensor) -> "Shape":
         """That of experts whose first matrices are `w_in` `[E, M, H]`."""
         name = accelerator(w_in.device).name
         device = f"cpu {processor()}" if name is None else name
@@ -105,7 +105,7 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
         return BACKENDS["segments"]
     padded_counts = BACKENDS["batched"].padded(counts)
     predicted_s = {
-        name: cost.of(BACKENDS[name], counts)
+        name: cost.seconds(BACKENDS[name], counts)
         for name, cost in costs.items()
         if name != "batched" or sum(padded_counts) <= MAX_PADDING * rows or len(costs) == 1
     }
@@ -165,7 +165,7 @@ def _seconds(backends: list[str], w_in: Tensor, rows_each: int, num_rounds: int)
 def stored_or_measured(w_in: Tensor, folder: Path) -> Costs:
     """The costs for experts like `w_in`, from `folder`, or measured now and stored there. A folder that cannot be
     written costs a measurement each time."""
-    path = folder / f"{Shape.of(w_in).key}.json"
+    path = folder / f"{Shape.from_weight(w_in).key}.json"
     return _read(path) or _store(path, measure(w_in))
 
 

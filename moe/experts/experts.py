@@ -120,7 +120,9 @@ class Experts(nn.Module):
         codings = (
             matrix.coding if isinstance(matrix, QuantizedWeight) else None for matrix in self._in_and_out
         )
-        return ExpertWeights.of(tensors, ExpertSettings(self._b_out_first, self.lora_scale, *codings))
+        return ExpertWeights.from_tensors(
+            tensors, ExpertSettings(self._b_out_first, self.lora_scale, *codings)
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -207,7 +207,7 @@ class _ExpertFeedForward(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, scale: Tensor, work: Work, settings: ExpertSettings, *tensors: Tensor | None
     ) -> Tensor:
-        weights = ExpertWeights.of(tensors, settings).narrow(x.dtype)
+        weights = ExpertWeights.from_tensors(tensors, settings).narrow(x.dtype)
         out, intermediates = forward_pass(x, scale, weights, work)
         ctx.save_for_backward(x, scale, *intermediates, *weights.tensors)
         ctx.settings, ctx.parameters = (work, settings), tensors
@@ -217,7 +217,7 @@ class _ExpertFeedForward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, up, gate, *tensors = ctx.saved_tensors
         work, settings = ctx.settings
-        weights = ExpertWeights.of(tensors, settings)
+        weights = ExpertWeights.from_tensors(tensors, settings)
         weight_gradients = WeightGradients(ctx.parameters)
         d_x, d_scale = backward_pass(
             gradients[0].contiguous(), x, scale, weights, (up, gate), work, weight_gradients

@@ -58,7 +58,7 @@ class ExpertWeights:
     settings: ExpertSettings = ExpertSettings()
 
     @classmethod
-    def of(
+    def from_tensors(
         cls, tensors: Sequence[Tensor | None], settings: ExpertSettings = ExpertSettings()
     ) -> "ExpertWeights":
         """From `tensors`, as autograd functions take and give them; the last ones may be left out."""
@@ -119,7 +119,7 @@ class ExpertWeights:
         matrices = [None if getattr(self, name) is None else self.matrix(name, dtype) for name in names]
         vectors_and_adapters = (*self.own[len(names) :], *self.adapters)
         settings = replace(self.settings, coded_in=None, coded_out=None)
-        return self.of(
+        return self.from_tensors(
             [None if tensor is None else tensor.to(dtype) for tensor in (*matrices, *vectors_and_adapters)],
             settings,
         )
@@ -127,7 +127,7 @@ class ExpertWeights:
     def narrow(self, dtype: torch.dtype) -> "ExpertWeights":
         """In `dtype`, without gradients: the copies that are kept, where there are some. Codes stay as they are."""
         as_kept = {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_coded else set[int]()
-        return self.of(
+        return self.from_tensors(
             [
                 tensor if tensor is None or id(tensor) in as_kept else narrow(tensor, dtype)
                 for tensor in self.tensors

@@ -35,4 +35,4 @@ def load_base(
             raise FileNotFoundError(name)
         return files[name]
 
-    return LanguageGenerator.of(model, max_tokens, read)
+    return LanguageGenerator.from_files(model, max_tokens, read)

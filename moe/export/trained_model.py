@@ -47,10 +47,12 @@ class TrainedModel:
         no run's, whoever sealed it, or of a user's own module, whose code is not called.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
-        return cls.of(Folder(parent or "."), name, device)
+        return cls.from_checkpoint(Folder(parent or "."), name, device)
 
     @classmethod
-    def of(cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu") -> "TrainedModel":
+    def from_checkpoint(
+        cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu"
+    ) -> "TrainedModel":
         """As `load`, of one by its name in the folder of a job's checkpoints."""
         step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.below(name)
         try:

@@ -152,7 +152,7 @@ class AdapterFolder:
             rows = layouts[-1] if layouts else []
             if len(rows) != 1:
                 continue
-            place = AdapterPlace.of(rows[0], layer, is_module=False)
+            place = AdapterPlace.from_row(rows[0], layer, is_module=False)
             has = f"{PREFIX}{place.module}.lora_A.weight" in self.tensors
             if (
                 place.parameter in (FIRST, SECOND)

@@ -33,7 +33,7 @@ class AdapterPlace:
     other feed-forward layers too, since PEFT takes modules called `gate_proj` there for experts that it has to fuse."""
 
     @classmethod
-    def of(cls, row: TensorRow, layer: int | None, *, is_module: bool) -> "AdapterPlace":
+    def from_row(cls, row: TensorRow, layer: int | None, *, is_module: bool) -> "AdapterPlace":
         """That of a tensor of theirs, whose module is wrapped as a whole or not."""
         module, _, last = row.name_in(layer).rpartition(".")
         within = row.their_name.rpartition("{layer}.")[2].rpartition(".")[0]
@@ -73,7 +73,7 @@ def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
             problems.append(_inexpressible(matrix.name, family))
             continue
         row, sizes = rows[0], {**sizes_of(spec), "rank": spec.adapter.rank}
-        place = AdapterPlace.of(row, layer, is_module=spec.moe is None or ".attention." in matrix.name)
+        place = AdapterPlace.from_row(row, layer, is_module=spec.moe is None or ".attention." in matrix.name)
         for half, (shape, our_pattern, their_pattern) in _patterns(
             matrix, row.patterns(len(matrix.shape), sizes), table
         ).items():

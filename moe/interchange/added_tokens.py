@@ -27,7 +27,7 @@ def with_added_tokens(tokenizer: bytes, beside: Mapping[str, bytes], place: str)
     if not beside.keys() & {TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_TOKENS_MAP}:
         return tokenizer
     content = _object(tokenizer)
-    vocabulary = _Vocabulary.of(content)
+    vocabulary = _Vocabulary.from_content(content)
     if vocabulary is None:
         return tokenizer  # what is wrong with it is found when it is tried
     declarations = _TokenDeclarations(beside, vocabulary, place)
@@ -58,7 +58,7 @@ class _Vocabulary:
         return list(self._by_text.values())
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "_Vocabulary | None":
+    def from_content(cls, content: Mapping[str, Any]) -> "_Vocabulary | None":
         """The vocabulary of a `tokenizer.json`; None where it has none that can be read."""
         model, added_tokens = content.get("model"), content.get("added_tokens")
         entries = model.get("vocab") if isinstance(model, dict) else None

@@ -19,7 +19,7 @@ class DropoutKey:
     """int64, of the rows that a matrix is given, `[...]` for x `[..., in]`: their tokens' global positions."""
 
     @classmethod
-    def of(cls, tokens: TokenContext, ids: Tensor) -> "DropoutKey | None":
+    def from_tokens(cls, tokens: TokenContext, ids: Tensor) -> "DropoutKey | None":
         """Draws of a pass in training; there are none in any other."""
         return cls(tokens, ids) if tokens.training else None
 
@@ -52,7 +52,7 @@ class Dropped:
     dropout: AdapterDropout
     draws: DropoutKey
 
-    def of(self, x: Tensor) -> Tensor:
+    def apply_to(self, x: Tensor) -> Tensor:
         """`x` `[..., in]` with entries zeroed, and the rest scaled up."""
         if is_capturing():
             raise ValueError("a model must be captured without adapters' dropout; set adapter.dropout to 0")

@@ -80,7 +80,7 @@ class _ActivatedLinear(torch.autograd.Function):
         )
         if a is None or b is None or scale == 0:
             return y
-        hidden_states = hidden_states if dropout is None else dropout.of(hidden_states)
+        hidden_states = hidden_states if dropout is None else dropout.apply_to(hidden_states)
         return add_product(y, product(hidden_states, a.t()), b.t(), scale)
 
     @staticmethod
@@ -95,13 +95,13 @@ class _ActivatedLinear(torch.autograd.Function):
         d_hidden, d_a, d_b = product(d_y, w), None, None
         if a is not None:
             d_low = product(d_y, b).mul_(scale)
-            adapter_input = hidden_states if dropout is None else dropout.of(hidden_states)
+            adapter_input = hidden_states if dropout is None else dropout.apply_to(hidden_states)
             d_a = product(d_low.t(), adapter_input)
             d_b = product(d_y.t(), product(adapter_input, a.t()).mul_(scale))
             if dropout is None:
                 add_product(d_hidden, d_low, a)
             else:
-                d_hidden += dropout.of(product(d_low, a))
+                d_hidden += dropout.apply_to(product(d_low, a))
             del adapter_input
         del hidden_states, w
         d_up, d_gate = activation.backward(d_hidden, up, gate, gate_activation)

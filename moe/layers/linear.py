@@ -141,7 +141,7 @@ class _DroppedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, a: Tensor, dropped: Dropped) -> Tensor:
         ctx.save_for_backward(x, a)
         ctx.dropped = dropped
-        return product(_flat(dropped.of(x)), a.t()).view(*x.shape[:-1], a.shape[0])
+        return product(_flat(dropped.apply_to(x)), a.t()).view(*x.shape[:-1], a.shape[0])
 
     @staticmethod
     @once_differentiable
@@ -149,9 +149,9 @@ class _DroppedLinear(torch.autograd.Function):
         (x, a), d_x, d_a = ctx.saved_tensors, None, None
         d_low = _flat(d_low)
         if ctx.needs_input_grad[0]:
-            d_x = ctx.dropped.of(product(d_low, a).view_as(x))
+            d_x = ctx.dropped.apply_to(product(d_low, a).view_as(x))
         if ctx.needs_input_grad[1]:
-            d_a = product(d_low.t(), _flat(ctx.dropped.of(x)))
+            d_a = product(d_low.t(), _flat(ctx.dropped.apply_to(x)))
         return d_x, d_a, None
 
 

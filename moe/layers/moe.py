@@ -105,9 +105,9 @@ class MoELayer(nn.Module):
         ids_GS, tokens = _in_groups(shape, tokens, self.spec.group_tokens, x.device)
         if some_padded:
             assert tokens.padding is not None
-            padded_T = shares.of(tokens.padding.reshape(-1)[: shares.num_tokens])
+            padded_T = shares.take(tokens.padding.reshape(-1)[: shares.num_tokens])
             x_TM = x_TM.masked_fill(padded_T[:, None], 0.0)  # what they hold times zero need not be zero
-        ids_T = shares.of(ids_GS.reshape(-1)[: shares.num_tokens])
+        ids_T = shares.take(ids_GS.reshape(-1)[: shares.num_tokens])
         logits_TE = shares.gather(self._logits(x_TM, ids_T, tokens))
         logits_GSE = _fill_up(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
         route, dispatch = (self.route, self.dispatch) if not is_capturing() else self._operators()
@@ -116,7 +116,7 @@ class MoELayer(nn.Module):
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
         y_TM = dispatch(x_TM, routing.choices.of_tokens(shares.first, shares.stop), self.experts)
         if self.shared is not None:
-            y_TM = y_TM + self.shared(x_TM, DropoutKey.of(tokens, ids_T))
+            y_TM = y_TM + self.shared(x_TM, DropoutKey.from_tokens(tokens, ids_T))
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
         y_TM = y_TM if among is None else among.gather_results(y_TM)
         # No view to autograd, so that it may be changed in place: FSDP's hook that gathers parameters for the backward
@@ -201,7 +201,7 @@ class MoELayer(nn.Module):
         # Not x · router: that has a transposed tall x in its backward pass, which takes BLAS five times as long.
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
         logits_TE = functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
-        return self._add_router_adapter(logits_TE, x_TM, DropoutKey.of(tokens, ids_T))
+        return self._add_router_adapter(logits_TE, x_TM, DropoutKey.from_tokens(tokens, ids_T))
 
     def _add_router_adapter(self, logits_TE: Tensor, x_TM: Tensor, draws: DropoutKey | None = None) -> Tensor:
         a, b, dropout = self.router_lora_a, self.router_lora_b, self.router_dropout

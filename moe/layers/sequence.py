@@ -33,7 +33,7 @@ class PassRows:
         """Those of this rank's share of the tokens."""
         if self.draws is None:
             return None
-        return replace(self.draws, ids=self.shares.of(self.draws.ids.reshape(-1)))
+        return replace(self.draws, ids=self.shares.take(self.draws.ids.reshape(-1)))
 
     def within(self, label: str) -> "PassRows":
         """The same, with the layer's name in what a failed collective says."""

@@ -84,7 +84,7 @@ def _begin(
 ) -> None:
     """Initial values of a parameter of ones that is called `name`, or of a part of it, keyed by (seed, path, element);
     those of codes and scales are of the matrix that they are of."""
-    coding = QuantScheme.of(declaration)
+    coding = QuantScheme.from_parameter(declaration)
     if coding is None:
         _draw(values, declaration, seed, path, whole, first)
         return
@@ -125,7 +125,7 @@ def matrix_of(module: nn.Module, name: str) -> Tensor | QuantizedWeight:
     """A module's own matrix of this name, as it is kept."""
     codes: Tensor = getattr(module, name)
     declaration = _declared_in(module).get(name)
-    if declaration is None or (coding := QuantScheme.of(declaration)) is None:
+    if declaration is None or (coding := QuantScheme.from_parameter(declaration)) is None:
         return codes
     return QuantizedWeight(codes, getattr(module, name + SCALES, None), coding)
 
@@ -136,7 +136,7 @@ def codings_of(model: nn.Module) -> dict[str, QuantScheme]:
         f"{path}.{name}".removeprefix("."): coding
         for path, module in model.named_modules()
         for name, declaration in _declared_in(module).items()
-        if not name.endswith(SCALES) and (coding := QuantScheme.of(declaration)) is not None
+        if not name.endswith(SCALES) and (coding := QuantScheme.from_parameter(declaration)) is not None
     }
 
 

@@ -41,7 +41,7 @@ class QuantScheme:
     length: int
 
     @classmethod
-    def of(cls, parameter: Parameter) -> "QuantScheme | None":
+    def from_parameter(cls, parameter: Parameter) -> "QuantScheme | None":
         """That of a parameter of a table; None where it is kept as other weights are."""
         if parameter.form == "full":
             return None

@@ -64,7 +64,7 @@ class SequenceShard:
     def stop(self) -> int:
         return min(self.first + self.share_size, self.num_tokens)
 
-    def of(self, tokens: Tensor) -> Tensor:
+    def take(self, tokens: Tensor) -> Tensor:
         """This rank's share of `tokens` `[T, ...]`, which all of them have."""
         return tokens if self.group is None else tokens[self.first : self.stop]
 
@@ -131,7 +131,7 @@ def _all_reduce(part: Tensor, shares: SequenceShard) -> Tensor:
 
 
 def _take_share(tokens: Tensor, shares: SequenceShard) -> Tensor:
-    return shares.of(tokens)
+    return shares.take(tokens)
 
 
 def _fill_up(rows: Tensor, num_rows: int) -> Tensor:

@@ -14,7 +14,7 @@ class Causes:
     def __init__(self, first: Plan, second: Plan, ranks_per_node: int | None = None) -> None:
         self._first, self._second, self._node = first, second, ranks_per_node
 
-    def of(self, kind: str, is_more: bool) -> str:
+    def cause(self, kind: str, is_more: bool) -> str:
         """The cause for more, or less, of a kind of time; empty where there is none to tell."""
         if self._first.module is not None or self._second.module is not None:
             return ""

@@ -164,7 +164,7 @@ def sentences(
     for place, kind in enumerate(largest):
         seconds = -comparison.time[kind].difference
         if place < LARGEST and abs(seconds) >= least and seconds:
-            cause = causes.of(kind, seconds > 0)
+            cause = causes.cause(kind, seconds > 0)
             lines.append(f"{kind_of_time(kind)}: {_more_seconds(seconds)}{f': {cause}' if cause else ''}")
         else:
             rest += seconds

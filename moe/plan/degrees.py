@@ -28,7 +28,7 @@ class ShardCounts(NamedTuple):
     expert_fsdp: int = 1
 
     @classmethod
-    def of(cls, degrees: Mapping[str, int]) -> "ShardCounts":
+    def from_degrees(cls, degrees: Mapping[str, int]) -> "ShardCounts":
         """By axis; 1 where it is left out."""
         return cls(*(degrees.get(axis, 1) for axis in cls._fields))
 

@@ -89,7 +89,7 @@ class Placements:
             self._of[key] = placement
             self._unused_keys.add(key)
 
-    def of(self, path: str, shape: Sequence[int]) -> Placement:
+    def placement(self, path: str, shape: Sequence[int]) -> Placement:
         """That of one parameter. Raises SpecError where there is none."""
         for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
             if (placement := self._of.get(key)) is not None:

@@ -42,5 +42,5 @@ def build_sharded(
     freeze_parameters(model, freeze)
     placements = layout.placements
     if placements is None:
-        placements = placements_of(spec, ShardCounts.of(layout.degrees))
+        placements = placements_of(spec, ShardCounts.from_degrees(layout.degrees))
     return apply(model, placements, layout, {**blocks, "": "embeddings"}, seed)

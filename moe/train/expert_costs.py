@@ -32,7 +32,7 @@ def decide(
         shape_costs = []
         for shape in shapes:
             w_in = torch.ones(shape, dtype=dtype, device=device)
-            key = Shape.of(w_in).key
+            key = Shape.from_weight(w_in).key
             if key not in _read_costs(run):
                 new_costs = to_json(stored_or_measured(w_in, cache))
                 costs_by_key = {

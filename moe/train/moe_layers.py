@@ -22,7 +22,7 @@ class LayerFacts:
     z_coefficient: float
 
     @classmethod
-    def of(cls, layer: MoELayer) -> "LayerFacts":
+    def from_layer(cls, layer: MoELayer) -> "LayerFacts":
         coefficient, _ = layer.spec.routing.auxiliary_loss
         return cls(layer.layer, layer.spec.num_experts, coefficient, layer.spec.z_coefficient)
 
@@ -41,7 +41,7 @@ class MoELayers:
             ):
                 raise ValueError(f"two MoE layers have the number {module.layer}; give each its own")
         facts_by_rank = plain_collectives.all_gather_json(
-            [vars(LayerFacts.of(layer)) for layer in self.local_layers.values()]
+            [vars(LayerFacts.from_layer(layer)) for layer in self.local_layers.values()]
         )
         facts_by_number = {
             facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank

@@ -106,7 +106,7 @@ def _load(load: Load) -> "Generator":
     checkpoints, faults = storage.below(markers.FOLDER), list[str]()
     for name in markers.list_committed(checkpoints):
         try:
-            return TrainedModel.of(checkpoints, name).generator
+            return TrainedModel.from_checkpoint(checkpoints, name).generator
         except CheckpointError as error:
             faults.append(str(error))
     raise _CannotLoad(

@@ -50,7 +50,9 @@ class Dashboard:
             assert shell.stdin is not None
             assert shell.stdout is not None
             try:
-                dashboard = replace(self, process=Process.of(psutil.Process(int(shell.stdout.readline()))))
+                dashboard = replace(
+                    self, process=Process.from_psutil(psutil.Process(int(shell.stdout.readline())))
+                )
                 record(dashboard)
                 shell.stdin.write(b"recorded\n")
             except (psutil.NoSuchProcess, ValueError, BrokenPipeError):

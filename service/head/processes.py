@@ -19,7 +19,7 @@ class Process:
     name: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, process: psutil.Process) -> "Process":
+    def from_psutil(cls, process: psutil.Process) -> "Process":
         """Raises psutil.NoSuchProcess."""
         return cls(process.pid, _start_time(process), process.name())
 
@@ -43,7 +43,7 @@ def session_members(session: int) -> Iterator[Process]:
     for process in psutil.process_iter():
         try:
             if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                yield Process.of(process)
+                yield Process.from_psutil(process)
         except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
             continue
 
@@ -60,7 +60,7 @@ def descendants(process: psutil.Process) -> Iterator[Process]:
         return
     for child in children:
         try:
-            yield Process.of(child)
+            yield Process.from_psutil(child)
         except psutil.NoSuchProcess:
             continue
 

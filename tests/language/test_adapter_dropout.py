@@ -223,9 +223,9 @@ def test_a_model_is_captured_without_it() -> None:
     draws = DropoutKey(TokenContext(), torch.arange(4))
     dropped = AdapterDropout(0.1, "layers.0.attention.query.weight").by(draws)
     assert dropped is not None
-    assert dropped.of(torch.ones(4, 3)).shape == (4, 3)
+    assert dropped.apply_to(torch.ones(4, 3)).shape == (4, 3)
     with capturing(), pytest.raises(ValueError, match=r"set adapter\.dropout to 0"):
-        dropped.of(torch.ones(4, 3))
+        dropped.apply_to(torch.ones(4, 3))
 
 
 @pytest.mark.parametrize("targets", [["*.attention.*"], None, ["*.attention.*", "*.router"]])

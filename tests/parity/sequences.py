@@ -70,7 +70,9 @@ def rank_sequences(
         first = min(here.start + index * each, here.stop)
         of = slice(first * rows_per_group, min(first + each, here.stop) * rows_per_group)
         context = SequenceContext(None, step_number, 5, True, of.start, rows_per_group, counts)
-        micro_batches.append(SequencesBatch.of(SequenceRows(*(part[of] for part in rows)), context, layout))
+        micro_batches.append(
+            SequencesBatch.from_part(SequenceRows(*(part[of] for part in rows)), context, layout)
+        )
     num_targets = int((rows.labels >= 0).sum())
     if learned == PAIRS:
         num_targets = int(((rows.documents.max(1) + 1) // 2).sum())

@@ -135,7 +135,7 @@ def test_of_adapters_it_has_the_bytes_that_were_predicted(ranks: Pools, number: 
         else [bytes_here(model, plan)]
     )
     cluster = Cluster(num_nodes=1, devices_per_node=4, device="h100")
-    memory = MemoryModel(spec, cluster, OURS).of(Candidate(plan.degrees, plan.options))
+    memory = MemoryModel(spec, cluster, OURS).estimate(Candidate(plan.degrees, plan.options))
     trained = sum(each.numel for each in model.parameters() if not each.frozen)
     for kind in ("parameters", "gradients", "optimizer"):
         assert max(of_rank[kind] for of_rank in each) == getattr(memory, kind), kind

@@ -80,14 +80,14 @@ def head_of(folder: Path, core: subprocess.Popen[bytes], *command: str) -> Local
     (folder / "n0" / "ray_current_cluster").write_text("127.0.0.1:1")
     (folder / "ray").mkdir()
     dead = subprocess.Popen(["true"])
-    gone = Process.of(psutil.Process(dead.pid))
+    gone = Process.from_psutil(psutil.Process(dead.pid))
     dead.wait()
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     head = LocalHead(
         state_file=folder / "ray" / "head.json", address="127.0.0.1:1", token_path=folder / "token", folder=folder,
-        num_cpus=2, num_gpus=0, nodes=(Node(core.pid, (Process.of(psutil.Process(core.pid)),)),),
+        num_cpus=2, num_gpus=0, nodes=(Node(core.pid, (Process.from_psutil(psutil.Process(core.pid)),)),),
         dashboard=Dashboard(gone, (*command, str(port)), f"http://127.0.0.1:{port}", {}),
     )  # fmt: skip
     head.record()
@@ -146,7 +146,7 @@ def test_what_lives_again_long_enough_may_die_again(
         keeper.look()
     assert "in vain" in str(keeper.trouble())
     with sleeping() as dashboard:
-        mended = Process.of(psutil.Process(dashboard.pid))
+        mended = Process.from_psutil(psutil.Process(dashboard.pid))
         replace(head, dashboard=replace(head.dashboard, process=mended)).record()
         keeper.look()
         assert keeper.trouble() is None

@@ -162,7 +162,7 @@ def test_a_dashboard_whose_start_was_killed_before_it_was_recorded_is_not_left(s
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_head_of_an_earlier_release_is_stopped(state_dir: Path, version: int) -> None:
     with sleeping() as core:
-        shown = Process.of(psutil.Process(core.pid))
+        shown = Process.from_psutil(psutil.Process(core.pid))
         process = {"pid": shown.pid, "started": shown.started}
         node = {"session": core.pid, "processes": [process]}
         folder = state_dir / "head"

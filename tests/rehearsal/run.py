@@ -88,7 +88,7 @@ def waits_of_layer(spec: MoESpec, degrees: Degrees, backend: str | None = None) 
     layout = Layout.build(degrees.plan(num_groups=4), device)
     with torch.device("meta"):
         layer = MoELayer(spec, layer=1, dtype=dtype)
-    apply(layer, placed(spec.parameters(), ShardCounts.of(layout.degrees)), layout)
+    apply(layer, placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
     if backend is not None:
         layer.experts.costs = {backend: Cost(0.0, 0.0)}
     x = torch.randn(4 * spec.group_tokens, spec.model_dim, dtype=dtype, device=device, requires_grad=True)

@@ -45,7 +45,7 @@ def test_examples_are_shown_with_source_reference_and_translation(report: Transl
 
 @pytest.mark.parametrize("told", [None, {}, {"steps": 5}, {"perplexity": 3.5, "sets": ["validation"]}])
 def test_a_report_of_another_task_has_no_sets(told: object) -> None:
-    assert TranslationView.of(told) is None
+    assert TranslationView.from_data(told) is None
 
 
 LANGUAGE = LanguageReport(
@@ -74,14 +74,14 @@ def test_completions_follow_their_prompts_and_move_no_cursor() -> None:
 
 
 def test_a_report_without_sources_is_not_one_of_language() -> None:
-    assert LanguageView.of(LANGUAGE.to_plain()) == LanguageView(LANGUAGE)
+    assert LanguageView.from_data(LANGUAGE.to_plain()) == LanguageView(LANGUAGE)
     for told in (None, {}, {"sets": {}}):
-        assert LanguageView.of(told) is None
+        assert LanguageView.from_data(told) is None
 
 
 def test_a_modules_own_numbers_stand_below_its_loss() -> None:
     report = ModuleReport(9, 0.25, {"accuracy": 0.5, "perplexity\x1b[2J": None})
-    view = ModuleView.of(json.loads(json.dumps(report.to_plain())))
+    view = ModuleView.from_data(json.loads(json.dumps(report.to_plain())))
     assert view == ModuleView(report)
     assert printed(view.scores()).splitlines() == [
         "loss 0.25 of the batch after its 9 steps", "accuracy 0.5", "perplexity [2J -",

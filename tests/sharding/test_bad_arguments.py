@@ -116,13 +116,13 @@ def test_no_smaller_cluster_has_room_than_the_one_that_is_named(seed: int) -> No
         longer = [None] if mesh is None else [{**mesh, axis: size * times} for axis, size in mesh.items()]
         for one in longer:
             try:
-                sharding.plan(module, batch, kind.of(num_devices), mesh=one, loss=mean_square)
+                sharding.plan(module, batch, kind.sized_for(num_devices), mesh=one, loss=mean_square)
                 return True
             except SpecError:
                 continue
         return False
 
-    message = refused(module, batch, cluster=kind.of(nodes * each), mesh=mesh, loss=mean_square)
+    message = refused(module, batch, cluster=kind.sized_for(nodes * each), mesh=mesh, loss=mean_square)
     step = each if mesh is None else nodes * each
     tried = [nodes * each + step * more for more in range(8)]
     smallest = next(filter(has_room, tried), None)
@@ -152,7 +152,7 @@ def test_more_devices_may_have_less_room() -> None:
     """Five or seven cut no side of eight rows, where six do by two axes: between too few and enough is no search."""
     module = nn.Sequential(*(nn.Linear(8, 8, device="meta") for _ in range(2)))
     given = {"loss": mean_square, "micro_batches": 1, "recompute": False}
-    message = refused(module, (torch.empty(8, 8),), cluster=cores(1, 1100).of(4), mesh=None, **given)
+    message = refused(module, (torch.empty(8, 8),), cluster=cores(1, 1100).sized_for(4), mesh=None, **given)
     assert "; use 6 devices (6 x 1), the smallest cluster" in message
 
 
@@ -165,8 +165,8 @@ def test_beyond_the_next_eight_a_cluster_is_named_below_which_there_is_no_room()
     message = refused(module, batch, cluster=kind, mesh=None, **given)
     named, less = map(int, re.findall(r"(?:use|room:) (\d+) devices", message))
     assert less == named - 1 > 1 + 8
-    sharding.plan(module, batch, kind.of(named), **given)
-    assert "has no room" in refused(module, batch, cluster=kind.of(less), mesh=None, **given)
+    sharding.plan(module, batch, kind.sized_for(named), **given)
+    assert "has no room" in refused(module, batch, cluster=kind.sized_for(less), mesh=None, **given)
 
 
 @pytest.mark.slow

@@ -346,7 +346,7 @@ def test_a_model_that_cannot_fit_is_told_the_smallest_cluster_that_would() -> No
     message = refused(module, batch, cluster=cores(2, room), mesh=None, loss=lambda y: y.square().mean())
     assert "cluster (='2 x cpu') has no room for the model: no plan fits in 1.33 MiB a device" in message
     devices = int(re.search(r"use (\d+) devices \(\d x 2\), the smallest cluster", message).group(1))
-    fits = sharding.plan(module, batch, cores(2, room).of(devices), loss=lambda y: y.square().mean())
+    fits = sharding.plan(module, batch, cores(2, room).sized_for(devices), loss=lambda y: y.square().mean())
     assert fits.memory.total <= room
     with pytest.raises(SpecError, match="has no room"):
-        sharding.plan(module, batch, cores(2, room).of(devices - 2), loss=lambda y: y.square().mean())
+        sharding.plan(module, batch, cores(2, room).sized_for(devices - 2), loss=lambda y: y.square().mean())

@@ -283,14 +283,14 @@ def test_the_translation_model_with_dropout(prefer, num_rows):
 
 def test_the_plain_module_is_captured_without_weights():
     spec = translation_loss().model.spec
-    captured = capture(TranslationLoss.of(spec, dtype=torch.float64), pairs())
+    captured = capture(TranslationLoss.on_meta(spec, dtype=torch.float64), pairs())
     assert captured.digest == capture(translation_loss(), pairs()).digest
     assert len(captured.gradients) == len(list(translation_loss().parameters()))
 
 
 @pytest.mark.slow
 def test_a_model_of_a_trillion_weights_is_captured():
-    module = TranslationLoss.of(TranslationModelSpec.model_validate({"preset": "gshard-2048e-60l"}))
+    module = TranslationLoss.on_meta(TranslationModelSpec.model_validate({"preset": "gshard-2048e-60l"}))
     rows = torch.empty((4096, 512), dtype=torch.int64, device="meta")
     captured = capture(module, (rows, rows, rows, torch.empty((), dtype=torch.int64, device="meta")))
     stored = [leaf.shape for leaf in captured.leaves.values() if leaf.kind == "parameter"]

@@ -33,7 +33,7 @@ def spec_of(num_layers: int) -> TranslationModelSpec:
 
 def captured(num_layers: int) -> CapturedGraph:
     rows = torch.zeros(8, 6, dtype=torch.int64)
-    return capture(TranslationLoss.of(spec_of(num_layers)), (rows, rows, rows, torch.tensor(1)))
+    return capture(TranslationLoss.on_meta(spec_of(num_layers)), (rows, rows, rows, torch.tensor(1)))
 
 
 def structure(model: CapturedGraph) -> Counter[str]:
@@ -58,7 +58,7 @@ def test_layers_captured_once_are_those_captured_one_by_one(monkeypatch: pytest.
 
 
 def test_each_kind_of_layer_is_captured_once() -> None:
-    assert [len(alike) for alike in find_repeats(TranslationLoss.of(spec_of(6)))] == [3, 3, 3, 3]
+    assert [len(alike) for alike in find_repeats(TranslationLoss.on_meta(spec_of(6)))] == [3, 3, 3, 3]
 
 
 @pytest.mark.slow

@@ -313,7 +313,7 @@ def test_the_longest_end_of_any_stage_comes_behind_the_step() -> None:
             across.plan(found, 1).stages, dealt.stages, dealt.micro_batch_s, strict=True
         )
     ]
-    predicted = on.time.of(found.candidate)
+    predicted = on.time.estimate(found.candidate)
     assert predicted.all_reduce_s + predicted.optimizer_s == pytest.approx(max(ends), rel=1e-5)
 
 

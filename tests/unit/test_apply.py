@@ -31,7 +31,9 @@ def test_a_rank_has_the_experts_that_it_holds(activation: str, bias: bool, devic
         with torch.device(device):
             layer = MoELayer(spec)
         layout = Layout(rank, world_size, torch.device("cpu"), degrees)
-        return apply(layer, placed(spec.parameters(), ShardCounts.of(layout.degrees)), layout).experts
+        return apply(
+            layer, placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout
+        ).experts
 
     whole, half = experts_on(0, 1, {}), experts_on(1, 2, {"expert": 2})
     quarter = experts_on(3, 4, {"expert": 2, "expert_tensor": 2})

@@ -170,7 +170,7 @@ def test_a_table_says_what_is_kept(form: Form) -> None:
         for _ in range(20):
             shape = tuple(random.randint(1, 200) for _ in each)
             parameter = Parameter("w", shape, each, 1.0, frozen=True, form=form)
-            coding = QuantScheme.of(parameter)
+            coding = QuantScheme.from_parameter(parameter)
             assert coding is not None
             assert each[coding.dim] == "model", "no layout cuts what shares a scale"
             made = [one for one in quantize(torch.randn(shape), coding) if one is not None]

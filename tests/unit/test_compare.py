@@ -79,7 +79,7 @@ def test_the_other_way_round_is_the_opposite(first: Plan, second: Plan) -> None:
     mine, others = Causes(first, second, 8), Causes(second, first, 8)
     for kind in TIMES:
         for is_more in (False, True):
-            assert bool(mine.of(kind, is_more)) == bool(others.of(kind, not is_more)), kind
+            assert bool(mine.cause(kind, is_more)) == bool(others.cause(kind, not is_more)), kind
 
 
 @given(plans())
@@ -88,7 +88,7 @@ def test_a_plan_beside_itself_differs_in_nothing(plan: Plan) -> None:
     assert [*found.layout, *found.priced_for, *found.made_for] == []
     assert not any(each.difference for each in (*found.time.values(), *found.memory.values()))
     assert len(sentences(plan, plan)) == 1
-    assert not any(Causes(plan, plan, 8).of(kind, is_more) for kind in TIMES for is_more in (False, True))
+    assert not any(Causes(plan, plan, 8).cause(kind, is_more) for kind in TIMES for is_more in (False, True))
 
 
 @given(plans(), plans())

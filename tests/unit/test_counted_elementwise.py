@@ -80,7 +80,7 @@ def counted(spec: JobSpec) -> float:
     search = LayoutSearch(spec, Cluster(num_nodes=1, devices_per_node=1, device="h200"))
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups))
     rate = search.cluster.traits.memory_bytes_per_s * SOFTWARE["ours-eager"].elementwise.share
-    return search.time.of(candidate).elementwise_s * rate
+    return search.time.estimate(candidate).elementwise_s * rate
 
 
 def of_a_layer(count: Callable[[JobSpec], float], *shape: Any) -> float:

@@ -80,7 +80,7 @@ def pairs(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Loss of rows whose two halves are a preferred answer and another one."""
     halves = (np.arange(LENGTH) >= LENGTH // 2).astype(np.int32)
     rows = SequenceRows(tokens.numpy(), np.tile(halves, (ROWS, 1)), tokens.numpy())
-    batch = SequencesBatch.of(rows, SequenceContext(rows_per_group=1), Layout.single())
+    batch = SequencesBatch.from_part(rows, SequenceContext(rows_per_group=1), Layout.single())
     return preference_loss_of(model, batch, 0.1).objective
 
 
@@ -116,7 +116,7 @@ def predicted(
     cluster = Cluster(num_nodes=1, devices_per_node=degrees.num_workers, device="cpu", memory_bytes=1 << 40,
                       calibration=calibration)  # fmt: skip
     candidate = Candidate(degrees, Options(micro_batch_groups=spec.num_groups // degrees.data, **options))
-    return LayoutSearch(spec, cluster).time.of(candidate)
+    return LayoutSearch(spec, cluster).time.estimate(candidate)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -192,7 +192,7 @@ def test_a_pass_ends_at_its_deadline_though_every_record_is_bad(tmp_path: Path) 
     for corpus in ("documents", "jsonl", "chat"):
         data = spec_of(corpus, path)
         reading = pairs.build(data, None) if corpus == "jsonl" else build(data, None, tokenizer_of("chatml"))
-        faults = Faults.of(data, deadline=0.0)
+        faults = Faults.from_spec(data, deadline=0.0)
         with pytest.raises(OutOfTime):
             list(reading.records(faults))
         assert faults.num_records == 0, "the first record read after the deadline ends the pass"

@@ -224,7 +224,7 @@ def test_packed_conversations_are_learned_as_each_by_itself(attention: str, tmp_
     spec = spec.model_copy(update={"vocab_size": VOCABULARY})
     model = build_model(spec, dtype=torch.float64)
     context, layout = SequenceContext(training=False, rows_per_group=1), Layout.single()
-    packed = loss_of(model, SequencesBatch.of(store.rows(range(store.num_rows)), context, layout))
+    packed = loss_of(model, SequencesBatch.from_part(store.rows(range(store.num_rows)), context, layout))
     packed.objective.backward()
     together = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad()

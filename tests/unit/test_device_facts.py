@@ -36,7 +36,7 @@ def test_the_facts_of_a_measured_device_plan_as_it_does() -> None:
 def test_a_cluster_of_facts_is_kept_and_cut() -> None:
     cluster = on(H100)
     assert Cluster.model_validate_json(cluster.model_dump_json()) == cluster
-    assert cluster.of(3).device_facts == cluster.exactly(4).device_facts == cluster.device_facts
+    assert cluster.sized_for(3).device_facts == cluster.exactly(4).device_facts == cluster.device_facts
     assert "device_facts" not in on("h100").model_dump(mode="json")
     assert cluster.memory_bytes == 80 * GIB
 

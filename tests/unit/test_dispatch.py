@@ -149,7 +149,7 @@ def test_rows_that_come_from_ranks_are_filled_up_with_zeros() -> None:
     """Not with copies of one that came: another expert may overflow on it."""
     arriving = torch.tensor([[1, 0, 2], [1, 1, 0]])
     work = Work([4, 4, 4], ACTIVATIONS["relu"], BACKENDS["batched"])
-    order = _ExpertOrder.of(arriving, lambda counts: work, torch.device("cpu"))
+    order = _ExpertOrder.from_arriving(arriving, lambda counts: work, torch.device("cpu"))
     rows = torch.arange(1.0, 6.0)[:, None].expand(5, 3)
     expected = torch.zeros(12)
     expected[[0, 1, 4, 8, 9]] = torch.tensor([1.0, 4.0, 5.0, 2.0, 3.0])

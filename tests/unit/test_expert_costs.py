@@ -31,14 +31,14 @@ def test_rows_that_are_taken_along_cost_too() -> None:
     for dtype, multiple in ((torch.float32, 1), (torch.bfloat16, 16 if ONEDNN else 1)):
         w_in = torch.ones(2, M, H, dtype=dtype)
         assert measure(w_in)["segments"].row_multiple == multiple
-        assert ("-rows16-" in Shape.of(w_in).key) == (multiple == 16), "measured anew"
+        assert ("-rows16-" in Shape.from_weight(w_in).key) == (multiple == 16), "measured anew"
 
 
 @pytest.mark.parametrize(("count", "multiplied"), [(0, 0), (1, 16), (256, 256), (257, 288), (1025, 1152)])
 def test_what_is_predicted_is_what_is_multiplied(count: int, multiplied: int) -> None:
     segments, cost = BACKENDS["segments"], Cost(0.5, 1.0, row_multiple=16)
-    assert cost.of(segments, [count, 1200]) == 0.5 + multiplied + 1200
-    assert Cost(0.5, 1.0).of(segments, [count, 1200]) == 0.5 + count + 1200
+    assert cost.seconds(segments, [count, 1200]) == 0.5 + multiplied + 1200
+    assert Cost(0.5, 1.0).seconds(segments, [count, 1200]) == 0.5 + count + 1200
     x, w = torch.ones(count + 1200, M).bfloat16(), torch.ones(2, M, H).bfloat16()
     with Products() as products:
         segments.forward(x, w, [count, 1200])
@@ -69,7 +69,7 @@ def test_a_measurement_is_stored_and_the_first_one_decides(tmp_path) -> None:
     assert set(costs) == set(BACKENDS) - {"widened"}
     assert all(cost.fixed_s >= 0 and cost.per_row_s >= 0 for cost in costs.values())
     (path,) = tmp_path.iterdir()
-    assert path.stem == Shape.of(w_in).key
+    assert path.stem == Shape.from_weight(w_in).key
     assert stored_or_measured(w_in, tmp_path) == costs
     path.write_text(json.dumps({"segments": {"fixed_s": 1.0, "per_row_s": 2.0}}))
     assert stored_or_measured(w_in, tmp_path) == {"segments": Cost(1.0, 2.0)}

@@ -309,7 +309,7 @@ def test_without_onednn_no_row_is_taken_along(monkeypatch: pytest.MonkeyPatch) -
     """There are no kernels to spare, only rows to pay for."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     w_in = torch.ones(2, M, H, dtype=torch.bfloat16)
-    assert Shape.of(w_in).row_multiple == 1
+    assert Shape.from_weight(w_in).row_multiple == 1
     with Products() as products:
         BACKENDS["segments"].forward(torch.ones(20, M).bfloat16(), w_in, [3, 17])
     assert products.sizes == {(3, M, H), (17, M, H)}

@@ -111,7 +111,7 @@ def test_gathered_latents_take_less_of_the_links_than_hidden_states() -> None:
     def gather_s(rank: int | None) -> float:
         spec = language({**LATENT, "query_rank": rank}, model_dim=4096)
         search = LayoutSearch(spec.model_copy(update={"resources": spec.resources}), cluster)
-        return search.time.of(candidate).gather_s
+        return search.time.estimate(candidate).gather_s
 
     of_hidden, few, more = gather_s(None), gather_s(12), gather_s(2000)
     assert few < more < of_hidden

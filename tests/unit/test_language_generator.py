@@ -188,7 +188,7 @@ def test_a_tokenizer_is_kept_by_its_files(tmp_path: Path) -> None:
             raise FileNotFoundError(name)
         return files[name]
 
-    made = LanguageGenerator.of(model(), LONGEST, read)
+    made = LanguageGenerator.from_files(model(), LONGEST, read)
     made.save_tokenizers(tmp_path)
     again = load_tokenizer(lambda name: (tmp_path / name).read_bytes())
     assert again.encode("def read") == tokenizer().encode("def read")
@@ -218,7 +218,7 @@ def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
             raise FileNotFoundError(name)
         return files[name]
 
-    chatty = LanguageGenerator.of(made, LONGEST, read)
+    chatty = LanguageGenerator.from_files(made, LONGEST, read)
     said = "is </s> it?"
     plain = tokenizers.Tokenizer.from_str(chats.tokenizer_json())
     written = f"<s><|start_header_id|>user {said}<|eot_id|><|start_header_id|>assistant "
@@ -230,6 +230,6 @@ def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
     assert chatty.generate([said], asked) != chatty.generate([said], GREEDY)
     files["chat_template.jinja"] = b"{{ raise_exception('never') }}"
     with refused("invalid_syntax", "chat", None):
-        LanguageGenerator.of(made, LONGEST, read).generate([said], asked)
+        LanguageGenerator.from_files(made, LONGEST, read).generate([said], asked)
     with refused("missing", "chat", True):
         generator().generate(["x"], asked)

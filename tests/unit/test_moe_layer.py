@@ -73,7 +73,7 @@ def test_a_layout_that_does_not_divide_the_layer_is_refused(axis: str, place: st
     spec = MoESpec(num_experts=6, model_dim=8, hidden_dim=9)
     layout = Layout(0, 4, torch.device("cpu"), {axis: 4})
     with pytest.raises(SpecError, match=rf"{place} must be divisible by the {axis} degree \(=4\)"):
-        apply(MoELayer(spec), placed(spec.parameters(), ShardCounts.of(layout.degrees)), layout)
+        apply(MoELayer(spec), placed(spec.parameters(), ShardCounts.from_degrees(layout.degrees)), layout)
 
 
 def test_the_layer_keeps_nothing_between_calls() -> None:

@@ -67,7 +67,7 @@ def test_nodes_are_paid_whole() -> None:
     assert plan.money is not None
     assert (plan.num_billed_devices, plan.money.per_hour) == (16, 2.5 * 16)
     assert [cluster.billed_devices(each) for each in (1, 8, 9)] == [8, 8, 16]
-    assert cluster.of(3).billed_devices(3) == cluster.exactly(3).billed_devices(3) == 8
+    assert cluster.sized_for(3).billed_devices(3) == cluster.exactly(3).billed_devices(3) == 8
     assert h100s(billing_unit=1).billed_devices(13) == 13
     assert plan_job(spec, cluster, 16).num_billed_devices is None
 
@@ -83,7 +83,7 @@ def test_the_cheapest_number_of_workers_leaves_no_paid_device_idle() -> None:
 
 def test_a_smaller_cluster_has_the_same_price() -> None:
     cluster = h100s(price_per_hour=2.5)
-    assert cluster.of(3).price_per_hour == cluster.exactly(12).price_per_hour == 2.5
+    assert cluster.sized_for(3).price_per_hour == cluster.exactly(12).price_per_hour == 2.5
 
 
 def test_amounts_in_words() -> None:

@@ -35,11 +35,11 @@ SPREAD = {"expert": 8, "tensor": 1, "context": 1, "pipeline": 1, "sharding": "pa
 
 def memory(plan: Plan, spec: JobSpec) -> MemoryEstimate:
     """Of the same layout."""
-    return LayoutSearch(spec, H100).memory.of(plan.candidate)
+    return LayoutSearch(spec, H100).memory.estimate(plan.candidate)
 
 
 def seconds(plan: Plan, spec: JobSpec) -> Any:
-    return LayoutSearch(spec, H100).time.of(plan.candidate)
+    return LayoutSearch(spec, H100).time.estimate(plan.candidate)
 
 
 @pytest.mark.parametrize("parallel", [{}, SPREAD, {**SPREAD, "sharding": "optimizer"}], ids=str)
@@ -66,7 +66,7 @@ def test_rows_of_8_bits_take_less_of_the_links_on_their_way_out_alone() -> None:
     plan = plan_job(spec, H100)
     assert plan.options.num_chunks == 1 or plan.predicted.all_to_all_s
     plain = replace(plan.candidate, options=replace(plan.candidate.options, num_chunks=1, overlap=False))
-    wide_s, narrow_s = (LayoutSearch(each, H100).time.of(plain).all_to_all_s for each in (spec, narrow))
+    wide_s, narrow_s = (LayoutSearch(each, H100).time.estimate(plain).all_to_all_s for each in (spec, narrow))
     assert pytest.approx(narrow_s / wide_s, rel=0.02) == (3 + (1 + 4 / 128) / 2) / 4
 
 

@@ -176,7 +176,7 @@ def test_logits_cost_what_the_loss_holds_of_them_and_no_more() -> None:
             "train": {"num_steps": 1, "batch_tokens": 1 << 20},
         }
     )
-    of = MemoryModel(spec, h100s(1), OURS).of
+    of = MemoryModel(spec, h100s(1), OURS).estimate
     few, many = (of(Candidate(Degrees(expert=8), Options(micro_batch_groups=groups))) for groups in (4, 64))
     more_positions = 60 * spec.group_tokens // 2
     assert (

@@ -229,7 +229,7 @@ def candidate_of(degrees: Degrees, groups: int, num_micro_batches: int, sharding
 def reduced(sharding: Sharding, num_micro_batches: int, **degrees: int) -> tuple[float, float]:
     """(seconds of adding gradients up and spreading updated weights, those of them that hide)."""
     candidate = candidate_of(Degrees(**degrees), 4, num_micro_batches, sharding)
-    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"]).of(
+    step = TimeModel(mixtral(16), joined_by_one_switch(16, 80), PEER, SOFTWARE["megatron-eager"]).estimate(
         candidate
     )
     return step.all_reduce_s + step.hidden_s, step.hidden_s
@@ -262,7 +262,7 @@ def test_a_layer_s_gradients_are_there_wide_as_they_are_scattered(sharding: Shar
     """Beside the share that stays; what is scattered once a step lies end to end already."""
     memory = MemoryModel(mixtral(16), joined_by_one_switch(16, 80), PEER)
     whole, cut = (
-        memory.of(candidate_of(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=each), 1, 4, sharding))
+        memory.estimate(candidate_of(Degrees(expert=2, data=8, fsdp=16, expert_fsdp=each), 1, 4, sharding))
         for each in (1, 8)
     )
     four_experts = 4 * 3 * 4096 * 14_336
@@ -298,7 +298,7 @@ def test_a_cluster_of_any_size_has_links_that_join_it(factors: list[int], num_de
     reached = list(itertools.accumulate(factors, int.__mul__))
     links = tuple(Link(devices=devices, bytes_per_s=1e9 / devices, latency_s=1e-6) for devices in reached)
     given = Cluster(num_nodes=reached[-1], devices_per_node=1, device="h100", memory_bytes=GIB, links=links)
-    other = given.of(num_devices)
+    other = given.sized_for(num_devices)
     assert other.num_devices == num_devices
     assert other.links is not None
     rates = [link.bytes_per_s for link in other.links]
@@ -342,7 +342,7 @@ def test_a_profile_prices_the_same_model_as_another_runs_it() -> None:
     with pytest.raises(SpecError, match="asks for what cannot be run yet: the layout of a peer"):
         plan_as_peer(spec, cluster, to_run=True)
     candidate = candidate_of(Degrees(expert=8, data=2, tensor=2, fsdp=8), 1, 16, "parameters")
-    of = {name: MemoryModel(spec, cluster, profile).of(candidate) for name, profile in PROFILES.items()}
+    of = {name: MemoryModel(spec, cluster, profile).estimate(candidate) for name, profile in PROFILES.items()}
     vocabulary = spec.model.parameters()[0].numel
     assert (
         of["ours"].optimizer - of["peer"].optimizer == 2 * 4 * vocabulary // 2 // 8 * 2

@@ -240,7 +240,7 @@ def predicted(model: dict[str, Any], dtype: str, recompute: Recompute) -> int:
     )
     cluster = Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=1 << 40)
     candidate = Candidate(Degrees(), Options(micro_batch_groups=spec.num_groups, recompute=recompute))
-    memory = MemoryModel(spec, cluster, OURS).of(candidate)
+    memory = MemoryModel(spec, cluster, OURS).estimate(candidate)
     held = sum(kept_bytes(each, 4) for each in spec.model.parameters())
     narrowed = memory.parameters - held  # MemTracker takes them for activations
     return memory.activations + memory.dispatch + memory.workspace + memory.logits + narrowed

@@ -81,7 +81,7 @@ def plain(model: LanguageModel, rows: SequenceRows) -> tuple[torch.Tensor, int, 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
     model, rows = model_of(attention, seed), rows_of(seed, 5, 24)
-    batch = SequencesBatch.of(rows, SequenceContext(training=False, rows_per_group=1), Layout.single())
+    batch = SequencesBatch.from_part(rows, SequenceContext(training=False, rows_per_group=1), Layout.single())
     found = preference_loss_of(model, batch, BETA)
     found.objective.backward()
     ours = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -103,7 +103,7 @@ def test_loss_and_gradients_are_those_of_the_formula(attention: str, seed: int):
 def test_a_batch_without_rows_has_no_loss():
     model = model_of(next(iter(ATTENTIONS)), 0)
     empty = SequenceRows(np.zeros((0, 6), np.int64), np.zeros((0, 6), np.int32), np.zeros((0, 6), np.int64))
-    batch = SequencesBatch.of(empty, SequenceContext(rows_per_group=1), Layout.single())
+    batch = SequencesBatch.from_part(empty, SequenceContext(rows_per_group=1), Layout.single())
     found = preference_loss_of(model, batch, BETA)
     assert float(found.objective.detach()) == float(found.nll) == 0
     found.objective.backward()

@@ -58,7 +58,7 @@ def assert_room(memory: MemoryModel, candidates: Iterable[Candidate]) -> None:
     """Bounds of a shape's state, and of even shares and early stages: as it is placed, and however it is placed."""
     for each in candidates:
         total, shape = memory.total(each), shape_of(each)
-        placed = StateOptions.of(each.degrees, each.options.sharding, each.options.recompute)
+        placed = StateOptions.from_degrees(each.degrees, each.options.sharding, each.options.recompute)
         state = memory.of_state(placed, each.options.virtual_stages)
         assert memory.bound_of_state(shape) <= max(state)
         shares = map(add, memory.state_of_shares(placed), memory.beside_shares(each))

@@ -36,7 +36,7 @@ _NODES = 48
 def all_that_fit(search: LayoutSearch, candidates: list[Candidate]) -> list[RankedCandidate]:
     found = []
     for each in candidates:
-        if search.memory.of(each).total <= search.cluster.memory_bytes:
+        if search.memory.estimate(each).total <= search.cluster.memory_bytes:
             shape = replace(each.degrees, fsdp=1, expert_fsdp=1)
             found.append(
                 RankedCandidate(
@@ -288,7 +288,7 @@ def test_a_sharding_that_is_asked_for_is_refused_by_what_it_needs() -> None:
     with refused("does_not_fit", "resources", "524 workers"):
         plan_job(llama_405b(524, sharding="optimizer"), cluster)
     assert (
-        plan_job(llama_405b(256, sharding="optimizer"), cluster.of(256), top=1).options.sharding
+        plan_job(llama_405b(256, sharding="optimizer"), cluster.sized_for(256), top=1).options.sharding
         == "optimizer"
     )
     with refused("does_not_fit", "resources", "524 workers"):
@@ -320,7 +320,7 @@ def test_the_smallest_cluster_is_the_smallest(job: Job, to_run: bool) -> None:
     smallest = searched(job).smallest(to_run=to_run)
     tried = are_tried(cluster, spec)
     first = next(
-        (each for each in tried if holds(spec, cluster.of(each), each, profile, to_run=to_run)), None
+        (each for each in tried if holds(spec, cluster.sized_for(each), each, profile, to_run=to_run)), None
     )
     if smallest is None:
         assert first is None or first > 16 * tried[-1] // _NODES  # beyond, only where a doubling holds too
@@ -362,7 +362,7 @@ def test_the_smallest_of_many_nodes_is_found_where_others_do_not_hold(
     assert smallest.num_nodes == that_hold[0]
     devices = {each: each * per_node for each in nodes}
     assert [
-        each for each, of in devices.items() if holds(spec, cluster.of(of), of, "peer", to_run=False)
+        each for each, of in devices.items() if holds(spec, cluster.sized_for(of), of, "peer", to_run=False)
     ] == that_hold
 
 

@@ -15,8 +15,8 @@ words = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 @given(st.lists(st.tuples(words, words.filter(bool), st.booleans()), min_size=1, max_size=8))
 def test_equal_sacrebleus_own(rows):
     hypotheses, references, chosen = (list(column) for column in zip(*rows, strict=True))
-    statistics = RowStatistics.of(hypotheses, references)
-    halves = [RowStatistics.of(hypotheses[a:b], references[a:b]) for a, b in ((0, 1), (1, len(rows)))]
+    statistics = RowStatistics.from_texts(hypotheses, references)
+    halves = [RowStatistics.from_texts(hypotheses[a:b], references[a:b]) for a, b in ((0, 1), (1, len(rows)))]
     for mask in (np.ones(len(rows), bool), np.array(chosen)):
         mine = [list(np.array(column, object)[mask]) for column in (hypotheses, references)]
         if not mine[0]:
@@ -32,4 +32,4 @@ def test_equal_sacrebleus_own(rows):
 
 def test_a_perfect_translation_scores_100():
     text = ["a perfectly good sentence", "and one more of them"]
-    assert RowStatistics.of(text, text).scores() == TranslationScores(chrf=100.0, bleu=100.0)
+    assert RowStatistics.from_texts(text, text).scores() == TranslationScores(chrf=100.0, bleu=100.0)

@@ -44,7 +44,7 @@ def told(plan: Plan) -> dict[str, str]:
 def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
     """Long sequences fit over context ranks, which nothing runs yet; and adapters fit at once."""
     with refused("does_not_fit", "resources", "48 workers") as caught:
-        plan_job(LONG, H100S.of(48), 48)
+        plan_job(LONG, H100S.sized_for(48), 48)
     (problem,) = caught.value.problems
     assert "in a layout that cannot be run yet: context ranks" in problem.rule
     assert problem.remedy.startswith(
@@ -55,7 +55,7 @@ def test_a_refusal_tells_what_fits_and_what_can_be_run() -> None:
 
 @pytest.mark.parametrize(("workers", "can_be_run"), [(64, False), (256, True)])
 def test_what_a_refusal_tells_holds_the_job(workers: int, can_be_run: bool) -> None:
-    plan = plan_job(LONG, H100S.of(workers), workers, top=1)
+    plan = plan_job(LONG, H100S.sized_for(workers), workers, top=1)
     assert bool(plan.not_yet) is not can_be_run
     assert (plan.fewest == FewestWorkers(in_any_layout=64, to_run=256)) is not can_be_run
     if not can_be_run:
@@ -123,7 +123,7 @@ def test_gradients_that_nobody_computes_do_not_count() -> None:
 
 
 def test_the_best_that_cannot_be_run_is_told_by_its_speed() -> None:
-    plan = plan_job(language_job("deepseek-v3", 192, batch_tokens=8192 * 4096), H100S.of(192))
+    plan = plan_job(language_job("deepseek-v3", 192, batch_tokens=8192 * 4096), H100S.sized_for(192))
     faster = [other for other in plan.runners_up if other.not_yet and other.step_s < plan.predicted.step_s]
     best = min(faster, key=lambda other: other.step_s)
     assert told(plan)["faster"].startswith(

@@ -44,10 +44,10 @@ class Texts:
     def first(self, number: int, *, asks: bool = False) -> str:
         """Text of the first `number` messages; with `asks`, and the generation prompt. Raises UnreadableRecord."""
         if (number, asks) not in self._first:
-            self._first[number, asks] = self.of(self.messages[:number], asks=asks)
+            self._first[number, asks] = self.render(self.messages[:number], asks=asks)
         return self._first[number, asks]
 
-    def of(self, messages: Sequence[Message], *, asks: bool = False) -> str:
+    def render(self, messages: Sequence[Message], *, asks: bool = False) -> str:
         """Text of any messages, with the tools and arguments of this conversation. Raises UnreadableRecord."""
         tools, arguments = self.conversation.tools, self.conversation.arguments
         return self._template.render(messages, tools, arguments, asks=asks).text
@@ -87,7 +87,7 @@ class Texts:
             silent = [without_thoughts(earlier) for earlier in (*before_it, message)]
             for messages in ([*before_it, message], [*before_it, silent[-1]], silent):
                 try:
-                    before, after = self.of(messages), self.of([*messages, follower])
+                    before, after = self.render(messages), self.render([*messages, follower])
                 except UnreadableRecord:
                     continue
                 if after.startswith(before):
@@ -111,7 +111,7 @@ class Texts:
             is_own = not question or head.rfind(question) < place
             if is_own and transcript.startswith(before):
                 return prompt + transcript[len(before) :]
-        plain = self.of([*self.messages[:at], without_thoughts(message)])
+        plain = self.render([*self.messages[:at], without_thoughts(message)])
         if opening is None and plain.startswith(prompt):
             return plain
         answer = None if head is None else _behind(head, plain)
@@ -135,9 +135,9 @@ class Texts:
     def _head(self, at: int) -> str | None:
         """Text that the template renders before the content of message `at`; None if it drops the content."""
         sign = f"said-{secrets.token_hex(8)}"
-        head, has_sign, _ = self.of([*self.messages[:at], {"role": ASSISTANT, "content": sign}]).partition(
-            sign
-        )
+        head, has_sign, _ = self.render(
+            [*self.messages[:at], {"role": ASSISTANT, "content": sign}]
+        ).partition(sign)
         return head if has_sign else None
 
     def _begin_of_opening(self, text: str) -> int:
@@ -167,7 +167,7 @@ class Texts:
 
     def _render_or_empty(self, messages: Sequence[Message], *, asks: bool = False) -> str:
         try:
-            return self.of(messages, asks=asks)
+            return self.render(messages, asks=asks)
         except UnreadableRecord:
             return ""
 

@@ -61,7 +61,7 @@ class RowWriter:
         if not any(message.get("tool_calls") for message in messages):
             return conversation
         if self._forms is None:
-            self._forms = CallForms.of(lambda messages: self._template.render(messages).text)
+            self._forms = CallForms.from_template(lambda messages: self._template.render(messages).text)
         return self._forms.apply(conversation)
 
     def _by_growth(self, texts: Texts) -> tuple[tuple[RenderedText, ...], list[str]]:

@@ -27,7 +27,7 @@ class CallForms:
     """Whether calls are rendered by id, without the name, as by Kimi K2: the id must then contain the name."""
 
     @classmethod
-    def of(cls, render: Callable[[Sequence[Message]], str]) -> "CallForms":
+    def from_template(cls, render: Callable[[Sequence[Message]], str]) -> "CallForms":
         """Forms of the template behind `render`; raises nothing."""
 
         def render_calls(*calls: Mapping[str, Any]) -> str:

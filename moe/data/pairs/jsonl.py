@@ -32,7 +32,7 @@ class JsonlPairs(PairCorpus):
 
     def check(self) -> None:
         langs: set[str] = set()
-        is_whole_corpus, faults = True, Faults.of(self._data)
+        is_whole_corpus, faults = True, Faults.from_spec(self._data)
         for place, location in self._files:
             lines = Lines(place, location, CHECK_BYTES // len(self._files), faults=faults)
             langs.update(pair.lang for pair in self._read(lines, faults))
@@ -54,7 +54,7 @@ class JsonlPairs(PairCorpus):
 
     def pairs(self) -> Iterator[Pair]:
         languages = self._data.languages
-        faults = Faults.of(self._data)
+        faults = Faults.from_spec(self._data)
         for place, location in self._files:
             for pair in self._read(Lines(place, location, faults=faults), faults):
                 if languages is None or pair.lang in languages:

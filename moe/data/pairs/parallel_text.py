@@ -53,7 +53,7 @@ class ParallelText(PairCorpus):
 
     def check(self) -> None:
         require_languages(self._data.languages, {pair.lang for pair in self._data.files})
-        faults = Faults.of(self._data)
+        faults = Faults.from_spec(self._data)
         for files in self._files:
             for _ in _read(files, faults, CHECK_BYTES // (2 * len(self._files))):
                 pass
@@ -71,7 +71,7 @@ class ParallelText(PairCorpus):
         return combined_fingerprint(self.user_files)
 
     def pairs(self) -> Iterator[Pair]:
-        faults = Faults.of(self._data)
+        faults = Faults.from_spec(self._data)
         for files in self._files:
             yield from _read(files, faults)
             faults.end_file()

@@ -74,7 +74,7 @@ class Conversations(DocumentCorpus):
         self._ways = set[bool]()
         self._counts = Counter[str]()
         self._unread = set[str]()
-        self._faults = Faults.of(data)
+        self._faults = Faults.from_spec(data)
 
     @property
     def training(self) -> tuple[DocumentSource, ...]:
@@ -104,7 +104,7 @@ class Conversations(DocumentCorpus):
             check_columns(ConversationColumns(), of_parquet)
         line_files = [file for file in self._files if not is_parquet(file)]
         sample_entries: list[_ConversationEntry] = []
-        faults = Faults.of(self._data)
+        faults = Faults.from_spec(self._data)
         for file in line_files:
             entries = list(self._entries([file], faults, CHECK_BYTES // len(line_files)))
             if not entries and not faults.num_bad:
@@ -137,7 +137,7 @@ class Conversations(DocumentCorpus):
 
     def documents(self) -> Iterator[SourceDocument]:
         counts = self._counts = Counter()
-        faults = self._faults = Faults.of(self._data)
+        faults = self._faults = Faults.from_spec(self._data)
         self._unread.clear()
         for entry, renderings in self._render_entries(self._entries(self._files, faults), faults):
             counts["conversations"] += 1

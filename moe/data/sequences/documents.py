@@ -59,7 +59,7 @@ class DocumentFiles(DocumentCorpus):
         return files_by_reader
 
     def check(self) -> tuple[str, ...]:
-        num_files, faults = len(self.user_files), Faults.of(self._data)
+        num_files, faults = len(self.user_files), Faults.from_spec(self._data)
         for reader, files in self._files:
             if isinstance(reader, Parquet):
                 from moe.data.sequences.parquet_columns import check_columns
@@ -87,7 +87,7 @@ class DocumentFiles(DocumentCorpus):
 
     def documents(self) -> Iterator[SourceDocument]:
         self._counts = Counter()
-        faults = Faults.of(self._data)
+        faults = Faults.from_spec(self._data)
         for index, (name, (reader, files)) in enumerate(
             zip(self._data.source_names, self._files, strict=True)
         ):

@@ -251,9 +251,9 @@ class Cluster(Spec):
 
     def at_least(self, num_devices: int) -> "Cluster":
         """This cluster, or if it has fewer devices, as many nodes of its kind as have this many."""
-        return self if self.num_devices >= num_devices else self.of(num_devices)
+        return self if self.num_devices >= num_devices else self.sized_for(num_devices)
 
-    def of(self, num_devices: int) -> "Cluster":
+    def sized_for(self, num_devices: int) -> "Cluster":
         """The same kind of cluster, as large as this many devices need."""
         per_node = min(self.devices_per_node, num_devices)
         nodes = -(-num_devices // per_node)

@@ -28,7 +28,7 @@ class AcrossMemory:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether units can be dealt so that each stage fits its devices."""
-        return self._fits(placed_of(candidate), RunChoices.of(candidate))
+        return self._fits(placed_of(candidate), RunChoices.from_candidate(candidate))
 
     def _can_be_dealt(self, layout: StateOptions, run: RunChoices) -> bool:
         if not self._has_room(layout, run):
@@ -43,7 +43,7 @@ class AcrossMemory:
 
     def stage_fits(self, candidate: Candidate) -> "partial[bool]":
         """The question whether a stage fits the devices of its pool."""
-        return partial(self._stage_fits, placed_of(candidate), RunChoices.of(candidate))
+        return partial(self._stage_fits, placed_of(candidate), RunChoices.from_candidate(candidate))
 
     def may_hold(self, shape: Degrees) -> bool:
         """Whether all devices of a rank's place in the stages together have room for what it has of the state at
@@ -109,7 +109,7 @@ class AcrossTime:
         of, one_s = deal.slowest, deal.micro_batch_s[deal.slowest]
         return self._model(of).step_on(candidate, one_s, self._hops(candidate), self._end(candidate, deal))
 
-    def of(self, candidate: Candidate) -> TimeEstimate:
+    def estimate(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
         deal = self.deal_units(candidate)
         of, one_s = deal.slowest, deal.micro_batch_s[deal.slowest]

@@ -58,7 +58,7 @@ class LayerMemory:
         self._row_tokens = int(spec.data.padded_tokens)
         self._packs_documents = profile.name == "ours" and spec.model.kind == "language"
         self._dropouts = 1 if getattr(spec.model, "dropout", 0) else 0
-        self.of = cache(self._layer_bytes)
+        self.layer_bytes = cache(self._layer_bytes)
 
     def of_masks(self, stage: Stage, positions: int) -> int:
         """Bytes of a stage's masks of packed documents, which only CPUs keep."""

@@ -86,7 +86,7 @@ class MemoryModel:
         self._share_beside = cache(self._beside_of_share)
         self._least_of_part = cache(self._bytes_of_part)
 
-    def of(self, candidate: Candidate) -> MemoryEstimate:
+    def estimate(self, candidate: Candidate) -> MemoryEstimate:
         """Bytes by kind on the fullest rank of the fullest stage."""
         distinct_stages = stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages)
         return max(
@@ -98,7 +98,7 @@ class MemoryModel:
         """Bytes by kind on the fullest rank of one stage."""
         kinds: dict[str, int] = {
             **_StateBytes(*self._state(stage, placed_of(candidate)))._asdict(),
-            **_BytesBeside(*self._beside(stage, RunChoices.of(candidate)))._asdict(),
+            **_BytesBeside(*self._beside(stage, RunChoices.from_candidate(candidate)))._asdict(),
         }
         kinds["communication"] += kinds.pop("passed")
         return MemoryEstimate(**kinds, allowance=self.allowance, limit=self._limit)
@@ -127,7 +127,7 @@ class MemoryModel:
 
     def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
         """Bytes of each stage that parameters have no part in, however they are sharded."""
-        return self._sums_beside_state(RunChoices.of(candidate))
+        return self._sums_beside_state(RunChoices.from_candidate(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
         """Whether the candidate is bound to take more, however many virtual stages there are: by the share of one
@@ -155,7 +155,7 @@ class MemoryModel:
     def _alone(self, candidate: Candidate) -> RunChoices:
         """The candidate's run with each group in a micro-batch of its own, and no virtual stages."""
         groups = -(-self._num_groups // candidate.degrees.data_ranks)
-        return RunChoices.of(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
+        return RunChoices.from_candidate(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
 
     def _beside_of_share(self, share: Stage, run: RunChoices) -> int:
         if share.index == run.pipeline - 1:
@@ -194,9 +194,11 @@ class MemoryModel:
             return (
                 count
                 * groups
-                * self._layers.of(unit, group_positions, run.split, run.recompute == "selective").saved_bytes
+                * self._layers.layer_bytes(
+                    unit, group_positions, run.split, run.recompute == "selective"
+                ).saved_bytes
             )
-        again = self._layers.of(unit, all_at_once, run.split, False)
+        again = self._layers.layer_bytes(unit, all_at_once, run.split, False)
         saved_bytes = self._width * group_positions * self._m // run.split.tensor
         return (
             count * groups * saved_bytes
@@ -351,7 +353,7 @@ class MemoryModel:
                 let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
             if not unit.is_layer:
                 continue
-            layer = self._layers.of(unit, positions, run.split, selective)
+            layer = self._layers.layer_bytes(unit, positions, run.split, selective)
             if full:  # the input of each, and one as it is computed again, whose input is among what it keeps
                 one_input = width * positions * self._m // tensor
                 activations += count * one_input

@@ -25,7 +25,7 @@ class MicroBatch(NamedTuple):
     """Whether gradients are added to those of other micro-batches."""
 
     @classmethod
-    def of(cls, candidate: Candidate) -> "MicroBatch":
+    def from_candidate(cls, candidate: Candidate) -> "MicroBatch":
         degrees, options, gathers = candidate.degrees, candidate.options, candidate.gathers
         return cls(
             options.micro_batch_groups, options.recompute, degrees.split, options.num_chunks,
@@ -68,7 +68,7 @@ class Passes(NamedTuple):
         """Passes over activations, counted as forward ones, where all is trained."""
         return self.forwards + BACKWARD * self.backward
 
-    def of(self, products: Products) -> float:
+    def total(self, products: Products) -> float:
         """Matrix products of all of them."""
         backward = products.backward + products.again
         return self.of_reference + self.forward * products.forward + self.backward * backward

@@ -16,7 +16,7 @@ class StateOptions(NamedTuple):
     """Whether whole blocks are computed again."""
 
     @classmethod
-    def of(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "StateOptions":
+    def from_degrees(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "StateOptions":
         is_sharded = degrees.fsdp > 1 or degrees.expert_fsdp > 1
         return cls(degrees, sharding if is_sharded else "parameters", recompute == "full")
 
@@ -33,7 +33,7 @@ class RunChoices(NamedTuple):
     overlap: bool
 
     @classmethod
-    def of(cls, candidate: Candidate) -> "RunChoices":
+    def from_candidate(cls, candidate: Candidate) -> "RunChoices":
         degrees, options = candidate.degrees, candidate.options
         return cls(
             degrees.pipeline, options.virtual_stages, degrees.split, options.micro_batch_groups,
@@ -43,4 +43,6 @@ class RunChoices(NamedTuple):
 
 def placed_of(candidate: Candidate) -> StateOptions:
     """The choices of a candidate that its state depends on."""
-    return StateOptions.of(candidate.degrees, candidate.options.sharding, candidate.options.recompute)
+    return StateOptions.from_degrees(
+        candidate.degrees, candidate.options.sharding, candidate.options.recompute
+    )

@@ -67,7 +67,7 @@ class TimeModel:
         self._moment_width, self._is_on_host = moment_bytes(spec), on_host(spec, self._device.kind)
         self._counter = StateCounter(spec.train.optimizer)
         of_units = UnitTime(spec, cluster, profile, software, self._network, load_skew)
-        self._unit, self._unit_gathers_s = of_units.of, of_units.gathers_s
+        self._unit, self._unit_gathers_s = of_units.unit_seconds, of_units.gathers_s
         self._end_of_step = cache(self._reduce_and_update)
         self._least_of_units = cache(self._least_of_all_ways)
 
@@ -76,7 +76,7 @@ class TimeModel:
         slowest, one_s = self._slowest(candidate)
         return self.step_on(candidate, one_s, self._hops(candidate), self.end_of(candidate, slowest, one_s))
 
-    def of(self, candidate: Candidate) -> TimeEstimate:
+    def estimate(self, candidate: Candidate) -> TimeEstimate:
         """Seconds by kind, of the slowest stage."""
         slowest, one_s = self._slowest(candidate)
         end = self.end_of(candidate, slowest, one_s)
@@ -90,7 +90,7 @@ class TimeModel:
         self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops, end: StageEnd
     ) -> TimeEstimate:
         """The same by kind; `stage` is the slowest."""
-        kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.of(candidate)
+        kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.from_candidate(candidate)
         for unit, count in stage.units:
             seconds = self._unit(unit, micro_batch)
             for name in KINDS:
@@ -103,7 +103,7 @@ class TimeModel:
 
     def unit_s(self, unit: Unit, candidate: Candidate) -> float:
         """Seconds of one unit for a micro-batch, forward and backward."""
-        return self._unit(unit, MicroBatch.of(candidate)).total_s
+        return self._unit(unit, MicroBatch.from_candidate(candidate)).total_s
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
         """The least that a micro-batch could take on the slowest stage, without gathers and however rows travel: on
@@ -117,7 +117,7 @@ class TimeModel:
     ) -> tuple[float, ...]:
         """Seconds of a micro-batch that each kind of unit takes at least, without gathers and however rows travel:
         where it `overlaps`, behind another micro-batch, which hides as much as any chunks do."""
-        return self._least_of_units(MicroBatch.of(candidate), ranks_per_node, overlaps)
+        return self._least_of_units(MicroBatch.from_candidate(candidate), ranks_per_node, overlaps)
 
     def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
         """Seconds that gathers of parameters add to a micro-batch of each kind of unit at least."""
@@ -175,7 +175,7 @@ class TimeModel:
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
         """(the slowest stage, its seconds of one micro-batch, forward and backward)."""
         of_unit: dict[Unit, float] = {}
-        slowest, slowest_s, micro_batch = None, -1.0, MicroBatch.of(candidate)
+        slowest, slowest_s, micro_batch = None, -1.0, MicroBatch.from_candidate(candidate)
         for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages):
             stage_s = 0.0
             for unit, count in stage.units:

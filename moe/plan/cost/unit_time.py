@@ -84,13 +84,13 @@ class UnitTime:
         if software.is_fused and network.exchange is not None:
             self._exchange = network.exchange.times_as_fast(software.exchange_rate)
         self._counter = StateCounter(spec.train.optimizer)
-        self.of, self._gathers_s = cache(self._of_unit), cache(self._of_gathers)
+        self.unit_seconds, self._gathers_s = cache(self._of_unit), cache(self._of_gathers)
         self._attention, self._dense = cache(self._of_attention), cache(self._of_dense)
         self._rows_s = cache(self._seconds_of_rows)
 
     def _of_unit(self, unit: Unit, of: MicroBatch) -> UnitSeconds:
         if of.fsdp > 1 or of.expert_fsdp > 1:
-            whole = self.of(unit, of._replace(fsdp=1, expert_fsdp=1, prefetches=True))
+            whole = self.unit_seconds(unit, of._replace(fsdp=1, expert_fsdp=1, prefetches=True))
             return self._with_gathers(whole, unit, of)
         seconds = UnitSeconds()
         if unit.attentions or unit.vocabulary is not None:
@@ -295,7 +295,7 @@ class UnitTime:
         expert_products = unit.products(
             "experts", ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor)
         )
-        times = passes.of(expert_products)
+        times = passes.total(expert_products)
         times += passes.backward * expert_products.forward * again * (moe.num_matrices - 1) / moe.num_matrices
         chunk = (rows / num_chunks, tokens / num_chunks)
         chunk_s = self._experts.seconds(

@@ -310,7 +310,7 @@ class Across:
                 split.of_stages, deal.stages, deal.micro_batch_s, memory, strict=True
             )
         ]  # fmt: skip
-        estimate, first = on.time.of(candidate), self._searches[split.pools[0]]
+        estimate, first = on.time.estimate(candidate), self._searches[split.pools[0]]
         num_billed = self._billed_devices(split)
         alone = first.plan_of(candidate)
         return alone.model_copy(

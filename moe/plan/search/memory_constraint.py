@@ -94,7 +94,7 @@ class MemoryConstraint(Ways):
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
-            layout = StateOptions.of(degrees, sharding, options.recompute)
+            layout = StateOptions.from_degrees(degrees, sharding, options.recompute)
             state = self._memory.of_state(layout, options.virtual_stages)
             if max(map(add, state, beside)) <= self._usable_bytes:
                 yield number

@@ -145,7 +145,7 @@ def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Clus
         workers = fewest.to_run or (None if how.to_run else fewest.in_any_layout)
         if workers is None:
             raise SpecError(no_smallest())
-        smallest[pool.name] = pool.cluster.of(workers)
+        smallest[pool.name] = pool.cluster.sized_for(workers)
         search = how.search(spec, smallest[pool.name])
         plan = search.best_of(workers, search.ranking(workers, how.top, to_run=how.to_run))
         plan = plan.model_copy(update={"fewest": fewest})

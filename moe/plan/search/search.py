@@ -199,7 +199,7 @@ class LayoutSearch:
     def check(self, workers: int) -> None:
         """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
         ArithmeticError or ValidationError for numbers beyond all arithmetic."""
-        self.memory.of(self._first(self._shapes(workers)))
+        self.memory.estimate(self._first(self._shapes(workers)))
 
     def _first(self, shapes: Sequence[Degrees]) -> Candidate:
         """The first way to cut the first shape up, in the smallest micro-batches."""
@@ -224,7 +224,7 @@ class LayoutSearch:
     def plan_of(self, candidate: Candidate) -> Plan:
         """The plan that runs a candidate, without reasons."""
         degrees, options, spec, cluster = candidate.degrees, candidate.options, self.spec, self.cluster
-        estimate, tokens = self.time.of(candidate), spec.train.batch_tokens
+        estimate, tokens = self.time.estimate(candidate), spec.train.batch_tokens
         num_billed = cluster.billed_devices(degrees.num_workers)
         return Plan(
             num_workers=degrees.num_workers, degrees=degrees,
@@ -232,7 +232,7 @@ class LayoutSearch:
             profile=self.profile.name, software=self.software.name,
             placements=placements_of(spec.model, degrees.shards, self.profile.axes),
             device=cluster.traits.kind,  # type: ignore[arg-type]
-            device_type=cluster.device, memory=self.memory.of(candidate), predicted=estimate,
+            device_type=cluster.device, memory=self.memory.estimate(candidate), predicted=estimate,
             tokens_per_step=tokens, flops_per_step=model_flops_per_step(spec),
             peak_flops_per_s=cluster.traits.peak_flops_per_s.get(spec.train.dtype),
             num_steps=spec.train.num_steps,
@@ -284,7 +284,7 @@ class LayoutSearch:
             raise SpecError(cannot_be_run(not_yet(self.spec, self._first(shapes), self.profile.name)))
         lacking = Lacking(
             least,
-            self.memory.of(least),
+            self.memory.estimate(least),
             not_yet(self.spec, least, self.profile.name),
             unwritten_float32(self.spec) if self._has_bfloat16 else (),
         )

@@ -121,7 +121,7 @@ class Smallest:
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
         for workers in range(multiple, per_node, multiple):
             if workers >= fewest and self.holds(workers, to_run=to_run):
-                return self._cluster.of(workers)
+                return self._cluster.sized_for(workers)
         unit, limit = lcm(per_node, multiple), MAX_NODES * per_node
         doublings = (unit << power for power in range((limit // unit).bit_length()))
         enough = next(
@@ -130,11 +130,11 @@ class Smallest:
         first, end = -(-fewest // unit) * unit, unit * (_EACH + 1) if enough is None else enough
         sizes = range(max(unit, first), end, unit)
         num_devices = next((number for number in sizes if self.holds(number, to_run=to_run)), enough)
-        return None if num_devices is None else self._cluster.of(num_devices)
+        return None if num_devices is None else self._cluster.sized_for(num_devices)
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
         """Whether any layout over so many workers fits."""
-        choices = LayoutChoices(self._spec, self._cluster.of(workers))
+        choices = LayoutChoices(self._spec, self._cluster.sized_for(workers))
         shapes = (
             shape for shape in choices.shapes(workers)
             if not (to_run and self._not_yet(Candidate(shape)))

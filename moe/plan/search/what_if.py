@@ -160,4 +160,4 @@ def smallest_cluster(
     num_devices = fewest.to_run or fewest.in_any_layout
     if num_devices is None:
         raise SpecError(no_smallest())
-    return cluster.of(num_devices), fewest
+    return cluster.sized_for(num_devices), fewest

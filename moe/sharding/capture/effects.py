@@ -289,7 +289,7 @@ class Effects:
             value, items = before.value, before.items
             if isinstance(value, np.ndarray) and items is not None:
                 np.copyto(value, items)
-            elif items is not None and Snapshot().of(value, 1)[1] != Snapshot().of(items, 1)[1]:
+            elif items is not None and Snapshot().digest(value, 1)[1] != Snapshot().digest(items, 1)[1]:
                 value.clear()
                 (value.update if isinstance(value, dict | set) else value.extend)(items)
 

@@ -66,17 +66,17 @@ class Snapshot:
         self._alive: list[Any] = []
         """Values of which only the identity counts, so that none is used again."""
 
-    def of(self, value: Any, depth: int = _DEPTH) -> Any:
+    def digest(self, value: Any, depth: int = _DEPTH) -> Any:
         if isinstance(value, _PLAIN):
             return type(value), value
         key = id(value), depth
         if key not in self._digests:
             self._alive.append(value)
             self._digests[key] = id(value)  # where it holds itself
-            self._digests[key] = self._of(value, depth)
+            self._digests[key] = self._digest(value, depth)
         return self._digests[key]
 
-    def _of(self, value: Any, depth: int) -> Any:
+    def _digest(self, value: Any, depth: int) -> Any:
         if isinstance(value, _METHODS):  # made anew each time that it is read
             return id(value.__self__), value.__name__
         if depth and isinstance(value, (*CONTAINERS, tuple)):
@@ -85,13 +85,13 @@ class Snapshot:
             own = None if isinstance(value, tuple) else id(value)
             if isinstance(value, dict):
                 return own, tuple(
-                    (self.of(key, 0), self.of(element, depth - 1)) for key, element in value.items()
+                    (self.digest(key, 0), self.digest(element, depth - 1)) for key, element in value.items()
                 )
-            return own, tuple(self.of(element, depth - 1) for element in value)
+            return own, tuple(self.digest(element, depth - 1) for element in value)
         if depth and _is_users(value):
             kinds = (_PLAIN, CONTAINERS) if isinstance(value, type) else (object,)
             return id(value), tuple(
-                (name, self.of(attribute, depth - 1))
+                (name, self.digest(attribute, depth - 1))
                 for name, attribute in _held_by(value)
                 if isinstance(attribute, kinds)
             )
@@ -137,7 +137,10 @@ def state(place: MutablePlace, look: Snapshot) -> PlaceState:
     value = place.read()
     is_short = (type(value) in _FILLED or isinstance(value, np.ndarray)) and _size(value) <= _LONGEST
     return PlaceState(
-        value, look.of(value), look.of(value, 1 if is_short else 0), value.copy() if is_short else None
+        value,
+        look.digest(value),
+        look.digest(value, 1 if is_short else 0),
+        value.copy() if is_short else None,
     )
 
 

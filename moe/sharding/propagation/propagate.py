@@ -51,7 +51,7 @@ class _KnownPlacements:
         self.placements: dict[fx.Node, list[AxisPlacement | None]] = {}
         self.sources: dict[tuple[fx.Node, int], str] = {}
 
-    def of(self, tensor: fx.Node, axis: int) -> AxisPlacement | None:
+    def placement(self, tensor: fx.Node, axis: int) -> AxisPlacement | None:
         return self.placements.get(tensor, [None] * self._num_axes)[axis]
 
     def learn(self, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str) -> None:
@@ -123,7 +123,7 @@ class Propagation:
         """The option that agrees with the most of what is known."""
         tensors = [*operands(node), *(tensor for tensor, _ in self._results[node])]
         if not any(
-            (known_placement := self._placements.of(tensor, axis)) is not None
+            (known_placement := self._placements.placement(tensor, axis)) is not None
             and known_placement.dim is not None
             for tensor in tensors
         ):
@@ -136,7 +136,7 @@ class Propagation:
                 continue
             num_matches = elements = 0
             for tensor, placement in self._option_placements(node, option):
-                if placement.dim is not None and self._placements.of(tensor, axis) == placement:
+                if placement.dim is not None and self._placements.placement(tensor, axis) == placement:
                     num_matches += 1
                     elements += prod(shape_of(tensor))
             if num_matches and (best is None or (num_matches, elements) > best[0]):
@@ -170,14 +170,14 @@ class Propagation:
 
     def _because(self, node: fx.Node, option: AxisOption, axis: int) -> str:
         for tensor, placement in self._option_placements(node, option):
-            if placement.dim is not None and self._placements.of(tensor, axis) == placement:
+            if placement.dim is not None and self._placements.placement(tensor, axis) == placement:
                 return self._placements.sources[tensor, axis]
         return node.name
 
     def _tell(
         self, node: fx.Node, tensor: fx.Node, axis: int, placement: AxisPlacement, because: str
     ) -> bool:
-        known_placement = self._placements.of(tensor, axis)
+        known_placement = self._placements.placement(tensor, axis)
         if known_placement is None and placement.dim is not None and self._fits(tensor, axis, placement.dim):
             self._placements.learn(tensor, axis, placement, because)
             return True
@@ -234,7 +234,7 @@ class Propagation:
     def _leaf(self, node: fx.Node) -> Placements:
         return tuple(
             placement if placement is not None and placement.dim is not None else WHOLE
-            for placement in (self._placements.of(node, axis) for axis in self._axes())
+            for placement in (self._placements.placement(node, axis) for axis in self._axes())
         )
 
 

@@ -92,7 +92,7 @@ def _with_room(request: ShardingRequest, num_devices: int) -> str | None:
     """So many devices, in words with the mesh where one was given; None where no plan fits on them."""
     cluster, mesh = request.cluster, request.mesh
     request.progress.at(f"no plan fits; trying {num_devices} devices")
-    larger = cluster.of(num_devices)
+    larger = cluster.sized_for(num_devices)
     for larger_mesh in _grow_axis(mesh, num_devices // cluster.num_devices):
         if _fits(replace(request, cluster=larger, mesh=larger_mesh)):
             nodes = f"{num_devices} devices ({larger.num_nodes} x {larger.devices_per_node})"

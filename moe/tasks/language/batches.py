@@ -30,7 +30,7 @@ class SequencesBatch:
     context: SequenceContext
 
     @classmethod
-    def of(
+    def from_part(
         cls, part: SequenceBatchPart | SequenceRows, context: SequenceContext, layout: Layout
     ) -> "SequencesBatch":
         """The part of a global batch on the layout's device; `context` still without its documents."""
@@ -76,5 +76,5 @@ class SequencesBatches:
             context = SequenceContext(
                 None, step, self._seed, True, part.first_row, batch.rows_per_group, counts
             )
-            micro_batches.append(SequencesBatch.of(part, context, self._layout))
+            micro_batches.append(SequencesBatch.from_part(part, context, self._layout))
         return RankBatch(step, micro_batches, batch.num_targets, batch.num_tokens)

@@ -52,7 +52,9 @@ def evaluate(
     clock.lap("baselines")
     measure = _Measuring(model, layout, spec)
     sources = {
-        name: _SourceTotals.of(store, measure(store, evaluation.max_sequences, beside=True), *baselines[name])
+        name: _SourceTotals.from_loss(
+            store, measure(store, evaluation.max_sequences, beside=True), *baselines[name]
+        )
         for name, store in corpus.held_out.items()
     }
     clock.lap("loss")
@@ -122,7 +124,7 @@ class _Measuring:
         sums = [0.0, 0.0, 0.0]
         for number, rows in enumerate(_rows(store, self.layout, max_sequences)):
             with doing("evaluation", f"loss of evaluation batch {number}"):
-                batch = SequencesBatch.of(store.rows(rows), context, self.layout)
+                batch = SequencesBatch.from_part(store.rows(rows), context, self.layout)
                 sums = [total + float(value) for total, value in zip_longest(sums, of(batch), fillvalue=0.0)]
         return list(plain_collectives.all_reduce_sum(*sums))
 
@@ -177,7 +179,7 @@ class _SourceTotals:
     """Of pairs, which have none of these."""
 
     @classmethod
-    def of(
+    def from_loss(
         cls, store: SequenceStore, held_out_loss: _HeldOutLoss, unigram: float | None, xz: float | None
     ) -> "_SourceTotals":
         """From nats a token, and bits a byte of xz."""

@@ -51,7 +51,9 @@ class LanguageGenerator(Generator):
         self._tokenizer_ends = set() if tokenizer_eos_id is None else {tokenizer_eos_id}
 
     @classmethod
-    def of(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "LanguageGenerator":
+    def from_files(
+        cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]
+    ) -> "LanguageGenerator":
         """The generator whose tokenizer `read` gives by the names of its files."""
         assert isinstance(model, LanguageModel)
         files = dict[str, bytes]()

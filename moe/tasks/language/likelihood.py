@@ -41,7 +41,7 @@ def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int
     are float64. Raises ValueError for a context or a continuation without a token, and for a
     continuation of more than `max_tokens`.
     """
-    rows = [_LikelihoodRow.of(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
+    rows = [_LikelihoodRow.from_pair(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
     likelihoods: list[Likelihood | None] = [None] * len(rows)
     rows.sort(key=lambda row: len(row.tokens), reverse=True)
     moe = model.spec.moe
@@ -74,7 +74,7 @@ class _LikelihoodRow:
     """Labels of its last positions."""
 
     @classmethod
-    def of(
+    def from_pair(
         cls, number: int, context: Sequence[int], continuation: Sequence[int], max_tokens: int
     ) -> "_LikelihoodRow":
         if not context or not continuation:

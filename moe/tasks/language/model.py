@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
 
     def share(self, tokens: Tensor) -> Tensor:
         """This rank's share `[t]` of tokens `[B, L]` that its tensor ranks all have."""
-        return self._shares(tokens).of(tokens.reshape(-1))
+        return self._shares(tokens).take(tokens.reshape(-1))
 
     def gather_tokens(self, tokens: Tensor, share: Tensor) -> Tensor:
         """`[T, ...]` of all tensor ranks' shares `[t, ...]` of tokens `[B, L]`, the same on all of them."""
@@ -204,7 +204,7 @@ class LanguageModel(nn.Module):
         facts = TokenContext(
             ids, padding, context.step, context.seed, context.training, length, context.counts
         )
-        draws = DropoutKey.of(facts, ids.reshape(-1)[: tokens.numel()].view(tokens.shape))
+        draws = DropoutKey.from_tokens(facts, ids.reshape(-1)[: tokens.numel()].view(tokens.shape))
         return LanguagePass(facts, replace(rows, draws=draws))
 
     def _going_on(self, tokens: Tensor, state: "GenerationState") -> LanguagePass:

@@ -129,7 +129,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
     ) -> "LanguageGenerator":
         from moe.tasks.language.generator import LanguageGenerator
 
-        return LanguageGenerator.of(model, max_tokens, read)
+        return LanguageGenerator.from_files(model, max_tokens, read)
 
     def batches(
         self, data: "PreparedSequences", plan: "Plan", layout: "Layout"

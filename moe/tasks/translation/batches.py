@@ -28,7 +28,7 @@ class PairsBatch:
     context: BatchContext
 
     @classmethod
-    def of(cls, part: PairBatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
+    def from_part(cls, part: PairBatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
         """The part of a global batch on the layout's device."""
         source, target_in, target_out = (
             accelerator(layout.device).take(torch.from_numpy(rows))
@@ -68,5 +68,5 @@ class PairsBatches:
             context = BatchContext(
                 step, self._seed, True, part.first_row, batch.rows_per_group, source_counts, target_counts
             )
-            micro_batches.append(PairsBatch.of(part, context, self._layout))
+            micro_batches.append(PairsBatch.from_part(part, context, self._layout))
         return RankBatch(step, micro_batches, batch.num_target_tokens, batch.num_tokens)

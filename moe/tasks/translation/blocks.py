@@ -37,7 +37,7 @@ class TranslationPass:
         if not self.tokens.training or self.dropout == 0:
             return x
         assert self.tokens.ids is not None
-        ids = self.shares.of(self.tokens.ids.view(-1)[: self.shares.num_tokens])
+        ids = self.shares.take(self.tokens.ids.view(-1)[: self.shares.num_tokens])
         return dropped(x, self.dropout, ids, self.tokens, layer, purpose)
 
 

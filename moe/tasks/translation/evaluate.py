@@ -35,7 +35,7 @@ def evaluate(
 
     With `max_pairs`, a fixed subset of each held-out set stands for it.
     """
-    evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.of(corpus)
+    evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.from_corpus(corpus)
     most_frequent, unigram = plain_collectives.broadcast_from_rank0(
         lambda: (
             most_frequent_target(corpus.train),
@@ -54,7 +54,7 @@ def evaluate(
         )
         clock.lap("translate")
         scored_by_rank = plain_collectives.gather_json(
-            _ScoreRows.of(store, rows, hypotheses, most_frequent).to_plain()
+            _ScoreRows.from_texts(store, rows, hypotheses, most_frequent).to_plain()
         )
         clock.lap("score")
         if scored_by_rank is not None:
@@ -100,7 +100,7 @@ def _shares(
     for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
         own_rows = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
         part = batch.part(own_rows.start, own_rows.stop)
-        yield batch.rows[own_rows.start : own_rows.stop], PairsBatch.of(part, context, layout)
+        yield batch.rows[own_rows.start : own_rows.stop], PairsBatch.from_part(part, context, layout)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class _ScoreRows:
     """`model`, `copy` and `most_frequent`."""
 
     @classmethod
-    def of(
+    def from_texts(
         cls, store: TokenStore, rows: NDArray[np.int64], hypotheses: list[str], most_frequent: str
     ) -> "_ScoreRows":
         texts = [store.text(int(row)) for row in rows]
@@ -180,7 +180,7 @@ class _ScoreRows:
             rows,
             hypotheses,
             {
-                name: RowStatistics.of(system_hypotheses, references)
+                name: RowStatistics.from_texts(system_hypotheses, references)
                 for name, system_hypotheses in systems.items()
             },
         )

@@ -20,7 +20,7 @@ class Languages:
     low: frozenset[str]
 
     @classmethod
-    def of(cls, corpus: PreparedPairs) -> "Languages":
+    def from_corpus(cls, corpus: PreparedPairs) -> "Languages":
         """The subsets, from the prepared corpus's statistics. A third is one of languages, not of pairs."""
         facts = corpus.stats["languages"]
         by_size = sorted(facts, key=lambda lang: (-facts[lang]["train"], lang))

@@ -72,7 +72,7 @@ class TranslationModel(nn.Module):
 
     def share(self, tokens: Tensor) -> Tensor:
         """This rank's share `[t]` of tokens `[B, N]` that its tensor ranks all have."""
-        return self._shares(tokens).of(tokens.reshape(-1))
+        return self._shares(tokens).take(tokens.reshape(-1))
 
     def _project(self, hidden_states: Tensor) -> Tensor:
         """Logits `[..., V]` for hidden states `[..., M]`."""
@@ -117,9 +117,9 @@ class TranslationModel(nn.Module):
     ) -> Tensor:
         """`[t, M]`: this rank's share of tokens `[B, L]`, the first of each row at `position`."""
         width, length = self.spec.model_dim, tokens.shape[1]
-        x = functional.embedding(run.shares.of(tokens.reshape(-1)), table) * math.sqrt(width)
+        x = functional.embedding(run.shares.take(tokens.reshape(-1)), table) * math.sqrt(width)
         positions = sinusoids(length, width, start=position, device=x.device).to(x.dtype)
-        x = x + run.shares.of(positions.expand(tokens.shape[0], -1, -1).flatten(0, 1))
+        x = x + run.shares.take(positions.expand(tokens.shape[0], -1, -1).flatten(0, 1))
         return run.drop(x.to(self.compute_dtype), layer, Purpose.EMBEDDING_DROPOUT)
 
     def _pass(

@@ -30,7 +30,7 @@ class RowStatistics:
     """[rows, 10]: lengths of both, then for each of 4 word orders the matches, then the totals."""
 
     @classmethod
-    def of(cls, hypotheses: Sequence[str], references: Sequence[str]) -> "RowStatistics":
+    def from_texts(cls, hypotheses: Sequence[str], references: Sequence[str]) -> "RowStatistics":
         """The statistics of each hypothesis beside its reference."""
         if not hypotheses:
             return cls(np.zeros((0, 18), np.int64), np.zeros((0, 10), np.int64))

@@ -73,7 +73,7 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
     def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "Translator":
         from moe.tasks.translation.translator import Translator
 
-        return Translator.of(model, max_tokens, read)
+        return Translator.from_files(model, max_tokens, read)
 
     def batches(
         self, data: "PreparedPairs", plan: "Plan", layout: "Layout"

@@ -26,7 +26,7 @@ class TranslationLoss(nn.Module):
         self.model, self.smoothing, self.seed = model, smoothing, seed
 
     @classmethod
-    def of(
+    def on_meta(
         cls,
         spec: TranslationModelSpec,
         smoothing: float = 0.1,

@@ -36,7 +36,7 @@ class Translator(Generator):
         self._model, self._tokenizers, self._max_tokens = model, tokenizers, max_tokens
 
     @classmethod
-    def of(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "Translator":
+    def from_files(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "Translator":
         """The translator whose tokenizers `read` gives by the names of their files."""
         assert isinstance(model, TranslationModel)
         return cls(model, Tokenizers.read(read), max_tokens)

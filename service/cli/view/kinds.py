@@ -76,14 +76,14 @@ def report_view(job: "Job") -> "ReportView | None":
         case "translation":
             from service.cli.view.translation import TranslationView
 
-            return TranslationView.of(job.report)
+            return TranslationView.from_data(job.report)
         case "language":
             from service.cli.view.language import LanguageView
 
-            return LanguageView.of(job.report)
+            return LanguageView.from_data(job.report)
         case "module":
             from service.cli.view.module import ModuleView
 
-            return ModuleView.of(job.report)
+            return ModuleView.from_data(job.report)
         case _:
             return None

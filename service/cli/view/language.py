@@ -44,7 +44,7 @@ class LanguageView(ReportView):
     examples_are = "completions"
 
     @classmethod
-    def of(cls, data: object) -> "LanguageView | None":
+    def from_data(cls, data: object) -> "LanguageView | None":
         """The view of a report as JSON; None where it is not one of language."""
         report = LanguageReport.read(data)
         return cls(report) if report.sources else None

@@ -18,7 +18,7 @@ class ModuleView(ReportView):
     examples_are = ""
 
     @classmethod
-    def of(cls, data: object) -> "ModuleView | None":
+    def from_data(cls, data: object) -> "ModuleView | None":
         """The view of a report as JSON; None where it is not one of a module."""
         report = ModuleReport.read(data)
         return None if report.loss is None else cls(report)

@@ -34,7 +34,7 @@ class TranslationView(ReportView):
     examples_are = "translations"
 
     @classmethod
-    def of(cls, data: object) -> "TranslationView | None":
+    def from_data(cls, data: object) -> "TranslationView | None":
         """The view of a report as JSON; None where it is not one of translation."""
         report = TranslationReport.read(data)
         return cls(report) if report.sets else None
