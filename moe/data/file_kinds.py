@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Callable
 from typing import IO, Any
 
+from moe.spec import ProblemCode
+
 HEAD_BYTES = 48
 """First bytes of a file that tell its kind."""
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -57,15 +59,16 @@ def decompress(raw: IO[bytes]) -> IO[bytes] | None:
     return None
 
 
-def no_text(head: bytes) -> tuple[str, str] | None:
-    """(what a file is that begins so, what to do about it), of one that holds no UTF-8 text; None where it may."""
+def no_text(head: bytes) -> tuple[ProblemCode, str, str] | None:
+    """(code, rule, remedy) of a file that begins with `head` and holds no UTF-8 text; None where it may."""
     for mark, encoding in _ENCODINGS:
         if head.startswith(mark):
-            return f"is {encoding} text, not UTF-8", f"save it as UTF-8: iconv -f {encoding} -t UTF-8"
+            remedy = f"save it as UTF-8: iconv -f {encoding} -t UTF-8"
+            return "invalid_encoding", f"is {encoding} text, not UTF-8", remedy
     for magic, kind in _BINARY:
         if head.startswith(magic):
             remedy = "download the file itself: git lfs pull" if "LFS" in kind else "name text, or unpack it"
-            return f"is {kind}, not text", remedy
+            return "wrong_type", f"is {kind}, not text", remedy
     if head[1:2] == b"\0" or head[:1] == b"\0":
-        return "has NUL bytes where text begins, as UTF-16 has them", "save it as UTF-8"
+        return "invalid_encoding", "has NUL bytes where text begins, as UTF-16 has them", "save it as UTF-8"
     return None

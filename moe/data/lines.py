@@ -68,8 +68,9 @@ class Lines:
             ) from None
 
     def _line(self, number: int, raw: bytes) -> str:
-        if number == 1 and (kind := no_text(raw[:HEAD_BYTES])) is not None:
-            raise self.broken_at("wrong_type", "", *kind)
+        if number == 1 and (reason := no_text(raw[:HEAD_BYTES])) is not None:
+            code, rule, remedy = reason
+            raise self.broken_at(code, "", rule, remedy)
         try:
             return self._text(number, raw)
         except SpecError as error:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import fsspec
 
 from moe.data.file_kinds import decompress
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, ProblemCode, SpecError
 from moe.spec.patterns import matches
 from moe.storage import confined, links
 
@@ -168,10 +168,9 @@ class Locator:
         except SpecError:
             raise
         except (ImportError, ValueError) as error:
-            problem = Problem(
-                "unreadable", place, pattern, f"cannot be opened: {error}", "install what it names"
-            )
-            raise SpecError(problem) from None
+            code: ProblemCode = "not_installed" if isinstance(error, ImportError) else "unreadable"
+            remedy = "install what it names" if isinstance(error, ImportError) else _REMEDY
+            raise SpecError(Problem(code, place, pattern, f"cannot be opened: {error}", remedy)) from None
         return locations or self._raise_not_found(place, pattern)
 
     def _looked_at(self, place: str, pattern: str, entries: Iterable[T]) -> Iterator[T]:
@@ -284,7 +283,7 @@ def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, 
         return protocol, path
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if len(parts) > links.MAX_PARTS:
-        raise SpecError(Problem("invalid_value", place, pattern, _TOO_DEEP, "put the files less deep"))
+        raise SpecError(Problem("too_large", place, pattern, _TOO_DEEP, "put the files less deep"))
     return protocol, "/" + "/".join(parts)
 
 

@@ -200,4 +200,6 @@ def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequen
     if isinstance(value, str) and value in choices:
         return choices.index(value)
     rule = f"has the target {value!r} (doc_to_target), which is neither one of its {len(choices)} choices nor an index"
-    raise line.error("out_of_range", rule, f"use 0 to {len(choices) - 1}, or the choice's text")
+    code: ProblemCode = "out_of_range" if type(value) is int else "wrong_type"
+    code = "not_a_choice" if isinstance(value, str) else code
+    raise line.error(code, rule, f"use 0 to {len(choices) - 1}, or the choice's text")

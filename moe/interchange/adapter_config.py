@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import Any
 
 from moe.interchange.adapter_parts import SECOND, AdapterPlace
-from moe.spec import Problem
+from moe.spec import Problem, ProblemCode
 from moe.spec.adapter import AdapterSpec
 
 CONFIG = "adapter_config.json"
@@ -85,14 +85,16 @@ def _in_order(names: set[str]) -> list[str]:
 def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iterator[Problem]:
     """What a config at `where` says otherwise than the adapter of a model."""
     for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": alpha_of(adapter)}.items():
+        code: ProblemCode = "unsupported" if key == "peft_type" else "mismatch"
         if key not in config:
             yield Problem("missing", f"{where}:{key}", None, "is missing", AGAIN)
         elif config[key] != value:
-            yield Problem("unsupported", f"{where}:{key}", config[key], f"must be {value!r} here", AGAIN)
+            yield Problem(code, f"{where}:{key}", config[key], f"must be {value!r} here", AGAIN)
     for key, value in {**_DEFAULTS, "use_rslora": adapter.rank_stabilized}.items():
         config_value = config.get(key)
         if config_value is not None and config_value != value and (config_value or value):
-            yield Problem("unsupported", f"{where}:{key}", config_value, f"must be {value!r} here", AGAIN)
+            code = "mismatch" if key == "use_rslora" else "unsupported"
+            yield Problem(code, f"{where}:{key}", config_value, f"must be {value!r} here", AGAIN)
     if (init := config.get("init_lora_weights")) not in _BEGINNINGS:
         yield Problem(
             "unsupported",

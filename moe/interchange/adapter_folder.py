@@ -12,7 +12,7 @@ from moe.interchange.family import Family
 from moe.interchange.fitting import rows_of
 from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder
-from moe.spec import AdapterSpec, LanguageModelSpec, Problem, SpecError
+from moe.spec import AdapterSpec, LanguageModelSpec, Problem, ProblemCode, SpecError
 from moe.spec.patterns import matches, starred
 
 PICKLE = "adapter_model.bin"
@@ -140,8 +140,9 @@ class AdapterFolder:
         """Which is of how the adapter was trained, and may be another from now on."""
         value = self._config.get("lora_dropout", 0.0)
         if type(value) not in (int, float) or not 0 <= value < 1:
+            code: ProblemCode = "out_of_range" if type(value) in (int, float) else "wrong_type"
             rule = "must be a number from 0 to below 1"
-            raise SpecError(Problem("out_of_range", f"{self._says}:lora_dropout", value, rule, "correct it"))
+            raise SpecError(Problem(code, f"{self._says}:lora_dropout", value, rule, "correct it"))
         return value
 
     def _find_adapted_matrices(self, spec: LanguageModelSpec, family: Family) -> set[str]:
@@ -172,7 +173,7 @@ class AdapterFolder:
 
     def _left_over(self, name: str) -> Problem:
         rule = "is no part of the adapter that this model has"
-        return Problem("not_found", f"{self._holds}:{name}", list(self.tensors[name].shape), rule, AGAIN)
+        return Problem("unknown_key", f"{self._holds}:{name}", list(self.tensors[name].shape), rule, AGAIN)
 
 
 def _matrices(spec: LanguageModelSpec) -> list[str]:

@@ -117,8 +117,9 @@ def _pair_with_scales(
                 or not _mxfp4_fits(entry, scales)
             ):
                 shapes = None if scales is None else [list(entry.shape), list(scales.shape)]
-                into.problems.append(_misfit(into, entry, shapes, "bytes [E, rows, blocks, 16] with scales "
-                                             f"[E, rows, blocks] in {stem}_scales"))  # fmt: skip
+                code: ProblemCode = "missing" if scales is None else "shape_mismatch"
+                rule = f"bytes [E, rows, blocks, 16] with scales [E, rows, blocks] in {stem}_scales"
+                into.problems.append(_misfit(into, code, entry, shapes, rule))
                 continue
             experts, rows, blocks, _ = entry.shape
             used_names |= {name, f"{stem}_scales"}
@@ -135,11 +136,11 @@ def _pair_with_scales(
                 or scales is None
             ):
                 rule = "float32, bfloat16 or float16, or float8_e4m3 in blocks of a quantization_config with scales"
-                into.problems.append(_misfit(into, entry, entry.dtype, rule))
+                into.problems.append(_misfit(into, "dtype_mismatch", entry, entry.dtype, rule))
                 continue
             if len(entry.shape) != 2 or scales.shape != grid or scales.dtype not in PLAIN:
-                into.problems.append(_misfit(into, entry, list(scales.shape), f"of scales {list(grid)}, one for each "
-                                             f"{block[0]} by {block[1]} of its {list(entry.shape)}"))  # fmt: skip
+                rule = f"of scales {list(grid)}, one for each {block[0]} by {block[1]} of its {list(entry.shape)}"
+                into.problems.append(_misfit(into, "shape_mismatch", entry, list(scales.shape), rule))
                 continue
             used_names |= {name, f"{name}_scale_inv"}
             yield Held(name, entry.shape, entry, scales, block)
@@ -152,6 +153,11 @@ def _mxfp4_fits(blocks: HeaderEntry, scales: HeaderEntry) -> bool:
     return len(blocks.shape) == 4 and blocks.shape[3] == MXFP4_BLOCK // 2 and blocks.shape[:3] == scales.shape
 
 
-def _misfit(into: Catalog, entry: HeaderEntry, value: object, rule: str) -> Problem:
-    return Problem("shape_mismatch", f"{into.folder.path(entry.file)}:{entry.name}", value, f"must be {rule}",
-                   "use the folder as its authors published it")  # fmt: skip
+def _misfit(into: Catalog, code: ProblemCode, entry: HeaderEntry, value: object, rule: str) -> Problem:
+    return Problem(
+        code,
+        f"{into.folder.path(entry.file)}:{entry.name}",
+        value,
+        f"must be {rule}",
+        "use the folder as its authors published it",
+    )

@@ -201,9 +201,8 @@ class FirstDense(Field):
         first = config.get("first_k_dense_replace", int, null=0)
         layers = config.get("num_hidden_layers", int)
         if first and layers and first >= layers:
-            config.refuse(
-                "first_k_dense_replace", first, f"must be below num_hidden_layers (={layers}): {_DENSE}"
-            )
+            rule = f"must be below num_hidden_layers (={layers}): {_DENSE}"
+            config.refuse("first_k_dense_replace", first, rule, code="out_of_range")
         fields: Fields = {"first_dense_layers": first}
         return {**fields, "ffn_dim": config.get("intermediate_size", int)} if first else fields
 
@@ -221,7 +220,7 @@ class SharedExpertCount(Field):
     def read(self, config: Reading) -> Fields:
         number, width = config.get("n_shared_experts", int), config.get("moe_intermediate_size", int)
         if number is not None and number < 1:
-            config.refuse("n_shared_experts", number, "must be 1 or more")
+            config.refuse("n_shared_experts", number, "must be 1 or more", code="out_of_range")
         return {"moe.shared_hidden_dim": number * width if number and width else None}
 
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
@@ -257,8 +256,8 @@ class Windows(Field):
             }
         layers = self._layers(config, on and window is not None)
         if layers and window is None:
-            config.refuse("layer_types", None, f"has {SLIDING}, and no sliding_window is in use",
-                          "correct config.json")  # fmt: skip
+            rule = f"has {SLIDING}, and no sliding_window is in use"
+            config.refuse("layer_types", None, rule, "correct config.json", code="requires")
         number = config.get("num_hidden_layers", int) or 0
         short = {tuple(range(number)): "all", tuple(range(0, number, 2)): "even", (): "even"}
         within = short.get(tuple(layers), layers)
@@ -354,7 +353,8 @@ def _of_type(config: Reading, number: int, kind: str) -> list[int]:
     types = config.raw("layer_types")
     known_types = {FULL, SLIDING} if kind == SLIDING else {FULL, LINEAR}
     if not isinstance(types, list) or len(types) != number or not set(map(str, types)) <= known_types:
-        config.refuse("layer_types", None, f"must be {number} of {' and '.join(sorted(known_types))}")
+        rule = f"must be {number} of {' and '.join(sorted(known_types))}"
+        config.refuse("layer_types", None, rule, code="invalid_value")
         return []
     return [layer for layer, layer_type in enumerate(types) if layer_type == kind]
 

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from moe.data.locations import Location
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, ProblemCode, SpecError
 
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I16": 2,
@@ -57,8 +57,9 @@ def entries(file: str, location: Location, place: str) -> list[HeaderEntry]:
         tensor_entries = sorted(_entries(header, file, 8 + length), key=lambda entry: entry.begin)
         _check(tensor_entries, 8 + length, size)
     except (ValueError, RecursionError, OSError) as error:
+        code: ProblemCode = "unreadable" if isinstance(error, OSError) else "corrupt"
         raise SpecError(
-            Problem("corrupt", place, str(location), f"cannot be read as {file}: {error}", _AGAIN)
+            Problem(code, place, str(location), f"cannot be read as {file}: {error}", _AGAIN)
         ) from None
     return tensor_entries
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moe.interchange.reading import Reading, json_equal
+from moe.spec import ProblemCode
 
 BOOKKEEPING = frozenset({
     "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version",
@@ -106,9 +107,9 @@ def refused_dropout(reading: Reading) -> None:
     if value is not None and (
         isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1
     ):
-        reading.refuse(
-            "attention_dropout", value, "must be a number from 0 to below 1", "correct config.json"
-        )
+        code: ProblemCode = "out_of_range" if type(value) in (int, float) else "wrong_type"
+        rule = "must be a number from 0 to below 1"
+        reading.refuse("attention_dropout", value, rule, "correct config.json", code=code)
 
 
 def _is_off(key: str, value: Any) -> bool:

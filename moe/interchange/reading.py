@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moe.spec import Problem
+from moe.spec import Problem, ProblemCode
 
 REMEDY = "change config.json, or use another model"
 _KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -21,8 +21,8 @@ class Reading:
         for alias, key in aliases.items():
             if alias in config:
                 if key in config and config[key] != config[alias]:
-                    self.refuse(alias, config[alias], f"differs from {key} (={config[key]!r}), which is the same",
-                                "leave one of them")  # fmt: skip
+                    rule = f"differs from {key} (={config[key]!r}), which is the same"
+                    self.refuse(alias, config[alias], rule, "leave one of them", code="conflict")
                 self._values[key] = config[alias]
 
     def has(self, key: str) -> bool:
@@ -36,7 +36,7 @@ class Reading:
     def get(self, key: str, kind: type, *, null: Any = ...) -> Any:
         """A key's value of a kind, or its default; `null` is what null means, where it means something."""
         if key not in self._values and key not in self._defaults:
-            self.refuse(key, None, "is required", "add it to config.json")
+            self.refuse(key, None, "is required", "add it to config.json", code="missing")
             return None
         value = self._values.get(key, self._defaults.get(key))
         if value is None and null is not ...:
@@ -45,19 +45,21 @@ class Reading:
             return False  # as whoever asks only whether it is true has it
         fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
         if not fits or (isinstance(value, bool) and kind is not bool):
-            self.refuse(key, value, f"must be {_KINDS[kind]}, not {value!r}", "correct config.json")
+            rule = f"must be {_KINDS[kind]}, not {value!r}"
+            self.refuse(key, value, rule, "correct config.json", code="wrong_type")
             return None
         try:
             return kind(value)
         except OverflowError:
-            self.refuse(
-                key, None, "is larger than any number that a model computes with", "correct config.json"
-            )
+            rule = "is larger than any number that a model computes with"
+            self.refuse(key, None, rule, "correct config.json", code="out_of_range")
             return None
 
-    def refuse(self, key: str, value: Any, rule: str, remedy: str = REMEDY) -> None:
+    def refuse(
+        self, key: str, value: Any, rule: str, remedy: str = REMEDY, *, code: ProblemCode = "unsupported"
+    ) -> None:
         """Note a problem of a key."""
-        self.problems.append(Problem("unsupported", f"{self._place}:{key}", value, rule, remedy))
+        self.problems.append(Problem(code, f"{self._place}:{key}", value, rule, remedy))
 
     def only(self, key: str, allowed_values: Iterable[Any]) -> None:
         """Note a problem where a key that is written has another value than these; null is as if it was not."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from moe.interchange.family import Field, Fields
 from moe.interchange.reading import Reading
-from moe.spec import LanguageModelSpec
+from moe.spec import LanguageModelSpec, ProblemCode
 from moe.spec.language import RopeSpec
 
 _SCALED = {
@@ -71,7 +71,8 @@ class Rope(Field):
         if kind != "default":
             rope["scaling"] = self._scaling(config, where, str(kind), parameters)
         elif foreign := sorted(parameters.keys() - _OF_ANY - _LENGTH - {"factor"}):
-            config.refuse(f"{where}.{foreign[0]}", parameters[foreign[0]], "says nothing without a rope_type")
+            rule = "says nothing without a rope_type"
+            config.refuse(f"{where}.{foreign[0]}", parameters[foreign[0]], rule, code="not_applicable")
         return {"attention.rope": {key: value for key, value in rope.items() if value is not None}}
 
     def _parameters(self, config: Reading) -> tuple[str, dict[str, Any]]:
@@ -80,7 +81,7 @@ class Rope(Field):
             if parameters is None or (parameters == {} and key == "rope_scaling"):
                 continue
             if not isinstance(parameters, dict):
-                config.refuse(key, parameters, "must be an object")
+                config.refuse(key, parameters, "must be an object", code="wrong_type")
                 return key, {}
             if layer_kinds := [name for name, value in parameters.items() if isinstance(value, dict)]:
                 config.refuse(
@@ -106,8 +107,9 @@ class Rope(Field):
         if fraction is None:
             return self.fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+            code: ProblemCode = "out_of_range" if type(fraction) in (int, float) else "wrong_type"
             rule = "must be a number above 0 and at most 1"
-            config.refuse("partial_rotary_factor", fraction, rule, "correct config.json")
+            config.refuse("partial_rotary_factor", fraction, rule, "correct config.json", code=code)
             return None
         return float(fraction)
 
@@ -126,12 +128,12 @@ class Rope(Field):
         field_by_key = _SCALED[kind]
         for key in sorted(parameters.keys() - field_by_key.keys() - _OF_ANY - _LENGTH):
             if parameters[key] is not None:
-                config.refuse(f"{where}.{key}", parameters[key], f"is no key of the rope_type {kind}")
+                rule = f"is no key of the rope_type {kind}"
+                config.refuse(f"{where}.{key}", parameters[key], rule, code="unknown_key")
         for key in _REQUIRED[kind]:
             if parameters.get(key) is None:
-                config.refuse(
-                    f"{where}.{key}", None, f"is required by the rope_type {kind}", "add it to config.json"
-                )
+                rule = f"is required by the rope_type {kind}"
+                config.refuse(f"{where}.{key}", None, rule, "add it to config.json", code="missing")
         scaling = {
             field: parameters[key] for key, field in field_by_key.items() if parameters.get(key) is not None
         }

@@ -65,7 +65,7 @@ LANGUAGE_CODE_REMEDY = "use 1 to 32 letters, digits, '_', '-', '.' and '@', as i
 
 def _language(code: str) -> str:
     if not LANGUAGE_CODE.fullmatch(code):
-        raise RuleError("not_a_choice", "must be a language code", LANGUAGE_CODE_REMEDY)
+        raise RuleError("invalid_value", "must be a language code", LANGUAGE_CODE_REMEDY)
     return code
 
 

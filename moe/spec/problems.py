@@ -131,6 +131,7 @@ _CODES: dict[str, ProblemCode] = {
     "missing": "missing",
     "multiple_of": "not_divisible",
     "string_too_long": "too_large",
+    "string_too_short": "empty",
     "string_unicode": "invalid_encoding",
     "too_long": "too_large",
     "too_short": "empty",

@@ -210,3 +210,5 @@ def test_a_choice_that_no_text_leaves_room_for_is_told(made: Made, tmp_path: Pat
     write_lines(tmp_path / "data.jsonl", rows)
     with refused("too_large", "continuation"):
         evaluate(made.generator, read_tasks(path))
+    with refused("empty", "continuation", ""):
+        made.generator.scorer().log_likelihoods([("Which?", "")])

@@ -219,17 +219,22 @@ def test_what_is_wrong_is_told_with_its_key(tmp_path: Path, keys: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "code", "said"),
     [
-        ({"question": "Why?"}, "has no 'choices'"),
-        ({**ROWS[0], "question": "\ud800"}, "has half a character in 'question'"),
-        ({**ROWS[0], "index": True}, "has the target True"),
-        ({**ROWS[0], "choices": ["a", 1]}, "has a number as 'choices', which must be text"),
+        ({"question": "Why?"}, "missing", "has no 'choices'"),
+        ({**ROWS[0], "question": "\ud800"}, "invalid_encoding", "has half a character in 'question'"),
+        ({**ROWS[0], "index": True}, "wrong_type", "has the target True"),
+        ({**ROWS[0], "index": 99}, "out_of_range", "has the target 99"),
+        ({**ROWS[0], "index": "neither"}, "not_a_choice", "has the target 'neither'"),
+        ({**ROWS[0], "choices": ["a", 1]}, "wrong_type", "has a number as 'choices', which must be text"),
     ],
 )
-def test_a_broken_document_is_told_with_its_line(tmp_path: Path, row: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=f"data.jsonl, line 3'.*{said}"):
+def test_a_broken_document_is_told_with_its_line(
+    tmp_path: Path, row: dict[str, Any], code: str, said: str
+) -> None:
+    with pytest.raises(SpecError, match=f"data.jsonl, line 3'.*{said}") as refusal:
         read(tmp_path, task(), rows=[*ROWS, row])
+    assert [problem.code for problem in refusal.value.problems] == [code]
 
 
 def test_lines_that_are_no_objects(tmp_path: Path) -> None:

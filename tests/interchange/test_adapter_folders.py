@@ -191,6 +191,8 @@ def test_what_is_written_beside_must_say_the_same(tmp_path: Path, beside: dict[s
         ({"modules_to_save": ["lm_head"]}, r"adapter_config\.json:modules_to_save"),
         ({"alpha_pattern": {"q_proj": 3}}, r"adapter_config\.json:alpha_pattern"),
         ({"init_lora_weights": "olora"}, r"init_lora_weights \(='olora'\) changes the weights beneath it"),
+        ({"lora_dropout": "x"}, r"adapter_config\.json:lora_dropout \(='x'\) must be a number"),
+        ({"lora_dropout": 1}, r"adapter_config\.json:lora_dropout \(=1\) must be a number from 0 to below 1"),
     ],
 )  # fmt: skip
 def test_a_config_of_another_kind_is_refused_when_a_job_is_filled_in(
@@ -211,24 +213,24 @@ def test_an_adapter_of_another_base_is_refused_with_both_shapes(tmp_path: Path) 
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     rows, width = held[name].shape
 
-    def refused(changed: dict[str, torch.Tensor]) -> str:
+    def refusal(changed: dict[str, torch.Tensor]) -> SpecError:
         save_file(changed, tmp_path / "adapter" / "adapter_model.safetensors")
         with pytest.raises(SpecError) as error:
             beginning_as(base, tmp_path / "adapter")
-        return str(error.value)
+        return error.value
 
     wide = {**held, name: torch.zeros(rows, width + 1)}
-    assert f"{name} (=[{rows}, {width + 1}]) must have the shape [{rows}, {width}]" in refused(wide)
+    assert f"{name} (=[{rows}, {width + 1}]) must have the shape [{rows}, {width}]" in str(refusal(wide))
     beyond = name.replace(".0.", ".99.")
-    assert f"{beyond} (=[{rows}, {width}]) is no part of the adapter" in refused(
-        {**held, beyond: held[name].clone()}
-    )
+    (problem,) = refusal({**held, beyond: held[name].clone()}).problems
+    assert f"{beyond} (=[{rows}, {width}]) is no part of the adapter" in str(problem)
+    assert problem.code == "unknown_key"
     halved = {each: held[each] for each in held if each != name.replace("lora_A", "lora_B")}
-    assert "is missing, of shape" in refused(halved)
-    assert "is no part of the adapter" in refused(
-        {"base_model.model.transformer.h.0.lora_A.weight": held[name]}
-    )
-    assert "must be one of F32" in refused({**held, name: torch.zeros(rows, width, dtype=torch.int64)})
+    assert "is missing, of shape" in str(refusal(halved))
+    elsewhere = {"base_model.model.transformer.h.0.lora_A.weight": held[name]}
+    assert "is no part of the adapter" in str(refusal(elsewhere))
+    whole_numbers = {**held, name: torch.zeros(rows, width, dtype=torch.int64)}
+    assert "must be one of F32" in str(refusal(whole_numbers))
     save_file({**held, name: held[name] / 0}, tmp_path / "adapter" / "adapter_model.safetensors")
     spec = beginning_as(base, tmp_path / "adapter")
     with pytest.raises(SpecError, match="holds values that are infinite or no numbers"):

@@ -1,17 +1,20 @@
 """What is wrong with a folder is told, at once where headers tell it, and nothing is half loaded."""
 
+import errno
 import json
 import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 
+from moe.data.locations import Location
 from moe.interchange.catalog import catalog
 from moe.interchange.fitting import fit
+from moe.interchange.headers import entries
 from moe.interchange.hub_folder import HubFolder
 from moe.interchange.origin import Origin
 from moe.interchange.save import save_folder
@@ -183,6 +186,19 @@ def test_a_header_that_cannot_be_is_refused(
         load(folder)
 
 
+def test_a_file_that_cannot_be_read_is_not_called_corrupt(
+    hub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    def raw(location: Location) -> IO[bytes]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    files = HubFolder(str(hub("llama")), None).weight_files()
+    monkeypatch.setattr(Location, "raw", raw)  # a disk that fails, which no test can have
+    for name, location in files.items():
+        with refused("unreadable", "model.from"):
+            entries(name, location, "model.from")
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_values_that_are_no_numbers_are_told_with_file_and_tensor(value: float, hub: Callable[..., Path]):
     folder = hub("granitemoe")
@@ -236,8 +252,8 @@ def test_float8_without_scales_and_other_quantisations_are_refused(hub: Callable
     folder = hub("llama")
     name = "model.layers.0.mlp.down_proj.weight"
     rewrite(folder, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e4m3fn)}))
-    assert name in str(refusal(folder))
-    assert "F8_E4M3" in str(refusal(folder))
+    summaries = {(problem.code, problem.path, problem.value) for problem in refusal(folder).problems}
+    assert summaries == {("dtype_mismatch", f"{folder}/model.safetensors:{name}", "F8_E4M3")}
     for method in ("gptq", "awq", "bitsandbytes", "mxfp4"):
         reconfigure(folder, quantization_config={"quant_method": method})
         assert f"quant_method (='{method}')" in str(refusal(folder))

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from moe.interchange.config import describe_config, known_keys
 from moe.interchange.expand import expand, expand_model
 from moe.interchange.families import BY_TYPE
-from moe.spec import LanguageModelSpec, SpecError, model_spec
+from moe.interchange.reading import Reading
+from moe.spec import LanguageModelSpec, ProblemCode, SpecError, model_spec
 from tests.interchange import tiny
-from tests.refusals import refused, refused_for
+from tests.refusals import check, refused, refused_for
 
 
 def config(family: str, **over: Any) -> dict[str, Any]:
@@ -80,6 +81,44 @@ def test_what_is_not_supported_is_refused_by_name(family: str, changes: dict[str
         describe_config(config(family, **changes), "F/config.json")
     assert [problem.path for problem in raised.value.problems] == [f"F/config.json:{key}"]
     assert all(problem.remedy for problem in raised.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "code", "key"),
+    [
+        ("mixtral", {"hidden_act": "gelu"}, "unsupported", "hidden_act"),
+        ("mixtral", {"num_experts": 5}, "conflict", "num_experts"),
+        ("mixtral", {"quantum_gates": 3}, "unknown_key", "quantum_gates"),
+        ("mixtral", {"num_hidden_layers": "3"}, "wrong_type", "num_hidden_layers"),
+        ("mixtral", {"rms_norm_eps": 10**400}, "out_of_range", "rms_norm_eps"),
+        ("mixtral", {"attention_dropout": 1.5}, "out_of_range", "attention_dropout"),
+        ("mixtral", {"attention_dropout": "none"}, "wrong_type", "attention_dropout"),
+        ("glm4_moe", {"partial_rotary_factor": "half"}, "wrong_type", "partial_rotary_factor"),
+        ("glm4_moe", {"partial_rotary_factor": 1.5}, "out_of_range", "partial_rotary_factor"),
+        ("llama", {"rope_parameters": [1]}, "wrong_type", "rope_parameters"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "missing", "rope_parameters.factor"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}}, "unknown_key",
+         "rope_parameters.beta_fast"),
+        ("llama", {"rope_parameters": {"beta_fast": 3.0}}, "not_applicable", "rope_parameters.beta_fast"),
+        ("qwen2_moe", {"layer_types": ["sliding_attention"] * 2}, "invalid_value", "layer_types"),
+        ("qwen2_moe", {"layer_types": ["sliding_attention"] * 3, "use_sliding_window": False}, "requires",
+         "layer_types"),
+        ("deepseek_v3", {"first_k_dense_replace": 9}, "out_of_range", "first_k_dense_replace"),
+        ("deepseek_v3", {"n_shared_experts": 0}, "out_of_range", "n_shared_experts"),
+    ],
+)  # fmt: skip
+def test_the_code_says_which_rule_a_key_breaks(
+    family: str, changes: dict[str, Any], code: ProblemCode, key: str
+):
+    with refused(code, f"c:{key}"):
+        describe_config(config(family, **changes), "c")
+
+
+def test_a_key_that_has_no_default_is_required():
+    reading = Reading({"named": 3}, "c", {"with_default": 4}, {})
+    assert (reading.get("named", int), reading.get("with_default", int)) == (3, 4)
+    assert reading.get("other", int) is None
+    check(reading.problems, [("missing", "c:other", None)])
 
 
 @pytest.mark.parametrize(

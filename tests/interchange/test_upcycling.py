@@ -181,7 +181,7 @@ def test_fields_beside_it_that_make_another_function_are_refused(
 def test_it_needs_a_folder_and_fits_that_alone(hub: Callable[..., Path]) -> None:
     folder = hub("llama", **PLAIN)
     shown = spec_of(folder, num_experts=4, granularity=2).model_dump(mode="json")
-    with refused("conflict", "upcycle", None):
+    with refused("requires", "upcycle", None):
         model_spec({**shown, "from": None, "from_config": None})
     with refused("requires", "upcycle", None):
         model_spec({**shown, "moe": None, "ffn_dim": 40})

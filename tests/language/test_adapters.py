@@ -236,18 +236,21 @@ def test_texts_go_on_as_a_whole_pass_has_it(attention: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "code", "words"),
     [
-        ({"r": 9}, "adapter_config.json:r (=9) must be 2 here"),
-        ({"r": None}, "adapter_config.json:r must be 2 here"),
-        ({"lora_alpha": "x"}, "adapter_config.json:lora_alpha (='x') must be 2.0 here"),
-        ({"peft_type": "IA3"}, "adapter_config.json:peft_type (='IA3') must be 'LORA' here"),
-        ({"use_dora": True}, "adapter_config.json:use_dora (=True) must be False here"),
-        ({"rank_pattern": {"q_proj": 1}}, "adapter_config.json:rank_pattern"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights (='pissa') changes the weights beneath it"),
+        ({"r": 9}, "mismatch", "adapter_config.json:r (=9) must be 2 here"),
+        ({"r": None}, "mismatch", "adapter_config.json:r must be 2 here"),
+        ({"lora_alpha": "x"}, "mismatch", "adapter_config.json:lora_alpha (='x') must be 2.0 here"),
+        ({"use_rslora": True}, "mismatch", "adapter_config.json:use_rslora (=True) must be False here"),
+        ({"peft_type": "IA3"}, "unsupported", "adapter_config.json:peft_type (='IA3') must be 'LORA' here"),
+        ({"use_dora": True}, "unsupported", "adapter_config.json:use_dora (=True) must be False here"),
+        ({"rank_pattern": {"q_proj": 1}}, "unsupported", "adapter_config.json:rank_pattern"),
+        ({"init_lora_weights": "pissa"}, "unsupported", "init_lora_weights (='pissa') changes the weights beneath it"),
     ],
 )  # fmt: skip
-def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_an_adapter_of_another_kind_is_refused(
+    tmp_path: Path, change: dict[str, Any], code: str, words: str
+) -> None:
     spec = LanguageModelSpec(
         **{**language_model("MLA", router="softmax_topk").model_dump(), "adapter": {"rank": 2}}
     )
@@ -261,6 +264,7 @@ def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, change: dict[str,
     with pytest.raises(SpecError) as refused:
         load_adapter(str(folder), model, spec, origin=origin)
     assert words in str(refused.value)
+    assert [problem.code for problem in refused.value.problems] == [code]
     for missing in ("r", "lora_alpha", "peft_type"):
         (folder / "adapter_config.json").write_text(
             json.dumps({key: config[key] for key in config if key != missing})

@@ -143,7 +143,7 @@ def test_a_template_that_fails_is_refused_with_what_it_did(
 
 
 def test_a_template_that_is_none_is_refused():
-    with refused("unsupported", "model.from/chat_template", None):
+    with refused("invalid_syntax", "model.from/chat_template", None):
         list(template_of("{{ messages }}\n{% if %}").render_rows([conversation_of(ROW)]))
 
 

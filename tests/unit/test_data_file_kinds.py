@@ -23,7 +23,7 @@ from moe.data.lines import Lines
 from moe.data.locations import Location
 from moe.data.sequences import check
 from moe.data.sequences.corpora import build
-from moe.spec import DocumentsSpec, SpecError
+from moe.spec import DocumentsSpec, ProblemCode, SpecError
 from tests.refusals import refused
 
 LINES = b'{"text": "one"}\r\n\r\n   \n{"text": "tw\xc3\xb6"}\n{"text": "three"}'
@@ -78,28 +78,28 @@ def _zip(content: bytes) -> bytes:
     return target.getvalue()
 
 
-OTHERS: dict[str, tuple[bytes, str]] = {
-    "utf-16": (LINES.decode().encode("utf-16"), "is UTF-16 text, not UTF-8"),
-    "utf-16-be": (b"\xfe\xff" + LINES.decode().encode("utf-16-be"), "is UTF-16 text"),
-    "utf-16 without a mark": (LINES.decode().encode("utf-16-le"), "has NUL bytes"),
-    "utf-32": (LINES.decode().encode("utf-32"), "is UTF-32 text"),
-    "latin-1": (LINES.decode().encode("latin-1"), "is not UTF-8 text at byte 13 of the"),
-    "zip": (_zip(LINES), "is a Zip archive"),
-    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n", "is a Git LFS pointer"),
-    "nul": (b"\0" * 100, "has NUL bytes"),
+OTHERS: dict[str, tuple[bytes, ProblemCode, str]] = {
+    "utf-16": (LINES.decode().encode("utf-16"), "invalid_encoding", "is UTF-16 text, not UTF-8"),
+    "utf-16-be": (b"\xfe\xff" + LINES.decode().encode("utf-16-be"), "invalid_encoding", "is UTF-16 text"),
+    "utf-16 without a mark": (LINES.decode().encode("utf-16-le"), "invalid_encoding", "has NUL bytes"),
+    "utf-32": (LINES.decode().encode("utf-32"), "invalid_encoding", "is UTF-32 text"),
+    "latin-1": (LINES.decode().encode("latin-1"), "invalid_encoding", "is not UTF-8 text at byte 13 of the"),
+    "zip": (_zip(LINES), "wrong_type", "is a Zip archive"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "wrong_type", "is a Git LFS pointer"),
+    "nul": (b"\0" * 100, "invalid_encoding", "has NUL bytes"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("format", ["jsonl", "text"])
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_files_are_refused_by_what_they_are(kind: str, format: str, tmp_path: Path) -> None:
-    content, rule = OTHERS[kind]
+    content, code, rule = OTHERS[kind]
     (tmp_path / "a").write_bytes(content)
     for act in (check, lambda spec, roots: list(build(spec).documents())):
         with pytest.raises(SpecError) as error:
             act(spec_of(tmp_path / "a", format=format), [str(tmp_path)])
         problem = error.value.problems[0]
-        assert str(problem.value).startswith(f"{tmp_path}/a")
+        assert (problem.code, str(problem.value).startswith(f"{tmp_path}/a")) == (code, True)
         assert rule.removesuffix(" 13 of the") in problem.rule
 
 

@@ -89,7 +89,7 @@ def test_a_broken_line_is_named_with_its_file_and_number(tmp_path, line, message
 
 def test_a_missing_column_is_named_with_the_columns_there_are(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "Haus", "target": "house", "lang": "de"}])
-    with refused("bad_records", "data.source_column", "source") as error:
+    with refused("not_found", "data.source_column", "source") as error:
         check(jsonl(path), [str(tmp_path)])
     (problem,) = error.value.problems
     assert (problem.path, problem.value) == ("data.source_column", "source")

@@ -229,7 +229,7 @@ def test_a_chat_is_written_by_the_models_template_and_its_answer_made():
     assert "".join(chatty.stream(said, asked)) == chatty.generate([said], asked)[0]
     assert chatty.generate([said], asked) != chatty.generate([said], GREEDY)
     files["chat_template.jinja"] = b"{{ raise_exception('never') }}"
-    with refused("invalid_syntax", "chat", None):
+    with refused("unsupported", "chat", None):
         LanguageGenerator.from_files(made, LONGEST, read).generate([said], asked)
     with refused("missing", "chat", True):
         generator().generate(["x"], asked)

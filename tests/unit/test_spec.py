@@ -215,7 +215,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[ProblemCode, str, Any]]] = {
     ),
     "a language that is none": (
         job(data={"corpus": "catalogs", "languages": ["d e"]}),
-        ("not_a_choice", "data.languages[0]", "d e"),
+        ("invalid_value", "data.languages[0]", "d e"),
     ),
     "an exponent beyond sense": (
         job(data={"corpus": "catalogs", "sampling_exponent": 300}),

@@ -98,7 +98,7 @@ class ChatTemplate:
         if isinstance(outcome, UnreadableRecord):
             raise SpecError(
                 Problem(
-                    "invalid_syntax",
+                    "unsupported",
                     "chat",
                     None,
                     f"cannot be: the model's chat template {outcome.rule}",
@@ -148,7 +148,7 @@ class ChatTemplate:
         for fields in json.loads(answer):
             if fields.get("is_template"):
                 where = PLACE + "/chat_template" if self.place == PLACE else self.place
-                raise SpecError(Problem("unsupported", where, None, fields["rule"], fields["remedy"]))
+                raise SpecError(Problem("invalid_syntax", where, None, fields["rule"], fields["remedy"]))
             if "rule" in fields:
                 yield UnreadableRecord(fields["rule"], fields["remedy"])
             elif "rows" in fields:

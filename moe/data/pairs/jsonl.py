@@ -86,7 +86,7 @@ class JsonlPairs(PairCorpus):
             if column not in row.values:
                 column_names = ", ".join(map(repr, row.values)) if row.values else "no columns at all"
                 rule = f"is not a column of {lines.location}{row.where}, which has {column_names}"
-                raise SpecError(Problem("bad_records", f"data.{field}", column, rule, "use one of those"))
+                raise SpecError(Problem("not_found", f"data.{field}", column, rule, "use one of those"))
             value = row.values[column]
             if not isinstance(value, str):
                 rule = f"has a {column!r} that is {kind_of(value)}, not text"
@@ -96,5 +96,5 @@ class JsonlPairs(PairCorpus):
             values.append(value)
         if not LANGUAGE_CODE.fullmatch(values[0]):
             rule = f"has a {self._data.lang_column!r} (={values[0][:40]!r}) that is no language code"
-            raise lines.broken_at("not_a_choice", row.where, rule, LANGUAGE_CODE_REMEDY)
+            raise lines.broken_at("invalid_value", row.where, rule, LANGUAGE_CODE_REMEDY)
         return Pair(*values)

@@ -74,7 +74,7 @@ class JsonlReader(FormatReader):
             return file.broken("wrong_type", rule, "put a string there, or leave the line out", row.where)
         key_names = ", ".join(map(repr, row.values)) if row.values else "no keys at all"
         rule = f"is not a key of {file.location}{row.where}, which has {key_names}"
-        return SpecError(Problem("missing", self._place, self._column, rule, "use one of those"))
+        return SpecError(Problem("not_found", self._place, self._column, rule, "use one of those"))
 
 
 class PlainText(FormatReader):
@@ -101,8 +101,8 @@ class PlainText(FormatReader):
             raise file.broken(
                 "too_large", f"is longer than {MAX_DOCUMENT_BYTES} bytes", "cut it into several files"
             )
-        if (kind := no_text(content[:HEAD_BYTES])) is not None:
-            raise file.broken("wrong_type", *kind)
+        if (reason := no_text(content[:HEAD_BYTES])) is not None:
+            raise file.broken(*reason)
         is_cut, text = len(content) > max_bytes, content.removeprefix(codecs.BOM_UTF8)
         try:
             return text.decode()

@@ -154,7 +154,7 @@ class LanguageModelSpec(Counted):
             return
         if self.from_folder is None:
             rule = "needs a dense model to begin with"
-            yield Problem("conflict", "upcycle", None, rule, "name its folder by from, or leave upcycle out")
+            yield Problem("requires", "upcycle", None, rule, "name its folder by from, or leave upcycle out")
         elif self.moe is None:
             rule = "has no moe beside it, and says how there come to be experts"
             yield Problem(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from moe.data.tokenizer import Tokenizer
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, ProblemCode, SpecError
 from moe.tasks.language.likelihood import Likelihood, Pair, log_likelihoods, rolling_pairs
 from moe.tasks.language.model import LanguageModel
 
@@ -26,7 +26,9 @@ class TextScorer:
                     f"has {len(continuation):,} tokens, and must have 1 to {self._max_tokens:,}, as many as the texts "
                     "that the model was trained on"
                 )
-                raise SpecError(Problem("too_large", "continuation", text, rule, "shorten it"))
+                code: ProblemCode = "too_large" if continuation else "empty"
+                remedy = "shorten it" if continuation else "give it some text"
+                raise SpecError(Problem(code, "continuation", text, rule, remedy))
         num_cut = sum(
             len(context) + len(continuation) - 1 > self._max_tokens for context, continuation in token_pairs
         )
