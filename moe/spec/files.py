@@ -12,11 +12,14 @@ from moe.spec.errors import Problem, SpecError
 from moe.spec.job import JobSpec
 
 MAX_SPEC_BYTES = 1_000_000
-
-
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
 MAX_INT_DIGITS = 30
+_NAMES_DATA = "a spec names data, it does not hold it"
+_TOO_DEEP = "is nested too deeply", "write it flatter"
+_TOO_MANY_VALUES = f"must have at most {MAX_VALUES:,} keys and values", _NAMES_DATA
+_TOO_LONG_NUMBER = "has a number of too many digits", "shorten it"
+"""(rule, remedy)"""
 
 _ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -31,6 +34,22 @@ _FLOAT = re.compile(
 )
 
 
+class _DuplicateYAMLKey(yaml.constructor.ConstructorError):
+    """A key that a mapping has more than once."""
+
+    def __init__(self, key: str, mark: yaml.Mark) -> None:
+        super().__init__(None, None, f"the key {key!r} stands twice", mark)
+        self.key = key
+
+
+class _YAMLTooLarge(yaml.MarkedYAMLError):
+    """YAML that exceeds a limit."""
+
+    def __init__(self, rule: str, remedy: str, mark: yaml.Mark) -> None:
+        super().__init__(None, None, rule, mark)
+        self.rule, self.remedy = rule, remedy
+
+
 class _StrictLoader(_LOADER):
     """YAML of plain data, with the numbers of YAML 1.2 in decimal: `1e-3` is one, `1:30` and `0x10` are text.
 
@@ -43,9 +62,7 @@ class _StrictLoader(_LOADER):
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in keys:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", key_node.start_mark
-                )
+                raise _DuplicateYAMLKey(key, key_node.start_mark)
             if isinstance(key, str):
                 keys.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
@@ -54,9 +71,7 @@ class _StrictLoader(_LOADER):
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         text = self._number(node, _INT).replace("_", "")
         if len(text) > MAX_INT_DIGITS:
-            raise yaml.constructor.ConstructorError(
-                None, None, "a number of too many digits", node.start_mark
-            )
+            raise _YAMLTooLarge(*_TOO_LONG_NUMBER, node.start_mark)
         return int(text)
 
     def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
@@ -100,11 +115,11 @@ def _load_yaml(text: str) -> Any:
             raise yaml.composer.ComposerError(None, None, "aliases are not allowed in a spec", mark)
         num_values += isinstance(event, yaml.NodeEvent)
         if num_values > MAX_VALUES:
-            raise yaml.composer.ComposerError(None, None, f"more than {MAX_VALUES} keys and values", mark)
+            raise _YAMLTooLarge(*_TOO_MANY_VALUES, mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                raise yaml.composer.ComposerError(None, None, "nested too deeply", mark)
+                raise _YAMLTooLarge(*_TOO_DEEP, mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
     return yaml.load(text, _StrictLoader)
@@ -126,25 +141,27 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
-            raise _StandsTwice(key)
+            raise _DuplicateKey(key)
         mapping[key] = value
     return mapping
 
 
-class _StandsTwice(Exception):
-    """A key that a JSON object has more than once; its decoder does not say where."""
+class _DuplicateKey(Exception):
+    """A key that a JSON object has more than once. Its decoder does not say where."""
 
 
-def _unreadable(name: str, line: int, column: int, why: str) -> SpecError:
+def _syntax_error(path: str, reason: str) -> SpecError:
     return SpecError(
-        Problem(
-            "invalid_syntax",
-            f"{name}, line {line}, column {column}",
-            why,
-            "cannot be read",
-            "mend the syntax there",
-        )
+        Problem("invalid_syntax", path, None, f"cannot be read: {reason}", "mend the syntax there")
     )
+
+
+def _duplicate_key(path: str, key: str) -> SpecError:
+    return SpecError(Problem("duplicate", path, key, "stands twice", "remove one of the two"))
+
+
+def _too_large(path: str, rule: str, remedy: str) -> SpecError:
+    return SpecError(Problem("too_large", path, None, rule, remedy))
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -156,31 +173,22 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
     (both from 1)."""
     text = text.removeprefix("\ufeff")
     if len(text.encode()) > MAX_SPEC_BYTES:
-        raise SpecError(
-            Problem(
-                "too_large",
-                name,
-                f"{len(text.encode())} bytes",
-                f"must be at most {MAX_SPEC_BYTES} bytes",
-                "a spec names data, it does not hold it",
-            )
-        )
+        rule = f"has {len(text.encode()):,} bytes, and must have at most {MAX_SPEC_BYTES:,}"
+        raise _too_large(name, rule, _NAMES_DATA)
     if format == "json":
         try:
             data = json.loads(text, object_pairs_hook=_once)
-        except _StandsTwice as error:
-            why = f"the key {error.args[0]!r} stands twice"
-            raise SpecError(
-                Problem("invalid_syntax", name, why, "cannot be read", "remove one of the two")
-            ) from None
+        except _DuplicateKey as error:
+            raise _duplicate_key(name, error.args[0]) from None
         except json.JSONDecodeError as error:
-            raise _unreadable(name, error.lineno, error.colno, error.msg) from None
+            path = f"{name}, line {error.lineno}, column {error.colno}"
+            raise _syntax_error(path, error.msg) from None
         except ValueError:  # Python refuses to read numbers of thousands of digits
-            raise _unreadable(name, 1, 1, "a number of too many digits") from None
+            raise _too_large(name, *_TOO_LONG_NUMBER) from None
         except RecursionError:
-            raise _unreadable(name, 1, 1, "nested too deeply") from None
+            raise _too_large(name, *_TOO_DEEP) from None
         if _has_more_values(data, MAX_VALUES):
-            raise _unreadable(name, 1, 1, f"more than {MAX_VALUES} keys and values")
+            raise _too_large(name, *_TOO_MANY_VALUES)
         return _checked_text(data, text)
     try:
         return _checked_text(_load_yaml(text), text)
@@ -190,11 +198,16 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
         lines = text.split("\n")
         if line > len(lines):  # libyaml ends every text with a line of its own
             line, column = len(lines), len(lines[-1]) + 1
-        raise _unreadable(name, line, column, error.problem or "broken YAML") from None
+        path = f"{name}, line {line}, column {column}"
+        if isinstance(error, _DuplicateYAMLKey):
+            raise _duplicate_key(path, error.key) from None
+        if isinstance(error, _YAMLTooLarge):
+            raise _too_large(path, error.rule, error.remedy) from None
+        raise _syntax_error(path, error.problem or "broken YAML") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise _unreadable(name, 1, 1, str(error)) from None
+        raise _syntax_error(f"{name}, line 1, column 1", str(error)) from None
     except RecursionError:
-        raise _unreadable(name, 1, 1, "nested too deeply") from None
+        raise _too_large(name, *_TOO_DEEP) from None
 
 
 def _checked_text(data: Any, text: str) -> Any:
@@ -210,7 +223,7 @@ def _checked_text(data: Any, text: str) -> Any:
             values += [(f"{place}.{key}", key) for key in value]
             values += [(f"{place}.{key}", inner) for key, inner in value.items()]
         elif isinstance(value, list):
-            values += [(f"{place}.{index}", inner) for index, inner in enumerate(value)]
+            values += [(f"{place}[{index}]", inner) for index, inner in enumerate(value)]
         elif isinstance(value, str) and (match := _SURROGATE.search(value)) is not None:
             path = place.removeprefix(".").encode(errors="backslashreplace").decode()
             rule = f"must not have half of a surrogate pair (U+{ord(match[0]):04X})"
@@ -251,15 +264,13 @@ def _decode(content: bytes, name: str) -> str:
     for mark, encoding in _ENCODINGS:
         if content.startswith(mark):
             remedy = f"save it as UTF-8: iconv -f {encoding} -t UTF-8"
-            raise SpecError(
-                Problem("invalid_encoding", name, f"{encoding} text", "is not UTF-8 text", remedy)
-            )
+            rule = f"is {encoding} text, not UTF-8"
+            raise SpecError(Problem("invalid_encoding", name, None, rule, remedy))
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(
-            Problem("invalid_encoding", name, f"byte {error.start}", "is not UTF-8 text", "save it as UTF-8")
-        ) from None
+        rule = f"is not UTF-8 text at byte {error.start + 1}"
+        raise SpecError(Problem("invalid_encoding", name, None, rule, "save it as UTF-8")) from None
 
 
 _FILLED_IN = (
