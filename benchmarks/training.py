@@ -84,16 +84,11 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
     import torch
     from torch.profiler import ProfilerActivity, record_function
 
-    from moe.dispatch.rows import AllToAll, Pending
     from moe.layers import MoELayer
     from moe.layers.attention import Attention
     from moe.layers.feed_forward import FeedForward
-    from moe.train import step as step_module
 
     modules = {Attention: "attention", FeedForward: "dense feed-forward", MoELayer: "dispatch"}
-
-    # By name: the package has a function called feed_forward too.
-    with_arithmetic = [import_module(name) for name in ("moe.experts.feed_forward", "moe.dispatch.exchange")]
 
     def named(function: Any, part: str) -> Any:
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
@@ -110,20 +105,30 @@ def profile(model: Any, optimizer: Any, work: Any) -> dict[str, float]:
             module.route = named(module.route, "routing")
             module._logits = named(module._logits, "routing")  # type: ignore[method-assign]
     optimizer.step = named(optimizer.step, "optimizer")
-    for place, name, part in (
-        (step_module, "smoothed_nll", "vocabulary and loss"),
+    for place, name, part in functions_of_parts():
+        setattr(place, name, named(getattr(place, name), part))
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("part:other"):
+        work()
+    return _shares(list(profiler.events()))
+
+
+def functions_of_parts() -> list[tuple[Any, str, str]]:
+    """(module or class, name of its function, part of a step) of the parts that are no modules of the model."""
+    from moe.dispatch.rows import AllToAll, Pending
+    from moe.train import step as step_module
+
+    # By name: the package has a function called feed_forward too.
+    with_arithmetic = [import_module(name) for name in ("moe.experts.feed_forward", "moe.dispatch.exchange")]
+    return [
+        (import_module("moe.tasks.translation.loss"), "smoothed_nll", "vocabulary and loss"),
         (step_module, "reduce_gradients", "gradient all-reduce"),
         (step_module, "clip_by_global_norm", "clipping"),
         # Rows of other ranks are sent, waited for and multiplied in one autograd function.
         *((place, name, "expert arithmetic") for place in with_arithmetic for name in _ARITHMETIC),
         *((AllToAll, name, "all-to-all") for name in ("exchange_counts", "gather_counts", "start")),
         (Pending, "wait", "all-to-all"),
-    ):
-        setattr(place, name, named(getattr(place, name), part))
-
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("part:other"):
-        work()
-    return _shares(list(profiler.events()))
+    ]
 
 
 _ARITHMETIC = ("forward_pass", "backward_pass")

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 import pytest
 
-from benchmarks import side
+from benchmarks import side, training
 from benchmarks.control_plane import NoCluster
 from moe.train.control import Control
 from service.control.launcher.launcher import LauncherUnavailable
@@ -15,6 +15,10 @@ def test_a_cluster_that_is_away_answers_nothing() -> None:
     for ask in (cluster.cluster, cluster.calibrate):
         with pytest.raises(LauncherUnavailable):
             ask()
+
+
+def test_parts_of_a_step_that_are_timed_are_there() -> None:
+    assert [name for place, name, _ in training.functions_of_parts() if not hasattr(place, name)] == []
 
 
 class EarlierControl(ABC):
