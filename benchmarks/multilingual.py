@@ -211,7 +211,7 @@ def outcome(found: dict[str, Any]) -> str:
         surer = named([lang for lang, of in gains.items() if of.all_loss < of.own_loss])
         better = named([lang for lang, of in gains.items() if of.chrf > 0])
         sentences.append(
-            f"{model.capitalize()}: the one model has the lower loss for {surer} of "
+            f"{model.capitalize()}: the shared model has the lower loss for {surer} of "
             f"{len(gains)} languages, and the higher chrF for {better}."
         )
     return " ".join(sentences)
@@ -259,19 +259,21 @@ def main() -> None:
     draw(found, DOCS / "multilingual.svg")
     spec, strong = Run("experts", ALL, "light").spec(), REGULARISED["strong"]
     (DOCS / "multilingual.md").write_text(
-        "# One model for all languages, beside a model for each\n\n"
-        "`make quality` wrote this page. Figure 6 of the paper at small scale: twelve languages, each with a model of "
-        f"its own, of the same size, trained for {spec.train.num_steps:,} steps of {spec.train.batch_tokens:,} "
-        "positions on its own pairs, with the same tokenizer; and one model that shares its steps among all "
-        "languages. Measured on messages that no model has seen in any language. A language's own model is the better "
-        f"of two, with dropout 0.1, as the one for all has it, and with {strong['dropout']} and labels smoothed by "
-        f"{strong['label_smoothing']}, chosen by the loss on the very pairs that it is measured on, which favours it; "
-        f"so does the last gain, over its best moment of every {EVERY_STEPS:,} steps. Losses are nats a target token. "
-        "One seed.\n\n"
-        f"{outcome(found)} Equal steps decide this figure: the model for all divides them among all languages, while "
-        "a language's own goes over few pairs many times, and is sure of its words, right or wrong. So it shows what "
-        "sharing steps costs and, in the losses of the languages with the fewest pairs, what shared words give; not "
-        "the gain of the paper's models, which train until every language has had enough.\n\n"
+        "# One model for all languages, compared with one per language\n\n"
+        "This page is written by `make quality`. Figure 6 of the paper at small scale. Each of twelve languages has a "
+        f"model of its own, all of the same size, trained for {spec.train.num_steps:,} steps of "
+        f"{spec.train.batch_tokens:,} positions on the language's pairs, with the same tokenizer. One shared model "
+        "divides as many steps among all languages. All are measured on messages that no model has seen in any "
+        "language. A language's own model is the better of two, by the loss on the measured pairs themselves: one with "
+        "dropout 0.1, as in the shared model, and one with dropout "
+        f"{strong['dropout']} and label smoothing {strong['label_smoothing']}. This choice favors the language's own "
+        f"model, and so does the last gain, which is relative to its best checkpoint, taken every {EVERY_STEPS:,} "
+        "steps. Losses are in nats per target token. One seed.\n\n"
+        f"{outcome(found)} The equal number of steps decides this figure: the shared model divides its steps among all "
+        "languages, while a language's own model passes over few pairs many times, and is confident of its words, "
+        "right or wrong. So the figure shows the cost of sharing steps and, in the losses of the languages with the "
+        "fewest pairs, the benefit of shared words. It does not show the gain of the paper's models, which train until "
+        "every language has had enough.\n\n"
         "![Gain in chrF by language](multilingual.svg)\n\n" + "\n".join(lines) + "\n"
     )
     print(f"written to {path}, docs/multilingual.md and docs/multilingual.svg")

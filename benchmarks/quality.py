@@ -182,10 +182,10 @@ def main() -> None:
     processors = " and ".join(sorted({run["processor"] for run in found}))
     (DOCS / "quality.md").write_text(
         "# Experts against a dense twin\n\n"
-        "`make quality` wrote this page. The demo's model with 8, 16 and 32 experts and its dense twin (the same "
-        "floating-point operations a token) see the same batches in the same order; held-out loss in nats a target "
-        f"token, the mean of {seeds} seeds and their range. Seconds are of training alone, on "
-        f"two threads ({processors}).\n\n"
+        "This page is written by `make quality`. The demo's model with 8, 16 and 32 experts and its dense twin (the "
+        "same floating-point operations per token) are trained on the same batches in the same order. Losses are "
+        f"held-out, in nats per target token: the mean of {seeds} seeds and their range. Times are training time only, "
+        f"on two threads ({processors}).\n\n"
         "![Held-out loss against steps and against seconds](quality.svg)\n\n" + "\n".join(lines) + "\n"
     )
     print(f"written to {path}, docs/quality.md and docs/quality.svg")

@@ -11,12 +11,13 @@ from tests.parity.grid import NAMES, STEPS, TOLERANCE, Kind, Row
 from tests.parity.language_models import ATTENTIONS
 
 WHERE_IT_ENDS = (
-    "Where it ends: Adafactor divides a gradient by its own size, with an `eps` of 1e-30 as published, and so takes a "
-    "whole step along one that is zero in exact arithmetic and rounding here: that of queries and keys where every "
-    "source (or target) of the batch is one token, since a softmax over one key does not depend on them. Its direction "
-    "is then the layout's, and the loss of that batch knows nothing of it, that of later ones does: after six steps "
-    "parameters differ by 1e-5. An `optimizer.eps` of 1e-18, which bounds the denominator at 1e-9 as AdamW's does, is "
-    "the same to 1e-10 there, too. It is not the default: large models have gradients as small as that which are real."
+    "Where the guarantee ends: Adafactor divides a gradient by its own size, with an `eps` of 1e-30 as published. So "
+    "it takes a full step along a gradient that is zero in exact arithmetic and a rounding error here. Such is the "
+    "gradient of queries and keys if every source (or target) of the batch is one token, since a softmax over one key "
+    "does not depend on them. The direction of that step depends on the layout. It does not affect the loss of that "
+    "batch, but that of later ones: after six steps parameters differ by 1e-5. With an `optimizer.eps` of 1e-18, which "
+    "bounds the denominator at 1e-9 as in AdamW, results are the same to 1e-10 there, too. It is not the default: "
+    "large models have real gradients as small as that."
 )
 """Of promise 1."""
 
@@ -27,17 +28,18 @@ def page(found: Findings) -> str:
         [
             "# Sharding never changes the math",
             "",
-            f"`make parity` wrote these tables: {len(found.rows)} of {len(NAMES)} rows, torch {torch.__version__}, "
-            f"{platform.machine()}, gloo between processes, {found.minutes:.0f} minutes on two cores. In float64, with "
-            f"dropout, dropping, jitter and random second experts on, each of the {len(ROUTERS)} routers below is "
-            "trained on one process and under each layout, by AdamW; the last column is by Adafactor. *Same* means: "
-            "every decision of every router identical; every loss, the norm and every gradient (by name, by norm) "
-            f"within {TOLERANCE:g} at every step, and every parameter, second moment and router's bias at the end; and "
-            "what several ranks hold of a gradient equal on all of them.",
+            f"These tables are written by `make parity`: {len(found.rows)} of {len(NAMES)} rows, torch "
+            f"{torch.__version__}, {platform.machine()}, gloo between processes, {found.minutes:.0f} minutes on two "
+            "cores. Training is in float64, with dropout, token drops, jitter and random second experts on. Each of "
+            f"the {len(ROUTERS)} routers below is trained on one process and under each layout, with AdamW; the last "
+            "column is with Adafactor. *Same* means: every decision of every router is identical; every loss, the "
+            f"gradient norm and every gradient (by name, by norm) are within {TOLERANCE:g} at every step; so is every "
+            "parameter, second moment and router's bias at the end; and ranks that hold the same gradient have equal "
+            "values.",
             "",
             f"Routers: {'; '.join(ROUTERS)}.",
             "",
-            "A dash stands where an option has nothing to act on: rows that never leave a rank are in no chunks.",
+            "A dash means that the option does not apply: rows that never leave a rank are not exchanged in chunks.",
             "",
             *_table("translation", "An encoder and a decoder: the translation model", found),
             *_table("language", "A decoder of packed documents: the language model", found),
@@ -46,8 +48,8 @@ def page(found: Findings) -> str:
                 "Adapters of the language model, of random rank, scale, dropout and targets",
                 found,
             ),
-            "Attention takes turns from cell to cell and from router to router, so that each kind meets every router, "
-            f"every layout and every option: {'; '.join(ATTENTIONS)}.",
+            "The kind of attention changes from cell to cell and from router to router, so that each kind is tested "
+            f"with every router, every layout and every option: {'; '.join(ATTENTIONS)}.",
             "",
             WHERE_IT_ENDS,
             "",
@@ -63,7 +65,7 @@ def _table(kind: Kind, title: str, found: Findings) -> Iterator[str]:
     steps = STEPS[kind]
     yield from (f"## {title}", "")
     yield (
-        f"{steps['without']} steps without any option, {steps['one']} with each by itself, {steps['all']} with all of "
+        f"{steps['without']} steps without options, {steps['one']} with each option alone, {steps['all']} with all of "
         "them."
     )
     yield from ("", f"| Layout | Ranks | {' | '.join(OPTIONS)} |", f"|---|---|{'---|' * len(OPTIONS)}")
