@@ -35,7 +35,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.amp import GradScaler
-from torch.distributed._composable.contract import STATE_KEY
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -79,6 +79,7 @@ __all__ = [
     "marking_nodes",
     "marks_of",
     "refuse_composable",
+    "refuses_composable",
     "strategies",
     "two_ranks",
     "with_effects",
@@ -217,16 +218,33 @@ def _checking(init: Any, name: str, check: Callable[[nn.Module, str], None]) -> 
     return checked_init
 
 
+class _Refusing(dict[Any, Any]):
+    """State or registry of a module for torch's composable functions, which raises when one of them looks itself, or
+    another one, up."""
+
+    def __init__(self, refuse: Callable[[str], None]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __contains__(self, function: Any) -> bool:
+        # below the module that it is applied to, each of the two looks up the other one by name
+        name = _LOOKED_UP_BY.get(function, function)
+        self._refuse(name if isinstance(name, str) else name.__name__)
+        return False
+
+
+_LOOKED_UP_BY = {"replicate": "fully_shard", "fully_shard": "replicate"}
+
+
 def refuse_composable(module: nn.Module, refuse: Callable[[str], None]) -> None:
     """Have `refuse` raise where a composable function of torch's (`fully_shard`, `replicate`) is applied to a module,
-    given the function's name."""
+    or `fully_shard` to a module that contains it. `refuse` is given the function's name."""
+    vars(module)[STATE_KEY] = vars(module)[REGISTRY_KEY] = _Refusing(refuse)
 
-    class Refusing(dict[Any, Any]):
-        def __contains__(self, function: Any) -> bool:
-            refuse(function.__name__)
-            return False
 
-    vars(module)[STATE_KEY] = Refusing()
+def refuses_composable(module: nn.Module) -> bool:
+    """Whether `refuse_composable` was called with the module."""
+    return isinstance(vars(module).get(STATE_KEY), _Refusing)
 
 
 def after_unscaling(hook: Callable[[torch.optim.Optimizer, dict[torch.device, Tensor]], None]) -> None:

@@ -27,8 +27,12 @@ def wrapped_on_ranks() -> list[str]:
         lambda: DistributedDataParallel(nn.Sequential(applied)),
         lambda: FullyShardedDataParallel(applied, device_id=torch.device("cpu")),
         lambda: DataParallel(applied),
+        lambda: DistributedDataParallel(applied.get_submodule("first")),
+        lambda: DataParallel(nn.Sequential(applied.get_submodule("first"))),
         lambda: fully_shard(applied, mesh=mesh),
         lambda: fully_shard(applied.get_submodule("first"), mesh=mesh),
+        lambda: fully_shard(nn.Sequential(applied, nn.Linear(2, 2)), mesh=mesh),
+        lambda: fully_shard(nn.Sequential(applied.get_submodule("first")), mesh=mesh),
     ]
     said = []
     for wrap in wrappers:
@@ -49,7 +53,9 @@ def wrapped_on_ranks() -> list[str]:
 
 def test_wrappers_of_torch_are_refused_by_name(ranks: Pools):
     names = (
-        ["DistributedDataParallel"] * 2 + ["FullyShardedDataParallel", "DataParallel"] + ["fully_shard"] * 2
+        ["DistributedDataParallel"] * 2
+        + ["FullyShardedDataParallel", "DataParallel", "DistributedDataParallel", "DataParallel"]
+        + ["fully_shard"] * 4
     )
     for said in ranks[2].run(wrapped_on_ranks):
         assert len(said) == len(names)

@@ -53,6 +53,7 @@ USED = {
     "torch.fx.traceback.preserve_node_meta": "nodes are marked with the user's line",
     "torch.fx.traceback.current_meta": "nodes are marked with the user's line",
     "torch._ops.OpOverload": "whether a node calls an operator",
+    "torch.distributed._composable.contract.REGISTRY_KEY": "fully_shard is refused on modules around applied ones",
     "torch.distributed._composable.contract.STATE_KEY": "fully_shard is refused on applied modules",
     "torch.amp.GradScaler._unscale_grads_": "ranks leave out the same steps",
     "torch.utils._pytree.tree_flatten": "nested arguments and results",

@@ -4,19 +4,18 @@ this rank's shards as if every rank had the same."""
 from torch import nn
 
 from moe.sharding import torch_private
-from moe.sharding.parameters import APPLIED
 
 
 def refuse_wrapper(name: str) -> None:
     """Raises TypeError for a wrapper of this name."""
     raise TypeError(
-        f"{name} must not wrap an applied module, whose program already shards parameters and reduces gradients; "
-        f"use the applied module as it is, or give {name} the plain module"
+        f"{name} must not wrap an applied module or a part of one, whose program already shards parameters and reduces "
+        f"gradients; use the applied module as it is, or give {name} the plain module"
     )
 
 
 def _check(module: nn.Module, name: str) -> None:
-    if isinstance(module, nn.Module) and any(submodule in APPLIED for submodule in module.modules()):
+    if isinstance(module, nn.Module) and any(map(torch_private.refuses_composable, module.modules())):
         refuse_wrapper(name)
 
 
