@@ -87,9 +87,9 @@ def _shard(
         raise SpecError(
             Problem(
                 "dtype_mismatch",
-                f"the dtypes of {label}",
+                label,
                 sorted(dtypes),
-                "must be one where FSDP gathers it as one",
+                "must have one dtype, as FSDP gathers all of it at once",
                 "convert its parameters, or leave some of them whole",
             )
         )

@@ -22,6 +22,7 @@ from moe.sharding.placement import WHOLE
 from moe.sharding.sample import of_description
 from moe.sharding.saved.load import Checkpoint
 from moe.sharding.sharding_plan import ShardingPlan
+from moe.sharding.solve.request import whole_number_problems
 from moe.spec import Problem, SpecError
 
 MAX_PROGRAMS = 8
@@ -62,16 +63,8 @@ def apply(
     if batch not in ("global", "local"):
         raise SpecError(Problem("not_a_choice", "batch", batch, 'must be "global" or "local"',
                                 'use "local" where each rank has rows of its own'))  # fmt: skip
-    if type(max_programs) is not int or max_programs < 1:
-        raise SpecError(
-            Problem(
-                "out_of_range",
-                "max_programs",
-                max_programs,
-                "must be a whole number of at least 1",
-                "leave it out",
-            )
-        )
+    if problems := list(whole_number_problems("max_programs", max_programs, 1, "leave it out")):
+        raise SpecError(problems)
     if not isinstance(mesh, Mesh):
         mesh = _mesh_of(plan, mesh)
     _check_loss(plan, loss)

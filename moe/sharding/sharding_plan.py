@@ -88,6 +88,9 @@ class ShardingPlan:
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> "ShardingPlan":
         """Raises SpecError for what is no plan of this release."""
+        if not isinstance(given, Mapping):
+            rule = "is no plan, which is an object in JSON"
+            raise SpecError(Problem("corrupt", "plan", type(given).__name__, rule, "plan again"))
         plain = dict(given)
         if (version := plain.pop("version", None)) != VERSION:
             raise SpecError(
@@ -112,7 +115,7 @@ class ShardingPlan:
                     "kept": [(name, placements) for name, placements in plain["kept"]],
                 }
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise SpecError(Problem("corrupt", "plan", None, f"is no plan ({error})", "plan again")) from None
 
     def save(self, path: str | Path) -> None:
@@ -133,7 +136,11 @@ class ShardingPlan:
                     "give the path that plan.save was given",
                 )
             ) from None
-        except json.JSONDecodeError as error:
+        except UnicodeDecodeError as error:
+            raise SpecError(
+                Problem("invalid_encoding", str(path), None, f"is no UTF-8 ({error.reason})", "plan again")
+            ) from None
+        except (json.JSONDecodeError, RecursionError) as error:
             raise SpecError(
                 Problem("invalid_syntax", str(path), None, f"is no JSON ({error})", "plan again")
             ) from None

@@ -25,8 +25,10 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
     TangentAOTInput,
 )
+from torch._functorch._aot_autograd.utils import KNOWN_TYPES
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._higher_order_ops.effects import with_effects
+from torch._library.opaque_object import is_opaque_type
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -67,6 +69,7 @@ __all__ = [
     "UnsupportedOperatorException",
     "after_unscaling",
     "before_wrapping",
+    "can_be_argument",
     "checkpointing",
     "compiling",
     "cond_as",
@@ -96,6 +99,11 @@ def joint_graph(
     """The forward pass and the backward pass as one functional graph, whose placeholders and results say in
     `meta["desc"]` what they are. Without parameters to train, the forward pass alone."""
     return aot_export_joint_with_descriptors(stack, module, arguments, decompositions=decompose).graph_module
+
+
+def can_be_argument(value: Any) -> bool:
+    """Whether a joint graph may be traced with a value as an argument."""
+    return isinstance(value, tuple(KNOWN_TYPES)) or is_opaque_type(type(value))
 
 
 @contextmanager

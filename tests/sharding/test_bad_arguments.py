@@ -2,50 +2,64 @@
 
 import random
 import re
+from collections import UserDict
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from moe import sharding
-from moe.spec import SpecError
+from moe.spec import ProblemCode, SpecError
+from tests import refusals
 from tests.grid import seeds
 from tests.parity.gloo_ranks import Pools
 from tests.sharding.on_ranks import cores
-from tests.sharding.refused import BATCH, Plain, refused
+from tests.sharding.refused import BATCH, MESH, Plain, refused
 
-MESHES = "must name one to three axes, each with a whole number of devices, at least 1"
-WHOLE = "must be a whole number of at least"
-
-GIVEN: dict[str, tuple[dict[str, Any], str]] = {
-    "negative sizes": ({"mesh": {"a": -2, "b": -2}}, f"mesh (={{'a': -2, 'b': -2}}) {MESHES}"),
-    "a size of none": ({"mesh": {"a": 0, "b": 4}}, MESHES),
-    "a size that is no whole number": ({"mesh": {"a": 2.0, "b": 2.0}}, MESHES),
-    "an axis without a name": ({"mesh": {0: 2, 1: 2}}, MESHES),
-    "four axes": ({"mesh": {"a": 1, "b": 2, "c": 2, "d": 1}}, MESHES),
-    "no axis": ({"mesh": {}}, f"mesh (={{}}) {MESHES}"),
-    "sizes without names": ({"mesh": (2, 2)}, f"mesh (=(2, 2)) {MESHES}"),
-    "too many devices": ({"mesh": {"a": 8}}, "mesh (={'a': 8}) must have sizes that multiply to all devices (=4)"),
-    "a list of hints": ({"hints": [sharding.Split(0)]}, "hints (='list') must be a dict of placements by name"),
-    "a hint of a number": ({"hints": {0: sharding.Split(0)}}, "hints[0] (='int') is no name; name a parameter"),
-    "a hint that is none": ({"hints": {"inputs": "S(0)"}}, "hints['inputs'] (='S(0)') is no hint; use Split"),
-    "a cluster of plain data": ({"cluster": {"num_nodes": 1}}, "cluster (='dict') must be a Cluster or the path of"),
-    "no cluster file": ({"cluster": "no.yaml"}, "cluster (='no.yaml') is a file that cannot be read (No such file"),
-    "text for a number": ({"micro_batches": "2"}, f"micro_batches (='2') {WHOLE} 1; use 1 or more"),
-    "no micro-batch": ({"micro_batches": 0}, f"micro_batches (=0) {WHOLE} 1"),
-    "no slots": ({"optimizer_slots": None}, f"optimizer_slots {WHOLE} 0"),
-    "recomputation of a layer": ({"recompute": "first"}, "recompute (='first') must be True or False"),
-    "a loss that is a tensor": ({"loss": torch.ones(())}, "loss (='Tensor') must be a function of what the module"),
-    "text for a list": ({"replicate": "polar"}, "replicate (='polar') must be a list of operators' names"),
+GIVEN: dict[str, tuple[dict[str, Any], ProblemCode, str, Any]] = {
+    "negative sizes": ({"mesh": {"a": -2, "b": -2}}, "out_of_range", "mesh", {"a": -2, "b": -2}),
+    "a size of none": ({"mesh": {"a": 0, "b": 4}}, "out_of_range", "mesh", {"a": 0, "b": 4}),
+    "a size that is no whole number": ({"mesh": {"a": 2.0, "b": 2.0}}, "wrong_type", "mesh", {"a": 2.0, "b": 2.0}),
+    "an axis without a name": ({"mesh": {0: 2, 1: 2}}, "wrong_type", "mesh", {0: 2, 1: 2}),
+    "an axis with an empty name": ({"mesh": {"": 4}}, "out_of_range", "mesh", {"": 4}),
+    "four axes": ({"mesh": {"a": 1, "b": 2, "c": 2, "d": 1}}, "out_of_range", "mesh", ANY),
+    "no axis": ({"mesh": {}}, "out_of_range", "mesh", {}),
+    "sizes without names": ({"mesh": (2, 2)}, "wrong_type", "mesh", (2, 2)),
+    "too many devices": ({"mesh": {"a": 8}}, "mismatch", "mesh", {"a": 8}),
+    "a list of hints": ({"hints": [sharding.Split(0)]}, "wrong_type", "hints", "list"),
+    "a hint of a number": ({"hints": {0: sharding.Split(0)}}, "wrong_type", "hints[0]", "int"),
+    "a hint that is none": ({"hints": {"inputs": "S(0)"}}, "wrong_type", "hints['inputs']", "S(0)"),
+    "a cluster of plain data": ({"cluster": {"num_nodes": 1}}, "wrong_type", "cluster", "dict"),
+    "no cluster file": ({"cluster": "no.yaml"}, "unreadable", "cluster", "no.yaml"),
+    "text for a number": ({"micro_batches": "2"}, "wrong_type", "micro_batches", "2"),
+    "no micro-batch": ({"micro_batches": 0}, "out_of_range", "micro_batches", 0),
+    "no slots": ({"optimizer_slots": None}, "wrong_type", "optimizer_slots", None),
+    "fewer slots than none": ({"optimizer_slots": -1}, "out_of_range", "optimizer_slots", -1),
+    "recomputation of a layer": ({"recompute": "first"}, "wrong_type", "recompute", "first"),
+    "a loss that is a tensor": ({"loss": torch.ones(())}, "wrong_type", "loss", "Tensor"),
+    "text for a list": ({"replicate": "polar"}, "wrong_type", "replicate", "polar"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("which", GIVEN)
 def test_arguments_that_cannot_be_are_told(which: str) -> None:
-    options, told = GIVEN[which]
-    assert told in refused(Plain(), **options)
+    options, code, path, value = GIVEN[which]
+    with refusals.refused(code, path, value):
+        sharding.plan(Plain(), BATCH, **{"cluster": cores(4), "mesh": MESH} | options)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros(2), UserDict(y=torch.ones(2)), {1, 2}, object()],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_of_a_sample_that_no_graph_takes_are_told(value: Any) -> None:
+    with refusals.refused("wrong_type", "inputs.1", type(value).__name__):
+        sharding.plan(Plain(), (*BATCH, value), cores(1))
 
 
 @pytest.mark.parametrize("model", [lambda x: x.sum(), Plain], ids=["a function", "a class"])
@@ -57,9 +71,28 @@ def test_what_is_no_module_is_told(model: Any) -> None:
         sharding.plan(model, BATCH, cores(1))
 
 
-def test_a_plan_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"no\.json is a plan's file that cannot be read \(No such file"):
-        sharding.ShardingPlan.load(tmp_path / "no.json")
+@pytest.mark.parametrize(
+    ("content", "code", "path"),
+    [
+        (None, "unreadable", ""),
+        (b"{", "invalid_syntax", ""),
+        (b"[" * 100_000, "invalid_syntax", ""),
+        (b"\xff", "invalid_encoding", ""),
+        (b"[1]", "corrupt", "plan"),
+        (b"{}", "wrong_version", "plan.version"),
+        (b'{"version": 1}', "corrupt", "plan"),
+        (b'{"version": 1, "mesh": [], "hints": []}', "corrupt", "plan"),
+    ],
+    ids=["none", "syntax", "depth", "encoding", "a list", "nothing", "no keys", "a list of hints"],
+)
+def test_a_file_that_is_no_plan_is_told(
+    tmp_path: Path, content: bytes | None, code: ProblemCode, path: str
+) -> None:
+    file = tmp_path / "plan.json"
+    if content is not None:
+        file.write_bytes(content)
+    with refusals.refused(code, path or str(file)):
+        sharding.ShardingPlan.load(file)
 
 
 def refused_here() -> str:
@@ -178,11 +211,15 @@ def test_a_batch_that_takes_all_memory_is_told() -> None:
     )
 
 
-@pytest.mark.slow
 def test_hints_without_room_are_told_with_their_values() -> None:
-    hints = {"*": sharding.Replicate(), "inputs": sharding.Split(0)}
-    message = refused(layers(), (torch.empty(16, 256),), hints, cluster=cores(4, ROOM), loss=mean_square)
-    assert message == (
-        "hints['*'] (=Replicate()) cannot be had: with that no plan fits in the memory of a device (=1.33 MiB); "
-        "drop it, or use devices with more memory"
-    )
+    hints = {
+        "0.weight": sharding.Replicate(),
+        "1.weight": sharding.Split(0),
+        "2.weight": sharding.Replicate(),
+    }
+    module = nn.Sequential(*(nn.Linear(64, 64, bias=False, device="meta") for _ in range(3)))
+    with refusals.refused_for([("does_not_fit", f"hints['{at}.weight']", "Replicate()") for at in (0, 2)]):
+        sharding.plan(module, (torch.empty(8, 64),), cores(4, 140_000), hints, mean_square, mesh={"a": 4})
+    for name in ("0.weight", "2.weight"):
+        rest = {other: hint for other, hint in hints.items() if other != name}
+        sharding.plan(module, (torch.empty(8, 64),), cores(4, 140_000), rest, mean_square, mesh={"a": 4})

@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 
 from moe import sharding
 from moe.sharding.applied.dtensors import local
-from moe.sharding.saved import tensor_file
+from moe.sharding.saved import index, tensor_file
 from moe.sharding.saved.load import Checkpoint
-from moe.spec import SpecError
+from moe.spec import ProblemCode
 from tests.parity.gloo_ranks import Pools, many_with_torch
 from tests.refusals import refused, refused_for
 from tests.sharding.odd import Odd, random_hints
@@ -188,25 +189,49 @@ def _only(folder: Path) -> Path:
     return path
 
 
-TORN = {
-    "has parts of a checkpoint and no index.json: saving it broke off": lambda at: (
-        at / "index.json"
-    ).unlink(),
-    "does not have the checksum of what was written": lambda at: _flip(_only(at), -1),
-    "bytes instead of": lambda at: _only(at).write_bytes(_only(at).read_bytes()[:-1]),
-    "is missing": lambda at: _only(at).unlink(),
-    "has an index.json that none was saved with": lambda at: _flip(at / "index.json", 40),
-    "has neither an index.json nor files of safetensors": lambda at: [each.unlink() for each in at.iterdir()],
+TORN: dict[str, tuple[Callable[[Path], Any], ProblemCode]] = {
+    "no index": (lambda at: (at / "index.json").unlink(), "not_found"),
+    "nothing": (lambda at: [each.unlink() for each in at.iterdir()], "not_found"),
+    "an altered file": (lambda at: _flip(_only(at), -1), "corrupt"),
+    "a shorter file": (lambda at: _only(at).write_bytes(_only(at).read_bytes()[:-1]), "corrupt"),
+    "no file": (lambda at: _only(at).unlink(), "corrupt"),
+    "an altered index": (lambda at: _flip(at / "index.json", 40), "corrupt"),
+    "an index of a later release": (lambda at: _as_version(at, 2), "wrong_version"),
+    "an index without a version": (lambda at: _as_version(at, None), "corrupt"),
+    "a file of another tool, cut off": (lambda at: _cut_plain_file(at), "corrupt"),
+    "a file that the storage does not give": (lambda at: _as_folder(_only(at)), "unreadable"),
 }
 
 
-@pytest.mark.parametrize("said", TORN)
-def test_a_torn_checkpoint_is_refused_in_words_and_changes_nothing(tmp_path: Path, said: str):
+def _as_version(folder: Path, version: int | None) -> None:
+    """Give an index another version, or none, with the checksum of that."""
+    file = folder / "index.json"
+    body = json.loads(file.read_text()) | {"version": version}
+    del body["sha256"]
+    if version is None:
+        del body["version"]
+    file.write_text(json.dumps({**body, "sha256": index._digest(body)}))
+
+
+def _cut_plain_file(folder: Path) -> None:
+    (folder / "index.json").unlink()
+    _only(folder).rename(folder / "model.safetensors")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:20])
+
+
+def _as_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("which", TORN)
+def test_a_torn_checkpoint_is_refused_in_words_and_changes_nothing(tmp_path: Path, which: str):
+    tear, code = TORN[which]
     sharding.save(small(), tmp_path)
-    TORN[said](tmp_path)
+    tear(tmp_path)
     applied = small(1)
     before = {name: each.clone() for name, each in applied.state_dict().items()}
-    with pytest.raises(SpecError, match=said):
+    with refused(code, "checkpoint", str(tmp_path)):
         sharding.load(applied, tmp_path)
     assert all(before[name].equal(each) for name, each in applied.state_dict().items())
 

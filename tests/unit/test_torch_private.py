@@ -27,6 +27,8 @@ USED = {
     "torch.distributed.distributed_c10d._get_default_store": "ranks wait for rank 0 beyond the timeout of collectives",
     **{"torch._foreach_" + name: "many tensors are updated by one call" for name in ("copy_", "mul_", "norm")},
     "torch._decomp.get_decompositions": "operators are written with simpler ones",
+    "torch._functorch._aot_autograd.utils.KNOWN_TYPES": "values that no graph takes are told in words",
+    "torch._library.opaque_object.is_opaque_type": "values that no graph takes are told in words",
     "torch._functorch.aot_autograd.aot_export_joint_with_descriptors": "forward and backward pass are one graph",
     **{_DESCRIPTORS + name: "what a graph's arguments and results are" for name in (
         "BackwardTokenAOTInput", "BackwardTokenAOTOutput", "BufferAOTInput", "ForwardTokenAOTInput",

@@ -17,7 +17,7 @@ from moe.spec import Problem, SpecError
 
 def admit(module: nn.Module, sample: Any) -> None:
     """Raises SpecError for what is no module, for one that is applied, wrapped, compiled, scripted, sharded or not
-    initialised, for gradients' hooks, and for a sample whose tensors are not plain."""
+    initialised, for gradients' hooks, and for a sample that has other values than dense tensors and plain ones."""
     if not isinstance(module, nn.Module):
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
         raise SpecError(
@@ -88,9 +88,13 @@ def _of_tensors(module: nn.Module) -> Iterator[Problem]:
 
 def _of_sample(sample: Any) -> Iterator[Problem]:
     for number, leaf in enumerate(pytree.tree_leaves(list(sample))):
-        if not isinstance(leaf, Tensor):
-            continue
         name = f"inputs.{number}"
+        if not isinstance(leaf, Tensor):
+            if not torch_private.can_be_argument(leaf):
+                rule = "is of a type that a captured graph does not take"
+                remedy = "give tensors, numbers and text, or tuples, lists and dicts of them"
+                yield Problem("wrong_type", name, type(leaf).__name__, rule, remedy)
+            continue
         if leaf.layout is not torch.strided or leaf.is_nested:
             yield Problem(
                 "unsupported", name, str(leaf.layout), "must be a dense tensor", "pad it, or make it dense"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from moe.sharding.saved import tensor_file
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, ProblemCode, SpecError
 from moe.storage.folder import Folder
 
 FILE = "index.json"
@@ -131,9 +131,14 @@ def read(folder: Folder) -> Index:
         digest = body.pop("sha256")
         if digest != _digest(body):
             raise ValueError("it was altered")
-        return Index.from_json(body)
+        version = body["version"]
+        index = Index.from_json(body) if version == _VERSION else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _no_checkpoint(folder, f"has an {FILE} that none was saved with ({error})") from None
+        raise _corrupt_error(folder, f"has an {FILE} that none was saved with ({error})") from None
+    if index is None:
+        rule = f"has an {FILE} of version {version}, and this release reads version {_VERSION}"
+        raise _error("wrong_version", folder, rule, "load it with the release that saved it")
+    return index
 
 
 def _digest(body: Mapping[str, Any]) -> str:
@@ -142,25 +147,28 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def _of_plain_files(folder: Folder) -> Index:
     files = [name for name in folder.names() if name.endswith(".safetensors")]
+    remedy = "use a folder that sharding.save has finished with"
     if any(map(is_piece_file, files)):
-        raise _no_checkpoint(folder, f"has parts of a checkpoint and no {FILE}: saving it broke off")
+        rule = f"has parts of a checkpoint and no {FILE}: saving it broke off"
+        raise _error("not_found", folder, rule, remedy)
     if not files:
-        raise _no_checkpoint(folder, f"has neither an {FILE} nor files of safetensors")
+        rule = f"has neither an {FILE} nor files of safetensors"
+        raise _error("not_found", folder, rule, remedy)
     tensors: dict[str, SavedTensor] = {}
     for file in files:
         try:
             entries = tensor_file.entries(folder, file)
         except ValueError as error:
-            raise _no_checkpoint(folder, f"cannot be read: {error}") from None
+            raise _corrupt_error(folder, f"cannot be read: {error}") from None
         for name, entry in entries.items():
             piece = SavedPiece(file, name, (0,) * len(entry.shape), entry.shape)
             tensors[MODEL + name] = SavedTensor(entry.shape, tensor_file.NAMES[entry.dtype], (piece,))
     return Index(tensors)
 
 
-def _no_checkpoint(folder: Folder, rule: str) -> SpecError:
-    return SpecError(
-        Problem(
-            "not_found", "checkpoint", folder.url, rule, "use a folder that sharding.save has finished with"
-        )
-    )
+def _corrupt_error(folder: Folder, rule: str) -> SpecError:
+    return _error("corrupt", folder, rule, "use another checkpoint")
+
+
+def _error(code: ProblemCode, folder: Folder, rule: str, remedy: str) -> SpecError:
+    return SpecError(Problem(code, "checkpoint", folder.url, rule, remedy))

@@ -51,19 +51,14 @@ class Checkpoint:
             sealing.fault(checkpoint_folder, file, index.files[file].size_bytes, index.files[file].sha256)
             for file in own_files
         ]
-        faults = [
-            fault
-            for rank_faults in plain_collectives.all_gather_json([fault for fault in results if fault])
-            for fault in rank_faults
+        own_faults = [(fault, isinstance(fault, sealing.Unreadable)) for fault in results if fault]
+        problems = [
+            _file_problem(checkpoint_folder, fault, is_unreadable)
+            for rank_faults in plain_collectives.all_gather_json(own_faults)
+            for fault, is_unreadable in rank_faults
         ]
-        if faults:
-            remedy = "use another checkpoint: this one is torn or was altered"
-            raise SpecError(
-                [
-                    Problem("wrong_state", "checkpoint", checkpoint_folder.url, fault, remedy)
-                    for fault in faults
-                ]
-            )
+        if problems:
+            raise SpecError(problems)
         return cls(checkpoint_folder, index, TensorFileReader(checkpoint_folder))
 
     def find(self, names: Sequence[str]) -> tuple[str, SavedTensor] | None:
@@ -168,6 +163,15 @@ class Checkpoint:
 
     def _corrupt_error(self, rule: str) -> SpecError:
         return SpecError(Problem("corrupt", "checkpoint", self.folder.url, rule, "use another checkpoint"))
+
+
+def _file_problem(folder: Folder, fault: str, is_unreadable: bool) -> Problem:
+    if is_unreadable:
+        return Problem(
+            "unreadable", "checkpoint", folder.url, fault, "try again once its storage can be read"
+        )
+    remedy = "use another checkpoint: this one is torn or was altered"
+    return Problem("corrupt", "checkpoint", folder.url, fault, remedy)
 
 
 @torch.no_grad()

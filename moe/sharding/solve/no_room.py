@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -30,10 +30,8 @@ def no_room(of: Subject) -> SpecError:
         return _of_cluster(cluster, why, "a smaller batch")
     room = in_bytes(of.limits.memory_bytes)
     if hints := _hints_in_the_way(of):
-        pronoun = "one of them" if len(hints) > 1 else "it"
-        return SpecError(Problem("does_not_fit", " and ".join(hints), None,
-                                 f"cannot be had: with that no plan fits in the memory of a device (={room})",
-                                 f"drop {pronoun}, or use devices with more memory"))  # fmt: skip
+        return SpecError([_of_hint(name, hint, [other for other in hints if other != name], room)
+                          for name, hint in hints.items()])  # fmt: skip
     return _of_cluster(cluster, f"no plan fits in {room} a device", _larger(of))
 
 
@@ -42,17 +40,24 @@ def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
                              f"has no room for the model: {why}", f"use {remedy}"))  # fmt: skip
 
 
-def _hints_in_the_way(of: Subject) -> list[str]:
-    """Fewest hints, with their values, that together leave no room: each is dropped where the rest still does."""
+def _of_hint(name: str, hint: str, others: Sequence[str], room: str) -> Problem:
+    beside = f" beside {' and '.join(others)}" if others else ""
+    rule = f"cannot be had{beside}: with that no plan fits in the memory of a device (={room})"
+    remedy = f"drop {'one of them' if others else 'it'}, or use devices with more memory"
+    return Problem("does_not_fit", name, hint, rule, remedy)
+
+
+def _hints_in_the_way(of: Subject) -> dict[str, str]:
+    """Fewest hints by name that together leave no room: each is dropped where the rest still does."""
     request = of.request
     hints = {wish.origin: wish.hint for wish in of.annotated_graph.wishes}
     if not hints or not _fits(request, frozenset(hints)):
-        return []
+        return {}
     names = set(hints)
     for name in hints:
         if not _fits(request, frozenset(set(hints) - (names - {name}))):
             names.discard(name)
-    return [f"{name} (={hints[name]})" for name in sorted(names)]
+    return {name: str(hints[name]) for name in sorted(names)}
 
 
 def _larger(of: Subject) -> str:

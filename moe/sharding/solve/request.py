@@ -12,7 +12,7 @@ from moe.sharding.hints.hints import Hint
 from moe.sharding.placement import MAX_AXES
 from moe.sharding.solve.own_cluster import own_cluster
 from moe.sharding.solve.progress import PlanningProgress
-from moe.spec import Problem, SpecError
+from moe.spec import Problem, ProblemCode, SpecError
 from moe.spec.files import read_plain
 
 
@@ -58,11 +58,10 @@ class ShardingRequest:
             yield Problem("wrong_type", "loss", _kind(self.loss), "must be a function of what the module returns",
                           "give one that gives the loss, or leave it out where the module does")  # fmt: skip
         if self.mesh is not None and not _is_mesh(self.mesh):
-            value = dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh
             yield Problem(
-                "wrong_type",
+                "out_of_range" if _has_mesh_types(self.mesh) else "wrong_type",
                 "mesh",
-                value,
+                dict(self.mesh) if isinstance(self.mesh, Mapping) else self.mesh,
                 "must name one to three axes, each with a whole number of devices, at least 1",
                 'give mesh={"data": 2, "model": 2}',
             )
@@ -71,17 +70,11 @@ class ShardingRequest:
         ):
             yield Problem("wrong_type", "replicate", self.replicate, "must be a list of operators' names",
                           'give replicate=["aten.polar.default"]')  # fmt: skip
-        if not _is_whole(self.optimizer_slots, 0):
-            yield Problem(
-                "out_of_range",
-                "optimizer_slots",
-                self.optimizer_slots,
-                "must be a whole number of at least 0",
-                "give the values of optimizer state for each trained one: 2 for Adam",
-            )
-        if self.micro_batches is not None and not _is_whole(self.micro_batches, 1):
-            yield Problem("out_of_range", "micro_batches", self.micro_batches, "must be a whole number of at least 1",
-                          "use 1 or more, or leave it out")  # fmt: skip
+        remedy = "give the values of optimizer state for each trained one: 2 for Adam"
+        yield from whole_number_problems("optimizer_slots", self.optimizer_slots, 0, remedy)
+        if self.micro_batches is not None:
+            remedy = "use 1 or more, or leave it out"
+            yield from whole_number_problems("micro_batches", self.micro_batches, 1, remedy)
         if self.recompute is not None and not isinstance(self.recompute, bool):
             yield Problem(
                 "wrong_type",
@@ -92,17 +85,28 @@ class ShardingRequest:
             )
 
 
+def whole_number_problems(path: str, value: Any, least: int, remedy: str) -> Iterator[Problem]:
+    """Problem of an argument that is no whole number, or a smaller one than `least`."""
+    if type(value) is not int or value < least:
+        code: ProblemCode = "out_of_range" if type(value) is int else "wrong_type"
+        yield Problem(code, path, value, f"must be a whole number of at least {least}", remedy)
+
+
 def _is_mesh(mesh: Any) -> bool:
     return (
-        isinstance(mesh, Mapping)
+        _has_mesh_types(mesh)
         and 1 <= len(mesh) <= MAX_AXES
-        and all(isinstance(axis, str) and axis for axis in mesh)
-        and all(_is_whole(size, 1) for size in mesh.values())
+        and all(mesh)
+        and min(mesh.values(), default=0) >= 1
     )
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return type(value) is int and value >= least
+def _has_mesh_types(mesh: Any) -> bool:
+    return (
+        isinstance(mesh, Mapping)
+        and all(isinstance(axis, str) for axis in mesh)
+        and all(type(size) is int for size in mesh.values())
+    )
 
 
 def _kind(value: Any) -> str:
