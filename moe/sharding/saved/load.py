@@ -51,7 +51,7 @@ class Checkpoint:
             sealing.fault(checkpoint_folder, file, index.files[file].size_bytes, index.files[file].sha256)
             for file in own_files
         ]
-        own_faults = [(fault, isinstance(fault, sealing.Unreadable)) for fault in results if fault]
+        own_faults = [(fault, isinstance(fault, sealing.UnreadableStorage)) for fault in results if fault]
         problems = [
             _file_problem(checkpoint_folder, fault, is_unreadable)
             for rank_faults in plain_collectives.all_gather_json(own_faults)
