@@ -250,7 +250,7 @@ def _answer(
 ) -> None:
     """Makes a plan, by the control plane where nothing tells of a cluster, and answers what is asked of it. Raises
     Misuse, SpecError, ClientError, OSError."""
-    from moe.plan.stored import load, require_same
+    from moe.plan.plan_file import load, require_same
 
     from service.cli.job_plan import depends, explain, give, make_plan, plan_on_smallest, read_layout
 
@@ -326,7 +326,7 @@ def _show_grid(request: "PlanRequest", hardware: "Cluster | Pools", what_if: str
 
 def _diff(first: Path, second: Path, as_json: bool) -> None:
     """Prints what differs between two kept plans. Raises SpecError for what is none, OSError."""
-    from moe.plan.stored import load
+    from moe.plan.plan_file import load
 
     from service.cli.view.comparison import diff_json, diff_view
     from service.cli.view.output import console, print_json
