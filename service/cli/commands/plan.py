@@ -251,7 +251,6 @@ def _answer(
     """Makes a plan, by the control plane where nothing tells of a cluster, and answers what is asked of it. Raises
     Misuse, SpecError, ClientError, OSError."""
     from moe.plan.plan_file import load, require_same
-
     from service.cli.job_plan import depends, explain, give, make_plan, plan_on_smallest, read_layout
 
     # What is wrong with a question is told before a search, or a control plane, takes its time.
@@ -327,7 +326,6 @@ def _show_grid(request: "PlanRequest", hardware: "Cluster | Pools", what_if: str
 def _diff(first: Path, second: Path, as_json: bool) -> None:
     """Prints what differs between two kept plans. Raises SpecError for what is none, OSError."""
     from moe.plan.plan_file import load
-
     from service.cli.view.comparison import diff_json, diff_view
     from service.cli.view.output import console, print_json
 
