@@ -1,5 +1,5 @@
 """Kernels of bitsandbytes for blocks of codes, where it is installed and has some for the device: to the same bits as
-`coded.py` decodes them, and mostly faster."""
+`quantized.py` decodes them, and mostly faster."""
 
 from functools import cache
 from math import prod
