@@ -10,7 +10,7 @@ from torch.distributed import DeviceMesh
 
 from moe.parallel import plain_collectives
 from moe.sharding.applied.applied import Applied
-from moe.sharding.applied.callable_program import Ready, program_of, ready_of
+from moe.sharding.applied.callable_program import CallableProgram, make_callable, program_of
 from moe.sharding.applied.materialise import Init, Materialiser, tensors_of
 from moe.sharding.applied.other_call import of_other_call, without_values
 from moe.sharding.applied.programs import Programs
@@ -76,7 +76,7 @@ def apply(
             "forward has values of its own that are not always the same"
         )
         raise SpecError(Problem("changed", "model", type(model).__name__, rule, "plan again"))
-    ready = ready_of(captured_graph, program_of(captured_graph, plan, replicate), plan, arguments)
+    ready = make_callable(captured_graph, program_of(captured_graph, plan, replicate), plan, arguments)
     tensors = tensors_of(model)
     used_placements = {
         id(tensor): at for name, tensor in tensors.items() if (at := ready.program.placements.get(name))
@@ -87,7 +87,7 @@ def apply(
     is_training = model.training
     skeleton, modes = without_values(model), [module.training for module in model.modules()]
 
-    def make(training: bool, other_batch: tuple[Any, ...]) -> Ready:
+    def make(training: bool, other_batch: tuple[Any, ...]) -> CallableProgram:
         skeleton.train(training)
         if training == is_training:
             for module, mode in zip(skeleton.modules(), modes, strict=True):

@@ -27,12 +27,12 @@ from moe.sharding.rules.rule import result_placements
 from moe.sharding.sample import describe
 from moe.sharding.sharding_plan import ShardingPlan
 from moe.sharding.solve.accumulate import AXIS
-from moe.sharding.solve.captured_request import subject_of
+from moe.sharding.solve.captured_request import capture_request
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.no_room import no_room
 from moe.sharding.solve.request import ShardingRequest, asked_cluster
 from moe.sharding.solve.solution import ShardingSolution
-from moe.sharding.solve.strategies import best_way
+from moe.sharding.solve.strategies import best_strategy
 from moe.spec import Problem, SpecError
 
 OPTIMIZER_SLOTS = 2
@@ -99,9 +99,9 @@ def plan(
 
 
 def _make_plan(request: ShardingRequest) -> ShardingPlan:
-    subject = subject_of(request)
+    subject = capture_request(request)
     capture = subject.capture
-    best, candidates = best_way(subject)
+    best, candidates = best_strategy(subject)
     if best is None:
         raise no_room(subject)
     solution, costs, axes = best.solution, best.costs, tuple(best.degrees)

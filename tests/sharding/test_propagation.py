@@ -50,7 +50,7 @@ def followed(hints: dict[str, Any], axes: dict[str, int]) -> tuple[Any, Any]:
     module, sample = Chain().double(), (torch.randn(16, 8, dtype=torch.float64),)
     captured = capture(module, sample)
     found = annotate_graph(captured, hints)
-    said = {wish.node.name: wish.origin for wish in found.wishes}
+    said = {placement.node.name: placement.origin for placement in found.requested_placements}
     rules = Rules()
     made = Propagation(captured, rules, tuple(axes.values()), found.pins(axes), said).run()
     assert differences(module, sample, captured, made.assignment) == []

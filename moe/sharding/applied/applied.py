@@ -15,7 +15,7 @@ from moe.sharding import torch_private
 from moe.sharding.applied.accumulation import check_once
 from moe.sharding.applied.agreement import REFUSED, agree, can_agree, signature_of
 from moe.sharding.applied.batch import check_batch
-from moe.sharding.applied.callable_program import Ready
+from moe.sharding.applied.callable_program import CallableProgram
 from moe.sharding.applied.checksum import EVERY_CALLS, check_same
 from moe.sharding.applied.dtensors import as_dtensor, from_program, local, to_program
 from moe.sharding.applied.local_batch import global_batch
@@ -259,7 +259,7 @@ class Applied(_Stays):
                 agree(self.mesh, REFUSED)
             raise
 
-    def _called_with(self, batch: Sequence[Any]) -> tuple[Ready, list[Any]]:
+    def _called_with(self, batch: Sequence[Any]) -> tuple[CallableProgram, list[Any]]:
         """(the program for a batch, leaves of the global batch). Raises ValueError for a batch that differs from the
         plan's in more than sizes, and on every rank where ranks are found to have different batches."""
         ready, is_checked = self._programs.initial, self._num_calls % EVERY_CALLS == 0

@@ -27,7 +27,7 @@ from moe.spec import Problem, SpecError
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
+class CallableProgram:
     """A program, and what it takes to call it."""
 
     program: Program
@@ -58,7 +58,9 @@ class Ready:
         return program if self.options is None else compile_program(program, **self.options)
 
 
-def ready_of(capture: CapturedGraph, program: Program, plan: ShardingPlan, batch: Sequence[Any]) -> Ready:
+def make_callable(
+    capture: CapturedGraph, program: Program, plan: ShardingPlan, batch: Sequence[Any]
+) -> CallableProgram:
     """What it takes to call the program of a plan, which with micro-batches becomes that of the loop's steps."""
     steps = None
     if plan.micro_batches > 1:
@@ -68,7 +70,7 @@ def ready_of(capture: CapturedGraph, program: Program, plan: ShardingPlan, batch
             put_in_buckets(graph, (plan.micro_batches, *plan.degrees))
     values = tuple(TENSOR if isinstance(output, fx.Node) else output for output in capture.outputs)
     tree = pytree.tree_structure(list(batch))
-    return Ready(program, capture.output_tree, values, leaves_of(batch), tree, steps)
+    return CallableProgram(program, capture.output_tree, values, leaves_of(batch), tree, steps)
 
 
 def program_of(capture: CapturedGraph, plan: ShardingPlan, replicate: Sequence[str] = ()) -> Program:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moe.parallel import plain_collectives
-from moe.sharding.applied.callable_program import Ready, prepare, ready_of, write_program
+from moe.sharding.applied.callable_program import CallableProgram, make_callable, prepare, write_program
 from moe.sharding.applied.materialise import tensors_of
 from moe.sharding.capture.capture import CapturedGraph, capture, device_of
 from moe.sharding.hints.hints import Pin
@@ -39,7 +39,7 @@ def of_other_call(
     plan: ShardingPlan,
     replicate: Sequence[str],
     placements: Mapping[str, Placements],
-) -> Ready:
+) -> CallableProgram:
     """The program of a module, in its mode, for a batch. A batch that does not fit whole is split into the plan's
     micro-batches; where that is not possible, the program exceeds memory by as little as it can. Hints hold as in the
     plan. A collective: rank 0 solves."""
@@ -50,7 +50,7 @@ def of_other_call(
         lambda: _choose_placements(captured_graph, plan, replicate, rules, placements, hint_pins)
     )
     call_plan = replace(plan, parameters={name: in_words(at) for name, at in placements.items()}, **fields)
-    return ready_of(captured_graph, write_program(captured_graph, call_plan, rules), call_plan, batch)
+    return make_callable(captured_graph, write_program(captured_graph, call_plan, rules), call_plan, batch)
 
 
 def _choose_placements(

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from moe.sharding.applied.batch import batch_like
-from moe.sharding.applied.callable_program import Ready
+from moe.sharding.applied.callable_program import CallableProgram
 
 Key = tuple[bool, tuple[Any, ...]]
 """(is training, shapes and dtypes of the batch's leaves)."""
@@ -21,14 +21,14 @@ class Programs:
 
     def __init__(
         self,
-        initial: Ready,
+        initial: CallableProgram,
         is_training: bool,
-        make: Callable[[bool, tuple[Any, ...]], Ready],
+        make: Callable[[bool, tuple[Any, ...]], CallableProgram],
         max_programs: int,
     ) -> None:
         """`make` builds the program of a mode for a batch; it is a collective."""
         self.initial, self._is_training, self._make, self._max = initial, is_training, make, max_programs
-        self._cache: OrderedDict[Key, Ready] = OrderedDict()
+        self._cache: OrderedDict[Key, CallableProgram] = OrderedDict()
         self._compile: dict[str, Any] | None = None
 
     def compile(self, options: dict[str, Any]) -> None:
@@ -36,17 +36,17 @@ class Programs:
         self._compile = options
         self._cache.clear()
 
-    def of_plan(self, training: bool) -> Ready:
+    def of_plan(self, training: bool) -> CallableProgram:
         """The program of a mode for batches of the plan's size."""
         return self._of((training, self.initial.batch), self.initial.batch)
 
-    def of_batch(self, training: bool, batch: Sequence[Any]) -> Ready:
+    def of_batch(self, training: bool, batch: Sequence[Any]) -> CallableProgram:
         """The program of a mode for a batch. Raises ValueError for one that differs from the plan's in more than
         sizes."""
         leaves = batch_like(batch, self.initial.batch, self.initial.batch_tree)
         return self._of((training, leaves), leaves)
 
-    def _of(self, key: Key, leaves: tuple[Any, ...]) -> Ready:
+    def _of(self, key: Key, leaves: tuple[Any, ...]) -> CallableProgram:
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]

@@ -16,7 +16,7 @@ from moe.spec import Problem, SpecError
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestedPlacement:
     """A hint on one tensor."""
 
     origin: str
@@ -30,20 +30,20 @@ class AnnotatedGraph:
     """Wishes of a captured graph, whose annotations of inputs and parameters are nodes of it now."""
 
     capture: CapturedGraph
-    wishes: tuple[Wish, ...]
+    requested_placements: tuple[RequestedPlacement, ...]
 
     @property
     def axes(self) -> tuple[str, ...]:
         """Mesh axes that are named, in order."""
-        return axes_named(wish.hint for wish in self.wishes)
+        return axes_named(request.hint for request in self.requested_placements)
 
     def devices(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> Order:
-        """Device at each place of a mesh, by the arrays of devices among the wishes. Raises SpecError where no order
-        agrees with all."""
+        """Device at each place of a mesh that agrees with every requested array of devices. Raises SpecError where there
+        is none."""
         arrays = (
-            (wish.hint.ids, len(shape_of(wish.node)), _path(wish.origin, self._name(wish)))
-            for wish in self.wishes
-            if isinstance(wish.hint, Devices) and wish.origin not in without
+            (request.hint.ids, len(shape_of(request.node)), _path(request.origin, self._name(request)))
+            for request in self.requested_placements
+            if isinstance(request.hint, Devices) and request.origin not in without
         )
         return common_order(arrays, mesh)
 
@@ -51,13 +51,13 @@ class AnnotatedGraph:
         """Mesh with an axis for each cut dimension of the array of devices that cuts the most; None without arrays, or
         where hints name axes. Raises SpecError if it cuts more dimensions than a mesh may have axes."""
         longest: list[int] = []
-        for wish in self.wishes:
-            if not isinstance(wish.hint, Devices):
+        for request in self.requested_placements:
+            if not isinstance(request.hint, Devices):
                 continue
-            cuts = [size for size in shape_of_array(wish.hint.ids) if size > 1]
+            cuts = [size for size in shape_of_array(request.hint.ids) if size > 1]
             if len(cuts) > MAX_AXES:
-                path = _path(wish.origin, self._name(wish))
-                raise SpecError(Problem("unsupported", path, f"shape {shape_of_array(wish.hint.ids)}",
+                path = _path(request.origin, self._name(request))
+                raise SpecError(Problem("unsupported", path, f"shape {shape_of_array(request.hint.ids)}",
                                         f"must cut at most {MAX_AXES} dimensions, since a mesh has no more axes",
                                         "cut fewer dimensions into more parts"))  # fmt: skip
             longest = max(longest, cuts, key=len)
@@ -65,23 +65,23 @@ class AnnotatedGraph:
 
     def pins(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> dict[str, Pin]:
         """Placements that are asked for, by node. Raises SpecError for dimensions and axes that do not exist, and for
-        two wishes for one tensor."""
+        two placements requested for one tensor."""
         pins: dict[str, Pin] = {}
-        wishes_by_name: dict[str, Wish] = {}
+        requests: dict[str, RequestedPlacement] = {}
         devices = self.devices(mesh, without)
-        for wish in self.wishes:
-            if wish.origin in without:
+        for request in self.requested_placements:
+            if request.origin in without:
                 continue
-            num_dims = len(shape_of(wish.node))
-            pin = pin_of(wish.hint, num_dims, mesh, wish.origin, self._name(wish), devices)
-            before = pins.get(wish.node.name)
+            num_dims = len(shape_of(request.node))
+            pin = pin_of(request.hint, num_dims, mesh, request.origin, self._name(request), devices)
+            before = pins.get(request.node.name)
             if before is not None and before != pin:
-                old_wish = wishes_by_name[wish.node.name]
-                raise SpecError(Problem("conflict", wish.origin, str(wish.hint),
-                                        f"contradicts {old_wish.origin} (={old_wish.hint}): both are of the same "
+                earlier = requests[request.node.name]
+                raise SpecError(Problem("conflict", request.origin, str(request.hint),
+                                        f"contradicts {earlier.origin} (={earlier.hint}): both are of the same "
                                         "tensor",
                                         "drop one of the two"))  # fmt: skip
-            pins[wish.node.name], wishes_by_name[wish.node.name] = pin, wish
+            pins[request.node.name], requests[request.node.name] = pin, request
         return {
             name: tuple(
                 None if degree == 1 else placement
@@ -90,12 +90,12 @@ class AnnotatedGraph:
             for name, pin in pins.items()
         }
 
-    def _name(self, wish: Wish) -> str | None:
+    def _name(self, request: RequestedPlacement) -> str | None:
         """Of the parameter, buffer or input that a pattern matches."""
-        leaf = self.capture.leaves.get(wish.node)
-        if leaf is None and wish.origin.startswith("hints["):
-            leaf = self.capture.leaves.get(wish.node.all_input_nodes[0])
-        return None if leaf is None or repr(leaf.name) in wish.origin else leaf.name
+        leaf = self.capture.leaves.get(request.node)
+        if leaf is None and request.origin.startswith("hints["):
+            leaf = self.capture.leaves.get(request.node.all_input_nodes[0])
+        return None if leaf is None or repr(leaf.name) in request.origin else leaf.name
 
 
 def _path(hint_path: str, where: str | None) -> str:
@@ -134,27 +134,35 @@ def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> Annotat
         if first.get(pattern, pattern) == name
         or shape_of((tensor_nodes | states)[name])  # a pattern says nothing of single numbers
     }
-    wishes: list[Wish] = []
+    requested_placements: list[RequestedPlacement] = []
     for name, (pattern, hint) in hints_by_name.items():
         is_of_inputs = pattern == "inputs.*" or (pattern in of_inputs and pattern not in hints)
         path = f"hints[{('inputs' if is_of_inputs else pattern)!r}]"
         if name in states:
-            wishes.append(Wish(path, hint, states[name]))
+            requested_placements.append(RequestedPlacement(path, hint, states[name]))
             continue
         node = tensor_nodes[name]
         is_stored = capture.leaves[node].kind != "input" and not {
             f"gradients.{name}",
             f"optimizer.{name}",
         } & set(hints_by_name)
-        wishes.append(
-            Wish(path, hint, node if is_stored else _insert_annotation(capture.graph.graph, node, hint))
+        requested_placements.append(
+            RequestedPlacement(
+                path, hint, node if is_stored else _insert_annotation(capture.graph.graph, node, hint)
+            )
         )
     for node in capture.graph.graph.nodes:
-        if is_operator(node) and node.target is PLACED and not any(wish.node is node for wish in wishes):
+        if (
+            is_operator(node)
+            and node.target is PLACED
+            and not any(request.node is node for request in requested_placements)
+        ):
             where = node.meta.get("where") or node.name
-            wishes.append(Wish(f"the annotation at {where}", hint_of(str(node.args[1])), node))
+            requested_placements.append(
+                RequestedPlacement(f"the annotation at {where}", hint_of(str(node.args[1])), node)
+            )
     capture.graph.graph.lint()
-    return AnnotatedGraph(capture, tuple(wishes))
+    return AnnotatedGraph(capture, tuple(requested_placements))
 
 
 def _first_names(capture: CapturedGraph, names: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ under way, what an allocator fragments."""
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class CapturedRequest:
     """A captured module with its hints, and the memory that it may take."""
 
     request: ShardingRequest
@@ -26,7 +26,7 @@ class Subject:
     """Hints that are left out of account."""
 
 
-def subject_of(request: ShardingRequest, without: frozenset[str] = frozenset()) -> Subject:
+def capture_request(request: ShardingRequest, without: frozenset[str] = frozenset()) -> CapturedRequest:
     """Capture of what was asked for. Raises SpecError for a module or a hint with which nothing can be planned."""
     captured_graph = capture(request.model, request.sample, request.loss, device_of(request.cluster))
     annotations = annotate_graph(captured_graph, request.hints)
@@ -34,4 +34,4 @@ def subject_of(request: ShardingRequest, without: frozenset[str] = frozenset()) 
     Rules(request.replicate).check(captured_graph.graph.graph)
     memory_bytes = request.cluster.memory_bytes * (1 - SPARE) - captured_graph.input_bytes
     limits = MemoryLimits(memory_bytes, request.optimizer_slots)
-    return Subject(request, captured_graph, annotations, limits, without)
+    return CapturedRequest(request, captured_graph, annotations, limits, without)

@@ -9,7 +9,7 @@ from functools import cache
 from moe.plan.cluster.cluster import Cluster
 from moe.sharding.explain.explain import in_bytes
 from moe.sharding.hints.hints import Devices
-from moe.sharding.solve.captured_request import Subject, subject_of
+from moe.sharding.solve.captured_request import CapturedRequest, capture_request
 from moe.sharding.solve.request import ShardingRequest
 from moe.sharding.solve.strategies import has_room, least_bytes
 from moe.spec import Problem, SpecError
@@ -21,18 +21,18 @@ IN_TURN = 8
 Mesh = Mapping[str, int]
 
 
-def no_room(of: Subject) -> SpecError:
+def no_room(subject: CapturedRequest) -> SpecError:
     """Of a subject that no plan fits."""
-    cluster = of.request.cluster
-    if of.limits.memory_bytes <= 0:
-        whole = in_bytes(of.capture.input_bytes)
+    cluster = subject.request.cluster
+    if subject.limits.memory_bytes <= 0:
+        whole = in_bytes(subject.capture.input_bytes)
         why = f"the batch, which lies whole on each device, takes {whole} of its {in_bytes(cluster.memory_bytes)}"
         return _of_cluster(cluster, why, "a smaller batch")
-    room = in_bytes(of.limits.memory_bytes)
-    if hints := _hints_in_the_way(of):
+    room = in_bytes(subject.limits.memory_bytes)
+    if hints := _hints_in_the_way(subject):
         return SpecError([_of_hint(name, hint, [other for other in hints if other != name], room)
                           for name, hint in hints.items()])  # fmt: skip
-    return _of_cluster(cluster, f"no plan fits in {room} a device", _larger(of))
+    return _of_cluster(cluster, f"no plan fits in {room} a device", _larger(subject))
 
 
 def _of_cluster(cluster: Cluster, why: str, remedy: str) -> SpecError:
@@ -47,10 +47,10 @@ def _of_hint(name: str, hint: str, others: Sequence[str], room: str) -> Problem:
     return Problem("does_not_fit", name, hint, rule, remedy)
 
 
-def _hints_in_the_way(of: Subject) -> dict[str, str]:
+def _hints_in_the_way(subject: CapturedRequest) -> dict[str, str]:
     """Fewest hints by name that together leave no room: each is dropped where the rest still does."""
-    request = of.request
-    hints = {wish.origin: wish.hint for wish in of.annotated_graph.wishes}
+    request = subject.request
+    hints = {placement.origin: placement.hint for placement in subject.annotated_graph.requested_placements}
     if not hints or not _fits(request, frozenset(hints)):
         return {}
     names = set(hints)
@@ -60,20 +60,22 @@ def _hints_in_the_way(of: Subject) -> dict[str, str]:
     return {name: str(hints[name]) for name in sorted(names)}
 
 
-def _larger(of: Subject) -> str:
+def _larger(subject: CapturedRequest) -> str:
     """The smallest cluster of the kind that has room, by whole nodes, or with a mesh that was given by one of its axes
     so many times as long; where there is none, what else."""
     alternatives = "devices with more memory, or a smaller batch"
-    if any(isinstance(wish.hint, Devices) for wish in of.annotated_graph.wishes):
+    if any(isinstance(placement.hint, Devices) for placement in subject.annotated_graph.requested_placements):
         return f"{alternatives}: hints that name devices are of this cluster alone"
-    cluster, mesh = of.request.cluster, of.request.mesh
+    cluster, mesh = subject.request.cluster, subject.request.mesh
     unit = cluster.devices_per_node if mesh is None else cluster.num_devices
-    too_few = max(cluster.num_devices, math.ceil(least_bytes(of) / of.limits.memory_bytes) - 1) // unit
+    too_few = (
+        max(cluster.num_devices, math.ceil(least_bytes(subject) / subject.limits.memory_bytes) - 1) // unit
+    )
     max_units = LARGEST_CLUSTER // unit
 
     @cache
     def with_room(units: int) -> str | None:
-        return _with_room(of.request, units * unit)
+        return _with_room(subject.request, units * unit)
 
     for enough in range(too_few + 1, min(too_few + IN_TURN, max_units) + 1):
         if with_room(enough):
@@ -115,6 +117,6 @@ def _grow_axis(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
 
 def _fits(request: ShardingRequest, without: frozenset[str] = frozenset()) -> bool:
     try:
-        return has_room(subject_of(request, without))
+        return has_room(capture_request(request, without))
     except SpecError:  # of this mesh alone: a part done by hand, whose sizes it does not divide
         return False

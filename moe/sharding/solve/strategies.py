@@ -14,7 +14,7 @@ from moe.sharding.rules.registry import Rules
 from moe.sharding.solve.accumulate import Loop, classes_of, in_loop, pins_in_loop
 from moe.sharding.solve.bound import Bound, bound_by
 from moe.sharding.solve.candidates import meshes, runs
-from moe.sharding.solve.captured_request import Subject
+from moe.sharding.solve.captured_request import CapturedRequest
 from moe.sharding.solve.classes import classes
 from moe.sharding.solve.costs import Costs
 from moe.sharding.solve.recompute import with_recomputed_pins
@@ -24,7 +24,7 @@ from moe.sharding.solve.solution import ShardingSolution
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class Strategy:
     """A plan within one mesh, one number of micro-batches, with or without recomputation."""
 
     layout: LayoutName
@@ -42,73 +42,86 @@ class Way:
 BY_SIMPLICITY: tuple[LayoutName, ...] = ("data parallel", "fully sharded", "searched", "from hints")
 
 
-def best_way(of: Subject) -> tuple[Way | None, list[PricedLayout]]:
+def best_strategy(subject: CapturedRequest) -> tuple[Strategy | None, list[PricedLayout]]:
     """(chosen way, everything considered). All meshes are tried with the fewest micro-batches with which any fits in
     memory. The captured graph may be changed: a subject is good for one search."""
     candidates: list[PricedLayout] = []
-    on = _meshes(of)
-    for again, (count, loop) in _runs(of):
-        ways: list[Way] = []
+    on = _meshes(subject)
+    for again, (count, loop) in _runs(subject):
+        strategies: list[Strategy] = []
         for degrees in on:
-            of.request.progress.at(_in_words(degrees, count, again, ways))
-            on_mesh = list(_on_mesh(of, degrees, loop, count=count, again=again))
-            candidates += [_priced_layout(of, way) for way in on_mesh]
+            subject.request.progress.at(_in_words(degrees, count, again, strategies))
+            on_mesh = list(_on_mesh(subject, degrees, loop, count=count, again=again))
+            candidates += [_priced_layout(subject, strategy) for strategy in on_mesh]
             if not on_mesh:
                 candidates.append(PricedLayout(degrees, None, None, count, again))
-            ways += on_mesh
-        if ways:
-            return choose_way(ways), candidates
+            strategies += on_mesh
+        if strategies:
+            return choose_strategy(strategies), candidates
     return None, candidates
 
 
-def choose_way(ways: Sequence[Way]) -> Way:
+def choose_strategy(strategies: Sequence[Strategy]) -> Strategy:
     """The simplest layout that is slower than the fastest by no more than the error of predictions; with several meshes
     of that layout, the fastest of them."""
-    limit_s = WITHIN_ERROR * min(way.solution.seconds for way in ways)
-    within = [way for way in ways if way.solution.seconds <= limit_s]
-    return min(within, key=lambda way: (BY_SIMPLICITY.index(way.layout), way.solution.seconds))
+    limit_s = WITHIN_ERROR * min(strategy.solution.seconds for strategy in strategies)
+    within = [strategy for strategy in strategies if strategy.solution.seconds <= limit_s]
+    return min(within, key=lambda strategy: (BY_SIMPLICITY.index(strategy.layout), strategy.solution.seconds))
 
 
-def _priced_layout(of: Subject, way: Way) -> PricedLayout:
-    memory_bytes = int(way.solution.memory_bytes) + of.capture.input_bytes
-    return PricedLayout(way.degrees, way.solution.seconds, memory_bytes, way.count, way.again, way.layout)
-
-
-def _in_words(degrees: Mapping[str, int], count: int, again: bool, ways: Sequence[Way]) -> str:
-    parts = [f"mesh {dict(degrees)}", f"{count} micro-batch{'es' * (count > 1)}"]
-    if again:
-        parts.append("blocks computed again")
-    if ways:
-        parts.append(f"best step so far {1e3 * min(way.solution.seconds for way in ways):.3g} ms")
-    return ", ".join(parts)
-
-
-def has_room(of: Subject) -> bool:
-    """Whether there is a best way, without looking further than for a first. The captured graph may be changed."""
-    if least_bytes(of) > of.limits.memory_bytes * of.request.cluster.num_devices:
-        return False
-    return any(
-        any(_on_mesh(of, degrees, loop, count=count, again=again, first=True))
-        for again, (count, loop) in _runs(of)
-        for degrees in _meshes(of)
+def _priced_layout(subject: CapturedRequest, strategy: Strategy) -> PricedLayout:
+    memory_bytes = int(strategy.solution.memory_bytes) + subject.capture.input_bytes
+    return PricedLayout(
+        strategy.degrees,
+        strategy.solution.seconds,
+        memory_bytes,
+        strategy.count,
+        strategy.again,
+        strategy.layout,
     )
 
 
-def _meshes(of: Subject) -> list[dict[str, int]]:
-    mesh, arrays = of.request.mesh, of.annotated_graph.mesh_of_arrays()
-    if mesh is None and arrays is not None and math.prod(arrays.values()) == of.request.cluster.num_devices:
+def _in_words(degrees: Mapping[str, int], count: int, again: bool, strategies: Sequence[Strategy]) -> str:
+    parts = [f"mesh {dict(degrees)}", f"{count} micro-batch{'es' * (count > 1)}"]
+    if again:
+        parts.append("blocks computed again")
+    if strategies:
+        parts.append(
+            f"best step so far {1e3 * min(strategy.solution.seconds for strategy in strategies):.3g} ms"
+        )
+    return ", ".join(parts)
+
+
+def has_room(subject: CapturedRequest) -> bool:
+    """Whether there is a best way, without looking further than for a first. The captured graph may be changed."""
+    if least_bytes(subject) > subject.limits.memory_bytes * subject.request.cluster.num_devices:
+        return False
+    return any(
+        any(_on_mesh(subject, degrees, loop, count=count, again=again, first=True))
+        for again, (count, loop) in _runs(subject)
+        for degrees in _meshes(subject)
+    )
+
+
+def _meshes(subject: CapturedRequest) -> list[dict[str, int]]:
+    mesh, arrays = subject.request.mesh, subject.annotated_graph.mesh_of_arrays()
+    if (
+        mesh is None
+        and arrays is not None
+        and math.prod(arrays.values()) == subject.request.cluster.num_devices
+    ):
         mesh = arrays
-    return list(meshes(of.request.cluster, mesh, of.annotated_graph.axes))
+    return list(meshes(subject.request.cluster, mesh, subject.annotated_graph.axes))
 
 
-def _runs(of: Subject) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
-    request = of.request
-    return runs(of.capture, Rules(request.replicate), request.micro_batches, request.recompute)
+def _runs(subject: CapturedRequest) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
+    request = subject.request
+    return runs(subject.capture, Rules(request.replicate), request.micro_batches, request.recompute)
 
 
-def least_bytes(of: Subject) -> float:
+def least_bytes(subject: CapturedRequest) -> float:
     """Bytes that all devices together hold at the least: each parameter once, with its gradient and optimizer state."""
-    capture, trained_factor = of.capture, 2 + of.limits.optimizer_slots
+    capture, trained_factor = subject.capture, 2 + subject.limits.optimizer_slots
     return sum(
         math.prod(leaf.shape)
         * leaf.dtype.itemsize
@@ -119,24 +132,33 @@ def least_bytes(of: Subject) -> float:
 
 
 def _on_mesh(
-    of: Subject, degrees: dict[str, int], loop: Loop | None, *, count: int, again: bool, first: bool = False
-) -> Iterator[Way]:
+    subject: CapturedRequest,
+    degrees: dict[str, int],
+    loop: Loop | None,
+    *,
+    count: int,
+    again: bool,
+    first: bool = False,
+) -> Iterator[Strategy]:
     """Ways that fit in memory on one mesh: the search's fastest or, with `first`, its first result; then, without
     hints, the layouts that people write by hand."""
-    request, capture, annotations = of.request, of.capture, of.annotated_graph
-    devices = annotations.devices(degrees, of.without)
-    pins = with_recomputed_pins(capture, annotations.pins(degrees, of.without))
+    request, capture, annotations = subject.request, subject.capture, subject.annotated_graph
+    devices = annotations.devices(degrees, subject.without)
+    pins = with_recomputed_pins(capture, annotations.pins(degrees, subject.without))
     rules = Rules(request.replicate, capture.parts, degrees)
     propagation = None
-    if annotations.wishes or not request.search:
-        hint_texts = {wish.node.name: wish.origin for wish in annotations.wishes}
+    if annotations.requested_placements or not request.search:
+        hint_texts = {
+            requested_placement.node.name: requested_placement.origin
+            for requested_placement in annotations.requested_placements
+        }
         propagation = Propagation(capture, rules, tuple(degrees.values()), pins, hint_texts).run()
     begin = [] if propagation is None else [propagation.assignment]
     requirements: Bound = {}
     if propagation is not None and request.search:
         requirements = bound_by(capture, propagation, rules, pins, in_loop=loop is not None)
     simple: list[tuple[LayoutName, Assignment]] = []
-    if request.search and not annotations.wishes:  # else hints decide
+    if request.search and not annotations.requested_placements:  # else hints decide
         simple += simple_layouts(capture, rules, tuple(degrees.values()))
     alike: Mapping[str, Any] = pins
     if loop is not None:
@@ -148,21 +170,21 @@ def _on_mesh(
         capture,
         costs,
         rules,
-        of.limits,
+        subject.limits,
         pins,
         classes(capture, alike) if request.search else None,
         requirements,
     )
 
-    def way(layout: LayoutName, solution: ShardingSolution) -> Way:
-        return Way(layout, solution, degrees, costs, rules, propagation, count, again, devices)
+    def strategy(layout: LayoutName, solution: ShardingSolution) -> Strategy:
+        return Strategy(layout, solution, degrees, costs, rules, propagation, count, again, devices)
 
     if not request.search:
         if (solution := inner.price(*begin)) is not None:
-            yield way("from hints", solution)
+            yield strategy("from hints", solution)
         return
     if (solution := inner.best(begin, first=first)) is not None:
-        yield way("searched", solution)
+        yield strategy("searched", solution)
     for layout, assignment in simple:
         if (solution := inner.price(assignment)) is not None:
-            yield way(layout, solution)
+            yield strategy(layout, solution)
