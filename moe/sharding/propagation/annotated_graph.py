@@ -38,8 +38,8 @@ class AnnotatedGraph:
         return axes_named(request.hint for request in self.requested_placements)
 
     def devices(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> Order:
-        """Device at each place of a mesh that agrees with every requested array of devices. Raises SpecError where there
-        is none."""
+        """Device at each place of a mesh that agrees with every requested array of devices. Raises SpecError where no
+        order does."""
         arrays = (
             (request.hint.ids, len(shape_of(request.node)), _path(request.origin, self._name(request)))
             for request in self.requested_placements
