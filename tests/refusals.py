@@ -24,8 +24,10 @@ Summary = tuple[str, str, Any]
 """(code, path, value)"""
 
 _TEMPORARY = re.compile(
-    re.escape(tempfile.gettempdir()) + r"/(pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?|tmp[a-z0-9_]{8}\b)"
+    re.escape(tempfile.gettempdir())
+    + r"/(pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?\w+?\d+|tmp[a-z0-9_]{8})\b"
 )
+"""A temporary folder. pytest numbers those of tests, in the order in which a process runs them."""
 
 _DIGEST = re.compile(r"\b[0-9a-f]{32}([0-9a-f]{32})?\b")
 """Digests cover versions of packages and files of the product, so that they change with either."""
@@ -99,7 +101,7 @@ def check(problems: Iterable[Problem | Mapping[str, Any]], expected: Iterable[Su
         message = str(Problem(**body))
         if tempfile.gettempdir() in message and "..." in message:
             continue  # where a long path is cut depends on the folder that it begins with
-        message = _TEMPORARY.sub("TMP/", message).replace(str(REPOSITORY), ".")
+        message = _TEMPORARY.sub("TMP", message).replace(str(REPOSITORY), ".")
         WORDING.check(test, _DIGEST.sub("DIGEST", _EQUAL_FOLDERS.sub(r"\1\1...", message)))
 
 
