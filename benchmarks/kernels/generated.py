@@ -26,8 +26,8 @@ H100's, `line_bytes_per_s` is H100's at the ratio of the adapters. Nobody measur
 """
 
 from moe.plan.cluster.kernels import (
-    Collective,
-    Exchange,
+    CollectiveCost,
+    ExchangeCost,
     FusedAttention,
     GroupedExperts,
     Kernels,
