@@ -51,6 +51,8 @@ def explain(error: Exception) -> Failure | None:
         return _failure(str(error), MISUSE)
     if isinstance(error, ClientError):
         return _failure(str(error), FAILED)
+    if isinstance(error, UnicodeEncodeError) and error.encoding.replace("-", "") == "utf8":
+        return _failure(f"{ascii(error.object)[:200]} is no UTF-8 text; write it in UTF-8", MISUSE)
     if isinstance(error, UnicodeEncodeError):
         return _failure(
             f"{ascii(error.object)[:200]} cannot be written as {error.encoding}, which this locale asks for; "
