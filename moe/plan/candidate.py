@@ -1,4 +1,4 @@
-"""One way to lay a job out: what a search enumerates, and what memory and time are predicted of."""
+"""A layout of a job: searches enumerate candidates, and memory and time are predicted for each."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -79,7 +79,7 @@ class Comparison:
 
     @property
     def job_bytes(self) -> CostTerm:
-        """Their sum."""
+        """Sum of `job_memory`."""
         return _sum_of(self.job_memory)
 
     @property

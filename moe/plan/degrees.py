@@ -29,7 +29,7 @@ class ShardCounts(NamedTuple):
 
     @classmethod
     def from_degrees(cls, degrees: Mapping[str, int]) -> "ShardCounts":
-        """By axis; 1 where it is left out."""
+        """Counts by mesh axis; 1 for an axis that is left out."""
         return cls(*(degrees.get(axis, 1) for axis in cls._fields))
 
 
@@ -57,7 +57,7 @@ class Degrees:
     expert_tensor: Count = 1
     """Ranks that the hidden dimension of each expert is split over."""
     expert_fsdp: Count = 1
-    """Of the `data` ranks, those that each parameter of an expert is sharded over."""
+    """Number of the `data` ranks that each parameter of an expert is sharded over."""
     context: Count = 1
     """Ranks that each sequence is split over."""
     pipeline: Count = 1
@@ -84,7 +84,7 @@ class Degrees:
 
     @property
     def axes(self) -> dict[str, int]:
-        """By axis of both meshes."""
+        """Degrees by axis of both meshes."""
         return {
             "pipeline": self.pipeline,
             "data_replica": max(1, self.data_ranks // self.fsdp),

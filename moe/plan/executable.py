@@ -48,7 +48,7 @@ def refusal(plan: Plan) -> Problem | None:
 
 
 def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:
-    """For a job of which no layout can be run yet, or a plan."""
+    """Problem of a job, or of a plan, that no layout can run yet."""
     return Problem("not_runnable", path, None, f"asks for what cannot be run yet: {', '.join(features)}",
                    "leave it out, or only plan it: shardyard plan")  # fmt: skip
 

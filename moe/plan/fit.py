@@ -7,7 +7,8 @@ from moe.spec.errors import Problem
 
 
 def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
-    """Every dimension of the model that a degree does not divide; `degrees` as a plan has them, by axis."""
+    """A problem for every dimension of the model that its degree does not divide; `degrees` by axis, as a plan has
+    them."""
     problems = []
     for path, number, axis, why in divided_dims(model):
         degree = degrees.get(axis, 1)

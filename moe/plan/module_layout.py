@@ -15,4 +15,4 @@ class ModuleLayout(Frozen):
     plan: dict[str, Any]
     """The plan of `moe.sharding`, as its JSON has it."""
     explained: str = Field(max_length=1_000_000)
-    """That plan in words."""
+    """The plan in words."""

@@ -22,9 +22,10 @@ class Placement(Spec):
     """Split of a parameter, the same in all layers that are alike."""
 
     parameter: Text
-    """Its path in the model. `*` is the number of any layer: what begins with that layer's own number goes before."""
+    """Path in the model. `*` stands for the number of any layer; a placement with a layer's own number takes
+    precedence."""
     shape: tuple[Count, ...]
-    """Of the whole."""
+    """Shape of the whole parameter."""
     splits: tuple[tuple[Axis, CountOrZero], ...] = ()
     """Mesh axes and the dimension that each of them splits, one after another. Over `fsdp` and `expert_fsdp` that is
     split which the plan's `sharding` names. What no axis splits lies whole on all ranks of its mesh."""
@@ -90,7 +91,7 @@ class Placements:
             self._unused_keys.add(key)
 
     def placement(self, path: str, shape: Sequence[int]) -> Placement:
-        """That of one parameter. Raises SpecError where there is none."""
+        """Placement of one parameter. Raises SpecError if there is none."""
         for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
             if (placement := self._of.get(key)) is not None:
                 self._unused_keys.discard(key)
@@ -119,7 +120,7 @@ class Weight:
     """One parameter as the planner counts it."""
 
     name: str
-    """Within its unit."""
+    """Name within the unit."""
     shape: tuple[int, ...]
     axis_dims: tuple[tuple[Axis, int], ...] = ()
     """(mesh axis, dimension divided by its degree); FSDP cuts once more."""
@@ -128,7 +129,7 @@ class Weight:
     is_trained: bool = True
     """Whether it has a gradient, and an optimizer remembers anything of it."""
     item_bytes: int | None = None
-    """Of each of its numbers; None is what all weights have, and codes of narrower forms and their scales have not."""
+    """Bytes of an element of codes or of their scales; None for other weights."""
     num_coded: int = 0
     """Numbers of the matrix that it is the codes of."""
 
@@ -138,7 +139,7 @@ class Weight:
 
     @property
     def num_weights(self) -> int:
-        """Of the model, that it stands for."""
+        """Number of the model's weights that it stands for."""
         return self.numel if self.item_bytes is None else self.num_coded
 
     def product_numel(self, shards: ShardCounts) -> int:
@@ -152,11 +153,11 @@ class Weight:
         return self.num_coded * prod(self.unsharded_shape(shards)) // self.numel
 
     def unsharded_shape(self, shards: ShardCounts) -> tuple[int, ...]:
-        """Its shape on a rank when it is used, gathered from FSDP."""
+        """Shape on a rank while the weight is used: gathered over FSDP ranks, still split over other axes."""
         return _local_shape(self.shape, self.axis_dims, shards)
 
     def local_shape(self, shards: ShardCounts) -> tuple[int, ...]:
-        """Its shape on the fullest rank between uses."""
+        """Shape on the fullest rank between uses, when it is sharded over FSDP ranks too."""
         return _local_shape(self.shape, self.splits(shards), shards)
 
     def splits(self, shards: ShardCounts) -> tuple[tuple[Axis, int], ...]:

@@ -75,7 +75,7 @@ class TimeEstimate(Frozen):
     gather_s: float = 0.0
     """Gathers and scatters of tensor and context ranks, and of FSDP."""
     send_s: float = 0.0
-    """From pipeline stage to stage."""
+    """Seconds of sends between pipeline stages."""
     bubble_s: float = 0.0
     """Stages waiting for others."""
     all_reduce_s: float = 0.0
@@ -101,7 +101,7 @@ class TimeEstimate(Frozen):
         return fsum(self.by_kind().values())  # rounded once: releases of Python differ in how `sum` does it
 
     def by_kind(self) -> dict[str, float]:
-        """Without what is hidden."""
+        """Seconds by kind, without hidden ones."""
         return {kind: getattr(self, kind) for kind in type(self).model_fields if kind != "hidden_s"}
 
 
@@ -109,7 +109,7 @@ class RunnerUp(Frozen):
     """A layout that was considered and not chosen, and why."""
 
     layout: dict[str, bool | int | str] = Field(default_factory=dict)
-    """Its degrees beyond 1 and its options, as `parallel` takes them."""
+    """Degrees beyond 1 and options, as `parallel` takes them."""
     expert: Count
     data: Count
     why_not: str
@@ -128,9 +128,9 @@ class Measurement(Frozen):
     num_steps: Count
     """The newest recorded steps that the figures are of, without the first of each worker group."""
     step_s: float
-    """Their median."""
+    """Median of the steps' seconds."""
     tokens_per_s: float
-    """Of all positions of a step, padding included, as the plan counts them."""
+    """Positions per second, padding included, as the plan counts them."""
 
 
 class Trial(Frozen):
@@ -147,7 +147,7 @@ class BlockShare(Frozen):
     block: str
     count: Count
     parameters: Count
-    """Of all of them together."""
+    """Number of parameters of all blocks of the kind."""
     placement: str
     bytes_per_device: CountOrZero
     """Held on the fullest rank of its stage, parameters alone."""
@@ -172,9 +172,9 @@ class FewestWorkers(Frozen):
     """Fewest workers of a kind of cluster, one per device, that hold a job; None where no number does."""
 
     in_any_layout: Count | None
-    """In any layout, whether or not it can be run yet."""
+    """Fewest workers in any layout, including layouts that cannot be run yet."""
     to_run: Count | None
-    """In a layout that can be run."""
+    """Fewest workers in a layout that can be run."""
 
 
 class MadeFor(Frozen):
@@ -216,9 +216,9 @@ class Plan(Spec):
     fewest: FewestWorkers | None = None
     """Sizes of this kind of cluster that hold the job; set where asked for or where the plan cannot be run."""
     num_steps: Count | None = None
-    """That the job takes."""
+    """Number of steps of the job."""
     money: MoneyEstimate | None = None
-    """Its price, where the cluster has one."""
+    """Price of the plan, if the cluster has one."""
     num_billed_devices: Count | None = None
     """Devices that are billed for it, in whole billing units; None where each has a worker."""
     pool: str | None = None
@@ -346,7 +346,7 @@ class Plan(Spec):
 
     @property
     def candidate(self) -> Candidate:
-        """Its degrees and options."""
+        """Candidate with the plan's degrees and options."""
         return Candidate(self.degrees, self.options)
 
     @property
@@ -372,7 +372,7 @@ class Plan(Spec):
 
     @property
     def tokens_per_s(self) -> float:
-        """As predicted: of a module, rows of its batch."""
+        """Predicted tokens per second; for a module, rows of its batch."""
         return self.tokens_per_step / self.predicted.step_s
 
     @property

@@ -34,7 +34,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
 
 
 def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) -> MadeFor:
-    """The same of a plan whose stages lie on several clusters in this order."""
+    """What a plan was made for whose stages lie on several clusters, in this order."""
     calibrations = [
         cluster.calibration and cluster.calibration.model_dump(mode="json") for cluster in clusters
     ]

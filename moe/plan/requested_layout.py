@@ -76,7 +76,7 @@ def layout_to_ask(plan: Plan) -> Layout:
 
 
 def asking_for(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRequest:
-    """The same job with this layout in place of what it asks for, and no runners-up. Raises SpecError."""
+    """The request with `layout` in place of its own parallel settings, and without runners-up. Raises SpecError."""
     fields: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
     spec = JobSpec.parse({**fields, "parallel": layout})
     return request.model_copy(update={"spec": spec, "num_workers": num_workers, "top": 1})

@@ -26,9 +26,9 @@ class Host:
     layer_s: float
     """Seconds of a layer, forward and backward, in which the host launches and waits, and no work is done."""
     expert_s: float
-    """The same of each of a rank's experts in a layer: products that are launched one after the other."""
+    """Host seconds per expert of a rank in a layer, whose products are launched one after the other."""
     run_s: float
-    """The same of a run of layers of a pipeline's stage: the host waits for its neighbours."""
+    """Host seconds per run of layers of a pipeline stage, which waits for its neighbours."""
     sustained: float
     """Share of the rates of kernels measured alone that they reach in a step."""
 
@@ -42,7 +42,7 @@ class Elementwise:
     passes: float
     """Reads and writes, as a multiple of those of fused kernels."""
     normed_passes: float
-    """The same of queries, keys and values where queries and keys have norms of their own."""
+    """Passes over queries, keys and values if queries and keys have norms of their own."""
 
 
 FUSED = Elementwise(share=1.0, passes=1.0, normed_passes=1.0)
@@ -72,9 +72,9 @@ class Software:
     overlap: float
     """Share of gathers and reductions that hides behind arithmetic, where there is enough of it."""
     exchange_overlap: float
-    """The same of all-to-alls, behind other rows' arithmetic."""
+    """Share of all-to-alls that hides behind the arithmetic of other rows."""
     tensor_overlap: float = 0.0
-    """The same of what tensor and context ranks gather and scatter, behind the products that need it."""
+    """Share of the gathers and scatters of tensor and context ranks that hides behind the products that need them."""
     bias_passes: float = 0.0
     """Passes over hidden states of experts with biases, forward and backward: these are added, and clamped, apart from
     products."""
@@ -98,7 +98,7 @@ class Software:
     """The least and the most communication that may hide; None where the share is known."""
 
     def on(self, device: str) -> "Software":
-        """The same on a type of device: with the share that was measured there, if any was."""
+        """The software on a type of device, with the sustained share that was measured there, if any."""
         if (share := dict(self.sustained_on).get(device)) is None:
             return self
         first, second = (replace(host, sustained=share) for host in self.ends)
@@ -106,8 +106,8 @@ class Software:
 
     @property
     def extremes(self) -> tuple["Software", ...]:
-        """The same at both ends of what is known: the least time of the host where the most hides, and the most where
-        the least does. None where both ends are one."""
+        """The software at both ends of its spread: the least host time with the most overlap, and the most host time
+        with the least overlap. Empty if both ends are the same."""
         if self.ends[0] == self.ends[1] and self.overlaps is None:
             return ()
         usual = Overlap(self.overlap, self.exchange_overlap, self.tensor_overlap)

@@ -70,6 +70,6 @@ def text_width(text: str, size: float) -> float:
 
 
 def truncate(text: str, size: float, room: float) -> str:
-    """Its end, where it is too long."""
+    """The text, or its end if it is too long."""
     letters = int(room / (size * _EM))
     return text if len(text) <= letters else "…" + text[len(text) - letters + 1 :]

@@ -25,7 +25,7 @@ _AT_A_LINK = (errno.ELOOP, errno.ENOTDIR)
 """Errors of an opening that follows no link where it meets one; the second, as at a file where a folder was meant."""
 
 _TRIES = 10
-"""To make folders that others remove as long as they are empty."""
+"""Attempts to make a folder that others remove while it is empty."""
 
 _DEEPEST = 64
 """Levels of folders that are removed with what lies in them: runs make four."""

@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from moe.storage import confined
 
 MAX_READ_BYTES = 1 << 28
-"""Of a file that is read whole, unless told less: more than a tokenizer has."""
+"""Bound on a file that is read whole, unless a smaller one is given; no tokenizer is larger."""
 
 
 class FileTooLarge(ValueError):

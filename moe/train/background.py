@@ -1,4 +1,4 @@
-"""One piece of work in a thread of its own."""
+"""Work in a thread of its own."""
 
 import threading
 from collections.abc import Callable

@@ -15,8 +15,8 @@ KEEP_FREED_MEMORY = {
     # (THP_MEM_ALLOC_ENABLE) aligns each block to 2 MiB, which finds no place in the hole that such a block left.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""For processes that train on a CPU. What they took at their fullest they keep, which is what the planner counts. Other
-C libraries know none of these and lose nothing by them."""
+"""Environment of processes that train on a CPU. Memory that they have used once stays with them, as the planner
+assumes. C libraries other than glibc ignore these variables."""
 
 
 @contextmanager

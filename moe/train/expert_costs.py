@@ -13,7 +13,7 @@ from moe.parallel import plain_collectives
 from moe.storage.folder import Folder
 
 FILE = "expert-costs.json"
-"""By shape, what each backend was measured to take."""
+"""File with the measured costs of each backend, by shape of the experts."""
 
 
 def decide(
@@ -51,7 +51,7 @@ def decide(
 
 
 def _shape(layer: MoELayer) -> tuple[int, ...]:
-    """That of the first matrices `[E, M, H]` of the experts here, as they are multiplied."""
+    """Shape of the local experts' first matrices `[E, M, H]`, as they are multiplied."""
     return layer.experts.shape
 
 

@@ -33,7 +33,7 @@ class MoELayers:
     def __init__(self, model: nn.Module) -> None:
         """All ranks call it together. Raises ValueError where two layers have one number."""
         self.local_layers: dict[int, MoELayer] = {}
-        """Those of this rank, by number, in order of the model."""
+        """MoE layers of this rank by number, in the model's order."""
         for module in model.modules():
             if (
                 isinstance(module, MoELayer)
@@ -47,7 +47,7 @@ class MoELayers:
             facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank
         }
         self.facts = tuple(facts_by_number[number] for number in sorted(facts_by_number))
-        """Of the layers of all ranks, in order of their numbers."""
+        """Facts of all ranks' layers, in order of their numbers."""
 
     @contextmanager
     def routings(self) -> Iterator[list[tuple[int, Routing]]]:

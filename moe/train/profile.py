@@ -27,7 +27,7 @@ class StepProfile:
 
     @contextmanager
     def of_step(self, step: int) -> Iterator[None]:
-        """Within: the step of this number, from 1."""
+        """Context of the step with this number, which counts from 1."""
         if self._spec is None:
             yield
             return

@@ -17,9 +17,9 @@ class StepResult:
     """Findings of one step over the global batch; the same on every rank."""
 
     record: StepRecord
-    """Without the time that the step took. Where it is not finite, nothing was updated."""
+    """Record of the step, without its duration. If it is not finite, nothing was updated."""
     signals: Signals
-    """Of all ranks, summed."""
+    """Signals summed over all ranks."""
 
 
 def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResult:

@@ -20,7 +20,7 @@ class TrainState:
     layout: Layout
     model: nn.Module
     parameters: list[LocalParameter]
-    """Its parameters, as this rank has them."""
+    """Parameters of the model, as this rank has them."""
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
 

@@ -27,13 +27,13 @@ class Calibration(Spec):
     accelerator: str | None = None
     """Name that the cluster gives its GPUs, where one was measured."""
     flops_per_s: dict[Literal["float32", "bfloat16", "float64", "fp8"], Rate] = Field(default_factory=dict)
-    """By dtype, of large matrix products. Those of others scale as bfloat16's does, or float32's."""
+    """Rate of large matrix products by dtype. Rates of other dtypes scale with bfloat16's, or else with float32's."""
     memory_bytes_per_s: Rate | None = None
     half_rows: NonNegative | None = None
     expert_half_rows: NonNegative | None = None
     layer_s: Latency | None = None
     attention_flops_per_s: Rate | None = None
-    """Of fused attention: in bfloat16 on a GPU, in float32 on a CPU."""
+    """Rate of fused attention: in bfloat16 on a GPU, in float32 on a CPU."""
     within_node_bytes_per_s: Rate | None = None
     across_nodes_bytes_per_s: Rate | None = None
     latency_s: Latency | None = None
@@ -124,9 +124,9 @@ def _or_default(measurement: float | None, otherwise: float) -> float:
 
 
 FILE = "calibration-cpu.json"
-"""Of this machine's CPU."""
+"""File with the calibration of this machine's CPU."""
 CLUSTER_FILE = "calibration-cluster-{}.json"
-"""Of the devices of a cluster, by kind, and of the links between its nodes."""
+"""File with the calibration of a cluster's devices, by kind of device, and of the links between its nodes."""
 
 
 def read_calibration(folder: Path, file: str = FILE) -> Calibration | None:

@@ -62,7 +62,8 @@ def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[CollectiveCost, Coll
 
 
 def _at_rate(of: CollectiveCost, bytes_per_s: float) -> CollectiveCost:
-    """The same over links of another rate; no rank's own share is copied more slowly than others' arrive."""
+    """The collective's cost over links of another rate. A rank copies its own share no more slowly than the links
+    deliver the others'."""
     return replace(of, bytes_per_s=bytes_per_s, own_bytes_per_s=max(of.own_bytes_per_s, bytes_per_s))
 
 
@@ -78,8 +79,8 @@ class Cluster(Spec):
     memory_bytes: Count
     """Memory of one device: the type's own when left out."""
     links: tuple[Link, ...] | None = Field(default=None, min_length=1)
-    """From the innermost level out; the last joins all devices. The type's own, within a node and across nodes, when
-    left out."""
+    """Links from the innermost level to the outermost, which joins all devices. Without them, the device type's own
+    links within a node and across nodes."""
     rails: StrictBool = False
     """Whether devices reach only the device of the same place in other nodes, and others by way of it."""
     torus: tuple[Count, Count] | None = None
@@ -230,15 +231,14 @@ class Cluster(Spec):
 
     @property
     def sides(self) -> tuple[int, int] | None:
-        """Of the torus: as given, or the squarest one where the device type is joined by one."""
+        """Sides of the torus: as given, or of the squarest torus if the device type has one. None without a torus."""
         if self.torus is not None or not self.traits.torus or self.links is not None:
             return self.torus
         side = next(side for side in range(int(self.num_devices**0.5), 0, -1) if self.num_devices % side == 0)
         return side, self.num_devices // side
 
     def with_links(self, within: float, across: float) -> "Cluster":
-        """The same cluster with links at these shares of the rates that it has, those of the innermost level and of
-        all others."""
+        """The cluster with its link rates multiplied: the innermost level's by `within`, all others' by `across`."""
         if self.links is None:
             shares = {"within_share": within * self.within_share, "across_share": across * self.across_share}
             return self.model_copy(update=shares)
@@ -268,7 +268,7 @@ class Cluster(Spec):
         return Cluster.model_validate({**self.model_dump(), **update})
 
     def exactly(self, num_devices: int) -> "Cluster":
-        """As `of`, with no device more: as many on each node as divide their number."""
+        """As `sized_for`, with exactly this many devices: the number per node divides it."""
         limit = min(self.devices_per_node, num_devices)
         per_node = next(number for number in range(limit, 0, -1) if num_devices % number == 0)
         update = {
@@ -326,5 +326,5 @@ def of_several_kinds() -> Problem:
 
 
 def of_cluster(problems: Iterable[Problem]) -> list[Problem]:
-    """The same problems, of what stands under `cluster`."""
+    """The problems with `cluster` put before their paths."""
     return [replace(problem, path=".".join(filter(None, ("cluster", problem.path)))) for problem in problems]

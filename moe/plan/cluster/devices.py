@@ -12,7 +12,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Device:
-    """One device, as its hardware and its kernels are; what runs them is `moe.plan.software`."""
+    """A device's hardware and kernels. The software that uses them is in `moe.plan.software`."""
 
     kind: str
     """`cpu` or `cuda`, as torch names it; `tpu` can be planned for but not run on."""
@@ -20,7 +20,7 @@ class Device:
     memory_bytes_per_s: float
     kernels: Kernels
     devices_per_node: int
-    """That fast links join."""
+    """Devices that are joined by fast links."""
     across_nodes_bytes_per_s: float
     """One direction, each device's share of its node's adapters, as large collectives reach it."""
     across_latency_s: float

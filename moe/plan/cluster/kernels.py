@@ -22,7 +22,7 @@ class MatrixProducts:
     flops_per_s: float
     bytes_per_s: float = inf
     item_bytes: float = 2.0
-    """Bytes of an operand's number."""
+    """Bytes of an element of an operand."""
     output_bytes: float = 2.0
     start_s: float = 0.0
     depth_s: float = 0.0
@@ -33,7 +33,7 @@ class MatrixProducts:
     half_rows: float = 0.0
     """Rows at which half of the rate is reached."""
     quantise_s: float = 0.0
-    """Each number of the rows made narrow first."""
+    """Seconds per element of the rows that is quantised before the product."""
 
     @property
     def knee_rows(self) -> float:
@@ -73,11 +73,11 @@ class GroupedExperts:
     """Bytes of a weight."""
     start_s: float = 0.0
     row_s: float = 0.0
-    """Each number of the rows of a model dimension: gathered, read, written, added up."""
+    """Seconds per element of the rows, which are gathered, read, written and added up."""
     hidden_s: float = 0.0
-    """Each number of their hidden states."""
+    """Seconds per element of the rows' hidden states."""
     token_s: float = 0.0
-    """Each number of the tokens that the rank has before they are permuted."""
+    """Seconds per element of the rank's tokens, before they are permuted."""
     half_rows: float = 0.0
     """Rows of an expert at which half of the rate is reached."""
     tile: int = _TILE
@@ -118,9 +118,9 @@ class FusedAttention:
     chain_s: float = 0.0
     """A position that a block of queries walks over, however few heads there are."""
     query_s: float = 0.0
-    """Each number of queries and of what heads give."""
+    """Seconds per element of queries and of heads' outputs."""
     key_s: float = 0.0
-    """Each number of keys and values."""
+    """Seconds per element of keys and values."""
     window_query_s: float = 0.0
     window_key_s: float = 0.0
     """The same two once more, where a window cuts the walk short."""
@@ -207,22 +207,22 @@ class ExchangeCost:
 
     start_s: float
     link_bytes_per_s: float
-    """Between ranks of a node."""
+    """Rate between the ranks of a node."""
     own_bytes_per_s: float
-    """Each row read, or written, once."""
+    """Rate at which a rank reads or writes its rows, once each."""
     copy_s: float
     """A copy of a row."""
     hop_s: float = 0.0
     """A doubling of nodes."""
     line_bytes_per_s: float = inf
-    """Between nodes."""
+    """Rate between nodes."""
     forward_bytes_per_s: float = inf
     """Rows to other nodes, on their way through a rank of their own."""
     most_nodes: int = 1
     """Nodes that it was measured over at most: over more its time is extrapolated."""
 
     def times_as_fast(self, rate: float) -> "ExchangeCost":
-        """The same kernel of a release that moves rows within a domain at so many times the rate."""
+        """The cost of a release whose rows move `rate` times as fast within a domain."""
         return replace(
             self, link_bytes_per_s=rate * self.link_bytes_per_s, own_bytes_per_s=rate * self.own_bytes_per_s,
             copy_s=self.copy_s / rate, forward_bytes_per_s=rate * self.forward_bytes_per_s,

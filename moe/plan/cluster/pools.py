@@ -18,7 +18,7 @@ from moe.spec.files import read_plain
 from moe.spec.problems import problems_of
 
 MAX_POOLS = 16
-"""Each is planned for."""
+"""Bound on the number of pools, since a plan is made for each."""
 
 
 class Pool(Spec):

@@ -18,7 +18,7 @@ from moe.plan.plan import MemoryEstimate, TimeEstimate
 
 
 class AcrossMemory:
-    """Bytes of stages, each on the pool that its dealer says. `models`: of each pool."""
+    """Bytes of pipeline stages, each on the pool that the dealer gives it. `models` has a memory model per pool."""
 
     def __init__(self, models: Sequence[MemoryModel], dealer: Dealer) -> None:
         self._models, self._dealer = models, dealer

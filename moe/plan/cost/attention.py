@@ -17,8 +17,9 @@ def kept_bytes(
     on_cpu: bool,
     selective: bool,
 ) -> int:
-    """On one of `tensor` ranks that share `positions` of `m` channels: the input of the layer's norm, a rank's share;
-    what came out of it, whole where gathered tokens are kept; and what the heads keep. `width`: bytes of a number."""
+    """Bytes on one of `tensor` ranks that share `positions` of `m` channels: the input of the layer's norm (a rank's
+    share), the norm's output (whole if gathered tokens are kept), and the tensors that the heads keep. `width`: bytes
+    of an element."""
     if profile.name == "ours" and dims.kept is not None:
         return _by_ours(dims, dims.kept, m, positions, tensor, width, on_cpu=on_cpu)
     return width * _elements(dims, m, positions, tensor, profile, selective=selective)

@@ -149,7 +149,7 @@ class Network:
         return kernel.seconds(tokens, row_bytes, to_ranks, across, nodes, in_node)
 
     def send(self, num_bytes: float, stride: int) -> float:
-        """From one rank to the one `stride` further on."""
+        """Seconds to send bytes from a rank to the rank `stride` after it."""
         level = next((level for level in self._levels if level.devices > stride), self._levels[-1])
         link = level.ring
         return link.begin_s(num_bytes) + link.step_s + num_bytes / link.bytes_per_s

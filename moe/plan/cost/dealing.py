@@ -51,7 +51,7 @@ class Dealer:
 
     @cached_property
     def runs(self) -> list[list[int]]:
-        """By start and end of a run, its number among those that are in `run_counts`; -1 where it is none."""
+        """Index into `run_counts` by start and end of a run; -1 if the run is none."""
         numbers, places = (
             {counts: number for number, counts in enumerate(self.run_counts)},
             range(len(self.units) + 1),
@@ -73,7 +73,7 @@ class Dealer:
         return tuple(self.stage(index, *run) for index, run in enumerate(pairwise((0, *ends))))
 
     def _stage(self, index: int, start: int, end: int) -> Stage:
-        """The same object for the same units, which what is known of a stage is kept by."""
+        """Stage of a run of units. Equal units give the same object, since caches are keyed by it."""
         counts = self.counts(start, end)
         if (stage := self._stages.get((index, counts))) is None:
             units = tuple((unit, count) for unit, count in zip(self.kinds, counts, strict=True) if count)
@@ -123,7 +123,7 @@ class Dealer:
 
 
 class _Deal:
-    """One question of how to deal units: seconds of units, which no stage may have too many of, or runs that fit."""
+    """One problem of dealing units to stages: no stage may exceed a number of seconds, or every run must fit."""
 
     def __init__(self, dealer: Dealer, of_units: OfUnits | None, fits: Fits | None) -> None:
         self._dealer, self._fits, self._number = dealer, fits, len(dealer.units)

@@ -19,7 +19,7 @@ def model_flops_per_step(spec: JobSpec) -> float:
         positions = spec.train.batch_tokens / unit.sides
 
         def times(part: Part, unit: Unit = unit) -> float:
-            """Forward passes that all products of one part take, where a third of a whole step is 1."""
+            """Passes of one part's products, as a fraction of a forward pass and its whole backward pass."""
             of = unit.products(part)
             return (of_reference + of.forward + unit.has_backward * of.backward) / _PASSES
 

@@ -26,7 +26,7 @@ ALLOWANCE = 0.1
 
 
 def moment_bytes(spec: JobSpec) -> int:
-    """Bytes of each number that the optimizer remembers."""
+    """Bytes of an element of the optimizer's moments."""
     is_narrow = isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.moments == "bfloat16"
     return 2 if is_narrow else max(4, BYTES_PER_ELEMENT[spec.train.dtype])
 
@@ -109,7 +109,7 @@ class MemoryModel:
         return self._limit - self.allowance
 
     def stage_state(self, stage: Stage, options: StateOptions) -> int:
-        """Bytes of one stage that no micro-batch changes, whichever stage it is."""
+        """Bytes of one stage's state, which is the same for every micro-batch."""
         return self._state_of_units(stage.units, options)
 
     def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: StateOptions) -> int:
@@ -126,7 +126,7 @@ class MemoryModel:
         return fullest + self.allowance
 
     def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
-        """Bytes of each stage that parameters have no part in, however they are sharded."""
+        """Bytes of each stage beside its parameters' state, which do not depend on how parameters are sharded."""
         return self._sums_beside_state(RunChoices.from_candidate(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
@@ -286,7 +286,7 @@ class MemoryModel:
         return weights + width * gradients + self._moment_width * optimizer
 
     def _of_state(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
-        """Bytes of each stage that no micro-batch changes."""
+        """Bytes of each stage's state."""
         distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
         return tuple(self.stage_state(stage, layout) for stage in distinct_stages)
 
@@ -295,7 +295,7 @@ class MemoryModel:
         return tuple(self.stage_beside(stage, run) for stage in distinct_stages)
 
     def _state(self, stage: Stage, layout: StateOptions) -> tuple[int, int, int, int, int]:
-        """Bytes of parameters, gradients and what is beside them, as `_StateBytes`."""
+        """Bytes of parameters, gradients and the rest of the state, as `_StateBytes`."""
         degrees, sharding, recomputes = layout
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
@@ -331,8 +331,8 @@ class MemoryModel:
         return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
 
     def _passing(self, of: StateElements, stage: Stage, degrees: Degrees) -> int:
-        """Bytes of gradients as products give them, before they are added to what other micro-batches gave: those of a
-        layer and of the logits' table. Those of experts are part of their layer's workspace."""
+        """Bytes of gradients that products have written and that are not yet added to those of other micro-batches: of
+        one layer and of the logits' table. Gradients of experts are part of their layer's workspace."""
         if not self.profile.passes_gradients:
             return 0
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
@@ -392,8 +392,8 @@ class MemoryModel:
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: StateElements) -> int:
-        """Bytes that FSDP has gathered at a time, of a layer's gradients as they are scattered, wide, and of gradients
-        laid end to end for their all-reduce."""
+        """Bytes of communication buffers: the parameters that FSDP has gathered at a time, a layer's float32 gradients
+        while they are scattered, and the flat buffer of gradients for their all-reduce."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         code_bytes = dense * of.coded_gathered.dense + experts * of.coded_gathered.in_experts
         scattered_elements = dense * of.largest.dense + experts * of.largest.in_experts

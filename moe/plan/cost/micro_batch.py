@@ -36,17 +36,17 @@ class MicroBatch(NamedTuple):
 
     @property
     def full_recompute(self) -> float:
-        """Forward passes in the backward one, of whole blocks."""
+        """Forward passes of whole blocks that a backward pass recomputes."""
         return recomputed_passes(self.recompute)[0]
 
     @property
     def hidden_recompute(self) -> float:
-        """Forward passes in the backward one, of first products, which give hidden states."""
+        """Forward passes of the first products, which give hidden states, that a backward pass recomputes."""
         return recomputed_passes(self.recompute)[1]
 
 
 def recomputed_passes(recompute: Recompute) -> tuple[float, float]:
-    """Forward passes in the backward one: of whole blocks, and of products that give hidden states."""
+    """(recomputed forward passes of whole blocks, of the products that give hidden states), per backward pass."""
     return (1.0 if recompute == "full" else 0.0), (0.0 if recompute == "none" else 1.0)
 
 
@@ -54,9 +54,9 @@ class Passes(NamedTuple):
     """Passes over a unit that one micro-batch takes."""
 
     of_reference: int
-    """Forward passes by the model without its adapter, beside which preferences are learned."""
+    """Forward passes of the model without its adapter, as the reference of preference learning."""
     forward: float
-    """Forward passes by the model as it is trained, with those in a backward one that make again what was not kept."""
+    """Forward passes of the trained model, with those that the backward pass recomputes."""
     backward: int
 
     @property

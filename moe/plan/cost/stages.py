@@ -9,11 +9,12 @@ from moe.plan.cost.units import Unit
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One stage; of stages that have the same units, the first, which has the most micro-batches in flight."""
+    """A pipeline stage. It stands for all stages with the same units: the first of them, with the most micro-batches
+    in flight."""
 
     index: int
     units: tuple[tuple[Unit, int], ...]
-    """Each kind of unit, and how many of it."""
+    """Kinds of units, with their counts."""
 
 
 @lru_cache(512)

@@ -51,7 +51,7 @@ class StateElements(NamedTuple):
     stored: Elements
     """Cut up over data ranks."""
     used: Elements
-    """As they are used: what is sharded over data ranks counts as it is gathered."""
+    """Elements as they are used: those sharded over data ranks count as gathered."""
     trained_stored: Elements
     """Of what is stored, what has gradients, which frozen parameters have not."""
     trained_used: Elements
@@ -71,7 +71,7 @@ class StateElements(NamedTuple):
     """Of those used, what lies in layers."""
     largest_layer: int
     largest: Elements
-    """Of any layer: the most outside experts, and the most in them."""
+    """Largest number of elements in a layer outside its experts, and in a layer's experts."""
     optimizer: int
     """Numbers that the optimizer remembers of what is held."""
 
@@ -86,7 +86,7 @@ class StateCounter:
         self.of_units = cache(self._of_units)
 
     def _of_unit(self, unit: Unit, shards: ShardCounts) -> UnitState:
-        """Of one of them."""
+        """State of one unit."""
         tensor, fsdp, expert, expert_tensor, expert_fsdp = shards
         dense = self.of_part(unit, False, ShardCounts(tensor=tensor, fsdp=fsdp))
         experts = (0,) * len(dense)

@@ -32,7 +32,7 @@ class Hops(NamedTuple):
 
     longest_s: float = 0.0
     all_s: float = 0.0
-    """From the first stage to the last."""
+    """Seconds from the first stage to the last."""
 
 
 class StageEnd(NamedTuple):
@@ -89,7 +89,7 @@ class TimeModel:
     def of_step_on(
         self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops, end: StageEnd
     ) -> TimeEstimate:
-        """The same by kind; `stage` is the slowest."""
+        """Seconds of a step by kind, whose slowest stage is `stage`."""
         kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.from_candidate(candidate)
         for unit, count in stage.units:
             seconds = self._unit(unit, micro_batch)
@@ -280,8 +280,8 @@ class TimeModel:
         return scatter + of_experts[0], once + of_experts[1], update
 
     def _over_weights(self, of: StateElements) -> float:
-        """Bytes that are moved once a step to narrow what was updated, and to clip gradients: their norm is taken, then
-        they are scaled."""
+        """Bytes moved once a step to convert updated weights to the compute dtype, and to clip gradients: their norm
+        is computed, then they are scaled."""
         clip_bytes = (
             3 * self._state_width * of.trained_stored.total if self._spec.train.clip_norm is not None else 0
         )
@@ -307,5 +307,5 @@ class TimeModel:
 
 
 def _round_seconds(seconds: float) -> float:
-    """To six digits: the last bits of a sum may differ between machines, a plan may not."""
+    """Seconds rounded to six digits: the last bits of a sum may differ between machines, but plans may not."""
     return float(f"{seconds:.6g}")

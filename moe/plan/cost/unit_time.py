@@ -50,9 +50,9 @@ KINDS = UnitSeconds._fields
 
 
 _WIDE = 4
-"""Bytes of a number of weights and gradients as the optimizer has them."""
+"""Bytes of an element of the optimizer's weights and gradients."""
 _NARROW = 1 + 4 / 128
-"""Bytes of a number of 8 bits with its part of a scale for 128 of them."""
+"""Bytes of an 8-bit element, with its share of a scale for 128 elements."""
 
 
 class UnitTime:
@@ -218,7 +218,7 @@ class UnitTime:
         return self._moved_s(moved_bytes)
 
     def _narrowed_again(self, unit: Unit, of: MicroBatch) -> float:
-        """Bytes that are moved of a weight which each pass narrows."""
+        """Bytes moved per element of a weight that every pass converts to the compute dtype."""
         passes = self._passes(unit, of.full_recompute)
         return (passes.forwards + passes.backward) * (_WIDE + self._width)
 

@@ -46,7 +46,8 @@ class Products(NamedTuple):
     forward: float
     backward: float
     again: float
-    """Forward products that the backward pass makes once more, of halves of adapters that nothing is kept of."""
+    """Forward products that the backward pass recomputes: those with the first halves of adapters, whose outputs are
+    not kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class Unit:
     """Smallest part of a model that a pipeline stage has whole. Alike units are one object."""
 
     kind: str
-    """In words: `embeddings`, `encoder layer with experts`, `head`."""
+    """Kind in words: `embeddings`, `encoder layer with experts`, `head`."""
     weights: tuple[Weight, ...]
     sides: int = 1
     """Runs of positions that the batch's positions are shared among: each passes through one of two stacks in an
@@ -65,7 +66,7 @@ class Unit:
     vocabulary: int | None = None
     """Logits of each position, where it is the head."""
     tied_weights: tuple[Weight, ...] = ()
-    """Of another unit: where that is on another stage, it has a copy of its own."""
+    """Weights of another unit. If that unit is on another stage, this one has a copy."""
     has_backward: bool = True
     """Whether gradients go through it: where neither it nor anything before it is trained, none do."""
 
@@ -138,8 +139,8 @@ class Unit:
         return Products(forward, forward + trainable / own, again / own)
 
     def decoded_bytes(self, shards: ShardCounts, width: int) -> int:
-        """Of its largest matrix on a rank, of those that are decoded for an arithmetic of so many bytes a number; one
-        that is kept as wide as that is multiplied as it is."""
+        """Bytes of the largest matrix on a rank among those that are dequantized to an element of `width` bytes. A
+        matrix whose elements have that width already is multiplied as it is."""
         sizes = (
             weight.dequantized_numel(shards)
             for weight in self.quantized_weights

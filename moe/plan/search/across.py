@@ -35,7 +35,8 @@ from moe.plan.search.search import LayoutSearch
 from moe.spec import JobSpec
 
 MOST_POOLS = 3
-"""That one job's stages lie on: of more pools of one kind, those of the most arithmetic a second."""
+"""Bound on the pools that a job's stages lie on. Of more pools of one kind, those with the highest arithmetic rate
+count."""
 
 
 class PoolSplit(NamedTuple):

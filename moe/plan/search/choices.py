@@ -102,7 +102,8 @@ class LayoutChoices:
             yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
 
     def _fsdp_degrees(self, ranks: int, stride: int, user_degree: int | None) -> list[int]:
-        """Of ranks that are `stride` apart; those of the degree that is asked for, where it divides them."""
+        """FSDP degrees of `ranks` that are `stride` apart: all ranks, those of a node, and 1; or the user's degree if
+        it divides them."""
         in_node = self._per_node // stride
         candidates = {1, in_node, ranks} if user_degree is None else {user_degree}
         return sorted(degree for degree in candidates if degree > 0 and ranks % degree == 0)
@@ -131,7 +132,7 @@ class LayoutChoices:
 
     @property
     def _min_virtual(self) -> int:
-        """Of a pipeline's stage."""
+        """Smallest number of virtual stages per pipeline stage."""
         return self._parallel.virtual_stages or (2 if self._parallel.overlap else 1)
 
     def recomputes(self) -> tuple[Recompute, ...]:
@@ -170,7 +171,7 @@ class LayoutChoices:
                 yield degrees, sharding
 
     def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
-        """The same with other kinds of dispatch, where rows travel."""
+        """The candidate with other kinds of dispatch, if rows travel."""
         parallel, degrees = self._parallel, candidate.degrees
         if degrees.expert * degrees.expert_tensor == 1:
             return
@@ -193,7 +194,8 @@ class LayoutChoices:
         return candidate.options.num_micro_batches > 1 and candidate.options.recompute != "full" and of_stages
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
-        """For hierarchical dispatch, where an expert group spans whole nodes and nodes have whole experts."""
+        """Ranks per node for hierarchical dispatch; None unless an expert group spans whole nodes and nodes hold whole
+        experts."""
         per_node, group = self._per_node, degrees.expert * degrees.expert_tensor
         fits = group > per_node > 1 and group % per_node == 0 and per_node % degrees.expert_tensor == 0
         return per_node if fits else None
@@ -207,7 +209,7 @@ class LayoutChoices:
 
 
 def divisors(number: int, limit: int) -> list[int]:
-    """In order, up to `limit`."""
+    """Divisors of the number up to `limit`, in order."""
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return sorted({factor for divisor in small for factor in (divisor, number // divisor) if factor <= limit})
 

@@ -209,7 +209,7 @@ def _best_of(
 
 
 def _whole(search: LayoutSearch, best: Best, how: How) -> Plan:
-    """The same plan with its reasons and the next best layouts."""
+    """The best plan with its reasons and runners-up."""
     workers = best.plan.num_workers
     return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
 

@@ -174,7 +174,7 @@ class Ranker:
         return one_s * self._models.least_groups(shape, smallest)
 
     def _shown_bound_s(self, shape: Degrees) -> float:
-        """The same with nothing in the way of a pipeline, as digits are shown."""
+        """Lower bound of the step without a pipeline's bubble, in the digits that are shown."""
         return float(f"{self._models.time.bound_s(*self._whole(shape)):.6g}")
 
     def _whole(self, shape: Degrees) -> tuple[Candidate, int | None]:

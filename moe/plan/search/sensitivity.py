@@ -15,7 +15,7 @@ _LINKS, _KERNELS, _MEMORY = 0.8, 0.8, 0.9
 
 @dataclass(frozen=True)
 class Otherwise:
-    """One change of the machine, and what it does."""
+    """A change of the machine, and its effect on the plan."""
 
     description: str
     step_s: float | None

@@ -120,7 +120,7 @@ class _Open(NamedTuple):
     """Number that decides between equals: the first comes first."""
     recompute: Recompute
     size: int
-    """Which size of micro-batches, the largest first."""
+    """Index of the micro-batch size; sizes are in descending order."""
     virtual_stages: int | None = None
     """Runs of layers a stage, of that size alone; None for any, of that size and all that are smaller."""
 

@@ -26,7 +26,7 @@ class _Least(NamedTuple):
     """A candidate of the smallest micro-batches, in any virtual stages."""
 
     bound_bytes: int
-    """Bytes that it takes at least."""
+    """Lower bound of its bytes."""
     number: int
     """Number that decides between equals: the first comes first."""
     degrees: Degrees
@@ -82,7 +82,7 @@ class Smallest:
         return False
 
     def _of_shape(self, choices: LayoutChoices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
-        """Each recomputation and placement."""
+        """A lower bound for each recomputation and placement of a shape."""
         if to_run and self._not_yet(Candidate(shape)):
             return
         memory, plain, numbers = self._memory, choices.plain(shape), count()

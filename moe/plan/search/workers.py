@@ -142,7 +142,7 @@ def _bounds(
 def _looked_into(
     search: LayoutSearch, progress: _WorkersResult, goal: Goal, top: int, to_run: bool
 ) -> _Entry:
-    """One step further. Raises SpecError where there is no layout, or no room for one."""
+    """The entry after the next stage of the search. Raises SpecError if no layout exists or none fits."""
     workers = progress.workers
     if progress.ranking is None:
         ranking = search.ranking(workers, top, to_run=to_run)

@@ -10,9 +10,9 @@ from moe.spec.patterns import matches, starred
 from moe.storage.folder import Folder
 
 SPEC = "spec.json"
-"""Of a checkpoint's folder: the file with what its run was asked for."""
+"""File in a checkpoint's folder with the run's spec."""
 MAX_SPEC_BYTES = 1 << 24
-"""Of that file: many times what the service accepts, written out."""
+"""Bound on that file: many times what the service accepts."""
 _COURSE = (
     "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
     "train.label_smoothing", "train.preference_beta", "train.clip_norm", "train.dtype", "train.freeze",

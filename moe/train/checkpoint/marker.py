@@ -12,11 +12,11 @@ from moe.storage import sealing
 from moe.storage.folder import Folder
 
 FOLDER = "checkpoints"
-"""Of a job's storage: the one that its checkpoints and their markers lie in."""
+"""Folder in a job's storage with its checkpoints and their markers."""
 SUFFIX = ".commit.json"
 _NAME = re.compile(r"step-(\d{8,})\.a(\d+)\.g(\d+)")
 MAX_BYTES = 1 << 24
-"""Of a marker: more than one of a hundred thousand files has."""
+"""Bound on a marker's bytes: more than a marker of a hundred thousand files has."""
 
 
 class FileSeal(Frozen):
@@ -41,7 +41,7 @@ class Marker(Frozen):
     num_workers: Count
     created_at: str
     files: dict[str, FileSeal]
-    """By path relative to the checkpoint's folder."""
+    """Seals by path, relative to the checkpoint's folder."""
 
     @property
     def name(self) -> str:

@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 @dataclass(frozen=True, eq=False)
 class TensorPiece:
-    """It may be empty, and other ranks may have the same: one of them writes it."""
+    """A rank's piece of a tensor. It may be empty. If several ranks have the same piece, one of them writes it."""
 
     shape: torch.Size
-    """Of the whole."""
+    """Shape of the whole tensor."""
     offsets: tuple[int, ...]
     find: Callable[[], Tensor]
     """The part as it is now."""
@@ -25,13 +25,13 @@ class TensorPiece:
         return self.find()
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        """Asked by torch: what this rank could write of it."""
+        """Called by torch: the parts that this rank could write."""
         data = TensorWriteData(self._chunk, TensorProperties.create_from_tensor(self.local), self.shape)
         index = MetadataIndex(name, self._chunk.offsets)
         return [] if self._is_empty else [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Asked by torch: what this rank reads of it."""
+        """Called by torch: the parts that this rank reads."""
         return [] if self._is_empty else [self._chunk]
 
     @property

@@ -18,7 +18,7 @@ _AS_BEFORE = "bring back the files and package versions of before, or use anothe
 
 
 def run_files(spec: JobSpec, plan: Plan, data: PreparedData) -> dict[str, bytes]:
-    """By path in a checkpoint's folder: the spec, the plan, and the tokenizers that its tokens come from."""
+    """Files of a checkpoint beside its tensors, by path: the spec, the plan, and the tokenizers of its data."""
     return {
         SPEC: spec.model_dump_json(indent=1).encode(),
         PLAN: plan.model_dump_json(indent=1).encode(),
@@ -88,7 +88,7 @@ def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Pro
 
 
 def _other_data(data: PreparedData, checkpoint: Folder) -> list[Problem]:
-    """The same spec may name data that has changed: a file rewritten, a package with catalogs upgraded."""
+    """Problems of data that differ from the checkpoint's: files and packages may have changed under the same spec."""
     key, key_then = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
     if key_then not in (key, None):  # the first checkpoints did not say
         rule = f"is prepared as {key}, but the checkpoint in this storage was trained on {key_then}: it has changed"
