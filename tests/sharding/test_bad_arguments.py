@@ -74,10 +74,10 @@ def test_what_is_no_module_is_told(model: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "code", "path"),
     [
-        (None, "unreadable", ""),
-        (b"{", "invalid_syntax", ""),
-        (b"[" * 100_000, "invalid_syntax", ""),
-        (b"\xff", "invalid_encoding", ""),
+        (None, "unreadable", "plan.json"),
+        (b"{", "invalid_syntax", "plan.json"),
+        (b"[" * 100_000, "invalid_syntax", "plan.json"),
+        (b"\xff", "invalid_encoding", "plan.json"),
         (b"[1]", "corrupt", "plan"),
         (b"{}", "wrong_version", "plan.version"),
         (b'{"version": 1}', "corrupt", "plan"),
@@ -86,13 +86,17 @@ def test_what_is_no_module_is_told(model: Any) -> None:
     ids=["none", "syntax", "depth", "encoding", "a list", "nothing", "no keys", "a list of hints"],
 )
 def test_a_file_that_is_no_plan_is_told(
-    tmp_path: Path, content: bytes | None, code: ProblemCode, path: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    code: ProblemCode,
+    path: str,
 ) -> None:
-    file = tmp_path / "plan.json"
+    monkeypatch.chdir(tmp_path)
     if content is not None:
-        file.write_bytes(content)
-    with refusals.refused(code, path or str(file)):
-        sharding.ShardingPlan.load(file)
+        Path("plan.json").write_bytes(content)
+    with refusals.refused(code, path):
+        sharding.ShardingPlan.load("plan.json")
 
 
 def refused_here() -> str:

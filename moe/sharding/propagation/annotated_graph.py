@@ -1,4 +1,4 @@
-"""A captured graph with its hints: annotations put in, and the placements that are asked for of which node."""
+"""A captured graph with its hints: annotations inserted, and the requested placement of each node."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,14 +20,14 @@ class RequestedPlacement:
     """A hint on one tensor."""
 
     origin: str
-    """Where it was said: the pattern, or the line of an annotation."""
+    """Origin of the hint: the pattern, or the line of an annotation."""
     hint: Hint
     node: fx.Node
 
 
 @dataclass(frozen=True, eq=False)
 class AnnotatedGraph:
-    """Wishes of a captured graph, whose annotations of inputs and parameters are nodes of it now."""
+    """A captured graph with its wishes. Hints on inputs and parameters have become annotation nodes."""
 
     capture: CapturedGraph
     requested_placements: tuple[RequestedPlacement, ...]
@@ -48,8 +48,9 @@ class AnnotatedGraph:
         return common_order(arrays, mesh)
 
     def mesh_of_arrays(self) -> dict[str, int] | None:
-        """Mesh with an axis for each cut dimension of the array of devices that cuts the most; None without arrays, or
-        where hints name axes. Raises SpecError if it cuts more dimensions than a mesh may have axes."""
+        """Mesh with an axis for each split dimension of the array of devices that splits the most dimensions; None
+        without arrays, or if hints name axes. Raises SpecError if it splits more dimensions than a mesh may have
+        axes."""
         longest: list[int] = []
         for request in self.requested_placements:
             if not isinstance(request.hint, Devices):
@@ -103,8 +104,8 @@ def _path(hint_path: str, where: str | None) -> str:
 
 
 def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> AnnotatedGraph:
-    """The hints found in a captured graph, which is changed. Raises SpecError for a hint that matches nothing and for
-    two that contradict each other."""
+    """The captured graph with its hints; the graph is changed in place. Raises SpecError for a hint that matches
+    nothing and for two that contradict each other."""
     leaves = {leaf.name: node for node, leaf in capture.leaves.items()}
     tensor_nodes = {
         name: node
@@ -132,7 +133,7 @@ def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> Annotat
         name: (pattern, hint)
         for name, (pattern, hint) in matches.items()
         if first.get(pattern, pattern) == name
-        or shape_of((tensor_nodes | states)[name])  # a pattern says nothing of single numbers
+        or shape_of((tensor_nodes | states)[name])  # patterns do not apply to scalars
     }
     requested_placements: list[RequestedPlacement] = []
     for name, (pattern, hint) in hints_by_name.items():
@@ -166,7 +167,7 @@ def annotate_graph(capture: CapturedGraph, hints: Mapping[str, Hint]) -> Annotat
 
 
 def _first_names(capture: CapturedGraph, names: Iterable[str]) -> dict[str, str]:
-    """The name that a graph has of a tied parameter, of its gradient and its states, by the others."""
+    """Names of tied parameters in the graph, by their other names; likewise of their gradients and optimizer state."""
     known_names = set(names)
     return {
         f"{kind}{alias}": f"{kind}{first}"
@@ -182,7 +183,7 @@ def _with_others(names: Iterable[str], first: Mapping[str, str]) -> list[str]:
 
 
 def _of_inputs(capture: CapturedGraph, hints: Mapping[str, Hint]) -> dict[str, Hint]:
-    """The hint of `inputs`, which names every input that is no single number: as if in full, and so before patterns."""
+    """The hint of `inputs` for each input that is no scalar. It counts as a full name, so it precedes patterns."""
     hint = hints.get("inputs")
     if hint is None:
         return {}
@@ -190,7 +191,7 @@ def _of_inputs(capture: CapturedGraph, hints: Mapping[str, Hint]) -> dict[str, H
 
 
 def _insert_annotation(graph: fx.Graph, node: fx.Node, hint: Hint) -> fx.Node:
-    """An annotation behind a parameter, buffer or input."""
+    """Insert an annotation after a parameter, buffer or input, and have its users use the annotation."""
     last = next(candidate for candidate in reversed(graph.nodes) if candidate.op == "placeholder")
     with graph.inserting_after(last):
         new = graph.call_function(PLACED, (node, json.dumps(to_plain(hint))))

@@ -1,4 +1,5 @@
-"""Assignments: where each tensor of a captured graph lies, and which option each operator has along each mesh axis."""
+"""Assignments: the placement of each tensor of a captured graph, and the option of each operator along each mesh
+axis."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ class Assignment:
 
     degrees: tuple[int, ...]
     leaves: Mapping[str, Placements]
-    """Of parameters, buffers and constants; inputs and tangents lie whole on every rank."""
+    """Placements of parameters, buffers and constants. Inputs and tangents are whole on every rank."""
     options: Mapping[str, Options]
     kept_tensors: frozenset[tuple[str, Placements]] = field(default_factory=frozenset)
-    """Tensors of the forward pass, each with a placement in which it was used there and is kept for the backward pass,
-    in place of that in which it was made."""
+    """Tensors of the forward pass that are saved for the backward pass in a placement in which they were used, instead
+    of the one in which they were computed."""

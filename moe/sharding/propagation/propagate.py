@@ -1,10 +1,10 @@
 """Propagation: from hints to every tensor, without a search (GShard, arXiv 2006.16668, section 3.3.3).
 
-Where a tensor is split, the operators that use or make it split the same factor, and so do their other tensors that
-have it. In rounds, as Shardy has them: first through operators that pass tensors on,
-element by element or as views; then through products along dimensions that all their tensors have; then along all
-others. An operator that two hints want split differently follows the one that came first, or from the larger tensor,
-and the other tensor is brought to it: both sources are reported.
+If a tensor is split, the operators that use or compute it split the same factor, and so do their other tensors that
+have the factor. This is done in rounds, as in Shardy: first through pointwise operators and views; then through
+products along dimensions that all their tensors have; then along all other dimensions. If two hints require different
+splits of an operator, it follows the one that arrived first, or that of the larger tensor, and the other tensor is
+moved: both hints are reported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class HintConflict:
-    """An operator that two hints want split differently."""
+    """An operator for which two hints require different splits."""
 
     where: str
     axis: int
     followed_hint: str
-    """The hint that it follows."""
+    """The hint that the operator follows."""
     other_hint: str
-    """The hint of the tensor that is brought to it."""
+    """The hint of the tensor that is moved."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PropagationResult:
 
 
 class _KnownPlacements:
-    """What is known of tensors, axis by axis."""
+    """Placements of tensors that are known so far, axis by axis, with the hint that each follows from."""
 
     def __init__(self, num_axes: int) -> None:
         self._num_axes = num_axes
@@ -60,7 +60,7 @@ class _KnownPlacements:
 
 
 class Propagation:
-    """Of hints in one captured graph, on one mesh."""
+    """Propagation of hints in one captured graph, on one mesh."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Propagation:
         return PropagationResult(self._assignment(), tuple(self._conflicts.values()))
 
     def _pass_on(self, round_: int) -> bool:
-        """Have all operators follow what is known; whether anything was learned."""
+        """Have all operators follow the known placements. Returns whether any placement was learned."""
         has_changed = False
         for node in self._operators:
             for axis in self._axes():
@@ -100,7 +100,8 @@ class Propagation:
         return range(len(self._degrees))
 
     def _follow(self, node: fx.Node, axis: int, round_: int) -> bool:
-        """Have an operator split what its tensors are known to be split in; whether anything was learned."""
+        """Have an operator split the factor in which its tensors are known to be split. Returns whether any placement
+        was learned."""
         if self._degrees[axis] == 1:
             return False
         rule = self._rule_of(node)
@@ -120,7 +121,7 @@ class Propagation:
         return has_changed
 
     def _best_option(self, node: fx.Node, rule: Rule, axis: int, round_: int) -> AxisOption | None:
-        """The option that agrees with the most of what is known."""
+        """The option that agrees with the most known placements."""
         tensors = [*operands(node), *(tensor for tensor, _ in self._results[node])]
         if not any(
             (known_placement := self._placements.placement(tensor, axis)) is not None
@@ -189,7 +190,7 @@ class Propagation:
         return False
 
     def _fits(self, tensor: fx.Node, axis: int, dim: int) -> bool:
-        """Whether there is at least one element for each part."""
+        """Whether each part of the dimension has at least one element."""
         parts = self._degrees[axis]
         for other_axis, placement in enumerate(self._placements.placements.get(tensor, ())):
             if placement is not None and placement.dim == dim:
@@ -215,7 +216,7 @@ class Propagation:
     def _as_pinned(
         self, node: fx.Node, rule: Rule, axis_options: tuple[AxisOption, ...]
     ) -> tuple[AxisOption, ...]:
-        """An option whose results lie as they were asked for, where nothing was chosen."""
+        """The options, changed where a result does not have its pinned placement."""
         pinned_options = list(axis_options)
         for tensor, number in self._results[node]:
             for axis, placement in enumerate(self._pins.get(tensor.name, ())):

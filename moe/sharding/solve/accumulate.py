@@ -1,7 +1,8 @@
-"""How a module's step is cut into micro-batches: which option every operator has along a loop over parts of the batch.
+"""Micro-batches: the option that each operator has along a loop over parts of the batch.
 
-A loop is a mesh axis whose ranks are one device, one after the other. The rules are those of any axis, but nothing can
-be exchanged along this one: an operator is given what it wants as it was made, or cut from what is whole.
+The loop is a mesh axis whose ranks are the same device, one after the other. Operators follow the same rules as along
+any axis, but nothing can be exchanged along this one: an operand is used in the placement in which it was computed, or
+as a slice of a whole tensor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ AXIS = "micro_batch"
 
 
 def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_batches: int) -> Loop:
-    """The loop over so many parts of the batch, which is dimension 0 of the inputs.
+    """The loop over this number of parts of the batch, which is dimension 0 of the inputs.
 
     Raises SpecError, naming the user's line, for an operator that needs the whole batch at once, and for outputs that
     need gradients and are no loss.
@@ -46,7 +47,7 @@ def loop_of(capture: CapturedGraph, rule_of: Callable[[fx.Node], Rule], micro_ba
     alike = [node for node in inputs if shape_of(node)[0] == shape_of(inputs[0])[0]]
     alone = sorted(alike, key=lambda node: -_size_in_memory(node)) if len(alike) > 1 else []
     first_error: SpecError | None = None
-    for cut in (alike, *([node] for node in alone)):  # what is counted in the others may be the same for all
+    for cut in (alike, *([node] for node in alone)):  # the other inputs may be the same for all micro-batches
         try:
             options = _AccumulationOptions(capture, rule_of, micro_batches, cut)
             loop = options.solve()
@@ -79,7 +80,7 @@ def pins_in_loop(pins: Mapping[str, Pin]) -> dict[str, Pin]:
 
 
 def in_loop(assignment: Assignment, loop: Loop, micro_batches: int) -> Assignment:
-    """An assignment of another mesh, on one whose axis 0 is the loop before it."""
+    """The assignment with the loop as a new axis 0."""
     by_name = {node.name: option for node, option in loop.items()}
     return Assignment(
         (micro_batches, *assignment.degrees),
@@ -89,7 +90,8 @@ def in_loop(assignment: Assignment, loop: Loop, micro_batches: int) -> Assignmen
 
 
 def classes_of(loop: Loop, pins: Mapping[str, Pin]) -> dict[str, tuple[str | None, Pin | None]]:
-    """What nodes of one class have in common beside what they compute."""
+    """Keys that are equal for nodes of one class, beside the operator and its arguments: option in the loop, and
+    pin."""
     classes: dict[str, tuple[str | None, Pin | None]] = {name: (None, pin) for name, pin in pins.items()}
     return classes | {node.name: (option.name, pins.get(node.name)) for node, option in loop.items()}
 
@@ -134,14 +136,14 @@ class _AccumulationOptions:
         return self._options
 
     def is_cut(self) -> bool:
-        """Whether some gradient, or output where there is none, is another for each micro-batch."""
+        """Whether any gradient (any output, if there are no gradients) differs between micro-batches."""
         results = [*self._capture.gradients.values()] or [
             output for output in self._capture.outputs if isinstance(output, fx.Node)
         ]
         return any(self._placements[result] != WHOLE for result in results)
 
     def _first(self, node: fx.Node) -> AxisOption:
-        """The option that takes operands as they were made, or else cuts the fewest of them."""
+        """The option that uses operands in the placements in which they were computed, or else slices the fewest."""
         if node.target in manual.TARGETS:
             raise self._unsupported_error(node, "is a part that is partitioned by hand, for the whole batch")
         placements = [self._placements[operand] for operand in operands(node)]
@@ -170,7 +172,7 @@ class _AccumulationOptions:
         )
 
     def _is_possible(self, node: fx.Node, option: AxisOption) -> bool:
-        """Whether nothing has to be exchanged."""
+        """Whether an option needs no exchange."""
         return (
             option.exchange is None
             and self._rule_of(node).is_possible((option,), self._degrees)
@@ -181,8 +183,7 @@ class _AccumulationOptions:
         )
 
     def _make_parts(self, node: fx.Node) -> None:
-        """Have a tensor that is the same for all micro-batches, but of which each uses its own part, made part by
-        part."""
+        """Have a tensor computed part by part, if it is the same for all micro-batches but each uses its own part."""
         if (
             self._options[node].name != "whole"
             or isinstance(node.meta["val"], list | tuple)
@@ -209,7 +210,7 @@ class _AccumulationOptions:
                 return
 
     def _is_of_parameters(self, node: fx.Node) -> bool:
-        """Whether it costs an exchange to have it, which is made once."""
+        """Whether an operand is a parameter or buffer: gathering it takes an exchange, which is made once."""
         kinds = {
             self._capture.leaves[operand].kind
             for operand in operands(node)

@@ -56,7 +56,7 @@ def bound_by(
 def _axes_of_rings(
     capture: CapturedGraph, propagation: PropagationResult, rule_of: Callable[[fx.Node], Rule]
 ) -> set[int]:
-    """Axes along which propagation has a product pass an operand round a ring."""
+    """Axes along which propagation makes a product pass one operand round a ring."""
     return {
         axis
         for node in capture.graph.graph.nodes

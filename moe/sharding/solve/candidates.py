@@ -1,4 +1,4 @@
-"""Ways to lay a module out that a plan is looked for among: meshes, numbers of micro-batches, recomputation."""
+"""Candidates among which a plan is chosen: meshes, numbers of micro-batches, with or without recomputation."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,8 +16,8 @@ MOST_MICRO_BATCHES = 64
 def meshes(
     cluster: Cluster, mesh: Mapping[str, int] | None, axis_names: tuple[str, ...]
 ) -> Iterator[dict[str, int]]:
-    """A few meshes, however many devices there are: one axis; two, of which the inner one stays within a node; where
-    there is one node, two as square as can be."""
+    """At most two meshes for any number of devices: one axis, and two axes. The inner of two axes is the devices of a
+    node; within one node the two axes are as close to a square as possible."""
     total = cluster.num_devices
     if mesh is not None:
         if math.prod(mesh.values()) != total:
@@ -59,8 +59,8 @@ def meshes(
 def runs(
     capture: CapturedGraph, rules: Rules, micro_batches: int | None, recompute: bool | None
 ) -> Iterator[tuple[bool, tuple[int, Loop | None]]]:
-    """Ways to run a step: (whether blocks are computed again, which the captured graph then does; a number of
-    micro-batches and its loop). Raises SpecError where what is asked for is not possible."""
+    """(whether blocks are recomputed, (number of micro-batches, its loop)). When the first run with recomputation is
+    returned, the captured graph has been changed to recompute. Raises SpecError if the request is not possible."""
     if not recompute:
         yield from ((False, loop) for loop in _loops(capture, rules, micro_batches))
     if recompute is False:
@@ -82,7 +82,7 @@ def runs(
 def _loops(
     capture: CapturedGraph, rules: Rules, micro_batches: int | None
 ) -> Iterator[tuple[int, Loop | None]]:
-    """Numbers of micro-batches, each with its loop. Raises SpecError where what is asked for is not possible."""
+    """Numbers of micro-batches, each with its loop. Raises SpecError if the requested number is not possible."""
     if micro_batches in (None, 1):
         yield 1, None
     elif micro_batches is not None:

@@ -1,4 +1,4 @@
-"""What a plan is looked for: what was asked for, captured."""
+"""A request for a plan, with its module captured."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from moe.sharding.solve.request import ShardingRequest
 from moe.sharding.solve.solution import MemoryLimits
 
 SPARE = 1 / 16
-"""Share of a device's memory that plans leave to what they do not count: tensors between operators, exchanges that are
-under way, what an allocator fragments."""
+"""Share of a device's memory that plans leave free for what they do not count: tensors between operators, exchanges in
+flight, fragmentation of the allocator."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class CapturedRequest:
     annotated_graph: AnnotatedGraph
     limits: MemoryLimits
     without: frozenset[str]
-    """Hints that are left out of account."""
+    """Hints that are ignored, by their origin."""
 
 
 def capture_request(request: ShardingRequest, without: frozenset[str] = frozenset()) -> CapturedRequest:

@@ -1,8 +1,8 @@
-"""Classes of a captured graph's nodes: those of blocks that repeat are planned once, and lie alike.
+"""Classes of a captured graph's nodes. Repeated blocks are planned once: all nodes of a class have the same placements.
 
-Layers that are the same follow each other in the graph's order, so their operators, shapes and constants repeat with a
-period. Nodes of one place in the period are one class. Any classes would give a right plan, as long as their operators
-have the same options: these only have to be good ones.
+Identical layers follow each other in the graph's order, so their operators, shapes and constants repeat with a period.
+Nodes at the same place of the period are one class. Any classes give a correct plan, as long as the operators of a
+class have the same options; how good the plan is depends on them.
 """
 
 import itertools
@@ -17,15 +17,14 @@ from moe.sharding.capture.capture import CapturedGraph
 from moe.sharding.operands import is_operator, operands
 
 _SHORTEST = 6
-"""Operators of the smallest block that is looked for."""
+"""Smallest period that is looked for, in operators."""
 _WINDOW = 4
 _KEYS = {"seed", "layer", "purpose"}
-"""Names of the arguments of our own operators that key random numbers."""
+"""Arguments of this package's operators that are keys of random numbers."""
 
 
 def classes(capture: CapturedGraph, pins: Mapping[str, Hashable]) -> dict[fx.Node, fx.Node]:
-    """The first node of its class, for every node. Nodes that something else is asked for are of classes of their
-    own."""
+    """The first node of the class of each node. Nodes with different pins are in different classes."""
     class_of: dict[fx.Node, fx.Node] = {}
     backward = capture.backward
     for phase in (False, True):
@@ -50,7 +49,7 @@ def classes(capture: CapturedGraph, pins: Mapping[str, Hashable]) -> dict[fx.Nod
 def _tie_leaves(
     capture: CapturedGraph, class_of: dict[fx.Node, fx.Node], pins: Mapping[str, Hashable]
 ) -> None:
-    """Parameters and buffers that the same place of a block uses."""
+    """Put parameters and buffers that nodes of one class use at the same place in one class."""
     gradient_names = set(capture.gradients)
     first: dict[Hashable, fx.Node] = {}
     for node in capture.graph.graph.nodes:
@@ -71,7 +70,7 @@ def _tie_leaves(
 
 
 def _sign(node: fx.Node, backward: Container[fx.Node]) -> Hashable:
-    """What is the same of nodes that have the same options."""
+    """Key that is equal for nodes with the same options."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -91,15 +90,15 @@ def _sign(node: fx.Node, backward: Container[fx.Node]) -> Hashable:
 
 
 def _without_keys(node: fx.Node) -> list[Any]:
-    """Arguments, but for those that only say which random numbers are drawn: they differ from layer to layer."""
+    """Arguments without keys of random numbers, which differ from layer to layer."""
     schema = getattr(node.target, "_schema", None)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
     return [value for value, name in zip_longest(node.args, names[: len(node.args)]) if name not in _KEYS]
 
 
 def _runs(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:
-    """(first, period, length) of stretches in which signs repeat with a period, at least twice; none overlap, the
-    longest are taken first."""
+    """(first, period, length) of stretches in which the signs repeat at least once with the period. They do not
+    overlap; the longest are taken first."""
     places: dict[Hashable, list[int]] = defaultdict(list)
     for at in range(len(signs) - _WINDOW + 1):
         places[tuple(signs[at : at + _WINDOW])].append(at)

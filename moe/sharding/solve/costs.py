@@ -1,4 +1,4 @@
-"""Costs of an operator's options and of changes of placement, from the planner's own model of the cluster."""
+"""Costs of operators' options and of changes of placement, from the planner's model of the cluster."""
 
 import itertools
 import math
@@ -20,22 +20,22 @@ from moe.sharding.rules.rule import AxisOption, Options, Rule, operand_placement
 
 @dataclass(frozen=True)
 class Choice:
-    """One way for an operator to run on a mesh, with its costs on one rank."""
+    """Options of an operator along all axes of a mesh, with their costs on one rank."""
 
     options: Options
     seconds: float
-    """Of arithmetic, memory and what it exchanges itself."""
+    """Seconds of arithmetic, memory access and the operator's own exchanges."""
     exchange_s: float
-    """Of these the exchange."""
+    """The part of `seconds` that is exchanges."""
     num_bytes: float
-    """Of its operands and results."""
+    """Bytes of operands and results."""
     kept_bytes: float
-    """That it keeps beside them where its gradients are taken."""
+    """Further bytes that it saves if its gradient is computed."""
 
 
 class Costs:
-    """Prices on a mesh of a cluster. With `loop`, axis 0 is one over micro-batches, along which operators have the
-    options that it says."""
+    """Costs on a mesh of a cluster. With `loop`, axis 0 is the loop over micro-batches, along which operators have the
+    loop's options."""
 
     def __init__(
         self, cluster: Cluster, degrees: Sequence[int], loop: Mapping[fx.Node, AxisOption] | None = None
@@ -48,7 +48,7 @@ class Costs:
         ]
         self._software = software_of(None, "ours", self._traits.layer_s)
         self.overlap = self._software.overlap
-        """Share of what begins before it is needed that hides behind arithmetic, where there is enough of it."""
+        """Share of early exchanges that arithmetic can hide, if there is enough of it."""
         self._choices: dict[fx.Node, list[Choice]] = {}
 
     def move_s(
@@ -62,21 +62,21 @@ class Costs:
         return self.moves.cheapest(shape, itemsize, before, after, is_bucketed=is_bucketed)[0]
 
     def update_s(self, part_bytes: float, optimizer_slots: float) -> float:
-        """Seconds of the optimizer's update of a part: its weight and gradient read, what is remembered read and
-        written, its weight written."""
+        """Seconds of the optimizer's update of a part: it reads weight, gradient and optimizer state, and writes weight
+        and optimizer state."""
         return part_bytes * (3 + 2 * optimizer_slots) / self._traits.memory_bytes_per_s
 
     def is_hoisted(self, placements: Placements) -> bool:
-        """Whether a tensor is the same for all micro-batches of a loop, before which it is made and until whose end it
-        is kept."""
+        """Whether a tensor is the same for all micro-batches of a loop: it is computed before the loop, and held until
+        its end."""
         return self.loop is not None and placements[0] == WHOLE
 
     def part_bytes(self, shape: Sequence[int], itemsize: int, placements: Placements) -> int:
         return part_bytes(shape, itemsize, placements, self.degrees)
 
     def choices(self, node: fx.Node, rule: Rule) -> list[Choice]:
-        """All that are possible, those with the fewest splits first; of two that place all tensors alike the
-        cheaper."""
+        """All possible choices, those with the fewest splits first; of choices with the same placements, the cheapest
+        one."""
         if node not in self._choices:
             self._choices[node] = self._possible(node, rule)
         return self._choices[node]
@@ -140,7 +140,7 @@ class Costs:
         return Choice(options, runs * seconds, runs * (seconds - arithmetic_s), total_bytes, kept_bytes)
 
     def _parts_along_other_axes(self, options: Options, axis: int) -> int:
-        """Parts that other axes cut what is exchanged into."""
+        """Number of parts into which the other axes split the exchanged tensors."""
         return math.prod(
             degree
             for at, (option, degree) in enumerate(zip(options, self.degrees, strict=True))
@@ -148,8 +148,8 @@ class Costs:
         )
 
     def _sizes(self, rule: Rule, options: Options, *, all_dims: bool = False) -> dict[str, int]:
-        """Sizes of factors on a rank, of the work that is done there: an exchange divides it once, and with `all_dims`
-        all dimensions that it splits."""
+        """Sizes of factors on a rank. An exchange divides the work once; with `all_dims`, it divides all dimensions
+        that it splits."""
         sizes = dict(rule.sizes)
         for option, degree in zip(options, self.degrees, strict=True):
             factors = set() if option.factor is None else {option.factor}
@@ -170,7 +170,7 @@ class Costs:
     def _product_s(self, node: fx.Node, rule: Rule, options: Options) -> float:
         sizes, windows = self._sizes(rule, options), 1
         for option, degree in zip(options, self.degrees, strict=True):
-            # a dimension whose windows `rule.flops` counts has no factor
+            # `rule.flops` counts the windows of a dimension that has no factor
             if (
                 option.exchange is not None
                 and option.exchange.kind == "halo"

@@ -1,4 +1,4 @@
-"""A linear program with some whole variables, built row by row, and solved by HiGHS: its relaxation first."""
+"""A mixed-integer linear program, built row by row. HiGHS solves its linear relaxation first."""
 
 import math
 import os
@@ -13,13 +13,13 @@ import numpy as np
 INFINITY = highspy.kHighsInf
 
 EXACT, GAP = 3_000, 0.01
-"""Variables up to which the optimum is proved; beyond, a solution is taken that is within this share of it."""
+"""Number of variables up to which the optimum is proved. Larger programs are solved to within the share `GAP` of it."""
 Terms = Iterable[tuple[int, float]]
 
 
 @cache
 def _swallow_banner() -> None:
-    """The first solver of a process prints a banner to standard output, where nobody expects one."""
+    """Suppress the banner that the first solver of a process prints on standard output."""
     sys.stdout.flush()
     stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -43,13 +43,13 @@ class Solution:
     values: np.ndarray
     objective: float
     lower_bound: float
-    """Objective of the relaxation: nothing is cheaper."""
+    """Objective of the linear relaxation."""
     was_whole: bool
-    """Whether the relaxation's own solution was one of the integer program."""
+    """Whether the solution of the relaxation was integral."""
 
 
 class IntegerProgram:
-    """Variables from 0 up; the ones that are whole are 0 or 1."""
+    """A program with variables of at least 0; whole variables are 0 or 1."""
 
     def __init__(self) -> None:
         self._costs: list[float] = []
@@ -87,8 +87,9 @@ class IntegerProgram:
         self.row(terms, value, value)
 
     def solve(self, max_cost: float = INFINITY, *, quick: bool = False) -> Solution | None:
-        """The cheapest solution, the same each time; None where there is none, or where all cost more than `max_cost`.
-        With `quick`, of a large program the cheapest that agrees with the relaxation wherever that is whole."""
+        """The cheapest solution, the same one each time; None if there is none, or if all cost more than `max_cost`.
+        With `quick`, the cheapest solution of a large program in which variables that are integral in the relaxation
+        keep their values."""
         relaxation = self._run(is_relaxed=True)
         if relaxation is None or relaxation[1] > max_cost:
             return None
@@ -98,14 +99,14 @@ class IntegerProgram:
             return Solution(values, lower_bound, lower_bound, True)
         solution = None
         if self.num_variables >= EXACT:
-            # mostly a few are left, and what is best for them is good enough for all
+            # usually few variables are left, and their optimum is good enough for the whole program
             solution = self._run(
                 is_relaxed=False, fixed_values={int(at): round(values[at]) for at in is_whole.nonzero()[0]}
             )
         if solution is None or (not quick and solution[1] > lower_bound * (1 + GAP)):
             exact = self._run(is_relaxed=False)
             solution = min(filter(None, (solution, exact)), key=lambda candidate: candidate[1], default=None)
-        if solution is not None and not quick:  # within the gap more may be 1 than has to
+        if solution is not None and not quick:  # within the gap, more variables may be 1 than necessary
             solution = (
                 self._run(is_relaxed=True, upper_bounds=np.where(self._whole, solution[0].round(), INFINITY))
                 or solution
@@ -118,8 +119,8 @@ class IntegerProgram:
         fixed_values: Mapping[int, float] | None = None,
         upper_bounds: np.ndarray | None = None,
     ) -> tuple[np.ndarray, float] | None:
-        """(values, objective); None where there is no solution. Variables in `fixed_values` have these values; all
-        have at most their `upper_bounds`."""
+        """(values, objective); None if there is no solution. Variables in `fixed_values` have these values; all have at
+        most their `upper_bounds`."""
         solver = _solver()
         options = {
             "output_flag": False,
@@ -128,12 +129,12 @@ class IntegerProgram:
             "mip_max_nodes": 1000,
             "mip_rel_gap": 1e-6 if self.num_variables < EXACT else GAP,
             "mip_abs_gap": 1e-9,
-            # flows are nearly all that there is: to simplify them takes longer than to solve them
+            # most variables are flows: simplifying them takes longer than solving the program
             "presolve": "off" if is_relaxed and upper_bounds is None else "choose",
         }
         for option, value in options.items():
             solver.setOptionValue(option, value)
-        scale = 1e6  # tolerances are absolute: costs count in microseconds
+        scale = 1e6  # tolerances are absolute, so costs are in microseconds
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = self.num_variables, self.num_rows
         model.col_cost_ = np.array(self._costs) * scale
@@ -155,7 +156,9 @@ class IntegerProgram:
         solver.run()
         status = solver.getModelStatus()
         is_solved = status == highspy.HighsModelStatus.kOptimal
-        if status == highspy.HighsModelStatus.kSolutionLimit:  # of nodes: the best so far, where there is one
+        if (
+            status == highspy.HighsModelStatus.kSolutionLimit
+        ):  # limit of nodes: the best solution so far, if any
             is_solved = (
                 solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
             )

@@ -1,4 +1,4 @@
-"""A model that does not fit, in words: the hints that are in the way, or the smallest cluster that would do."""
+"""Problems of a model that does not fit in memory: the hints that prevent it, or the smallest cluster that has room."""
 
 import math
 from bisect import bisect_left
@@ -16,7 +16,7 @@ from moe.spec import Problem, SpecError
 
 LARGEST_CLUSTER = 1 << 14
 IN_TURN = 8
-"""Clusters that are tried one after the other, the smallest first; beyond, they are doubled and halved."""
+"""Number of cluster sizes tried one by one, smallest first. After these, sizes are doubled, then bisected."""
 
 Mesh = Mapping[str, int]
 
@@ -96,7 +96,7 @@ def _larger(subject: CapturedRequest) -> str:
 
 
 def _with_room(request: ShardingRequest, num_devices: int) -> str | None:
-    """So many devices, in words with the mesh where one was given; None where no plan fits on them."""
+    """Description of a cluster with this number of devices, and of its mesh if one was given; None if no plan fits."""
     cluster, mesh = request.cluster, request.mesh
     request.progress.at(f"no plan fits; trying {num_devices} devices")
     larger = cluster.sized_for(num_devices)
@@ -108,7 +108,7 @@ def _with_room(request: ShardingRequest, num_devices: int) -> str | None:
 
 
 def _grow_axis(mesh: Mesh | None, times: int) -> Iterator[Mesh | None]:
-    """A mesh that was given, with one axis so many times as long."""
+    """A given mesh with one of its axes `times` as long, for each axis."""
     if mesh is None:
         yield None
     for axis in mesh or ():

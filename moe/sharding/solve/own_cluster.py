@@ -23,7 +23,7 @@ def own_cluster() -> Cluster:
 
 
 def cluster_of_gpus(name: str, memory_bytes: int, num_gpus: int, num_ranks: int) -> dict[str, Any]:
-    """The cluster of so many ranks on machines with so many GPUs each, as plain values."""
+    """The cluster of `num_ranks` ranks on machines with `num_gpus` GPUs each, as plain values."""
     per_node = math.gcd(num_gpus, num_ranks)
     device = device_named(name) or unknown_gpu(name, memory_bytes).model_dump(exclude_none=True)
     return {"num_nodes": num_ranks // per_node, "devices_per_node": per_node, "device": device,
@@ -31,5 +31,5 @@ def cluster_of_gpus(name: str, memory_bytes: int, num_gpus: int, num_ranks: int)
 
 
 def _joins_gpus() -> bool:
-    """Whether collectives of tensors on GPUs go over NCCL: gloo would take them through the host."""
+    """Whether collectives of GPU tensors use NCCL; gloo would copy them through the host."""
     return not dist.is_initialized() or "nccl" in str(dist.get_backend_config())

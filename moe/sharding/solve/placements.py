@@ -1,10 +1,10 @@
 """The integer program of a captured graph.
 
-For each operator one variable an option; for each use of a tensor, what is brought from the placement in which it was
-made to the one that is wanted, which uses in the same pass share. What the backward pass needs of the forward pass is
-kept as it was made, or as it was used there (memory), and brought to what is wanted from there (time). Nodes of one
-class, those of repeated blocks, have one set of variables, times their number. Gradients travel several in one
-collective.
+Each option of an operator has a variable. Each use of a tensor has flows from the placement in which the tensor is
+computed to the placement that the use needs; uses in the same pass share a move. A tensor that the backward pass needs
+is saved in the placement in which the forward pass computed or used it, which costs memory, and is moved from there,
+which costs time. All nodes of a class (the same operator of repeated blocks) share one set of variables, counted as
+often as there are nodes. Gradients share collectives.
 """
 
 from collections import defaultdict
@@ -28,14 +28,14 @@ from moe.sharding.solve.variables import Use, Variables
 from moe.sharding.solve.waiting import Waiting
 
 AllowedOptions = Mapping[fx.Node, tuple[Container[str], ...]]
-"""By operator names of options, by parameter placements in words, for each axis: a part of what there is to choose."""
+"""Restriction of the choice, along each axis: option names of operators, placements of parameters as text."""
 
 _TIE = 1e-11
-"""Seconds that each option costs more than the one before it: ties are broken the same way everywhere."""
+"""Extra seconds of each option over the one before it, so that ties are broken in the same way everywhere."""
 
 
 class PlacementProgram:
-    """The integer program, and an assignment from its solution."""
+    """Builds the integer program, and reads the assignment from its solution."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PlacementProgram:
         self._whole: Placements = (WHOLE,) * len(costs.degrees)
         self._build()
 
-    # What there is to choose
+    # Variables of operators and leaves
 
     def _build(self) -> None:
         for node in self._graph.nodes:
@@ -105,7 +105,7 @@ class PlacementProgram:
             update_s = self._costs.update_s(part_bytes, slots) if is_trained else 0.0
             variable = self._program.variable((update_s + _TIE * number) * count, whole=True)
             variables.append((variable, placements))
-            if leaf.kind != "input":  # inputs are off the limit, whole
+            if leaf.kind != "input":  # the memory limit already excludes inputs, which are whole
                 self._room.hold(variable, part_bytes * (2 + slots if is_trained else 1) * count)
         self._program.equal([(variable, 1.0) for variable, _ in variables], 1.0)
         self._variables.leaves[node] = variables
@@ -150,8 +150,8 @@ class PlacementProgram:
         self._variables.options[node] = variables
 
     def _tie_gradients(self, node: fx.Node) -> None:
-        """An operator that is the gradients of another one runs as that one does, where it can: what that one keeps
-        for it would be computed again."""
+        """If possible, give the gradient of an operator the options of the operator: what the operator saves for its
+        gradient would otherwise be recomputed."""
         first = self._rule_of(node).gradients_of
         if first is None or self._class.get(first) not in self._variables.options:
             return
@@ -167,7 +167,8 @@ class PlacementProgram:
                 self._program.row([(gradient_variable, 1.0), (variable, -1.0)], lower=0.0)
 
     def _add_again(self) -> None:
-        """What is computed again of one block is there until its gradients are."""
+        """Count the memory of recomputed tensors: those of a block are held together until its gradients are
+        computed."""
         blocks: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for node in self._graph.nodes:
             if AGAIN not in node.meta or not is_operator(node) or self._rule_of(node).work == "none":
@@ -179,7 +180,7 @@ class PlacementProgram:
         for terms in dict.fromkeys(tuple(block.items()) for block in blocks.values()):
             self._room.add_block(terms)
 
-    # What is brought from where to where
+    # Flows of tensors to their uses
 
     def _uses(self) -> dict[fx.Node, list[Use]]:
         counts: dict[tuple[fx.Node, fx.Node, int], int] = defaultdict(int)
@@ -192,7 +193,7 @@ class PlacementProgram:
         return uses
 
     def _source_variables(self, tensor: fx.Node) -> dict[Placements, list[int]]:
-        """Variables of which one is 1 where the tensor is made with these placements."""
+        """Variables by placements: one of them is 1 if the tensor is computed with these placements."""
         by_placements: dict[Placements, list[int]] = defaultdict(list)
         if tensor in self._variables.leaves:
             for variable, placements in self._variables.leaves[tensor]:
@@ -239,15 +240,15 @@ class PlacementProgram:
         self._hold(tensor, moves)
 
     def _is_stored(self, tensor: fx.Node) -> bool:
-        """Whether a tensor is there before the step begins, so that it may be gathered ahead."""
+        """Whether a tensor exists before the step begins, so that it may be gathered early."""
         leaf = self._capture.leaves.get(tensor)
         return leaf is not None and leaf.kind in ("parameter", "buffer")
 
     def _moving(
         self, tensor: fx.Node, before: Placements, after: Placements, count: int, beside: bool | None
     ) -> int:
-        """A variable that says that a tensor is moved; `beside` the arithmetic of the forward pass, the backward pass
-        or of none."""
+        """A variable that is 1 if a tensor is moved. `beside` is whether the move overlaps with the backward pass's
+        arithmetic, rather than the forward pass's; None if it overlaps with nothing."""
         if before == after:
             return self._program.variable()
         itemsize = tensor.meta["val"].dtype.itemsize
@@ -258,7 +259,7 @@ class PlacementProgram:
         return self._waiting.exchange(seconds, backward=beside)
 
     def _hold(self, tensor: fx.Node, moves: Mapping[Placements, list[int]]) -> None:
-        """What is gathered before a loop is there until its end."""
+        """Count the memory of tensors that are gathered before a loop: they are held until its end."""
         for placements, ways in moves.items():
             if self._costs.is_hoisted(placements):
                 num_bytes = self._bytes(tensor, placements) * self._count[tensor]
@@ -277,8 +278,9 @@ class PlacementProgram:
         saved_variables: Mapping[Placements, int] | None = None,
         kept_variables: Mapping[Placements, int] | None = None,
     ) -> tuple[dict[Placements, list[int]], dict[Placements, list[int]]]:
-        """Flows from where a tensor is made to where its uses want it; by placement with which it was not made, (the
-        variables that say it is moved there, the flows that use it there). Flows of several uses share the move."""
+        """Add the flows of a tensor from the placements in which it is computed to those that its uses need. Returns,
+        by each other placement, (variables that are 1 if the tensor is moved there, flows that use it there). Flows of
+        several uses share a move."""
         program, is_stored = self._program, self._is_stored(tensor)
 
         def moving(before: Placements, after: Placements, use: Use) -> int:
@@ -325,11 +327,11 @@ class PlacementProgram:
                     )
         return moves, arrivals
 
-    # What comes of it
+    # Solution
 
     def solve(self, max_s: float = INFINITY, *, quick: bool = False) -> ShardingSolution | None:
-        """The cheapest assignment; None where none has room, or where all take more than `max_s` seconds. With `quick`,
-        one near it."""
+        """The cheapest assignment, or with `quick` one close to it; None if none fits in memory, or if all cost more
+        than `max_s` seconds."""
         self._end_results()
         self._room.limit(self._limits.memory_bytes)
         self._waiting.end()
@@ -337,7 +339,8 @@ class PlacementProgram:
         return None if solution is None else self._read(solution)
 
     def _end_results(self) -> None:
-        """Outputs come whole; gradients and new values of buffers with the placements of what they are of."""
+        """Fix the placements of results: outputs are whole; gradients and new values of buffers have the placements of
+        their parameters and buffers."""
         whole: dict[Placements, list[int]] = {self._whole: []}
         for output in self._capture.outputs:
             if isinstance(output, fx.Node):
@@ -362,7 +365,7 @@ class PlacementProgram:
             into = []
             for before in sources:
                 flow = self._moving(tensor, before, after, count, beside)
-                if self._costs.loop is not None and before[1:] != after[1:]:  # added up as it is made
+                if self._costs.loop is not None and before[1:] != after[1:]:  # accumulated as it is computed
                     self._room.hold(flow, self._bytes(tensor, before) * count)
                 into.append((flow, 1.0))
                 out[before].append(flow)

@@ -12,7 +12,7 @@ EVERY_S = 10.0
 
 
 class PlanningProgress:
-    """Prints a line now and then, once planning takes longer than `AFTER_S`, until the block ends."""
+    """Context that prints a line every `every_s` seconds, once planning has taken longer than `after_s`."""
 
     def __init__(self, after_s: float = AFTER_S, every_s: float = EVERY_S) -> None:
         self._after_s, self._every_s = after_s, every_s
@@ -21,7 +21,7 @@ class PlanningProgress:
         self._thread = threading.Thread(target=self._print, name="progress of planning", daemon=True)
 
     def at(self, stage: str) -> None:
-        """Say what is being done."""
+        """Set the stage that the next line names."""
         self._stage = stage
 
     def __enter__(self) -> "PlanningProgress":

@@ -31,7 +31,7 @@ def _recompute(capture: CapturedGraph, part_of: Callable[[fx.Node], str | None])
     backward = capture.backward
     _delay_views(capture.graph.graph, backward)
     position = {node: number for number, node in enumerate(capture.graph.graph.nodes)}
-    # operators behind the first of the backward pass belong to gradients of auxiliary losses, even without a tangent
+    # operators after the first one of the backward pass belong to gradients of auxiliary losses, even without a tangent
     first = min((position[node] for node in backward if node.op == "call_function"), default=0)
     blocks: dict[str, list[fx.Node]] = defaultdict(list)
     for node in capture.graph.graph.nodes:
@@ -108,8 +108,8 @@ def _compute_again(
 
 
 def _with_operands(nodes: Iterable[fx.Node], candidates: Collection[fx.Node]) -> set[fx.Node]:
-    """Those of the candidates that are the nodes or that the nodes depend on by way of candidates; of an operator with
-    several results, all results."""
+    """Candidates among the nodes, and candidates that these depend on through other candidates. All results of an
+    operator with several results are included."""
     operands: set[fx.Node] = set()
     stack = list(nodes)
     while stack:

@@ -1,4 +1,4 @@
-"""What a user asks `sharding.plan` for, checked before anything is captured."""
+"""Arguments of `sharding.plan`, checked before anything is captured."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ from moe.spec.files import read_plain
 
 @dataclass(frozen=True, eq=False)
 class ShardingRequest:
-    """The arguments of `sharding.plan`. Raises SpecError for those with which nothing can be planned; the module and
-    the sample are checked where it is captured."""
+    """The arguments of `sharding.plan`. Raises SpecError for invalid ones. The module and the sample are checked when
+    the module is captured."""
 
     model: nn.Module
     sample: Sequence[Any]
@@ -114,7 +114,8 @@ def _kind(value: Any) -> str:
 
 
 def asked_cluster(cluster: Any) -> Cluster:
-    """A cluster, that of a file, or where there is none one device of this kind for each rank. Raises SpecError."""
+    """The given cluster, or the one that a file describes; without either, one device of this machine's kind for each
+    rank. Raises SpecError."""
     if cluster is None:
         return own_cluster()
     if isinstance(cluster, Cluster):

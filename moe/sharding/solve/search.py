@@ -1,9 +1,10 @@
-"""Assignments for a mesh of one axis, by one integer program; of more axes, by one where it is small, and else by
-turns.
+"""Search for an assignment on one mesh. With one axis, or if the program is small, one integer program is solved;
+otherwise coordinate descent over the axes.
 
-By turns: one axis is solved while the others stay as they are, until nothing changes, from several beginnings: each
-axis alone, and one axis over all ranks; then all at once, over all that was chosen on the way. One axis of a block
-takes tenths of a second, two at once with nothing left out minutes.
+Coordinate descent solves one axis while the others are fixed, until nothing changes. It starts from several
+assignments: each axis solved alone, and one axis over all ranks. At the end all axes are solved together, restricted to
+the options chosen on the way. A block takes tenths of a second for one axis, and minutes for two axes without that
+restriction.
 """
 
 import math
@@ -24,19 +25,19 @@ from moe.sharding.solve.placements import AllowedOptions, PlacementProgram
 from moe.sharding.solve.solution import MemoryLimits, ShardingSolution
 
 SMALL = 40_000
-"""Flows, above which axes are solved by turns."""
+"""Number of flows up to which all axes are solved together at once."""
 
 _TURNS = 3
-"""Turns of each axis at most."""
+"""Maximum number of turns of each axis."""
 _LEAST_GAIN = 1e-3
-"""Share of a step by which a turn has to better it for another one."""
+"""Minimum gain of a turn, as a share of the step, that counts as progress."""
 _HOPELESS = 2.0
-"""Turns end where the relaxation alone takes so many times the seconds of the best that was found."""
+"""A turn is given up if its relaxation alone costs this many times the best assignment found so far."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlacementSearch:
-    """The inner plan of one captured graph on one mesh."""
+    """Search for the best assignment of one captured graph on one mesh."""
 
     capture: CapturedGraph
     costs: Costs
@@ -45,13 +46,13 @@ class PlacementSearch:
     pins: Mapping[str, Pin]
     classes: Mapping[fx.Node, fx.Node] | None = None
     bound: Bound = field(default_factory=dict)
-    """Dimensions that hints split: no assignment replicates them."""
+    """Requirements on operators that follow from hints: work that hints split stays split."""
     _solutions: dict[tuple[int, tuple[str, ...]], ShardingSolution | None] = field(default_factory=dict)
-    """Of one axis beside others, by what these have."""
+    """Solutions of single axes, by the axis and the options of the other axes."""
 
     def best(self, begin: Sequence[Assignment] = (), *, first: bool = False) -> ShardingSolution | None:
-        """The cheapest assignment that has room, or the first that is found; None where none is. Several axes are
-        also searched from `begin`."""
+        """The cheapest assignment that fits in memory, or with `first` the first one found; None if none fits.
+        Coordinate descent also starts from the assignments in `begin`."""
         axes = [
             axis for axis, degree in enumerate(self.costs.degrees) if degree > 1 and not self._is_loop(axis)
         ]
@@ -71,7 +72,7 @@ class PlacementSearch:
     def _beginnings(
         self, begin: Sequence[Assignment], axes: list[int]
     ) -> Iterator[tuple[Assignment, list[int]]]:
-        """Assignments from which axes take turns, and the order in which they do."""
+        """(assignment to start from, order in which axes take turns)."""
         yield from ((assignment, axes) for assignment in begin)
         for order in (axes[at:] + axes[:at] for at in range(len(axes))):
             # while only one axis splits anything, memory is that of as many ranks
@@ -83,12 +84,12 @@ class PlacementSearch:
             yield alike, axes
 
     def price(self, assignment: Assignment) -> ShardingSolution | None:
-        """An assignment with its costs, with views where they save exchanges, and with what is best kept for the
-        backward pass; None where it has no room."""
+        """Solution for a given assignment, in which only the options of views, and the tensors saved for the backward
+        pass, are chosen; None if it does not fit in memory."""
         return self._solve(self._but_views(assignment), 1)
 
     def _but_views(self, assignment: Assignment) -> AllowedOptions:
-        """An assignment as it is, with any option for views."""
+        """The options of an assignment, and any option for views."""
         return {
             node: tuple({name} for name in self._option_names(node, assignment))
             for node in self._nodes()
@@ -104,15 +105,15 @@ class PlacementSearch:
         ).solve(max_s, quick=quick)
 
     def _num_flows(self) -> int:
-        """Of the whole program, roughly: pairs of placements of each operand."""
+        """Rough number of flows of the whole program: pairs of placements of each operand."""
         operators = filter(is_operator, self._nodes())
         return sum(len(self.costs.choices(node, self.rule_of(node))) ** 2 // 2 for node in operators)
 
     def _take_turns(
         self, begin: Assignment, order: list[int], assignments: list[Assignment], least: float
     ) -> float:
-        """Add what is found on the way: the first axis of `order` is solved last. Gives the fewest seconds so far,
-        `least` before."""
+        """Coordinate descent from one assignment; the first axis of `order` is solved last. Adds each assignment on the
+        way to `assignments`. Returns the smallest cost so far in seconds; `least` is the one before."""
         assignments.append(begin)
         current, best, in_vain = begin, INFINITY, 0
         for turn in range(_TURNS * len(order)):
@@ -128,7 +129,7 @@ class PlacementSearch:
         return min(least, best)
 
     def _beside(self, free: int, assignment: Assignment, max_s: float) -> ShardingSolution | None:
-        """The best of one axis, the others as they are; None where it takes more than `most` seconds."""
+        """The best solution of one axis with the others fixed; None if it costs more than `max_s` seconds."""
         names_by_node = (self._option_names(node, assignment) for node in self._nodes())
         key = (free, tuple(name for names in names_by_node for at, name in enumerate(names) if at != free))
         if key not in self._solutions:
@@ -138,7 +139,7 @@ class PlacementSearch:
         return self._solutions[key]
 
     def _all_alike(self) -> Assignment | None:
-        """The best of one axis over all ranks, on all axes wherever it may be cut that often."""
+        """The best assignment of a mesh of one axis over all ranks, used along every axis as far as sizes allow."""
         costs, degrees = self.costs, self.costs.degrees
         if costs.loop is not None:
             return None  # which leaves the other beginnings
@@ -169,7 +170,7 @@ class PlacementSearch:
         return range(len(self.costs.degrees))
 
     def _with_other_whole(self, free: int) -> AllowedOptions:
-        """Anything along one axis, along the others whole but for what is pinned."""
+        """Any option along one axis; along the others unsplit, except for what hints pin or bind."""
         choices = {}
         for node in self._nodes():
             names = self._names(node)
@@ -194,7 +195,7 @@ class PlacementSearch:
         )
 
     def _with_others_fixed(self, free: int, assignment: Assignment) -> AllowedOptions:
-        """Anything along one axis, along the others an assignment as it is."""
+        """Any option along one axis; along the others those of an assignment."""
         choices = {}
         for node in self._nodes():
             names = self._names(node)
@@ -203,7 +204,7 @@ class PlacementSearch:
         return choices
 
     def _among(self, assignments: list[Assignment]) -> AllowedOptions:
-        """Whatever some assignment has, or whole."""
+        """The options that any of the assignments has, or unsplit."""
         choices: dict[fx.Node, tuple[set[str], ...]] = {}
         for node in self._nodes():
             whole = "whole" if is_operator(node) else "R"
@@ -214,7 +215,7 @@ class PlacementSearch:
         return choices
 
     def _nodes(self) -> Iterator[fx.Node]:
-        """Operators, parameters and buffers, one of each class: the others lie as it does."""
+        """Operators, parameters and buffers: one of each class, whose options the others share."""
         classes, leaves = self.classes or {}, self.capture.leaves
         for node in self.capture.graph.graph.nodes:
             is_placed = node in leaves and leaves[node].kind in ("parameter", "buffer")

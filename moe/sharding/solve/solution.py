@@ -1,4 +1,4 @@
-"""What an integer program is asked, and what it answers. No torch."""
+"""Limits given to an integer program, and its solution. No torch."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from moe.sharding.propagation.assignment import Assignment
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """Memory that a rank may use, and what each byte of a trained parameter costs beside itself."""
+    """Memory that a rank may use, and optimizer state per byte of a trained parameter."""
 
     memory_bytes: float
     optimizer_slots: float = 2.0
-    """Bytes of optimizer state for each byte of a trained parameter, whose gradient takes as many as itself."""
+    """Bytes of optimizer state for each byte of a trained parameter. The gradient takes one more byte."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +22,9 @@ class ShardingSolution:
     seconds: float
     memory_bytes: float
     relaxed_s: float
-    """Bound of the relaxation."""
+    """Lower bound: the cost of the program's linear relaxation."""
     was_whole: bool
-    """Whether the relaxation's own solution was one of the integer program."""
+    """Whether the solution of the relaxation was integral."""
     num_variables: int
     largest_bytes: float
-    """Of the operands and results of one operator, and of what is computed again of one block."""
+    """Peak bytes: operands and results of the largest operator, plus recomputed tensors of the largest block."""

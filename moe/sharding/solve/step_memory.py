@@ -7,15 +7,15 @@ import numpy as np
 from moe.sharding.solve.integer_program import IntegerProgram
 
 _UNIT_BYTES = 2.0**20
-"""Of memory in the program, whose tolerances are absolute."""
+"""Unit of memory in the program: the solver's tolerances are absolute, so its numbers should be near 1."""
 
 _UNIT_S = 1e-12
-"""Seconds that each of these units costs: what is there for a while is said to be no more than it is."""
+"""Cost of one unit of peak memory, in seconds. It keeps the variables of the peaks at their lower bounds."""
 
 
 class StepMemory:
-    """What is held for a step, beside the most that is there for a while: operands and results of one operator, and
-    what is computed again of one block."""
+    """Memory held for the whole step, plus two peaks: the operands and results of the largest operator, and the
+    recomputed tensors of the largest block."""
 
     def __init__(self, program: IntegerProgram) -> None:
         self._program = program
@@ -23,15 +23,15 @@ class StepMemory:
         self._variables: list[tuple[int, float]] = []
 
     def hold(self, variable: int, num_bytes: float) -> None:
-        """Where the variable is 1."""
+        """Count bytes for the whole step if the variable is 1."""
         self._variables.append((variable, num_bytes))
 
     def add_operator(self, num_bytes: Iterable[tuple[int, float]]) -> None:
-        """An operator's bytes by the variables of its options."""
+        """Add an operator: bytes of its operands and results, by the variables of its options."""
         self._at_most(self._operator, num_bytes)
 
     def add_block(self, num_bytes: Iterable[tuple[int, float]]) -> None:
-        """Bytes of what is computed again of a block, by variables."""
+        """Add a recomputed block: bytes of its recomputed tensors, by variables."""
         self._at_most(self._block, num_bytes)
 
     def _at_most(self, peak: int, num_bytes: Iterable[tuple[int, float]]) -> None:
@@ -39,14 +39,14 @@ class StepMemory:
         self._program.row([(peak, -1.0), *terms], upper=0.0)
 
     def limit(self, memory_bytes: float) -> None:
-        """Let no more be used."""
+        """Add the constraint that memory stays within the limit."""
         terms = ((variable, variable_bytes / _UNIT_BYTES) for variable, variable_bytes in self._variables)
         self._program.row(
             [*terms, (self._operator, 1.0), (self._block, 1.0)], upper=memory_bytes / _UNIT_BYTES
         )
 
     def largest_bytes(self, values: np.ndarray) -> float:
-        """Of what is there for a while."""
+        """The two peaks together, in a solution."""
         return float(values[self._operator] + values[self._block]) * _UNIT_BYTES
 
     def used_bytes(self, values: np.ndarray) -> float:

@@ -1,5 +1,5 @@
-"""What the variables of an integer program stand for: options of operators, placements of stored tensors and of what is
-kept, and the uses between them."""
+"""Meaning of the variables of an integer program: options of operators, placements of parameters and buffers,
+placements of tensors saved for the backward pass; and the uses of tensors that connect them."""
 
 from dataclasses import dataclass, field
 
@@ -11,20 +11,20 @@ from moe.sharding.solve.costs import Choice
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A tensor as an operand."""
+    """A use of a tensor as an operand of an operator."""
 
     tensor: fx.Node
     by: fx.Node
     operand: int
     count: int
-    """Uses that are the same, of nodes of the same classes."""
+    """Number of such uses among nodes of the same two classes."""
 
 
 @dataclass
 class Variables:
-    """By what they stand for."""
+    """Variables, each with its meaning."""
 
     options: dict[fx.Node, list[tuple[int, Choice]]] = field(default_factory=dict)
-    """Of operators."""
+    """Variables of each operator, one for each option."""
     leaves: dict[fx.Node, list[tuple[int, Placements]]] = field(default_factory=dict)
     kept_tensors: dict[tuple[fx.Node, Placements], int] = field(default_factory=dict)

@@ -1,17 +1,17 @@
-"""Exchanges beside arithmetic in an integer program: what of them is waited for.
+"""Exposed time of exchanges in an integer program.
 
-Parameters are gathered and gradients are added up beside the arithmetic of their pass: of D seconds of these beside A
-of arithmetic, max((1 - overlap) D, D - A) count.
+Gathers of parameters and reductions of gradients overlap with the arithmetic of their pass: of D seconds of exchanges
+beside A seconds of arithmetic, max((1 - overlap) D, D - A) are exposed.
 """
 
 from moe.sharding.solve.integer_program import IntegerProgram
 
 _UNIT_S = 1e-6
-"""Of time in the program, whose tolerances are absolute."""
+"""Unit of time in the program: the solver's tolerances are absolute, so its numbers should be near 1."""
 
 
 class Waiting:
-    """Of the forward and of the backward pass, on devices that hide a share `overlap` of such exchanges."""
+    """Exposed time of the forward pass and of the backward pass. Arithmetic can hide a share `overlap` of exchanges."""
 
     def __init__(self, program: IntegerProgram, overlap: float) -> None:
         self._program, self._overlap = program, overlap
@@ -19,11 +19,11 @@ class Waiting:
         self._arithmetic: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
 
     def compute(self, variable: int, seconds: float, *, backward: bool) -> None:
-        """Arithmetic where the variable is 1."""
+        """Count seconds of arithmetic if the variable is 1."""
         self._arithmetic[backward].append((variable, seconds))
 
     def exchange(self, seconds: float, *, backward: bool) -> int:
-        """A variable that says whether there is an exchange of so many seconds."""
+        """A variable that is 1 if an exchange that takes `seconds` is made."""
         if not self._overlap:
             return self._program.variable(seconds)
         variable = self._program.variable()
@@ -31,7 +31,7 @@ class Waiting:
         return variable
 
     def end(self) -> None:
-        """Have what is waited for cost its time."""
+        """Add the exposed time of all exchanges to the cost."""
         for backward, exchanges in self._exchanges.items():
             if not exchanges:
                 continue
