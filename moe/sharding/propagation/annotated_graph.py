@@ -27,14 +27,14 @@ class RequestedPlacement:
 
 @dataclass(frozen=True, eq=False)
 class AnnotatedGraph:
-    """A captured graph with its wishes. Hints on inputs and parameters have become annotation nodes."""
+    """A captured graph with its requested placements. Hints on inputs and parameters have become annotation nodes."""
 
     capture: CapturedGraph
     requested_placements: tuple[RequestedPlacement, ...]
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Mesh axes that are named, in order."""
+        """Mesh axes that hints name, in order."""
         return axes_named(request.hint for request in self.requested_placements)
 
     def devices(self, mesh: Mapping[str, int], without: frozenset[str] = frozenset()) -> Order:
@@ -92,7 +92,8 @@ class AnnotatedGraph:
         }
 
     def _name(self, request: RequestedPlacement) -> str | None:
-        """Of the parameter, buffer or input that a pattern matches."""
+        """Name of the parameter, buffer or input that the pattern of a requested placement matches; None if the origin
+        has it already."""
         leaf = self.capture.leaves.get(request.node)
         if leaf is None and request.origin.startswith("hints["):
             leaf = self.capture.leaves.get(request.node.all_input_nodes[0])

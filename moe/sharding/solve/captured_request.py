@@ -27,7 +27,7 @@ class CapturedRequest:
 
 
 def capture_request(request: ShardingRequest, without: frozenset[str] = frozenset()) -> CapturedRequest:
-    """Capture of what was asked for. Raises SpecError for a module or a hint with which nothing can be planned."""
+    """Capture the module of a request. Raises SpecError for a module or a hint that no plan can be made for."""
     captured_graph = capture(request.model, request.sample, request.loss, device_of(request.cluster))
     annotations = annotate_graph(captured_graph, request.hints)
     recompute_checkpointed(captured_graph)

@@ -22,7 +22,7 @@ Mesh = Mapping[str, int]
 
 
 def no_room(subject: CapturedRequest) -> SpecError:
-    """Of a subject that no plan fits."""
+    """The error for a subject for which no plan fits in memory."""
     cluster = subject.request.cluster
     if subject.limits.memory_bytes <= 0:
         whole = in_bytes(subject.capture.input_bytes)
@@ -48,7 +48,8 @@ def _of_hint(name: str, hint: str, others: Sequence[str], room: str) -> Problem:
 
 
 def _hints_in_the_way(subject: CapturedRequest) -> dict[str, str]:
-    """Fewest hints by name that together leave no room: each is dropped where the rest still does."""
+    """A smallest set of hints, by name, with which no plan fits: a hint is left out if no plan fits without it
+    either."""
     request = subject.request
     hints = {placement.origin: placement.hint for placement in subject.annotated_graph.requested_placements}
     if not hints or not _fits(request, frozenset(hints)):
@@ -61,8 +62,8 @@ def _hints_in_the_way(subject: CapturedRequest) -> dict[str, str]:
 
 
 def _larger(subject: CapturedRequest) -> str:
-    """The smallest cluster of the kind that has room, by whole nodes, or with a mesh that was given by one of its axes
-    so many times as long; where there is none, what else."""
+    """Remedy: the smallest cluster of the same kind that has room, in whole nodes, or, if a mesh was given, with one of
+    its axes longer. If there is none, the alternatives."""
     alternatives = "devices with more memory, or a smaller batch"
     if any(isinstance(placement.hint, Devices) for placement in subject.annotated_graph.requested_placements):
         return f"{alternatives}: hints that name devices are of this cluster alone"

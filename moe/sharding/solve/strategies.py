@@ -25,7 +25,7 @@ from moe.sharding.solve.solution import ShardingSolution
 
 @dataclass(frozen=True, eq=False)
 class Strategy:
-    """A plan within one mesh, one number of micro-batches, with or without recomputation."""
+    """A candidate plan: a solution on one mesh, with one number of micro-batches, with or without recomputation."""
 
     layout: LayoutName
     solution: ShardingSolution
@@ -43,8 +43,8 @@ BY_SIMPLICITY: tuple[LayoutName, ...] = ("data parallel", "fully sharded", "sear
 
 
 def best_strategy(subject: CapturedRequest) -> tuple[Strategy | None, list[PricedLayout]]:
-    """(chosen way, everything considered). All meshes are tried with the fewest micro-batches with which any fits in
-    memory. The captured graph may be changed: a subject is good for one search."""
+    """(chosen way, all candidates). All meshes are tried, with the smallest number of micro-batches with which any of
+    them fits in memory. The captured graph may be changed, so a subject can be searched only once."""
     candidates: list[PricedLayout] = []
     on = _meshes(subject)
     for again, (count, loop) in _runs(subject):
@@ -93,7 +93,7 @@ def _in_words(degrees: Mapping[str, int], count: int, again: bool, strategies: S
 
 
 def has_room(subject: CapturedRequest) -> bool:
-    """Whether there is a best way, without looking further than for a first. The captured graph may be changed."""
+    """Whether any way fits in memory. The captured graph may be changed."""
     if least_bytes(subject) > subject.limits.memory_bytes * subject.request.cluster.num_devices:
         return False
     return any(
@@ -120,7 +120,7 @@ def _runs(subject: CapturedRequest) -> Iterator[tuple[bool, tuple[int, Loop | No
 
 
 def least_bytes(subject: CapturedRequest) -> float:
-    """Bytes that all devices together hold at the least: each parameter once, with its gradient and optimizer state."""
+    """Lower bound of the bytes on all devices together: each parameter once, with its gradient and optimizer state."""
     capture, trained_factor = subject.capture, 2 + subject.limits.optimizer_slots
     return sum(
         math.prod(leaf.shape)
