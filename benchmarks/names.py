@@ -2,7 +2,7 @@
 and class names with several meanings. Limit: 1% of all names, and no class name with two meanings.
 
 A name is bound by an assignment, a loop, a parameter, an import's alias, a function or a class. It counts as a
-participle if all of it is one: `kept`, and not `is_kept` or `kept_rows`.
+participle if all of it is one: `kept`, and not `is_kept` or `kept_rows`. Python's own, as `__all__`, are left out.
 """
 
 import ast
@@ -36,6 +36,8 @@ NO_PARTICIPLES = frozenset(["bed", "breed", "embed", "feed", "hundred", "need", 
 
 def is_empty(name: str) -> bool:
     """Whether a name is a pronoun or a participle."""
+    if name.startswith("__") and name.endswith("__"):
+        return False
     word = name.strip("_")
     if word in PRONOUNS:
         return True
