@@ -14,10 +14,10 @@ _MARKER = "complete.json"
 
 
 class Cache:
-    """Builds a folder under a key, or finds the whole one. Safe between processes on one file system.
+    """Folders by key, each built once. Safe between processes on one file system.
 
-    A folder is built beside its place and renamed into it; its marker holds the size and SHA-256 of every
-    file. A folder whose files differ from its marker counts as absent and is built anew.
+    A folder is built under a temporary name and then renamed. Its marker holds the size and SHA-256 of every file: a
+    folder whose files differ from its marker counts as absent, and is built again.
     """
 
     def __init__(self, folder: str | Path, report: Callable[[str], None]) -> None:
@@ -25,7 +25,7 @@ class Cache:
         self._report = report
 
     def find_or_build(self, key: str, build: Callable[[Path], None]) -> Path:
-        """The whole folder of `key`; `build` fills an empty one where there is none."""
+        """The complete folder of `key`. If there is none, `build` fills an empty one."""
         place = self._folder / key
         if self._whole(place):
             return place
@@ -46,7 +46,7 @@ class Cache:
         return not wrong
 
     def _build(self, place: Path, build: Callable[[Path], None]) -> None:
-        """Called under the lock, so whatever an earlier builder left behind is nobody's."""
+        """Build a folder. The lock is held, so that remains of earlier builds belong to nobody."""
         for left in self._folder.glob(f"{place.name}.building-*"):
             shutil.rmtree(left, ignore_errors=True)
         staging_folder = self._folder / f"{place.name}.building-{os.getpid()}-{time.time_ns()}"
@@ -69,8 +69,8 @@ class Cache:
 
 
 def link(place: Path, into: Path) -> None:
-    """Fill an empty folder with the files of a built one, by hard links where possible: files of a built folder are
-    never written to."""
+    """Fill an empty folder with hard links to the files of a built one, or with copies where links are impossible.
+    Files of a built folder are never written to."""
     for path in _files(place):
         if path.name == _MARKER:
             continue  # the builder of a folder writes its marker
@@ -83,10 +83,8 @@ def link(place: Path, into: Path) -> None:
 
 
 def problem(place: Path) -> str | None:
-    """Difference between a built folder and its marker; None where nothing does.
-
-    Raises FileNotFoundError where there is no folder.
-    """
+    """Difference between a built folder and its marker; None if there is none. Raises FileNotFoundError if the folder
+    does not exist."""
     if not place.is_dir():
         raise FileNotFoundError(place)
     try:
@@ -110,7 +108,7 @@ def _digest(path: Path) -> dict[str, object]:
 
 @contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
-    """Hold a lock that the kernel gives back when its holder dies, however it dies."""
+    """Hold a file lock, which the kernel releases when its holder dies."""
     with open(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:

@@ -1,4 +1,4 @@
-"""Kinds of files by their first bytes: how a compressed one is opened, and what one is that holds no text."""
+"""Kinds of files by their first bytes: compressed files, and files that hold no text."""
 
 import bz2
 import codecs
@@ -14,7 +14,7 @@ from moe.spec import ProblemCode
 HEAD_BYTES = 48
 """First bytes of a file that tell its kind."""
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""Errors of reading a file that is damaged, or gone."""
+"""Errors of reading a damaged or missing file."""
 
 
 def _zstd(raw: IO[bytes]) -> Any:
@@ -48,8 +48,8 @@ _ENCODINGS = (
 
 
 def decompress(raw: IO[bytes]) -> IO[bytes] | None:
-    """The content of a file that is compressed by gzip, bzip2, xz or zstd, whatever its name; None for another, which
-    stands at its beginning again."""
+    """Content of a file compressed by gzip, bzip2, xz or zstd, whatever its name. None for other files, which are
+    rewound."""
     head = raw.read(HEAD_BYTES)
     raw.seek(0)
     for magic, opener in _COMPRESSIONS:
@@ -60,7 +60,7 @@ def decompress(raw: IO[bytes]) -> IO[bytes] | None:
 
 
 def no_text(head: bytes) -> tuple[ProblemCode, str, str] | None:
-    """(code, rule, remedy) of a file that begins with `head` and holds no UTF-8 text; None where it may."""
+    """(code, rule, remedy) of a file that begins with `head` and holds no UTF-8 text; None if it may hold some."""
     for mark, encoding in _ENCODINGS:
         if head.startswith(mark):
             remedy = f"save it as UTF-8: iconv -f {encoding} -t UTF-8"

@@ -18,16 +18,16 @@ _ONE_A_LINE = "write one JSON object a line"
 
 class JsonRow(NamedTuple):
     where: str
-    """`, line 3` or `, item 3`, behind the name of its file."""
+    """`, line 3` or `, item 3`, to be appended to the file's name."""
     values: dict[str, object]
     num_bytes: int
-    """About those of its text."""
+    """Approximate number of bytes of its text."""
 
 
 def rows(lines: Lines, faults: Faults | None = None) -> Iterator[JsonRow]:
-    """The objects of a file, in order: one a line, empty lines passed over, or the items of one array.
+    """Objects of a file, in order: one per line, or the items of one array. Empty lines are skipped.
 
-    Raises SpecError, naming file and line or item, for what is none; with `faults`, that is one, and passed over.
+    Raises SpecError, with file and line or item, for anything else; with `faults`, that is added to them and skipped.
     """
     is_array = _is_array(lines)
     for where, raw_value, num_bytes in _Items(lines) if is_array else _of_lines(lines):
@@ -43,7 +43,7 @@ def rows(lines: Lines, faults: Faults | None = None) -> Iterator[JsonRow]:
 
 
 def parse_object(lines: Lines, number: int, line: str) -> dict[str, object]:
-    """The object on a line. Raises SpecError, naming file and line, for what is none."""
+    """Object on a line. Raises SpecError, with file and line, for anything else."""
     where = f", line {number}"
     return _object(lines, where, _value(lines, where, line))
 
@@ -96,7 +96,7 @@ def _of_lines(lines: Lines) -> Iterator[tuple[str, object, int]]:
 
 
 def _is_array(lines: Lines) -> bool:
-    """Whether a file begins with a bracket, as no line of JSON Lines with an object does. Raises SpecError."""
+    """Whether a file begins with a bracket, as no object in JSON Lines does. Raises SpecError."""
     try:
         with lines.location.open() as file:
             head = file.read(_HEAD_BYTES)
@@ -108,7 +108,7 @@ def _is_array(lines: Lines) -> bool:
 
 
 class _Items:
-    """Items of a file that is one JSON array, read as they come: such files have gigabytes."""
+    """Items of a file that is one JSON array. They are read one by one, since such files may have gigabytes."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines, self._limit_bytes = lines, lines.limit_bytes
@@ -116,7 +116,7 @@ class _Items:
         self._decode = json.JSONDecoder().raw_decode
         self._text, self._at, self._has_more = "", 0, True
         self._number = 0
-        """Number of the item that is read, for messages."""
+        """Number of the current item, for messages."""
 
     def __iter__(self) -> Iterator[tuple[str, object, int]]:
         to_text = codecs.getincrementaldecoder("utf-8-sig")()
@@ -146,7 +146,7 @@ class _Items:
             ) from None
 
     def _separate(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
-        """Step over the comma behind an item, which another one follows."""
+        """Skip the comma after an item; another item must follow it."""
         if self._next(file, to_text) == ",":
             self._at += 1
             if self._next(file, to_text) == "]":
@@ -160,7 +160,7 @@ class _Items:
             )
 
     def _value(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> tuple[object, int]:
-        """The item that begins here, and where it ends."""
+        """The item that begins here, and its end."""
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
@@ -194,7 +194,7 @@ class _Items:
             self._read(file, to_text)
 
     def _read(self, file: IO[bytes], to_text: codecs.IncrementalDecoder) -> None:
-        """Take in as much as is left, and more: an item is tried again each time."""
+        """Read at least as much as is held already, since an incomplete item is parsed again each time."""
         self._text, self._at = self._text[self._at :], 0
         content = file.read(max(_CHUNK_BYTES, len(self._text)))
         self._has_more = bool(content)

@@ -1,4 +1,4 @@
-"""A small piece of work on what a user gave, in a process that may not last long nor take much memory."""
+"""Limited processes: work on a user's files within bounded time and memory."""
 
 import resource
 import subprocess
@@ -12,15 +12,14 @@ _SAID_BYTES = 300
 
 
 class NoAnswer(Exception):
-    """The process gave no answer: it says why."""
+    """The process gave no answer; the message says why."""
 
 
 def answer_of(module: str, request: bytes, *, timeout_s: float, memory_bytes: int) -> bytes:
-    """Standard output of `python -m MODULE`, which is given `request` on standard input.
+    """Standard output of `python -m MODULE` with `request` on its standard input.
 
-    It is a new interpreter, with nothing of this process but what it is given: not its environment, which holds
-    credentials. The module begins with `take_limits`. Raises NoAnswer where there is no answer: it went beyond a limit,
-    or broke.
+    The process is a new interpreter without this one's environment, which holds credentials. The module must call
+    `take_limits` first. Raises NoAnswer if the process exceeds a limit or fails.
     """
     environment = {
         "PYTHONPATH": _PLACE,
@@ -45,7 +44,7 @@ def answer_of(module: str, request: bytes, *, timeout_s: float, memory_bytes: in
 
 
 def take_limits() -> None:
-    """For the module: its limits, by its own arguments, before it reads anything."""
+    """Apply the limits in the process's arguments, before the module reads anything."""
     memory_bytes, cpu_s = int(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))

@@ -12,11 +12,11 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Lines:
-    """Iterates (number, line) over a UTF-8 file; lines end in a newline and in nothing else.
+    """(number, line) of a UTF-8 file. Lines end with a newline only.
 
-    Stops after `limit_bytes` (None: never), but not before the first line; `has_ended` tells whether the file's
-    end was reached. Raises SpecError at `place`, naming file and line, for what cannot be read; `remedy` is that of a
-    line that is too long. With `faults`, a line that is not UTF-8 or too long is added to them and read as empty.
+    Stops after `limit_bytes` (None: never), but not before the first line; `has_ended` says whether the end of the file
+    was reached. Raises SpecError at `place`, with file and line, for what cannot be read; `remedy` is for lines that
+    are too long. With `faults`, a line that is too long or not UTF-8 is added to them and read as empty.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Lines:
         self._faults = faults
 
     def broken(self, code: ProblemCode, number: int, rule: str, remedy: str) -> SpecError:
-        """The error for line `number`."""
+        """Error in line `number`."""
         return self.broken_at(code, f", line {number}", rule, remedy)
 
     def broken_at(self, code: ProblemCode, where: str, rule: str, remedy: str) -> SpecError:
-        """The error for a place in the file, named as it follows the file's name."""
+        """Error at a place in the file; `where` is appended to the file's name."""
         return SpecError(Problem(code, self.place, f"{self.location}{where}", rule, remedy))
 
     def __iter__(self) -> Iterator[tuple[int, str]]:

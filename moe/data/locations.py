@@ -21,8 +21,8 @@ from moe.storage import confined, links
 _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]*)://(?P<path>.*)", re.DOTALL)
 _LOCAL = ("file", "local")
 MAX_NAMES = 100_000
-"""Names of files and folders that one corpus's patterns, and the parts of the links that they meet, may make the
-service look at: about a second, where all are as deep as they may be."""
+"""Limit on the names that all patterns of one corpus may visit, parts of links included: about a second at the greatest
+depth."""
 _TOO_DEEP = f"lies more than {links.MAX_PARTS} folders deep"
 _REMEDY = "use the absolute path or the URL of a file"
 
@@ -37,15 +37,15 @@ class Location:
     protocol: str
     path: str
     root: str = field(default="/", compare=False)
-    """The folder that a local one lies in, however deep: nothing outside is opened in its name."""
+    """The root that a local file lies under. Nothing outside of it is opened."""
 
     def __str__(self) -> str:
         return self.path if self.protocol == "file" else f"{self.protocol}://{self.path}"
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """The file's bytes, decompressed where they are those of gzip, bzip2, xz or zstd. Raises OSError, also where a
-        part of a local path has become a link since."""
+        """The file's bytes, decompressed if they are those of gzip, bzip2, xz or zstd. Raises OSError, also if a part
+        of a local path has become a link."""
         with self.raw() as raw:
             content = decompress(raw)
             if content is None:
@@ -55,7 +55,7 @@ class Location:
                 yield content
 
     def fingerprint(self) -> str:
-        """Changes with the file: a hash of its content, or what a remote store says identifies it."""
+        """Value that changes with the file: a hash of its content, or a remote store's identifier of its version."""
         if self.protocol != "file":
             return str(_filesystem(self.protocol).ukey(self.path))
         with confined.open_file(self.root, self.path) as file:
@@ -73,7 +73,7 @@ class _OutwardLink(Exception):
 
 
 class NoFile(SpecError):
-    """A name of nothing that is there, or of what is no regular file."""
+    """The named path does not exist, or is no regular file."""
 
 
 class Locator:
@@ -89,7 +89,7 @@ class Locator:
         self._roots, self._max_names = roots, max_names
         self._folders = ["/"] if roots is None else list(_local_folders(roots))
         self._num_names = 0
-        """Looked at so far, for all patterns together."""
+        """Names visited so far, by all patterns together."""
 
     def locate(self, place: str, pattern: str) -> list[Location]:
         """The files that a path or URL names, `*` expanded, in order of name; at least one. Raises SpecError at
@@ -108,7 +108,7 @@ class Locator:
 
     def _locate_local(self, place: str, pattern: str, path: str) -> list[Location]:
         def step(folder: str, part: str) -> Iterator[str]:
-            """Links are followed, and nothing else: a folder that was found is one without them."""
+            """Matches of `part` in `folder`, with their links resolved, so that a folder in the result has none."""
             with _passing_over():
                 if "*" in part:
                     with confined.listing(self._root_of(folder), folder) as entries:
@@ -174,7 +174,7 @@ class Locator:
         return locations or self._raise_not_found(place, pattern)
 
     def _looked_at(self, place: str, pattern: str, entries: Iterable[T]) -> Iterator[T]:
-        """The same, one by one. Raises SpecError when they are too many, with those before."""
+        """The same entries, counted. Raises SpecError when they and those before exceed the limit."""
         for entry in entries:
             self._count(place, pattern)
             yield entry
@@ -193,8 +193,8 @@ class Locator:
             )
 
     def _resolve_links(self, place: str, pattern: str, path: str, below: str = "/") -> str:
-        """The path with every link followed; a relative one begins in `below`, which has none. Raises Outside, OSError
-        for one that is too deep or leads through too many links, and SpecError as `_looked_at` does."""
+        """The path with every link resolved; a relative path begins in `below`, which has no links. Raises Outside;
+        OSError for a path that is too deep or has too many links; SpecError as `_looked_at` does."""
         try:
             real = links.follow_links(path, below, lambda: self._count(place, pattern))
         except OSError as error:
@@ -204,8 +204,8 @@ class Locator:
         return real
 
     def _followed_link(self, place: str, pattern: str, path: str, below: str = "/") -> str:
-        """As `_resolve_links`. Raises _OutwardLink, which names the link, where one under a root leads out of all of
-        them; of what is there outside nothing is told."""
+        """As `_resolve_links`, but raises _OutwardLink, which names the link, if a link under a root leads out of all
+        roots. Says nothing of what lies outside."""
         try:
             return self._resolve_links(place, pattern, path, below)
         except confined.Outside:
@@ -225,7 +225,7 @@ class Locator:
             raise
 
     def _root_of(self, real: str) -> str:
-        """The local root that a path without links lies under. Raises Outside."""
+        """The local root that contains a path without links. Raises Outside."""
         for folder in self._folders:
             if confined.contains(folder, real):
                 return folder
@@ -239,8 +239,8 @@ class Locator:
 def _expand_pattern(
     path: str, begin: Callable[[str], str], step: Callable[[str, str], Iterable[str]]
 ) -> list[str]:
-    """The paths that a pattern may mean, in order, the last part of them perhaps not there. `begin` is given what comes
-    before the first part with a star, and `step` a folder and each part from there on."""
+    """Paths that a pattern may match, in order; their last part need not exist. `begin` resolves what comes before the
+    first part with a star; `step` lists the matches of each further part in a folder."""
     parts = path.split("/")
     first = next((index for index, part in enumerate(parts) if "*" in part), len(parts))
     paths = [begin("/".join(parts[:first]))]
@@ -251,7 +251,7 @@ def _expand_pattern(
 
 @contextmanager
 def _passing_over() -> Iterator[None]:
-    """Of what a pattern does not mean: a folder where it means a file, a file where it means a folder, a dead link."""
+    """Ignore what a pattern does not match: a folder in place of a file, a file in place of a folder, a dead link."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -266,7 +266,7 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, str]:
-    """(protocol, path) by our own rules; fsspec's parser sees only what these let through."""
+    """(protocol, path) by our own rules. fsspec parses only what they accept."""
     if "\0" in pattern or "::" in pattern:
         rule = "must not hold a NUL" if "\0" in pattern else "must not be a chain of URLs ('::')"
         raise SpecError(Problem("invalid_value", place, pattern, rule, _REMEDY))
@@ -288,7 +288,7 @@ def _parse(place: str, pattern: str, roots: Sequence[str] | None) -> tuple[str, 
 
 
 def _local_folders(roots: Sequence[str]) -> Iterator[str]:
-    """The roots on this machine, links followed."""
+    """Local roots, with links resolved."""
     for root in roots:
         url = _URL.match(root)
         if not url or url["protocol"] in _LOCAL:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 Tell = Callable[[str, float | None, int], None]
-"""Takes the stage in words, the share of the whole that is done (between 0 and 1; None where nobody knows it), and the
-number of texts that the stage has done."""
+"""Callback with the stage in words, the share of all work that is done (0 to 1, None if unknown), and the number of
+texts that the stage has processed."""
 
 T = TypeVar("T")
 _EVERY = 1000
-"""Items of a stage after which progress is told."""
+"""Items between two reports of a stage."""
 
 
 class Stages:
@@ -21,7 +21,7 @@ class Stages:
         self._tell: Tell = tell or (lambda stage, share, num_done: None)
 
     def at(self, stage: str, share_of_stage: float | None = 0.0, num_done: int = 0) -> None:
-        """Tells that so much of `stage` is done, and all of those before it; None where nobody knows how much."""
+        """Report that this share of `stage` is done (None if unknown), and all stages before it."""
         before = 0.0
         for name, weight in self._weights.items():
             if name == stage:
@@ -34,7 +34,7 @@ class Stages:
     def through(
         self, stage: str, items: Iterable[T], share_of: Callable[[int], float | None], interval: int = _EVERY
     ) -> Iterator[T]:
-        """The items as they come, their number turned into a share of the stage by `share_of`."""
+        """The items, with progress reported. `share_of` maps a number of items to a share of the stage."""
         self.at(stage, share_of(0))
         for number, item in enumerate(items, start=1):
             yield item
@@ -43,5 +43,5 @@ class Stages:
 
 
 def of_total(total: int, before: int = 0) -> Callable[[int], float | None]:
-    """Share of a known total that a number of items is, with those `before` them."""
+    """Function from a number of items to their share of a known total, `before` items included."""
     return lambda number: (before + number) / total if total else 1.0

@@ -1,4 +1,4 @@
-"""The process that looks through a user's corpus: `python -m moe.data.scan_process`, started by `moe.data.scan`."""
+"""Process that scans a user's corpus: `python -m moe.data.scan_process`, started by `moe.data.scan`."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ class Records(Protocol):
     """Corpus whose records can be read one by one."""
 
     def records(self, faults: Faults) -> Iterable[object]:
-        """Every record that is well-formed by itself; the others are added to `faults`."""
+        """Every usable record; unusable ones are added to `faults`."""
 
 
 def _problems(data: object, roots: Sequence[str] | None, deadline: float) -> Iterator[Problem]:

@@ -8,15 +8,15 @@ TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "special_tokens_
 
 
 def start_token(files: Mapping[str, bytes]) -> str | None:
-    """The token that stands before a text that has nothing before it: BOS, or EOS where a tokenizer has no BOS, as
-    lm-evaluation-harness has it. None where the files name neither."""
+    """Token before a text that nothing precedes: BOS, or EOS if the tokenizer has no BOS, as in lm-evaluation-harness.
+    None if the files name neither."""
     tokens = named_tokens(files)
     return tokens.get("bos_token") or tokens.get("eos_token")
 
 
 def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Tokens by role (`bos_token`, `eos_token`, ...). As in transformers, `special_tokens_map.json` has the last word
-    where `tokenizer_config.json` has no `added_tokens_decoder`, and none where it has."""
+    """Tokens by role (`bos_token`, `eos_token`, ...). As in transformers, `special_tokens_map.json` takes precedence,
+    unless `tokenizer_config.json` has `added_tokens_decoder`: then it is ignored."""
     config = _object(files.get(TOKENIZER_CONFIG))
     if "added_tokens_decoder" not in config:
         config = {**config, **_object(files.get(SPECIAL_TOKENS_MAP))}

@@ -33,15 +33,16 @@ _CHUNK = 10_000
 
 @dataclass(frozen=True)
 class EncodedText:
-    """Ids of a text, and where they come from."""
+    """Ids of a text, and their offsets in it."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
-    """Of each, its first character and the one behind its last; of a part of a character, that one."""
+    """First character of each id, and the one after its last; ids that are parts of one character have that
+    character's."""
 
 
 class TextForm(Enum):
-    """Kind of a tokenizer's texts, and the pattern whose matches no learned token goes beyond."""
+    """Kind of a tokenizer's texts, and the pattern whose matches no learned token crosses."""
 
     SENTENCES = _WORDS
     """Normalised (see `normalise`): spellings and line breaks that differ say the same."""
@@ -105,13 +106,13 @@ class Tokenizer:
     def of_model(
         cls, text: str, *, bos_id: int | None, eos_id: int, start_token: str | None = None
     ) -> "Tokenizer":
-        """The tokenizer of documents that a model came with, from its `tokenizer.json`; without `bos_id` its EOS also
-        begins a document. `start_token`: BOS, or without one EOS, as `tokenizer_config.json` names it. Raises
-        ValueError for what cannot be read, and what the library does for a pattern that never ends: it is tried in a
-        process of its own before (moe.data.sequences).
+        """Tokenizer of documents from a model's `tokenizer.json`. Without `bos_id`, its EOS also begins a document.
+        `start_token`: BOS, or else EOS, as `tokenizer_config.json` names it.
 
-        Its special tokens, written out in a text, are text, as far as the library allows: those that its own model
-        spells, without having been told that they are special, it still finds.
+        Raises ValueError for a file that cannot be read, and whatever the library raises for a pattern that never ends:
+        the file must have been tried in a limited process before (moe.data.sequences). Special tokens that are written
+        in a text are text, as far as the library allows: it still finds those that the model's own vocabulary spells
+        and that are not marked as special.
         """
         bpe = _read(text)
         bpe.no_truncation()
@@ -157,7 +158,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def prompt(self, text: str) -> list[int]:
-        """The ids of a text for a model to go on from, as the tokenizer itself begins one; never empty."""
+        """Ids of a prompt, with what the tokenizer itself puts before a text; never empty."""
         return self.prompts([text])[0]
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
@@ -175,7 +176,7 @@ class Tokenizer:
                 yield encoding.ids
 
     def encode_written(self, texts: Sequence[str]) -> list[EncodedText]:
-        """The ids of each text that a chat template wrote, whose special tokens are special."""
+        """Ids of texts rendered by a chat template, in which special tokens are special."""
         are_text, processor = self._bpe.encode_special_tokens, self._bpe.post_processor
         self._bpe.encode_special_tokens = False
         self._bpe.post_processor = (

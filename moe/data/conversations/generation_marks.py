@@ -1,4 +1,4 @@
-"""`{% generation %}`: what a chat template marks as said by the assistant, as transformers reads it."""
+"""`{% generation %}`: marks of the assistant's text in a chat template, as transformers reads them."""
 
 import secrets
 from collections.abc import Callable
@@ -13,15 +13,15 @@ _SIGN_BYTES = 12
 
 
 class GenerationMarks(Extension):
-    """Writes a sign before and behind each marked part, which no text of a user can know; `strip_marks` takes them
-    out."""
+    """Writes a random marker, which no user's text can contain, before and after each marked part; `strip_marks`
+    removes them."""
 
     tags = frozenset({"generation"})  # type: ignore[assignment]
 
     def __init__(self, environment: object) -> None:
         super().__init__(environment)  # type: ignore[arg-type]
         self.is_used = False
-        """Whether the template that was compiled has any mark."""
+        """Whether the compiled template has any mark."""
         self._begin, self._end = (f"\x02{secrets.token_hex(_SIGN_BYTES)}\x03" for _ in range(2))
 
     def parse(self, parser: Parser) -> nodes.Node:
@@ -34,8 +34,7 @@ class GenerationMarks(Extension):
         return f"{self._begin}{caller()}{self._end}"
 
     def strip_marks(self, text: str) -> RenderedText:
-        """The rendered text without its signs, and the stretches that they were around, empty ones too. Marks within
-        marks are one."""
+        """The rendered text without markers, and the spans between them, empty ones too. Nested marks count as one."""
         plain, spans, depth, begins = "", list[tuple[int, int]](), 0, 0
         pieces = text.split(self._begin)
         for number, piece in enumerate(pieces):

@@ -55,8 +55,7 @@ class JinjaTemplate:
         *,
         asks: bool = False,
     ) -> RenderedText:
-        """Text of messages, with the stretches that are marked; `asks`: with what an answer is to follow. Raises
-        Unreadable."""
+        """Rendered messages, with the marked spans. `asks`: with the generation prompt. Raises UnreadableRecord."""
         if self._needs_parts is None:
             self._needs_parts = self._renders_only_parts()
         context = {

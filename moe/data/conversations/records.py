@@ -48,7 +48,7 @@ _BEGINNING = (*_INSTRUCTING, "user")
 
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
-    """The conversation of a record. Raises UnreadableRecord for one that is none, or has nobody's answer."""
+    """Conversation of a record. Raises UnreadableRecord for a record that has none, or none with an answer to learn."""
     _refuse_media(row)
     messages = _prompt(row)
     if messages is None:
@@ -63,8 +63,8 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
 
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
-    """The two conversations, the preferred one first, of a record with `chosen` and `rejected`. What they begin with
-    alike, up to the last of what others say, is given. Raises UnreadableRecord."""
+    """The two conversations of a record with `chosen` and `rejected`, the preferred one first. Messages that both begin
+    with, up to the last one that is no answer, are context and not learned. Raises UnreadableRecord."""
     for key in _PAIR:
         if _is_missing(row, key):
             raise UnreadableRecord(
@@ -101,7 +101,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
 
 
 def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[list[Message]]:
-    """Both conversations, as they were given from their beginnings, behind a system prompt that only `prompt` has."""
+    """Both conversations, given from their beginnings, preceded by a system prompt that only `prompt` has."""
     head = [message for message in prompt if message["role"] in _INSTRUCTING][:1]
     first_turn = [message for message in prompt if message["role"] not in _INSTRUCTING][:1]
     for end in ends:
@@ -115,7 +115,7 @@ def _whole(prompt: Sequence[Message], ends: Sequence[list[Message]]) -> list[lis
 
 
 def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
-    """Messages of a record before the answer that stands beside them, or all; None where it has none."""
+    """Messages of a record, without an answer under a key of its own; None if there are none."""
     for key in ("messages", "conversations"):
         if not _is_missing(row, key):
             return _with_system(row, _messages(row[key], key))
@@ -133,7 +133,7 @@ def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
 
 
 def _answer_key(row: Mapping[str, Any]) -> str | None:
-    """The key of the answer that stands beside a prompt."""
+    """Key of an answer that is separate from the prompt."""
     if not _is_missing(row, "messages") or not _is_missing(row, "conversations"):
         return None
     key = "output" if not _is_missing(row, "instruction") else "completion"
@@ -157,7 +157,7 @@ def _system(row: Mapping[str, Any]) -> list[Message]:
 
 
 def _with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
-    """Messages behind the system prompt that stands beside them, where there is one."""
+    """The messages, preceded by the record's separate system prompt, if there is one."""
     system = _system(row)
     if system and messages and messages[0]["role"] == "system":
         raise UnreadableRecord("has a 'system' and a message of the role system", "leave one of them out")
@@ -165,7 +165,7 @@ def _with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Messag
 
 
 def _history(row: Mapping[str, Any]) -> Iterable[Message]:
-    """Earlier questions of Alpaca's records, with their answers."""
+    """Earlier questions and answers in Alpaca's records."""
     turns = row.get("history") or ()
     if not isinstance(turns, Sequence) or any(
         not isinstance(turn, Sequence) or isinstance(turn, str) or len(turn) != 2 for turn in turns
@@ -289,8 +289,8 @@ def _content(content: Any, place: str) -> tuple[str | None, str]:
 
 
 def _call(raw_call: Any, place: str) -> dict[str, Any]:
-    """A call of a tool, its arguments an object or the JSON text of one, as the record has them: a template takes the
-    one or the other (`CallForms`)."""
+    """A tool call. Its arguments stay an object or JSON text, as in the record: `CallForms` converts them to what the
+    template takes."""
     if not isinstance(raw_call, Mapping):
         raise UnreadableRecord(
             f"has {place} with a call of a tool that is {kind_of(raw_call)}", "write an object"
@@ -315,7 +315,7 @@ def _call(raw_call: Any, place: str) -> dict[str, Any]:
 
 
 def _parse_calls(content: str | None, place: str) -> list[Any]:
-    """Calls that ShareGPT's records write as text."""
+    """Tool calls that ShareGPT's records have as text."""
     calls = _object(content or "", f"{place}, the function that is called")
     return calls if isinstance(calls, list) else [calls]
 
@@ -331,7 +331,7 @@ def _object(text: str, subject: str, kind: str = "object") -> Any:
 
 
 def _refuse_media(fields: Mapping[str, Any], place: str = "") -> None:
-    """Raise UnreadableRecord for a picture or a sound beside text, without which the text would be another."""
+    """Raise UnreadableRecord for pictures or sounds, without which the text would mean something else."""
     for name in MEDIA:
         if fields.get(name):
             raise UnreadableRecord(f"has {place}{name!s}, and text alone is read", "leave the record out")
@@ -390,7 +390,7 @@ def _text(value: Any, key: str) -> str:
 
 
 def _alike(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Messages that both begin with, up to the last that is no answer."""
+    """Number of messages that both begin with, up to the last one that is no answer."""
     alike = 0
     for at, (first_message, second_message) in enumerate(zip(first, second, strict=False)):
         if first_message != second_message:
@@ -401,7 +401,7 @@ def _alike(first: Sequence[Message], second: Sequence[Message]) -> int:
 
 
 def _require_answer(conversation: Conversation, key: str | None = None) -> Conversation:
-    """The same, which somebody answers in."""
+    """The same conversation. Raises UnreadableRecord if it has no answer to learn."""
     if conversation.first_answer == len(conversation.messages):
         rule = f"{'has' if key is None else f'has a {key!r} with'} no message of the role {ASSISTANT}"
         if any(message["role"] == ASSISTANT for message in conversation.messages[conversation.num_given :]):

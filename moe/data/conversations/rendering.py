@@ -1,5 +1,7 @@
-"""Conversations written by a chat template, in a process with little memory and time: an expression of a template can
-take all there is of both. `python -m moe.data.conversations.rendering` is that process.
+"""Rendering of conversations by a chat template, in a limited process: a template's expressions can take any amount of
+memory and time.
+
+`python -m moe.data.conversations.rendering` is that process.
 """
 
 import json
@@ -17,7 +19,7 @@ from moe.data.limited_process import take_limits
 
 
 class _TooLong(BaseException):
-    """The time of a conversation is up. No template's own `except`, nor jinja's, takes it."""
+    """A conversation takes too long. Neither a template nor jinja catches this exception."""
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -59,7 +61,7 @@ def _answers(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def to_json(conversations: Sequence[Conversation]) -> list[dict[str, Any]]:
-    """Conversations as the process is given them."""
+    """Conversations as JSON, for the process."""
     return [
         {
             "messages": conversation.messages,

@@ -1,4 +1,4 @@
-"""The chat template that a model came with."""
+"""The chat template of a model, or of a job."""
 
 import json
 import time
@@ -15,41 +15,41 @@ from moe.spec import Problem, SpecError
 _TOOL_USE = "additional_chat_templates.tool_use.jinja"
 CHAT_TEMPLATE = "chat_template.jinja"
 TRAINING_TEMPLATE, ARGUMENTS = "chat_template.training.jinja", "chat_template.arguments.json"
-"""Files that a job adds to those of its model's folder: the template that it names, and arguments of the template."""
+"""Files that a job adds to those of its model's folder: its own template, and template arguments."""
 TEMPLATE_FILES = (
     TRAINING_TEMPLATE, CHAT_TEMPLATE, "chat_template.json", "tokenizer_config.json", "special_tokens_map.json",
     _TOOL_USE, ARGUMENTS,
 )  # fmt: skip
-"""Files that say how conversations are written: by the first of four that has a template."""
+"""Files that determine how conversations are rendered: of the first four, the first that has a template."""
 PLACE = "model.from"
 TIMEOUT_S, MEMORY_BYTES = 120.0, 1 << 30
-"""Limits of a process that writes some conversations."""
+"""Limits of a process that renders conversations."""
 SECONDS_EACH = 20.0
-"""Processor time that one of them may take."""
+"""CPU time for one conversation."""
 _DEFAULT, _TOOLS = "default", "tool_use"
 _SHORTER = "cut it into several conversations, or correct the template"
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template, with what it is told beside the messages."""
+    """A chat template, with its variables."""
 
     sources: Mapping[str, str]
-    """By name: `default`, and perhaps `tool_use`, for conversations with tools."""
+    """By name: `default`, and possibly `tool_use` for conversations with tools."""
     variables: Mapping[str, Any]
     """`bos_token` and its kin, and arguments of the template."""
     date: str | None = None
-    """Today, in ISO's form."""
+    """Today's date, in ISO format."""
     ends: tuple[str, ...] = ()
-    """Texts of the tokens that end a text for the model."""
+    """Texts of the tokens that stop generation."""
     place: str = PLACE
-    """Part of the spec that names it, which errors tell."""
+    """Path in the spec, for errors."""
 
     @classmethod
     def of_files(
         cls, files: Mapping[str, bytes], date: str | None = None, ends: tuple[str, ...] = ()
     ) -> "ChatTemplate":
-        """The template among a folder's files, or that which a job has added. Raises SpecError where there is none."""
+        """Template in a folder's files, or the one that a job adds. Raises SpecError if there is none."""
         config = plain(files, "tokenizer_config.json")
         sources: dict[str, str] = {}
         place = PLACE
@@ -84,8 +84,8 @@ class ChatTemplate:
         return cls(sources, {**variables, **plain(files, ARGUMENTS)}, date, ends, place)
 
     def render_rows(self, conversations: Sequence[Conversation]) -> Iterator[Rendering | UnreadableRecord]:
-        """Each conversation's rows, in order, up to the first that has none, and why that is so; by a process that may
-        not last long nor take much memory. Raises SpecError for a template that is none."""
+        """Rows of each conversation, in order, up to the first that fails, for which the reason is given. Rendered in a
+        limited process. Raises SpecError for an invalid template."""
         for name, chunk in groupby(conversations, self._name):
             for outcome in self._answers(name, list(chunk)):
                 yield outcome
@@ -93,7 +93,7 @@ class ChatTemplate:
                     return
 
     def render_prompt(self, text: str) -> str:
-        """Text of what a user says, for an answer to follow. Raises SpecError where the template fails."""
+        """A user's message with the generation prompt. Raises SpecError if the template fails."""
         (outcome,) = self._answers(_DEFAULT, [Conversation(({"role": "user", "content": text},))], asks=True)
         if isinstance(outcome, UnreadableRecord):
             raise SpecError(
@@ -118,7 +118,8 @@ class ChatTemplate:
         asks: bool = False,
         deadline: float | None = None,
     ) -> Iterator[Rendering | UnreadableRecord]:
-        """Where the process is ended, each half by another, to tell which conversation it was, until `deadline`."""
+        """Renderings by a limited process. If it dies, each half is retried by another process until `deadline`, to
+        find the conversation that is the cause."""
         from moe.data.conversations.rendering import to_json
 
         request = {
@@ -170,7 +171,7 @@ def _row(fields: Mapping[str, Any]) -> RenderedText:
 
 
 def _sources(value: Any) -> dict[str, str]:
-    """Templates as a tokenizer's config has them: one, or several by name."""
+    """Templates in a tokenizer's config: one, or several by name."""
     if isinstance(value, str):
         return {_DEFAULT: value}
     sources = {}
@@ -186,7 +187,7 @@ def _content(token: Any) -> str | None:
 
 
 def plain(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """The object in a file that need not be there, nor be one."""
+    """Object in a JSON file; empty if there is no such file, or no object in it."""
     try:
         value = json.loads(files.get(name, b"{}"))
     except (ValueError, RecursionError):

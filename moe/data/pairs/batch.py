@@ -14,7 +14,7 @@ class PairBatchPart:
     """Rows of whole consecutive groups; `b` rows, 0 for a rank that has no group."""
 
     first_row: int
-    """First of these rows in the global batch: random draws are keyed by it."""
+    """Index of the first row in the global batch, by which random draws are keyed."""
     source: NDArray[np.int64]
     """[b, L], each row's EOS last, then PAD."""
     target_in: NDArray[np.int64]
@@ -25,7 +25,7 @@ class PairBatchPart:
 
 @dataclass(frozen=True)
 class GlobalPairBatch:
-    """B = G x R pairs of one length class, in G groups of R; the same whatever the ranks are."""
+    """B = G x R pairs of one length class, in G groups of R, whatever the number of ranks."""
 
     step: int
     rows: NDArray[np.int64]
@@ -75,7 +75,7 @@ def global_batch(
     store: TokenStore, step: int, rows: NDArray[np.int64], source_length: int, target_length: int,
     rows_per_group: int, num_groups: int,
 ) -> GlobalPairBatch:  # fmt: skip
-    """The batch of given rows, its tokens counted."""
+    """The batch of these rows, with its tokens counted."""
     return GlobalPairBatch(
         step=step,
         rows=rows,

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 _MOST_BUCKETS = 64
 _MIN_NUM_BUCKETS = 16
-"""A small corpus is still cut into about this many, at the price of a pair coming up twice in a batch."""
+"""Number of classes that even a small corpus is cut into, although a pair may then come twice in a batch."""
 _WORTH_CUTTING = 5e-4
-"""A cut that saves less than this share of all positions is not made: fewer classes mix pairs better."""
+"""Smallest share of all positions that a cut must save: fewer classes mix pairs better."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Corpora: pairs as they come, before cleaning."""
+"""Corpora of pairs, before cleaning."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -26,11 +26,11 @@ class PairCorpus(ABC):
 
     @property
     def user_files(self) -> "Sequence[Location]":
-        """Files of the user's own that it is made of."""
+        """The user's own files in this corpus."""
         return ()
 
     def records(self, faults: Faults) -> Iterator[object]:
-        """Every record of those files that can be learned from, before it is cleaned; the others are faults."""
+        """Every usable record of the user's files, before cleaning; unusable ones are added to `faults`."""
         return iter(())
 
     @abstractmethod
@@ -42,7 +42,7 @@ class PairCorpus(ABC):
         """Every pair in the languages asked for, raw."""
 
     def share_read(self) -> float | None:
-        """Share of the corpus that `pairs` has read so far; None where its size is not known before its end."""
+        """Share of the corpus that `pairs` has read so far; None while its size is unknown."""
         return None
 
     @abstractmethod

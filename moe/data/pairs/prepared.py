@@ -29,10 +29,11 @@ from moe.spec import PairsSpec, Problem, SpecError
 from moe.spec.bad_records import fields_without_effect
 
 FORMAT_VERSION = 1
-"""Raised when the same corpus and spec would give another store: its files, its cleaning or its tokenizer."""
+"""Version of the store: increased when the same corpus and spec would give another one, by its files, cleaning or
+tokenizer."""
 
 _STAGES = {"reading": 4.0, "learning the tokenizer": 3.0, "encoding": 3.0, "writing": 1.0}
-"""Stages with the seconds that each takes of `catalogs` on two quiet cores, about."""
+"""Stages, with the approximate seconds of each for `catalogs` on two quiet cores."""
 _DATA_FIELDS_THAT_DO_NOT_MATTER = {"sampling_exponent"}
 _TOKENIZER_FIELDS = ("source_vocab_size", "target_vocab_size", "share_vocabulary")
 
@@ -51,7 +52,7 @@ class PreparedPairs:
 
     @property
     def key(self) -> str:
-        """Hash of all that decides its content, which it is named by."""
+        """Hash of everything that determines its content; the folder's name."""
         return self.folder.name
 
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -114,7 +115,7 @@ def prepare(
 
 
 def content_key(data: PairsSpec, model: Vocabularies, corpus: PairCorpus, seed: int = 0) -> str:
-    """Hash of all that decides what is prepared."""
+    """Hash of everything that determines the prepared content."""
     facts = {
         "format": FORMAT_VERSION,
         "corpus": corpus.fingerprint(),
@@ -203,7 +204,7 @@ def _build(
 
 
 def _encode_distinct(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Ids]:
-    """The ids of each text, of which no two are the same."""
+    """Ids by text; the texts are distinct."""
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
     first, again = tee(texts)
     return {text: np.array(ids, dtype) for text, ids in zip(again, tokenizer.encode_each(first), strict=True)}

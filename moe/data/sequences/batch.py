@@ -13,18 +13,18 @@ class SequenceBatchPart:
     """Rows of whole consecutive groups; `b` rows of L positions, 0 for a rank that has no group."""
 
     first_row: int
-    """First of these rows in the global batch: random draws are keyed by it."""
+    """Index of the first row in the global batch, by which random draws are keyed."""
     tokens: NDArray[np.int64]
-    """[b, L], what is read; PAD where padded."""
+    """[b, L], inputs; PAD where padded."""
     documents: NDArray[np.int32]
-    """[b, L], the piece of a document that a position is of, from 0 in each row; -1 where padded."""
+    """[b, L], index of each position's piece in its row, from 0; -1 where padded."""
     labels: NDArray[np.int64]
-    """[b, L], what is to be predicted; -1 where padded, and where nothing is learned."""
+    """[b, L], labels; -1 where padded or not learned."""
 
 
 @dataclass(frozen=True)
 class GlobalSequenceBatch:
-    """B = G x R sequences, in G groups of R; the same whatever the ranks are."""
+    """B = G x R sequences, in G groups of R, whatever the number of ranks."""
 
     step: int
     rows: NDArray[np.int64]
@@ -34,7 +34,7 @@ class GlobalSequenceBatch:
     num_groups: int
     """G"""
     num_targets: int
-    """Labels of the whole batch, of pairs their number: what the loss divides by."""
+    """Labels of the whole batch, or its pairs: the divisor of the loss."""
     num_tokens: int
     """Positions of the whole batch that are not padded."""
     store: SequenceStore = field(repr=False, compare=False)
@@ -58,6 +58,6 @@ class GlobalSequenceBatch:
 def global_batch(
     store: SequenceStore, step: int, rows: NDArray[np.int64], rows_per_group: int, num_groups: int
 ) -> GlobalSequenceBatch:
-    """The batch of given rows, its labels and tokens counted."""
+    """The batch of these rows, with its labels and tokens counted."""
     num_targets, num_tokens = int(store.row_targets[rows].sum()), int(store.row_lengths[rows].sum())
     return GlobalSequenceBatch(step, rows, rows_per_group, num_groups, num_targets, num_tokens, store)

@@ -23,18 +23,18 @@ _SHORTER = "cut it into several conversations"
 
 class ConversationRecord(NamedTuple):
     where: str
-    """`, line 3` or `, row 3`, behind the name of its file."""
+    """`, line 3` or `, row 3`, to be appended to the file's name."""
     row: Mapping[str, Any]
     num_bytes: int
-    """About those of its text."""
+    """Approximate number of bytes of its text."""
 
 
 def records(
     file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
 ) -> Iterator[ConversationRecord]:
-    """The records of a file, in order; with a limit, those within about so many bytes, and the first in any case.
-    Raises SpecError, naming the file and the line or row, for what cannot be read; a record that is not an object is
-    added to `faults`, where given."""
+    """Records of a file, in order; with a limit, those within about that many bytes, and the first in any case. Raises
+    SpecError, with the file and the line or row, for what cannot be read; a record that is no object is added to
+    `faults`, if given."""
     file_records = _of_parquet(file, faults) if is_parquet(file) else _of_lines(file, limit_bytes, faults)
     num_bytes = 0
     for record in file_records:
@@ -45,15 +45,15 @@ def records(
 
 
 def is_parquet(file: DataFile) -> bool:
-    """Whether the name of a file says that it is Parquet; it holds JSON Lines where not."""
+    """Whether a file is Parquet by its name; other files hold JSON Lines."""
     return format_of(file.location.path) == "parquet"
 
 
 class ConversationColumns:
-    """Demand on the columns of Parquet files."""
+    """Columns that Parquet files must have."""
 
     def require_column(self, file: DataFile, types: dict[str, str]) -> None:
-        """Raise SpecError unless a file has one of the columns that conversations begin with."""
+        """Raise SpecError unless a file has a column with conversations."""
         if not any(key in types for key in _ONE_OF):
             column_names = ", ".join(map(repr, types)) if types else "no columns at all"
             raise file.broken(
@@ -62,7 +62,7 @@ class ConversationColumns:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A row's value without the nulls that columns put where another row has something."""
+    """A row's value without nulls, which columns have wherever another row has a value."""
     if isinstance(value, dict):
         return {key: _without_nulls(element) for key, element in value.items() if element is not None}
     return [_without_nulls(element) for element in value] if isinstance(value, list) else value

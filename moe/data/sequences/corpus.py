@@ -1,4 +1,4 @@
-"""Corpora: documents as they come, each of a source, each for training or held out."""
+"""Corpora of documents, each of a source, for training or held out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from moe.data.faults import Faults
 from moe.data.locations import Location
 
 MAX_DOCUMENT_BYTES = 64 << 20
-"""UTF-8 that one document may have: it is held in memory, several times while it becomes tokens."""
+"""Largest document in bytes of UTF-8: it is held in memory, several times while it is encoded."""
 CHECK_BYTES = 4 << 20
 """Bytes that `check` reads of a user's corpus at most (and the first document of each file)."""
 
@@ -20,15 +20,15 @@ class SourceDocument(NamedTuple):
     text: str
     is_held_out: bool
     spans: tuple[tuple[int, int], ...] | None = None
-    """Stretches of the text, by characters, that are learned; its special tokens are in it then. None where all of it
-    is, between BOS and EOS."""
+    """Learned spans, in characters; the text then contains its special tokens. None if everything is learned, between
+    BOS and EOS."""
     by_marks: bool = False
     """Whether the spans are marked by a template, which may mark parts of an answer."""
 
 
 def as_characters(text: str) -> str:
-    """A text as long, with `?` for each half of a surrogate pair: JSON can write one, which is no character, and UTF-8
-    has no bytes for it."""
+    """Text of the same length, with `?` for each half of a surrogate pair: JSON can have one, but it is no character
+    and has no UTF-8 bytes."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -45,10 +45,10 @@ class DocumentCorpus(ABC):
     """Documents of several sources. A fault of it is a SpecError that names the place in the spec."""
 
     has_spans: bool = False
-    """Whether documents have spans: each lies in one sequence, cut at its end where it is longer, and others may be cut
-    into several."""
+    """Whether documents have spans: each then lies in one sequence, cut at its end if it is too long. Other documents
+    may be split over several sequences."""
     num_each: int = 1
-    """Documents of those that belong together, follow each other and lie in one sequence."""
+    """Number of consecutive documents that belong together and lie in one sequence."""
 
     @property
     @abstractmethod
@@ -62,15 +62,15 @@ class DocumentCorpus(ABC):
 
     @abstractmethod
     def check(self) -> tuple[str, ...]:
-        """Warnings about what can be seen quickly, loading nothing heavy. Raises SpecError."""
+        """Warnings about what can be seen quickly, without heavy imports. Raises SpecError."""
 
     @property
     def user_files(self) -> Sequence[Location]:
-        """Files of the user's own that it is made of."""
+        """The user's own files in this corpus."""
         return ()
 
     def records(self, faults: Faults) -> Iterator[object]:
-        """Every record of those files that can be learned from, before it becomes documents; the others are faults."""
+        """Every usable record of the user's files, before it becomes documents; unusable ones are added to `faults`."""
         return iter(())
 
     @abstractmethod
@@ -80,7 +80,7 @@ class DocumentCorpus(ABC):
 
     @abstractmethod
     def documents(self) -> Iterator[SourceDocument]:
-        """Every document, those to train on source by source in the order of `training`."""
+        """Every document; those for training come source by source, in the order of `training`."""
 
     @abstractmethod
     def facts(self) -> dict[str, object]:

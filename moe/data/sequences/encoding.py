@@ -12,7 +12,7 @@ from moe.data.tokenizer import Tokenizer
 from moe.spec import Problem, SpecError
 
 PART_CHARS = 1 << 20
-"""A longer document is encoded in parts of at most so many, cut after the end of a line where there is one: while the
+"""Longer documents are encoded in parts of at most this many characters, cut at line ends where possible: while the
 library encodes, a token takes many times its two or four bytes."""
 _CHUNK_CHARS = 2 << 20
 T = TypeVar("T")
@@ -24,11 +24,11 @@ class EncodedDocument:
 
     document: SourceDocument
     ids: NDArray[Any]
-    """[n]. Of a document with spans all of it, else what lies between BOS and EOS."""
+    """[n], all ids of a document with spans; of others, those between BOS and EOS."""
     label_mask: NDArray[np.bool_] | None = None
-    """[n], the ids that overlap a span; None where all are learned."""
+    """[n], whether each id overlaps a span; None if all ids are learned."""
     ends: NDArray[np.int64] | None = None
-    """[n], likewise the character behind each."""
+    """[n], the character after each id; None if all ids are learned."""
 
     @property
     def text(self) -> bytes:
@@ -41,7 +41,7 @@ class EncodedDocument:
         ).encode()
 
     def cut(self, num_ids: int) -> "EncodedDocument":
-        """The first so many ids of a document with spans."""
+        """The first `num_ids` ids of a document with spans."""
         assert self.label_mask is not None
         assert self.ends is not None
         return EncodedDocument(
@@ -50,7 +50,7 @@ class EncodedDocument:
 
     @property
     def num_learned(self) -> int:
-        """Ids that are learned, and predicted by one before them."""
+        """Learned ids that another id precedes, and so predicts."""
         assert self.label_mask is not None
         return int(self.label_mask[1:].sum())
 
@@ -87,7 +87,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[SourceDocument]) 
 
 
 def _overlaps(offsets: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """[n], whether each of the stretches `offsets` [n, 2] has a character of a span; spans are in order, and apart."""
+    """[n], whether each of the ranges `offsets` [n, 2] overlaps a span; spans are sorted and disjoint."""
     begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
     first = np.searchsorted(
         ends, offsets[:, 0], side="right"

@@ -23,7 +23,7 @@ class DataFile:
     """A file of a source."""
 
     place: str
-    """Where the spec names it: `data.sources[0].paths[1]`."""
+    """Path in the spec: `data.sources[0].paths[1]`."""
     location: Location
 
     def broken(self, code: ProblemCode, rule: str, remedy: str, where: str = "") -> SpecError:
@@ -37,15 +37,16 @@ class FormatReader(ABC):
     def texts(
         self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
     ) -> Iterator[str]:
-        """The documents of a file, raw; with a limit, those within about so many bytes, and the first in any case.
+        """Documents of a file, unprocessed; with a limit, those within about that many bytes, and the first in any
+        case.
 
-        Raises SpecError, naming the file and the line or row, for what cannot be read; where that is one document of
-        several, it is one of the `faults`, if they are given.
+        Raises SpecError, with the file and the line or row, for what cannot be read; one unreadable document of several
+        is added to `faults`, if given.
         """
 
 
 class JsonlReader(FormatReader):
-    """An object a line, whose `column` is the text."""
+    """One object per line, whose `column` is the text."""
 
     def __init__(self, column: str, column_place: str) -> None:
         self._column, self._place = column, column_place
@@ -78,7 +79,7 @@ class JsonlReader(FormatReader):
 
 
 class PlainText(FormatReader):
-    """Each file a document, as it is but for a byte-order mark."""
+    """One document per file, as it is except for a byte-order mark."""
 
     def texts(
         self, file: DataFile, limit_bytes: int | None = None, faults: Faults | None = None
@@ -118,7 +119,7 @@ class PlainText(FormatReader):
 
 
 class Parquet(FormatReader):
-    """A row a document, whose `column` is the text."""
+    """One document per row, whose `column` is the text."""
 
     def __init__(self, column: str, column_place: str) -> None:
         self._column, self._place = column, column_place
@@ -152,7 +153,7 @@ class Parquet(FormatReader):
             ) from None
 
     def _value(self, value: Any) -> tuple[str | None, int]:
-        """(text of a row, None where there is none or none that is UTF-8; its bytes)"""
+        """(text of a row, or None if it has none or none in UTF-8; its bytes)"""
         try:
             text = value.as_py()
         except UnicodeDecodeError:
@@ -170,7 +171,7 @@ class Parquet(FormatReader):
         return file.broken(code, rule, remedy, f", row {row}")
 
     def require_column(self, file: DataFile, types: dict[str, str]) -> None:
-        """Raise SpecError unless a file with columns of these types has the text."""
+        """Raise SpecError unless a file with columns of these types has a text column."""
         if self._column not in types:
             column_names = ", ".join(map(repr, types)) if types else "no columns at all"
             rule = f"is not a column of {file.location}, which has {column_names}"
@@ -186,7 +187,7 @@ TEXT_TYPES = ("string", "large_string", "string_view")
 
 
 def column_types(schema: object) -> dict[str, str]:
-    """The types, by name, of an Arrow schema's columns."""
+    """Types of an Arrow schema's columns, by name."""
     types = {}
     for field in schema:  # type: ignore[attr-defined]
         value_type = getattr(field.type, "value_type", None)  # that of a dictionary's entries
@@ -195,7 +196,7 @@ def column_types(schema: object) -> dict[str, str]:
 
 
 def footer_of(file: DataFile) -> bytes:
-    """The end of a Parquet file, which says its columns. Raises SpecError for what is no Parquet."""
+    """Footer of a Parquet file, which lists its columns. Raises SpecError for other files."""
     try:
         with file.location.raw() as raw:
             end = raw.seek(0, 2)
@@ -215,7 +216,7 @@ def footer_of(file: DataFile) -> bytes:
 
 
 def reader_of(source: SourceSpec, place: str) -> FormatReader:
-    """The reader of a source's files; `place` is the source's own in the spec."""
+    """Reader of a source's files; `place` is the path of the source in the spec."""
     match source.file_format:
         case "jsonl":
             return JsonlReader(source.column, f"{place}.column")

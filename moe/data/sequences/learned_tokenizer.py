@@ -8,10 +8,10 @@ from moe.data.sequences.corpus import SourceDocument
 from moe.data.tokenizer import TextForm, Tokenizer
 
 SAMPLE_CHARS = 10_000_000
-"""Text that merges are learned from: all of the 32 MB of `packages` instead takes four times as long, and makes tokens
-of held-out text 1% longer."""
+"""Characters that merges are learned from. All of the 32 MB of `packages` would take four times as long, and make
+tokens of held-out text 1% longer."""
 MAX_DOCUMENT_CHARS = 200_000
-"""Text that the sample takes of one document."""
+"""Characters that the sample takes of one document."""
 
 
 def train_tokenizer(documents: Iterable[SourceDocument], vocab_size: int) -> Tokenizer:
@@ -20,8 +20,8 @@ def train_tokenizer(documents: Iterable[SourceDocument], vocab_size: int) -> Tok
 
 
 def sample(documents: Iterable[SourceDocument], max_chars: int = SAMPLE_CHARS) -> list[str]:
-    """Beginnings of the documents to train on with the lowest hashes, which are `max_chars` together at most; one at
-    least. The same for the same documents in any order."""
+    """Beginnings of the training documents with the lowest hashes, at most `max_chars` together, and at least one. The
+    same for the same documents in any order."""
     heap: list[tuple[int, str]] = []
     """A heap, the highest hash first."""
     num_chars, too_high = 0, 2**64

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer.json"
 IDS = "tokenizer.ids.json"
-"""Kept beside a given model's files: the ids that begin and end a document."""
+"""File with the ids that begin and end a document, kept beside a given model's files."""
 ENDS = "tokenizer.ends.json"
-"""Ids of further tokens that end a text that is made, kept likewise."""
+"""File with the ids of further tokens that stop generation, kept likewise."""
 CLOSERS = "tokenizer.closers.json"
-"""Ids of tokens that closed answers in training, beyond those, kept likewise: they end a text that is made too."""
+"""File with the ids of other tokens that closed answers in training, kept likewise: they stop generation, too."""
 _KEPT = (IDS, ENDS, CLOSERS)
 TOKENIZER_FILES = (TOKENIZER, IDS)
-"""Files that decide what a document's tokens are."""
+"""Files that determine a document's tokens."""
 TIMEOUT_S, MEMORY_BYTES = 60.0, 6 << 30
 _REMEDY = "use a tokenizer.json that the tokenizers library encodes text with"
 _RUN_CHARS = 400
@@ -43,9 +43,9 @@ class ModelTokenizer:
     bos_id: int | None = None
     """Id of the token that begins one; `eos_id` where the model has none."""
     ends: tuple[int, ...] = ()
-    """Ids of further tokens that end a text that is made: a chat model ends its turns by another one."""
+    """Ids of further tokens that stop generation: a chat model ends its turns with another token than documents."""
     place: str = "model"
-    """Part of the spec that names it, which errors tell."""
+    """Path in the spec, for errors."""
 
     def __post_init__(self) -> None:
         if TOKENIZER not in self.files or any("/" in name or name in _KEPT for name in self.files):
@@ -61,7 +61,7 @@ class ModelTokenizer:
         return cls(tokenizer_files, ids["eos_id"], ids["bos_id"], tuple(ends))
 
     def all_files(self) -> dict[str, bytes]:
-        """The files, and two with the ids: what checkpoints carry."""
+        """The files, and two with the ids, as checkpoints have them."""
         ids = {"bos_id": self.bos_id, "eos_id": self.eos_id}
         return {**self.files, IDS: json.dumps(ids).encode(), ENDS: json.dumps(self.ends).encode()}
 
@@ -92,7 +92,7 @@ class ModelTokenizer:
         return value if isinstance(value, dict) else {}
 
     def require_within(self, vocab_size: int, num_ids: int) -> None:
-        """Raise SpecError unless an embedding of `vocab_size` entries has all of its ids, which are `num_ids`."""
+        """Raise SpecError unless an embedding of `vocab_size` entries covers all `num_ids` ids."""
         if num_ids > vocab_size:
             rule = f"must be at least the {num_ids} ids of the model's tokenizer"
             remedy = f"use {num_ids} or more, or another tokenizer"
@@ -100,8 +100,8 @@ class ModelTokenizer:
 
 
 def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[str]) -> None:
-    """Raise SpecError unless a tokenizer encodes the `sample`, and texts made to be hard, in bounded time and memory,
-    to ids that an embedding of `vocab_size` entries has."""
+    """Raise SpecError unless a tokenizer encodes the `sample`, and texts that are hard for patterns, in bounded time
+    and memory, to ids within an embedding of `vocab_size` entries."""
     request = {"tokenizer": tokenizer.files[TOKENIZER].decode("utf-8", "replace"), "texts": list(sample)}
     try:
         answer = answer_of(
@@ -124,7 +124,7 @@ def require_usable(tokenizer: ModelTokenizer, vocab_size: int, sample: Sequence[
 
 
 def _added_tokens(tokenizer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Added tokens of a `tokenizer.json`, those that say what they are."""
+    """Added tokens of a `tokenizer.json` that have an id and content."""
     tokens = tokenizer.get("added_tokens")
     return [
         token
@@ -157,8 +157,8 @@ def _refusal(tokenizer: ModelTokenizer, rule: str) -> SpecError:
 
 
 def hard_texts() -> Iterator[str]:
-    """Texts that patterns which go back over what they matched take long for: runs of each character, and of pairs of
-    kinds, that end in what does not fit."""
+    """Texts that backtracking patterns take long for: runs of each character, and of pairs of kinds, that end in a
+    mismatch."""
     for run in (
         *ascii_letters,
         *digits,

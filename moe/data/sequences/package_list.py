@@ -20,7 +20,7 @@ class Distribution:
 
     name: str
     folders: tuple[str, ...] = ("",)
-    """Prefixes of the paths that are taken."""
+    """Path prefixes that belong to it; empty for all."""
 
 
 TRAINING = (
@@ -83,7 +83,7 @@ _GENERATED = re.compile(
 )
 _HEAD_CHARS = 2000
 _MAX_BYTES = 400_000
-"""Files beyond it are tables, or all documentation of a library in one file."""
+"""Largest file: larger ones are tables, or a library's documentation in one file."""
 _MAX_MEAN_LINE, _MAX_DIGITS = 80, 0.12
 """Characters of a line on average, and digits among all characters: what has more is data rather than source."""
 
@@ -129,7 +129,7 @@ def _is_source(distribution: Distribution, name: str) -> bool:
 
 
 def reason_against(text: str) -> str | None:
-    """Why a file is no document, by its content; None for one that is."""
+    """Reason why a file's content is no document; None if it is one."""
     if _GENERATED.search(text, 0, _HEAD_CHARS):
         return "generated"
     if len(text) > _MAX_BYTES:

@@ -68,8 +68,8 @@ def pack(document_lengths: NDArray[np.int64], length: int) -> Packing:
 
 
 def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_each: int = 1) -> Packing:
-    """Pack pieces of so many positions (int64 [P]), `num_each` of which belong together each time, into rows of
-    `length` positions, none of them cut, and those that belong together in one row."""
+    """Pack pieces of these lengths (int64 [P]) into rows of `length` positions without cutting them. Each `num_each`
+    consecutive pieces belong together, and share a row."""
     together = piece_lengths.reshape(-1, num_each)
     row_of, _ = _best_fit(together.sum(1).tolist(), length)
     piece_indices = np.arange(len(piece_lengths))
@@ -82,10 +82,11 @@ def pack_whole(piece_lengths: NDArray[np.int64], length: int, num_each: int = 1)
 
 
 def _best_fit(lengths: list[int], length: int) -> tuple[list[int], list[int]]:
-    """Row of each piece, longest first into the fullest row with room for it; and what is free in each row."""
+    """Row of each piece, placed longest first into the fullest row with room for it; and the free positions of each
+    row."""
     row_of, free = [0] * len(lengths), list[int]()
     sizes: list[int] = []
-    """Free sizes that some row has, ascending."""
+    """Free sizes of rows, ascending."""
     rows_with: dict[int, list[int]] = {}
     for piece in sorted(range(len(lengths)), key=lambda piece: (-lengths[piece], piece)):
         at = bisect_left(sizes, lengths[piece])
@@ -110,7 +111,8 @@ def _best_fit(lengths: list[int], length: int) -> tuple[list[int], list[int]]:
 def _cut_to_fill(
     pieces: list[tuple[int, int, int]], row_of: list[int], free: list[int], too_many: int
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """The same without the `too_many` emptiest rows, whose pieces are cut to fill the largest gaps of the others."""
+    """The same packing without the `too_many` emptiest rows, whose pieces are cut to fill the largest gaps of the
+    others."""
     emptiest = sorted(range(len(free)), key=lambda row: (-free[row], row))
     dissolved_rows = set(emptiest[:too_many])
     names = {
@@ -145,7 +147,8 @@ def _in_order(
     lengths: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> Packing:
-    """Rows by their first documents, and pieces of a row by theirs: what is read together lies together."""
+    """Packing with rows sorted by their first documents, and the pieces of a row by theirs: what is read together lies
+    together."""
     order = np.lexsort((starts, documents, rows))
     documents, starts, lengths, rows = documents[order], starts[order], lengths[order], rows[order]
     num_pieces = np.bincount(rows) if len(rows) else np.zeros(0, np.int64)

@@ -12,14 +12,15 @@ from moe.data.sequences.formats import DataFile, column_types, footer_of
 
 TIMEOUT_S, MEMORY_BYTES = 60.0, 4 << 30
 MAX_FILES = 64
-"""Files of a source whose columns are looked at before a job is launched; the others' when they are read."""
+"""Files of a source whose columns are checked before a job is launched; those of others are checked when they are
+read."""
 
 
 class ColumnDemand(Protocol):
-    """Demand on the columns of files."""
+    """Columns that files must have."""
 
     def require_column(self, file: DataFile, types: dict[str, str]) -> None:
-        """Raise SpecError unless a file with columns of these types has what is needed."""
+        """Raise SpecError unless a file with columns of these types has those that are needed."""
 
 
 def check_columns(reader: ColumnDemand, files: Sequence[DataFile]) -> None:

@@ -38,17 +38,18 @@ from moe.spec import ConversationsSpec, Problem, SequencesSpec, SpecError
 from moe.spec.bad_records import fields_without_effect
 
 FORMAT_VERSION = 1
-"""Raised when the same corpus and spec would give another store: its files, its packing, its tokenizer, or what of the
-packages is left out."""
+"""Version of the store: increased when the same corpus and spec would give another one, by its files, packing,
+tokenizer or what is left out of packages."""
 RENDERING_VERSION = 3
-"""Raised when the same conversations would be written otherwise, or other parts of them learned."""
+"""Version of rendering: increased when the same conversations would be rendered, or their learned spans found,
+otherwise."""
 
 SMALLEST_VOCABULARY = 4 + 256
-"""Special tokens and bytes, with which a tokenizer of our own begins."""
+"""Size of a learned tokenizer without merges: special tokens and bytes."""
 _STAGES = {"reading": 1.0, "learning the tokenizer": 2.0, "encoding": 6.0, "counting": 1.0}
-"""Stages with the part that each usually takes of the time."""
+"""Stages, with the share of time that each usually takes."""
 _SAMPLE_DOCUMENTS, _SAMPLE_CHARS = 50, 20_000
-"""Of the corpus, what a given tokenizer is tried with."""
+"""Sample of the corpus that a given tokenizer is tried with."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class PreparedSequences:
 
     folder: Path
     key: str
-    """Hash of all that decides its tokens and their order."""
+    """Hash of everything that determines its tokens and their order."""
     train: SequenceStore
     held_out: dict[str, SequenceStore]
     """By source, with their text. One may have no rows: chance held out none of few documents."""
@@ -70,7 +71,7 @@ class PreparedSequences:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Ids of the tokens that end a text that is made."""
+        """Ids of the tokens that stop generation."""
         files = dict(self._files())
         further = (json.loads(files.get(name, b"[]")) for name in (ENDS, CLOSERS))
         return frozenset({self.tokenizer.eos_id}.union(*further))
@@ -80,7 +81,7 @@ class PreparedSequences:
         return {name: content for name, content in self._files() if name in TOKENIZER_FILES}
 
     def carried_files(self) -> dict[str, bytes]:
-        """Further files of a given model, as they were given, and the ids that end a text that is made."""
+        """Further files of a given model, unchanged, and the ids that stop generation."""
         return {name: content for name, content in self._files() if name not in TOKENIZER_FILES}
 
     def _files(self) -> Iterator[tuple[str, bytes]]:
@@ -216,8 +217,8 @@ def _build(
 def _write(
     folder: Path, documents: "_DocumentPasses", tokenizer: Tokenizer, max_tokens: int, closers: Closers
 ) -> dict[str, int]:
-    """The store to train on, and one for each source that has documents held out. Counts of what was cut, and of what
-    nothing is left to learn of; `closers` are counted."""
+    """Write the training store, and one for each source with held-out documents. Returns counts of documents that were
+    cut, or left out because nothing of them is learned; counts `closers`."""
     corpus = documents.corpus
     ids = id_type(tokenizer), tokenizer.bos_id, tokenizer.eos_id
     names = [source.name for source in corpus.training]
@@ -277,7 +278,7 @@ def _counts(store: SequenceStore) -> dict[str, Any]:
 
 
 class _DocumentPasses:
-    """Passes over the documents of a corpus. How many there are is known after a pass to learn a tokenizer from."""
+    """Passes over the documents of a corpus. Their number is known after the pass that a tokenizer is learned from."""
 
     def __init__(self, corpus: DocumentCorpus, stages: Stages) -> None:
         self.corpus, self._stages = corpus, stages

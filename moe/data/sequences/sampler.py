@@ -57,11 +57,11 @@ class SequenceSampler:
         )
 
     def epoch_start(self, epoch: int) -> int:
-        """Rows drawn before an epoch (from 0) begins."""
+        """Number of rows drawn before an epoch (from 0) begins."""
         return sum(_num_rows_before(epoch, num_rows, weight) for _, num_rows, weight in self._sources)
 
     def epoch_of(self, number: int) -> int:
-        """The epoch that the row `number`, of all that are ever drawn, is in."""
+        """Epoch of the row `number`, counted over all that are ever drawn."""
         rows_per_epoch = sum(num_rows * weight for _, num_rows, weight in self._sources)
         # An epoch begins at most that many rows later than this says, and less than one a source earlier.
         low = int(number / rows_per_epoch)
@@ -72,7 +72,7 @@ class SequenceSampler:
         return low
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
-        """Rows of an epoch, mixed. The last two are kept, since a batch may lie in two."""
+        """Rows of an epoch, shuffled. Those of the last two epochs are kept, since a batch may span both."""
         if epoch not in self._orders:
             rows = np.concatenate([self._epoch_rows(index, epoch) for index in range(len(self._sources))])
             order = rows[self._permutation(len(rows), epoch, 0, _DRAWS_OF_EPOCHS)]
@@ -99,7 +99,7 @@ class SequenceSampler:
 
 
 def _num_rows_before(epoch: int, num_rows: int, weight: Fraction) -> int:
-    """Rows of a source that epochs before this one take."""
+    """Number of a source's rows that epochs before this one take."""
     return int(epoch * num_rows * weight)
 
 

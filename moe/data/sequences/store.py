@@ -27,11 +27,11 @@ class SequenceRows(NamedTuple):
     """b sequences of L positions."""
 
     tokens: NDArray[np.int64]
-    """[b, L], what is read; PAD where padded."""
+    """[b, L], inputs; PAD where padded."""
     documents: NDArray[np.int32]
-    """[b, L], the piece of a document that a position is of, from 0 in each row; -1 where padded."""
+    """[b, L], index of each position's piece in its row, from 0; -1 where padded."""
     labels: NDArray[np.int64]
-    """[b, L], what is to be predicted; -1 where padded, and where nothing is learned."""
+    """[b, L], labels; -1 where padded or not learned."""
 
 
 class SequenceStore:
@@ -48,23 +48,23 @@ class SequenceStore:
         """The first row of each source, and the number of rows."""
         self.num_documents: int = facts["num_documents"]
         self.num_tokens: int = facts["num_tokens"]
-        """Positions that hold something."""
+        """Positions in use."""
         self.num_targets: int = facts.get("num_targets", self.num_tokens)
-        """Positions with a label: all that hold something, where everything is learned."""
+        """Positions with a label: all in use, if everything is learned."""
         self.num_each: int = facts.get("num_each", 1)
-        """Pieces of a row that belong together each time, in order: 2 are a pair, the preferred one first."""
+        """Number of consecutive pieces of a row that belong together: 2 are a pair, the preferred one first."""
         self.num_bytes: int = facts["num_bytes"]
-        """Of the documents' text as UTF-8; where not all is learned, of what is."""
+        """Bytes of the documents' text in UTF-8; if not all is learned, of what is."""
         self.bos_id: int = facts["bos_id"]
         self._ids = _map(folder / "ids.bin", np.dtype(facts["dtype"]))
         self._piece_starts = _map_array(folder / "piece_starts.npy")
         self._piece_lengths = _map_array(folder / "piece_lengths.npy")
         self._row_starts = _map_array(folder / "row_starts.npy")
         self.row_lengths = _map_array(folder / "row_lengths.npy")
-        """int32 [num_rows], positions of each that hold something."""
+        """int32 [num_rows], positions in use."""
         self._label_mask = None
         self.row_targets = self.row_lengths
-        """int32 [num_rows], labels of each; of pairs, how many there are."""
+        """int32 [num_rows], labels; of pairs, their number."""
         if (folder / "learned.bin").exists():
             self._label_mask = _map(folder / "learned.bin", np.dtype(np.bool_))
             self.row_targets = _map_array(folder / "row_targets.npy")
@@ -102,7 +102,7 @@ class SequenceStore:
 
     @property
     def has_spans(self) -> bool:
-        """Whether not all is learned, and documents lie whole."""
+        """Whether documents have spans, and are stored whole."""
         return self._label_mask is not None
 
     def _labels(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -110,7 +110,7 @@ class SequenceStore:
         return ids if self._label_mask is None else np.where(self._label_mask[positions + 1], ids, -1)
 
     def beginning(self, index: int) -> NDArray[np.int64]:
-        """The ids of a document with spans, up to the first that is learned; of a pair, of the preferred one."""
+        """Ids of a document with spans before the first learned one; of a pair, those of the preferred document."""
         assert self._label_mask is not None
         start, stop = self._document_starts[index * self.num_each : index * self.num_each + 2]
         first = int(np.argmax(self._label_mask[start + 1 : stop])) + 1
@@ -123,15 +123,15 @@ class SequenceStore:
         return np.concatenate([self._piece_starts[order], last])
 
     def text(self, index: int) -> bytes:
-        """The UTF-8 of a document, of a store that has it: one that is held out."""
+        """Text of a document in UTF-8. Only stores of held-out documents have it."""
         if not self._has_text:
             raise ValueError("this store keeps no text: only held-out ones do")
         start, end = self._text_starts[index : index + 2]
         return bytes(self._text[start:end].tobytes())
 
     def texts(self, max_bytes: int | None = None) -> Iterator[bytes]:
-        """The UTF-8 of every document; of some at even distances where that is more than about `max_bytes`, of which
-        one has no more than that."""
+        """Texts of all documents in UTF-8; if they have more than about `max_bytes`, of documents at even distances,
+        each cut to `max_bytes`."""
         apart = 1 if max_bytes is None else max(1, -(-self.num_bytes // max_bytes))
         return (self.text(index)[:max_bytes] for index in range(0, self.num_documents, apart))
 
@@ -224,7 +224,7 @@ class StoreWriter:
             self._text_starts.append(self._num_bytes)
 
     def num_documents(self, source: str) -> int:
-        """Those added of a source."""
+        """Number of documents added of a source."""
         return len(self._lengths[self._sources.index(source)]) // self._num_each
 
     def finish(self, max_tokens: int) -> None:
