@@ -16,13 +16,14 @@ class Interruption(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """As shells report a process that the signal ended."""
+        """Exit code by which shells report a process that the signal ended."""
         return 128 + self.number
 
 
 @contextmanager
 def interruptions() -> Iterator[None]:
-    """Within it the first signal raises Interruption; those after it wait for the clean-up, which is short."""
+    """Context in which the first signal raises Interruption; later ones are ignored during the clean-up, which is
+    short."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for signal_number in before:
@@ -47,7 +48,7 @@ def interruptions() -> Iterator[None]:
 
 @contextmanager
 def ignore_signals() -> Iterator[None]:
-    """Within it signals are not heeded: for a clean-up that takes seconds and must not be cut short."""
+    """Context in which signals are ignored, for a clean-up that takes seconds and must not be cut short."""
     before = {
         signal_number: signal.signal(signal_number, signal.SIG_IGN)
         for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

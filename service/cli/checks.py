@@ -27,7 +27,7 @@ ROOMY_DISK_BYTES = 5 * 1024**3
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `fault`: nothing works before it is mended; `note`: something works less well."""
+    """Result of one check. `fault`: nothing works until it is mended; `note`: something works less well."""
 
     what: str
     verdict: Literal["ok", "note", "fault"]

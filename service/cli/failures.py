@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 FAILED, MISUSE = 1, 2
 _NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""Of an open file, whose name such an error does not know."""
+"""Errors of writing to an open file, which do not name the file."""
 
 
 @dataclass(frozen=True)

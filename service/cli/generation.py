@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from moe.spec.generation import GenerationSpec
 
 _OPTIONS = {"num_beams": "--beams"}
-"""Of fields whose options are called otherwise."""
+"""Options of fields that have another name than their option."""
 
 
 def generation_spec(**options: Any) -> "GenerationSpec":

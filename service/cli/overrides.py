@@ -35,8 +35,8 @@ def apply_overrides(fields: dict[str, Any], assignments: list[str]) -> dict[str,
 
 
 def fork_spec(fields: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """As `apply_overrides`, of a job's spec, which has every field written out: another router has its own defaults for
-    what only some routers have."""
+    """As `apply_overrides`, for the spec of a stored job, in which every field is written out. If the router changes,
+    fields that only some routers have get the new router's defaults."""
     fork = apply_overrides(fields, assignments)
     before, after = _layer(fields), _layer(fork)
     if before is None or after is None or after.get("router") == before.get("router"):

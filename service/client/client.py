@@ -21,11 +21,11 @@ if (
 PAGE_SIZE = 200
 CALIBRATION_TIMEOUT_S = 600.0
 COPY_TIMEOUT_S = 3600.0
-"""For a job that begins with a checkpoint: an answer comes when that is copied."""
+"""Longest wait for the answer to a job that begins with a checkpoint, which is copied first."""
 MODULE_TIMEOUT_S = 1800.0
-"""For a job of a user's module: an answer comes when it is planned, after those that were posted before it."""
+"""Longest wait for the answer to a job of a user's module, which is planned first, after those posted before it."""
 CHOICE_TIMEOUT_S = 1800.0
-"""For a plan by a goal, or on pools: it takes as long as many plans."""
+"""Longest wait for a plan by a goal or on pools, which takes as long as many plans."""
 
 
 class Client:

@@ -26,7 +26,7 @@ class Download:
     gone: list[str] = field(default_factory=list)
     """Checkpoints that the job removed meanwhile, as its spec has it."""
     num_bytes: int = 0
-    """Of all of them."""
+    """Bytes of all these files."""
 
 
 class Downloader:

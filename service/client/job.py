@@ -55,7 +55,7 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """Of its attempts the newest, counted from 1; 0 before the first."""
+        """Number of the newest attempt, counted from 1; 0 before the first."""
         return int(self._data.get("attempt") or 0)
 
     @property

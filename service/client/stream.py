@@ -19,9 +19,9 @@ class Patience:
     """Time that a stream puts up with a control plane that is away."""
 
     away_s: float = 300.0
-    """Without a connection; then Unreachable is raised."""
+    """Longest time without a connection, after which Unreachable is raised."""
     silence_s: float = 60.0
-    """Without a byte on a connection, before it counts as dead. The service pings four times as often."""
+    """Longest time without a byte, after which a connection counts as dead. The service pings four times as often."""
     first_pause_s: float = 0.2
     longest_pause_s: float = 5.0
 

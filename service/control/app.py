@@ -106,7 +106,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
 
 
 def open_services(settings: Settings, launcher: Launcher, hub: Hub, figures: Figures) -> Services:
-    """Everything that routes and the controller work with, on a store that is up to date."""
+    """Open all that routes and the controller work with, on a migrated store."""
     state_dir = settings.state_dir
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     state_dir.chmod(0o700)

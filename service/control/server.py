@@ -28,7 +28,7 @@ came are read before others come."""
 QUEUE = 2048
 """Connections that wait in the kernel meanwhile."""
 SPARE_DESCRIPTORS = 256
-"""For the database, storage, the cluster, and what is read meanwhile."""
+"""Descriptors for the database, storage, the cluster, and files that are being read."""
 log = structlog.get_logger(__name__)
 
 
@@ -78,7 +78,7 @@ def _log_no_floods() -> None:
 
 
 def _limits(settings: Settings) -> ConnectionLimits:
-    """As the settings say, and as many connections as this process may have files open."""
+    """Limits from the settings, with no more connections than this process may have open files."""
     limits = ConnectionLimits(
         max_connections=settings.max_connections,
         max_strangers=settings.max_unauthenticated,

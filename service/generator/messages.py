@@ -15,7 +15,7 @@ class Load(_GeneratorMessage):
     """The first order: the model that the process is for."""
 
     storage: str
-    """Of the job whose newest whole checkpoint it is."""
+    """Storage of the job, whose newest whole checkpoint is loaded."""
     root: str | None
     """Folder that the storage lies in, below which no link is followed; the one above it when left out."""
     memory_bytes: int | None = None
@@ -26,7 +26,7 @@ class TextRequest(_GeneratorMessage):
     """One text to generate."""
 
     number: int
-    """By which its answers are told from those of others."""
+    """Number of the text, which its answers repeat."""
     prompt: str
     spec: GenerationSpec
 
@@ -49,7 +49,7 @@ class GeneratorMessage(_GeneratorMessage):
     number: int = 0
     text: str = ""
     reason: str = ""
-    """Of an end: a `moe.records.Reason`, or `broken off`."""
+    """Reason of an end: a `moe.records.Reason`, or `broken off`."""
     num_tokens: int = 0
     problems: tuple[dict[str, Any], ...] = ()
     words: str = ""

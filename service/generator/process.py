@@ -19,11 +19,11 @@ BREAK_OFF_S = 5.0
 
 
 class GeneratorError(Exception):
-    """It cannot load the model, or died; the message says why."""
+    """The process cannot load the model, or has died; the message says why."""
 
 
 class GeneratorProcess:
-    """One loaded model. It ends with `end`, or with this process, however that ends."""
+    """Process with one loaded model. It ends with `end`, or with this process, however that ends."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process, self._number = process, 0
@@ -112,5 +112,5 @@ class GeneratorProcess:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without the settings of the service, its token among them."""
+    """The environment without the service's settings, its token among them."""
     return {name: value for name, value in environment.items() if not name.startswith("SHARDYARD_")}

@@ -18,7 +18,7 @@ WAITS_TO_BE_RECORDED = 'exec 3<&0; { read word <&3 && exec "$@" 3<&-; } >"$0" 2>
 
 
 class DashboardError(RuntimeError):
-    """It did not come up; the message ends with what it said."""
+    """The dashboard did not start; the message ends with its last output."""
 
 
 @dataclass(frozen=True)

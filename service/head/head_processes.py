@@ -22,13 +22,13 @@ class HeadProcesses:
     """Processes of one head that ran or run."""
 
     folder: Path
-    """Of the head, which the environment of its processes names, too: they are found where nothing else is known."""
+    """Folder of the head. The environment of its processes names it, which finds them if nothing else is known."""
     nodes: tuple[Node, ...] = ()
     dashboard: Process | None = None
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "HeadProcesses":
-        """Those of a record of any release, also of a head that was still being started."""
+        """Processes of a head's record of any release, also of a head whose start was not finished."""
         nodes = tuple(
             Node(
                 node["session"],
@@ -58,7 +58,7 @@ class HeadProcesses:
             living = {process for process in living | set(self._find()) if process.find()}
 
     def _find(self) -> Iterator[Process]:
-        """Everything that came out of the head: its sessions, and what its processes have as children.
+        """Processes that the head has started: its sessions, and the descendants of its processes.
 
         Drivers of jobs have sessions of their own, and are found as descendants of their supervisors.
         """

@@ -48,7 +48,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """It dies as often as it is started."""
+    """It has died as often as it was started."""
 
 
 def next_try(tries: Sequence[float], now: float) -> Try | Pause | GiveUp:
@@ -104,7 +104,7 @@ class HeadKeeper:
                 log.exception("could not look after the Ray head; tries again")
 
     def look(self) -> None:
-        """One look: nothing, or one try to start again what is dead."""
+        """Look once, and try once to restart what is dead."""
         try:
             self.head = self.head.newest()
         except LocalHeadError:

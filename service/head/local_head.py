@@ -325,7 +325,7 @@ class LocalHead:
         )
 
     def record(self) -> None:
-        """Has others find it as it is."""
+        """Write the head's record, by which other processes find it."""
         fields: dict[str, Any] = asdict(self)
         del fields["state_file"]
         write_record(self.state_file, fields)

@@ -32,7 +32,7 @@ class Process:
         return process if alive else None
 
     def command(self) -> tuple[str, ...]:
-        """Its command line; nothing for one that is gone."""
+        """Command line of the process; empty if it is gone."""
         try:
             return tuple(psutil_process.cmdline()) if (psutil_process := self.find()) is not None else ()
         except psutil.NoSuchProcess:

@@ -15,7 +15,7 @@ from service.wire.node_folder import temp_folder
 
 OBJECT_STORE_BYTES = 200_000_000
 FOLDER_VARIABLE = "LOCAL_HEAD_FOLDER"
-"""In the environment of all that is started for a head: its folder, by which they are found."""
+"""Environment variable with the head's folder, by which all processes of a head are found."""
 RAY = """
 import time
 import psutil
@@ -59,7 +59,7 @@ class Node:
     session: int
     processes: tuple[Process, ...]
     others: tuple[Process, ...] = ()
-    """That no job runs on."""
+    """Processes that jobs do not depend on."""
 
     def running(self) -> bool:
         return bool(self.processes) and all(process.find() for process in self.processes)

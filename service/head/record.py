@@ -38,7 +38,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def restore_record(path: Path, record: dict[str, Any] | None) -> None:
-    """Has it say again what was read of it before."""
+    """Write back what was read before, or remove the record if there was none."""
     if record is None:
         path.unlink(missing_ok=True)
     else:

@@ -21,7 +21,7 @@ from service.planner.request import JobRequest, ModuleRequest, PlannerAnswer, Re
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_OUTPUT_BYTES = 2_000
-"""Of what the user's code printed last, told where it ended without an answer."""
+"""Bytes of the last output of the user's code, which are reported if it ends without an answer."""
 LOOK_INTERVAL_S = 0.1
 
 
@@ -149,6 +149,6 @@ class _Child:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Without the settings of the service, its token among them."""
+    """The environment without the service's settings, its token among them."""
     variables = {name: value for name, value in environment.items() if not name.startswith("SHARDYARD_")}
     return {**variables, "PYTHONUNBUFFERED": "1"}

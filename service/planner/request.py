@@ -41,14 +41,14 @@ class Request(_PlannerMessage):
     """Memory that it may have for its data; any when left out."""
     timeout_s: float | None = None
     parent_pid: int
-    """With which it ends."""
+    """Process whose end ends this one."""
 
 
 class PlannerAnswer(_PlannerMessage):
-    """Its one line on the descriptor that it is given."""
+    """Answer of the process, one line on its descriptor."""
 
     problems: tuple[dict[str, Any], ...] = ()
     plan: dict[str, Any] | None = None
-    """Of a job its `moe.plan.Plan`, else the plan of `moe.sharding`."""
+    """Plan: a `moe.plan.Plan` of a job, or the plan of `moe.sharding`."""
     explained: str = ""
     picture: str = ""

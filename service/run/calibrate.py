@@ -75,7 +75,7 @@ def _places(nodes: list[dict[str, Any]], resource: str) -> list[str]:
 
 
 class _Rank:
-    """One worker."""
+    """Actor of one rank."""
 
     def node_address(self) -> str:
         from service.run.process_group import node_address

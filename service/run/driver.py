@@ -36,11 +36,11 @@ PATIENCE_TERMINATED_S = 1.0
 """Ray kills a driver 3 s after it asked it to end."""
 WATCH_INTERVAL_S = 0.25
 LOOKS_WITHOUT_GROUP = 2
-"""After so many, why workers have not begun is told."""
+"""Looks without a worker group after which the reason is reported."""
 LOOK_INTERVAL_S = 10.0
 HEARTBEATS_INTERVAL_S = 1.0
 FILES_INTERVAL_S, REMOTE_FILES_INTERVAL_S = 1.0, 15.0
-"""Between looks for files of the attempt that were removed; on a remote store each is a request."""
+"""Interval between looks for removed files of the attempt; on remote storage every look is a request."""
 MAX_REASON = 2000
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ RAY_ENVIRONMENT = {
     # One more process for each run; a node that is drained is handled as one that dies.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-"""For the driver, Ray Train's controller and the workers; what the environment already says stays."""
+"""Environment of the driver, Ray Train's controller and the workers. Variables that are set already stay."""
 
 _log = logging.getLogger("service.run.driver")
 
@@ -98,7 +98,7 @@ class Driver:
         self._waits_for: str | None = None
         """Resources that the cluster lacked when last told; "" for workers that were placed and did not begin."""
         self._result: Result | None = None
-        """Of an attempt that ends before its run does; None when it is terminated."""
+        """Result of an attempt that ends before its run does; None if the attempt is terminated."""
         self._over = threading.Event()
         self._group_watch: GroupWatch | None = None
         self._failures: GroupFailures | None = None

@@ -27,10 +27,11 @@ STACK_TIMEOUT_S = 10.0
 REMOTE_TIMEOUT_S = 20.0
 MAX_STACK_CHARS = 20_000
 ATTEMPT_VARIABLE = "SHARDYARD_ATTEMPT"
-"""In the environment of an attempt's workers: the attempt's submission id, by which they are found before they beat."""
+"""Environment variable of an attempt's workers with the attempt's submission id, by which they are found before their
+first heartbeat."""
 
 Ending = Literal["never", "if_stopped", "if_idle"]
-"""When to end a process that is examined; one that is stopped is idle, too."""
+"""Condition for ending an examined process; a stopped process is idle, too."""
 
 
 class ProcessSample(BaseModel):

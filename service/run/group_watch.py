@@ -29,7 +29,7 @@ class GroupWatch:
     ) -> None:
         self._server, self._examine_on, self._limits = server, examine_on, limits
         self._looked_at: dict[tuple[str, int], float] = {}
-        """When a process was last looked at, by node and pid."""
+        """Time of the last look at a process, by node and pid."""
         self._reported_ranks: set[tuple[str, int, str]] = set()
         """(node, pid, activity) of ranks that were reported as idle."""
         self._of_dead_groups: set[tuple[str, int]] = set()

@@ -43,7 +43,7 @@ class HeartbeatServer:
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ranks: dict[int, RankState] = {}
-        """By connection number; removed when the connection closes, as it does when the process ends."""
+        """Ranks by connection number. They are removed when the connection closes, as it does when the process ends."""
         self._num_connections = 0
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()

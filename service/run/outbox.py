@@ -18,7 +18,7 @@ class Outbox:
         self.writer = writer
         self._spool = spool
         self.next_seq = 0
-        """Every record below has arrived."""
+        """Sequence number below which every record has arrived."""
         self._place = (0, 0)
         """Segment and byte of the next record; one value, for another thread asks `has_left`."""
         self.is_refused = False

@@ -33,7 +33,8 @@ def nodes_of_gang() -> list[str]:
 
 
 def what_lacks(demand: dict[str, int], total: dict[str, Any], free: dict[str, Any]) -> str:
-    """Of the resources that a gang needs: those that the cluster never had enough of, or has not free."""
+    """Resources that keep a gang from being placed: those that the cluster never had enough of, or those that are not
+    free."""
     scarce_names = [name for name, count in demand.items() if total.get(name, 0) < count]
     if scarce_names:
         return (

@@ -7,7 +7,7 @@ from moe.records import PreparationRecord
 from service.run.recorder import SpoolRecorder
 
 INTERVAL_S = 2.0
-"""Between records of progress: a preparation of an hour leaves two thousand short lines at most."""
+"""Interval between records of progress: an hour's preparation leaves two thousand short lines at most."""
 
 
 class PreparationProgress:

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 FIRST_HEARTBEAT_TIMEOUT_S = 60.0
-"""For each worker process to begin its heartbeat, which is the first thing that it is asked for."""
+"""Longest wait for each worker process's first heartbeat, which is its first task."""
 LEAVE_TIMEOUT_S = 5.0
 """A group whose collective is stuck does not take part in its own end."""
 
 _log = logging.getLogger(__name__)
 
 _store: list["dist.TCPStore"] = []
-"""In the process of rank 0, between its opening and the group's making."""
+"""Store of rank 0's process, from its opening until the process group is made."""
 
 
 def meeting_addresses(nodes: Sequence[str]) -> list[str]:
-    """By rank, the address to listen on, from those of the ranks' nodes: loopback where all are one machine's."""
+    """Addresses to listen on by rank, from those of the ranks' nodes; loopback if all are of one machine."""
     on_one_machine = len(set(nodes)) == 1 or all(ipaddress.ip_address(node).is_loopback for node in nodes)
     return [LOOPBACK] * len(nodes) if on_one_machine else list(nodes)
 

@@ -13,8 +13,8 @@ from service.run.outbox import Outbox
 from service.run.spool import LocalSegment, Seals, Spool, local_segments
 
 SEAL_INTERVAL_S = 1.0
-"""On a file system. A run whose workers and control plane die together loses what was not sealed of steps
-that it will not redo; storage with a price for each object is sealed less often."""
+"""Interval of sealing on a file system. If workers and control plane die together, a run loses unsealed records of
+steps that it will not redo. Storage with a price per object is sealed less often."""
 REMOTE_SEAL_INTERVAL_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Sealer:
             self._seal(age_s=self._interval_s)
 
     def _seal(self, age_s: float) -> bool:
-        """One round over all writers; False when storage could not be written."""
+        """Seal what is due of all writers; return False if storage could not be written."""
         try:
             for writer in self._writers:
                 if writer.spool:

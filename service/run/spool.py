@@ -39,7 +39,7 @@ class LocalSegment(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """As it is called on storage."""
+        """Name on storage."""
 
     @abstractmethod
     def read(self, start: int = 0, max_bytes: int | None = None) -> bytes:

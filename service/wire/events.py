@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 RECORD_VERSION = 1
-"""Of a line on storage."""
+"""Version of a line on storage."""
 MAX_BATCH_RECORDS = 1000
 MAX_BATCH_BYTES = 4_000_000
-"""Of one POST. A sender splits what is longer."""
+"""Largest body of a POST; a sender splits larger batches."""
 
 EventKind = Literal["state", "plan", "metric", "checkpoint", "log"]
 RecordKind = Literal[
@@ -32,7 +32,7 @@ Writer = Annotated[str, Field(pattern=r"^(driver|group-(0|[1-9][0-9]{0,5}))$")]
 RecordTime = Annotated[
     AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(2200, 1, 1, tzinfo=UTC))
 ]
-"""By the clock of whoever recorded. One that is centuries off could not be told in every time zone."""
+"""Time by the recorder's clock. A time that is centuries off cannot be converted to every time zone."""
 
 
 class _EventMessage(BaseModel):

@@ -20,7 +20,7 @@ class DeviceUse(_StatusMessage):
     utilization: float | None = None
     """Share of the last moments in which anything ran on it, 0 to 1; None where the driver does not say."""
     memory_bytes: int = 0
-    """In use, by this process and others."""
+    """Memory in use, by this process and others."""
     memory_total_bytes: int = 0
 
 
@@ -33,7 +33,7 @@ class RankStatus(_StatusMessage):
     phase: str = Field(default="", max_length=MAX_TEXT)
     """`moe.activity.Phase` of its training thread."""
     doing: str = Field(default="", max_length=MAX_TEXT)
-    """Its innermost activity, in words."""
+    """Innermost activity of the rank, in words."""
     for_s: float = 0.0
     """Seconds in that activity when it said so."""
     idle_s: float = 0.0
@@ -49,7 +49,7 @@ class RunStatus(_StatusMessage):
     host: str = Field(default="", max_length=MAX_TEXT)
     pid: int = 0
     created_at: float = 0.0
-    """When the driver's process was created, by its own system: with the pid it names one process for good."""
+    """Time at which the driver's process was created, by its system's clock; with the pid it identifies the process."""
     num_ranks: int = Field(default=0, ge=0)
     """Ranks that are connected."""
     ranks: tuple[RankStatus, ...] = Field(default=(), max_length=MAX_RANKS)

@@ -40,7 +40,7 @@ class WriterFolder:
 class Segment:
     number: int
     path: str
-    """In the folder of its kind."""
+    """Path in the folder of its kind."""
     num_bytes: int
 
 
@@ -54,7 +54,7 @@ class SegmentFolder:
         self._folder = storage.below(kind)
 
     def writers(self) -> list[WriterFolder]:
-        """In order of attempt, group and rank."""
+        """Writers in order of attempt, group and rank."""
         folders = []
         for name in self._folder.sizes():
             if match := _WRITER.fullmatch(name):
@@ -63,7 +63,7 @@ class SegmentFolder:
         return sorted(folders)
 
     def segments(self, writer: WriterFolder, first: int = 0) -> list[Segment]:
-        """From number `first` on, in order."""
+        """Segments from number `first` on, in order."""
         segments = []
         for name, num_bytes in self._folder.sizes(writer.name).items():
             match = _SEGMENT.fullmatch(name)
@@ -96,7 +96,8 @@ class SegmentFolder:
                     yield record
 
     def lines(self, segment: Segment) -> io.BytesIO:
-        """One at a time: whoever can write here can make millions of them. Raises FileTooLarge as `read` does."""
+        """Lines of a segment, read one at a time: a stranger's segment may have millions. Raises FileTooLarge as
+        `read` does."""
         return io.BytesIO(self.read(segment, 0, segment.num_bytes))
 
     def _segments_since(self, writer: WriterFolder, since_seq: int) -> list[Segment]:

@@ -68,7 +68,7 @@ def _differing(differences: Mapping[str, Any], keys: Names) -> dict[str, dict[st
 
 
 def _amounts(comparison: Comparison, keys: Names) -> dict[str, dict[str, dict[str, float]]]:
-    """Each term of time and memory, with their totals; what is hidden is no part of the step."""
+    """Every term of time and memory, with their totals. Hidden seconds are no part of the step."""
     time = {
         kind: term
         for kind, term in comparison.time.items()

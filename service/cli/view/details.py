@@ -1,4 +1,4 @@
-"""One job as `show` has it, and the end of a job that was watched."""
+"""Details of one job, as `show` prints them, and the end of a job that was watched."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ if (
 
 
 def job_details(job: "Job", preparation: "PreparationRecord | None" = None) -> RenderableType:
-    """Everything `show` says of a job: its state and why, its place, its figures, its result."""
+    """Details of a job for `show`: its state and the reason, its place, its figures, its result."""
     data = job.data
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)

@@ -19,7 +19,7 @@ class Words:
     to_use_it: str
     """Command that uses the trained model, and what it does; `{job}` is the job's id."""
     command: str | None = None
-    """Its name, where it takes a job and a text."""
+    """Name of the command, if it takes a job and a text."""
 
 
 def words_of(job: "Job") -> Words:

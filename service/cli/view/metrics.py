@@ -29,7 +29,7 @@ def metric_rows(points: Sequence[dict[str, Any]], names: Sequence[str]) -> list[
 
 
 def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Every column that any row has, in the order in which they come up: some steps are evaluated, others are not."""
+    """Columns of all rows, in order of appearance: some steps are evaluated, others are not."""
     return list(dict.fromkeys((*KEYS, *(name for row in rows for name in row))))
 
 

@@ -57,7 +57,7 @@ def _verdict(plan: Plan) -> Table:
 
 
 def section(title: str, content: RenderableType, is_first: bool = False) -> tuple[RenderableType, ...]:
-    """Its title and content, apart from what is above."""
+    """Title and content of a section, with space above unless it is the first."""
     above = () if is_first else (Text(""),)
     return *above, Text(title, "bold"), content
 

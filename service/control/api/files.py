@@ -92,7 +92,8 @@ def _files(services: Services, storage: str) -> JobFiles:
 
 
 async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[bytes]:
-    """As many bytes as were promised; fewer, if the file has become shorter, which breaks the connection."""
+    """Blocks of the promised number of bytes. There are fewer if the file has become shorter, which breaks the
+    connection."""
     with file:
         await run_in_threadpool(file.seek, start)
         while start < end and (block := await run_in_threadpool(file.read, min(BLOCK_BYTES, end - start))):

@@ -25,7 +25,7 @@ from service.wire.uses import GENERATE, refusal
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 _LOOK_S = 0.5
-"""Between looks whether this service is stopping."""
+"""Interval between checks whether this service is stopping."""
 _PROMPT = {
     "type": "string",
     "description": "The text to go on from; the model reads it as a document's beginning.",

@@ -26,7 +26,7 @@ from service.settings import Settings
 
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _PROBES = ("/healthz", "/readyz")
-"""Asked by whoever runs this service, under whatever name; to strangers they tell little, and do nothing."""
+"""Paths that the operator's probes ask under any host name. They tell strangers little, and change nothing."""
 _READ_BODIES = ("application/json", "application/yaml")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{0,5})?")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

@@ -58,7 +58,7 @@ def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
 
 
 def describe(app: FastAPI, *, asks_token: bool) -> None:
-    """Has the app's document say how to authenticate, and how each route refuses."""
+    """Add to the app's OpenAPI document how to authenticate, and the refusals of each route."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

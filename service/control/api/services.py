@@ -77,4 +77,5 @@ Job = Annotated[JobRow, Depends(_job)]
 """Raises NotFound, and Gone for one that was deleted or is being deleted."""
 
 Place = Annotated[JobPlace, Depends(_place)]
-"""As `Job`, for an answer that goes on: what a request was given, the framework keeps until its end."""
+"""Place of a job, for a streamed answer: the framework keeps a request's dependencies until the answer ends, and this
+holds less than a `Job`."""

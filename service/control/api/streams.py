@@ -25,7 +25,7 @@ from service.wire.states import OVER
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 LOG_POLL_S = 1.0
-"""Between looks for new segments: storage tells nobody when one appears."""
+"""Interval between looks for new segments: storage does not notify."""
 _MAX_NAMED = 20
 """Most writers that an error names."""
 
@@ -172,7 +172,7 @@ async def _log(
 
 
 async def _pause(hub: Hub, tail: Tail, until: float) -> None:
-    """However much happens meanwhile: storage is asked no more often. Only the end of this service is news."""
+    """Wait until `until`, whatever is recorded meanwhile; only the end of this service wakes it earlier."""
     while not hub.is_closed and (left_s := until - monotonic()) > 0:
         await tail.news(tail.version, left_s)
 

@@ -33,7 +33,7 @@ class _ClusterFact(BaseModel):
 
 
 class NodeFacts(_ClusterFact):
-    """One living node of the cluster, with all that it offers, used or not."""
+    """A living node of the cluster, with its whole resources, used or not."""
 
     id: str
     ip: str

@@ -35,12 +35,12 @@ class Gang:
 @dataclass(frozen=True)
 class Admit:
     gang: Gang
-    """With as many workers as there is room for, of the range that the job allows."""
+    """Gang with as many workers as there is room for, within the job's range."""
 
 
 @dataclass(frozen=True)
 class MustWait:
-    """Has to wait until others leave."""
+    """The job has to wait until others leave."""
 
     reason: str
 
@@ -101,7 +101,7 @@ def _slots(cpus: float, gpus: float, cpus_each: int, gpus_each: int) -> int:
 
 
 def fingerprint(cluster: ClusterFacts) -> str:
-    """The same for clusters with the same nodes to offer, whatever their names."""
+    """Fingerprint of the cluster's resources: equal for clusters whose nodes offer the same, whatever their names."""
     offers = sorted(
         (node.cpus, node.gpus, node.memory_bytes >> 20, node.accelerator or "") for node in cluster.nodes
     )

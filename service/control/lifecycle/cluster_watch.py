@@ -41,11 +41,12 @@ class ClusterWatch:
         raise LauncherUnavailable(str(answer))
 
     def expire(self) -> None:
-        """Has the cluster asked before it is next spoken of: it was just found to be out of reach."""
+        """Forget the facts, so that the cluster is asked before they are used again: it was just found to be
+        unreachable."""
         self._expired_at = time.monotonic()
 
     def unreachable(self, error: LauncherUnavailable) -> str:
-        """In words, that and since when the cluster cannot be reached."""
+        """Reason in words: the cluster cannot be reached, and since when."""
         return unreachable(self._unreachable_since or time.time(), str(error))
 
     def calibrate(self) -> Calibration:

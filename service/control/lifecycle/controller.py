@@ -59,7 +59,7 @@ from service.wire.launch import submission_id
 from service.wire.states import ACTIVE, State
 
 BUSY_INTERVAL_S = 0.02
-"""After a step that did something, the next comes this soon: it may see what came of it."""
+"""Interval after a step that did something, whose effects the next step may see."""
 log = structlog.get_logger(__name__)
 
 
@@ -87,7 +87,7 @@ class Controller:
         self._wake = threading.Event()
         self._is_stopped = False
         self.last_step_at: float | None = None
-        """On the monotonic clock, for readiness."""
+        """Time of the last step on the monotonic clock, for readiness."""
 
     @property
     def cluster_answers(self) -> bool:
@@ -120,16 +120,17 @@ class Controller:
             self._lease.release()
 
     def wake(self) -> None:
-        """Has the next step come at once. From any thread."""
+        """Start the next step at once. From any thread."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Has `run` return after the step that it is in. From any thread."""
+        """Make `run` return after its current step. From any thread."""
         self._is_stopped = True
         self._wake.set()
 
     def step(self) -> bool:
-        """One look at every active job and at the queue; False when nothing was done, or another acts."""
+        """Look once at every active job and at the queue; return False if nothing was done, or if another control
+        plane acts."""
         self._database.look()  # before anything is done of which nothing might be left
         if not self._lease.take():
             return False
@@ -179,7 +180,7 @@ class Controller:
         return did
 
     def _tend(self, job: JobRow) -> bool:
-        """One decision about one job, carried out; False when there was nothing to do."""
+        """Decide about one job and carry the decision out; return False if there was nothing to do."""
         try:
             observation = self._observe(job)
             if observation is None:

@@ -20,5 +20,5 @@ class Deduplicator:
         self._last.pop(of, None)
 
     def keep_only(self, keys: Collection[object]) -> None:
-        """Forgets all others."""
+        """Forget all keys but these."""
         self._last = {of: news for of, news in self._last.items() if of in keys}

@@ -28,7 +28,7 @@ STEP_S = 0.2
 """Spent on files in one step: other jobs wait for the controller meanwhile."""
 STEP_EVENTS = 5_000
 RETRY_INTERVAL_S = 10.0
-"""After files could not be removed."""
+"""Interval between attempts to remove files."""
 log = structlog.get_logger(__name__)
 
 

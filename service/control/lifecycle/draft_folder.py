@@ -14,7 +14,7 @@ from service.control.store.drafts import Draft, all_drafts, drop_draft, find_dra
 from service.control.store.jobs import get_job
 
 _NO_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)
-"""Of paths that nothing can lie at."""
+"""Errors of paths at which no file can exist."""
 log = structlog.get_logger(__name__)
 
 
@@ -44,7 +44,7 @@ class DraftFolder:
                 note_parents(tx, draft.job_id, num_parents)
 
     def mark_created(self) -> None:
-        """To be called when the folder is there."""
+        """Note that the folder exists now."""
         self._exists = True
 
     def give_up(self) -> None:

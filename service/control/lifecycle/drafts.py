@@ -31,7 +31,7 @@ class Drafts:
         )  # else a draft too young at one look would wait for long
         self._look_at = 0.0
         self._next_try_at: dict[str, float] = {}
-        """Of folders that could not be removed: the others do not wait for them."""
+        """Time of the next attempt for folders that could not be removed, so that others do not wait for them."""
 
     def step(self) -> bool:
         """A little of the oldest folder; False when there was nothing to do."""

@@ -32,7 +32,7 @@ class FullRoots:
         self._roots = roots
         self._refusals: dict[str, _Refusal] = {}
         self._lock = threading.Lock()
-        """Of the refusals; held while nothing is asked."""
+        """Lock of the refusals; never held while a root is asked."""
         self._asking = threading.Lock()
         self._asked_at = -inf
 
@@ -43,7 +43,7 @@ class FullRoots:
         return Full("; ".join(refusal.fault.detail for refusal in refusals)) if refusals else None
 
     def ask_soon(self) -> None:
-        """Has the roots asked again in the background, where one that hangs keeps nobody waiting; not too often."""
+        """Ask the roots again in a background thread, so that a root that hangs blocks no caller; not too often."""
         due = self._refusals and monotonic() - self._asked_at > RETRY_INTERVAL_S
         if due and self._asking.acquire(blocking=False):
             try:
@@ -72,7 +72,7 @@ class FullRoots:
                 del self._refusals[root]
 
     def recheck(self) -> None:
-        """Forgets those that have room for what they refused."""
+        """Forget the refusals of roots that now have room for what they refused."""
         for root, refusal in self._list_refusals():
             try:
                 has_room = _has_room(root, refusal.num_bytes)

@@ -38,7 +38,7 @@ class GenerationLimits:
 
 
 class Generation:
-    """One text while it is made."""
+    """A text that is being generated."""
 
     def __init__(self) -> None:
         self.start_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -150,7 +150,7 @@ class Generations:
     async def _make(
         self, generation: Generation, model: ServedModel, prompt: str, spec: GenerationSpec
     ) -> None:
-        """Has the turn."""
+        """Generate a text; the caller has the turn."""
         if self._unloading is not None:
             self._unloading.cancel()
         try:

@@ -22,7 +22,7 @@ class JobFile:
     kind: FileKind
     size_bytes: int
     sha256: str | None
-    """Of what was written, where a checkpoint's marker says it."""
+    """Checksum that a checkpoint's marker has for the file; None for other files."""
 
 
 class JobFiles:
@@ -34,7 +34,8 @@ class JobFiles:
         self._folder = roots.folder(storage)
 
     def list_files(self, kinds: frozenset[FileKind] = frozenset(FileKind)) -> list[JobFile]:
-        """By path; of checkpoints the committed ones, and of those the files that their markers name."""
+        """Files in order of their paths. Of checkpoints, only committed ones count, with the files that their markers
+        name."""
         files = [*self._plain(kinds)]
         if FileKind.CHECKPOINTS in kinds:
             for name in self._folder.sizes(markers.FOLDER):

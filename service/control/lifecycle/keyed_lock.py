@@ -11,7 +11,7 @@ MAX_WAITING = 4
 
 
 class KeyedLock:
-    """One turn at a time for each key. Safe to share between threads."""
+    """Lock with one holder per key. Safe to share between threads."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()

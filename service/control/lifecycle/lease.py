@@ -14,7 +14,7 @@ from service.control.store.leases import holds_lease, release_lease, take_lease
 
 
 class LeaseLost(Exception):
-    """Another control plane acts now."""
+    """The lease was lost: another control plane acts now."""
 
 
 class Lease:

@@ -72,7 +72,7 @@ class JobFacts:
     group_phase_at: float = 0.0
     group_reason: str = ""
     workers: int = 0
-    """Of the attempt."""
+    """Number of workers of the attempt."""
     min_num_workers: int = 0
     room: int | None = None
     """Workers that a plan exists for and that the cluster has room for now, its own included; None where that is not
@@ -82,7 +82,7 @@ class JobFacts:
     unreachable: str = ""
     """Since when the cluster cannot be reached, and why, in words; nothing while it answers."""
     heard_at: float | None = None
-    """When its run last sent anything to this control plane."""
+    """Time at which the run last sent anything to this control plane."""
     driver_trouble: str = ""
     """Message that its driver is silent while its workers are heard, or is stopped; else empty."""
     driver_is_frozen: bool = False
@@ -92,7 +92,7 @@ class JobFacts:
     unreachable_since: float | None = None
     """Since when the job shows that."""
     saving_trouble: str = ""
-    """In words, which of its checkpoints failed since the last that was committed."""
+    """Description of the checkpoints that failed since the last committed one; empty if none did."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from service.control.launcher.launcher import LauncherUnavailable
 REPORT_AFTER_S = 3.0
 """A cluster that is slow for a moment is no news to its jobs."""
 REPORT_INTERVAL_S = 10.0
-"""Another reason is told no sooner than this after the one before, and so is the log's line about it."""
+"""Shortest interval between changes of the reported reason, and between lines of the log about it."""
 log = structlog.get_logger(__name__)
 
 

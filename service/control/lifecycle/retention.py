@@ -32,7 +32,7 @@ class Retention:
         self._look_at = 0.0
 
     def step(self) -> bool:
-        """One transaction of bounded size; False when there was nothing to do. Raises LeaseLost."""
+        """Run one transaction of bounded size; return False if there was nothing to do. Raises LeaseLost."""
         if self._keep_days is None or monotonic() < self._look_at:
             return False
         with self._database.read() as tx:

@@ -18,7 +18,7 @@ from service.control.store.jobs import JobRow, jobs_in
 from service.wire.states import ACTIVE
 
 LOOK_S = 10.0
-"""Between two jobs that are looked at: a look is a request where storage is remote."""
+"""Interval between looks at two jobs; on remote storage every look is a request."""
 log = structlog.get_logger(__name__)
 
 

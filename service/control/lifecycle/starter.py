@@ -77,10 +77,10 @@ class Starter:
         self._deduplicator = Deduplicator()
         self._specs: dict[int, JobSpec] = {}
         self._room: dict[int, tuple[tuple[int, str], int | None]] = {}
-        """By job: what was asked last of the room for it, and the answer, which takes a plan."""
+        """Last question and answer about each job's room, by job number; an answer takes a plan."""
 
     def forget_cluster(self) -> None:
-        """Has the cluster asked anew what it has: it is known to be out of reach."""
+        """Forget the cluster's facts, so that it is asked again: it is known to be unreachable."""
         self._watch.expire()
 
     def admit(self) -> list[JobRow]:
@@ -117,7 +117,7 @@ class Starter:
         return due
 
     def explain_unreachable(self, words: str, since: float) -> None:
-        """Has the first of the queue say why nobody is admitted."""
+        """Set the reason of the first queued job: why no job is admitted."""
         with self._database.read() as tx:
             job = first_queued(tx, State.QUEUED, "", (-1, -1))
         if job is not None:
@@ -126,7 +126,7 @@ class Starter:
                 events += explain(tx, job, f"{WAITS}; {words}", ACTOR, values)
 
     def explain_reachable(self) -> bool:
-        """Has what is queued say no more that the cluster cannot be reached, some jobs a step; False for none."""
+        """Remove "the cluster cannot be reached" from queued jobs, some per step; return False if there are none."""
         with self._database.read() as tx:
             jobs = saying_unreachable(tx, State.QUEUED, MAX_EXPLAINED)
         for job in jobs:
@@ -300,7 +300,7 @@ class Starter:
         return outcome
 
     def _store_attempt(self, job: JobRow, plan: Plan, room: Gang) -> JobRow | NeverFits:
-        """From here on the attempt is `due`, and is found so after a crash."""
+        """Store the next attempt as `due`, as which it is found after a crash."""
         attempt = job.attempt + 1
         gang = Gang(plan.num_workers, room.cpus_per_worker, room.gpus_per_worker)
         values = {

@@ -51,7 +51,7 @@ class ClientConnection(asyncio.Protocol):
         return cycle is not None and not cycle.response_complete and not self._http.flow.write_paused
 
     def admit(self) -> None:
-        """It has shown who it is. Raises Unavailable when there are too many that have."""
+        """Count the connection as authenticated. Raises Unavailable if there are too many authenticated connections."""
         self._connections.admit(self)
 
     def give_way(self) -> None:
@@ -108,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
             self._end(408, "was too slow", f"{self._num_bytes:,} bytes of a body came in {waited_s:.0f} s")
 
     def _note(self, got_data: bool) -> None:
-        """Sees what the client is to send next, and since when."""
+        """Note what the client has to send next, and since when."""
         state = self._http.conn.their_state
         if state is h11.SEND_BODY:
             awaits = "body"
@@ -164,7 +164,8 @@ class ClientConnection(asyncio.Protocol):
 
 
 def unsent_by_kernel(transport: asyncio.BaseTransport) -> int:
-    """Bytes that the system has taken from this process and the other side has not yet; 0 where it does not tell."""
+    """Bytes that the kernel has taken from this process and that the peer has not acknowledged; 0 if the system does
+    not tell."""
     connection = transport.get_extra_info("socket")
     if connection is None or not sys.platform.startswith("linux"):
         return 0

@@ -21,7 +21,7 @@ class ConnectionLimits:
 
     @property
     def look_interval_s(self) -> float:
-        """Between looks at whose time is over."""
+        """Interval between looks for connections whose time is over."""
         return min(1.0, min(self.header_timeout_s, self.body_timeout_s, self.write_timeout_s) / 4)
 
 
@@ -92,7 +92,7 @@ class Connections(Generic[C]):
             self._admitted_connections.add(connection)
 
     def forget(self, connection: C) -> None:
-        """It is gone."""
+        """Remove a connection that has closed."""
         self._admitted_connections.discard(connection)
         if connection in self._strangers:
             self._forget_stranger(connection)

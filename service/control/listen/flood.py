@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 LINES_A_MINUTE = 20
-"""Of one kind."""
+"""Lines of one kind that are logged in a minute."""
 MAX_KINDS = 256
 
 
@@ -41,7 +41,7 @@ class FloodGate:
     def __call__(
         self, _logger: Any, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        """As a processor of structlog."""
+        """Processor of structlog."""
         if method in ("debug", "info"):
             return event
         left_out = self.left_out(str(event.get("event")))
@@ -50,7 +50,7 @@ class FloodGate:
         return {**event, "left_out": left_out} if left_out else event
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """As a filter of the standard library's loggers, which libraries write to."""
+        """Filter of the standard library's loggers, which libraries use."""
         if record.levelno < logging.WARNING:
             return True
         # The first line: what follows names sockets and tasks, and is another each time.

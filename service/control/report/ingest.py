@@ -26,7 +26,7 @@ _PHASES = {"started": "running", "resumed": "running", "waiting": "waiting", "re
 """Phase of a worker group, by the record that tells of it."""
 MAX_KIND = 32
 _LEVELS = {"waiting": "warning", "recovering": "warning", "checkpoint_failed": "error"}
-"""Of what is told as a log line; the others are information."""
+"""Levels of records that become log lines; all others are `info`."""
 
 
 class Ingest:
@@ -87,7 +87,7 @@ class Ingest:
         return RecordAnswer(next_seq=next_seq + len(new), request=_request(job))
 
     def next_seq(self, job_id: str, attempt: int, writer: str) -> int:
-        """Every record of the writer below it is stored."""
+        """Sequence number of the writer's next record: all below are stored."""
         with self._database.read() as tx:
             job = get_job(tx, job_id)
             return 0 if job is None else writers.next_seq(tx, job.number, attempt, writer)
@@ -178,7 +178,7 @@ def _refuse_gap(batch: RecordBatch, next_seq: int, job: JobRow) -> None:
 
 
 def _request(job: JobRow) -> Any:
-    """As the run understands it: to make room for another number of workers is to pause."""
+    """Request of a job as the run understands it: a job that has to make room for another number of workers pauses."""
     return "pause" if job.request == "resize" else job.request
 
 

@@ -7,7 +7,7 @@ from service.wire.events import rfc3339
 from service.wire.segments import SegmentFolder, WriterFolder
 
 NAME = "segment-99999999.log"
-"""After all that the driver itself sealed; the same however often it is kept."""
+"""Name that sorts after all segments that the driver has sealed; the same however often it is written."""
 COMPARED_BYTES = 256_000
 """Read of the end of the driver's own log, to leave out what it has already."""
 

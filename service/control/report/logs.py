@@ -28,7 +28,7 @@ class LogLine:
     writer: WriterFolder
     text: str
     time: int
-    """As the line itself begins with, and else that of the writer's line before it; 0 before the first."""
+    """Time that the line begins with, or else the time of the writer's previous line; 0 before the first."""
     position: tuple[int, int]
     """The line's end in its writer's log: it grows from line to line."""
 

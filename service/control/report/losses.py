@@ -16,7 +16,7 @@ Moment = tuple[int, int]
 END = 2**62
 """The time of what ends an attempt: after all that the attempt did."""
 MAX_KEPT = 100
-"""Of the moments of failures: the newest."""
+"""Number of the newest failures whose moments are kept."""
 
 
 class FailureHistory(BaseModel):
@@ -28,7 +28,7 @@ class FailureHistory(BaseModel):
     kinds: tuple[str, ...] = ()
     """Kind of each of them; "" where it is not known."""
     num_older: int = 0
-    """Of failures before those."""
+    """Number of failures before those."""
     older_kinds: dict[str, int] = Field(default_factory=dict)
     """Number of those by kind, where it is known."""
     setbacks: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class FailureHistory(BaseModel):
         return self.kinds if len(self.kinds) == len(self.failures) else ("",) * len(self.failures)
 
     def after_failure(self, at: Moment, kind: str = "") -> "FailureHistory":
-        """With a failure that is heard of now; one from before the last progress is forgiven already."""
+        """The history with a failure that is reported now. A failure before the last progress is forgiven already."""
         if at < self.progress_at:
             return self
         all_failures = sorted((*zip(self.failures, self._kinds(), strict=True), (at, kind)))
@@ -82,22 +82,22 @@ class FailureHistory(BaseModel):
         )
 
     def with_failures_of(self, source: "FailureHistory", attempt: int) -> "FailureHistory":
-        """With the failures of one attempt that `source`, of the same job, has."""
+        """The history with the failures of one attempt from `source`, another history of the same job."""
         losses = self
         for at, kind in zip(source.failures, source._kinds(), strict=True):
             losses = losses.after_failure(at, kind) if at[0] == attempt else losses
         return losses
 
     def after_setback(self, attempt: int) -> "FailureHistory":
-        """With an attempt that was lost with its cluster after its workers had begun."""
+        """The history with an attempt that was lost with its cluster after its workers had begun."""
         return self.model_copy(update={"setbacks": (*self.setbacks, attempt)})
 
     def after_lost_start(self, attempt: int) -> "FailureHistory":
-        """With one that was lost before they had."""
+        """The history with an attempt that was lost with its cluster before its workers had begun."""
         return self.model_copy(update={"lost_starts": (*self.lost_starts, attempt)})
 
     def after_progress(self, at: Moment) -> "FailureHistory":
-        """With a progress that is heard of now; it may be an old one."""
+        """The history with a progress that is reported now, and that may be an old one."""
         if at < self.progress_at:
             return self
         forgiven = not self.failures or self.failures[0] <= at

@@ -12,7 +12,7 @@ _SEQUENCES = re.compile(
 _CONTROLS = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
-"""Other control characters but tabs, and those that change the direction of text."""
+"""Control characters other than tabs, and characters that change the direction of text."""
 
 
 def plain_text(line: str) -> str:

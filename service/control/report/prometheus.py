@@ -73,7 +73,7 @@ class _Jobs(Collector):
 
 
 class _SaveFigures(Collector):
-    """Of jobs that run only: what is over needs no checkpoint, and would stay for ever."""
+    """Figures of saving, only for jobs that run: those of finished jobs would stay for ever."""
 
     def __init__(self, active: Callable[[], Mapping[str, Saves]]) -> None:
         self._active = active

@@ -53,7 +53,7 @@ class RunStatuses:
         return self._heard_at.get(job_id, self._began_at)
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:
-        """Forget what other jobs said."""
+        """Forget the statuses of all other jobs."""
         tables: tuple[dict[str, Any], ...] = (
             self._heard_at, self._driver_heard_at, self._statuses, self._silences, self._asked_since,
             self._processes,

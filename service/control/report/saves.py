@@ -38,7 +38,7 @@ class Saves(_StoredRecord):
     """Whether the last one failed."""
 
     def after(self, record: Record, step: int) -> "Saves":
-        """With what a record of kind `checkpoint` or `checkpoint_failed` says."""
+        """Saves after a record of kind `checkpoint` or `checkpoint_failed`."""
         if record.kind == "checkpoint":
             size_bytes = CheckpointRecord.read(record.data).size_bytes
             checkpoint = CheckpointCommit(step=step, time=record.time, size_bytes=size_bytes)
@@ -61,7 +61,7 @@ class Saves(_StoredRecord):
         return f"{subject}{':' if failure.num_failed == 1 else ''} {failure.reason}; a restart would go on {start}"
 
     def view(self) -> dict[str, Any]:
-        """As clients see it."""
+        """Fields of a job's view for clients."""
         fields: dict[str, Any] = {"last_checkpoint": None, "last_failed_checkpoint": None}
         if (last := self.committed) is not None:
             fields["last_checkpoint"] = {**last.model_dump(), "time": rfc3339(last.time)}
@@ -71,7 +71,7 @@ class Saves(_StoredRecord):
 
 
 def saves_of_copy(copy: Marker, at: datetime) -> Saves:
-    """Of a job that begins with a checkpoint of another: its own since then, so that no work is lost before."""
+    """Saves of a job that begins with another job's checkpoint, which counts as its own from `at` on."""
     return Saves(committed=CheckpointCommit(step=copy.step, time=at, size_bytes=copy.size_bytes))
 
 

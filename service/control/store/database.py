@@ -85,7 +85,7 @@ class Database:
 
     @contextmanager
     def read_many(self) -> Iterator[Connection]:
-        """As `read`, for what takes many rows and is asked for often."""
+        """As `read`, for frequent queries of many rows."""
         with self._reading_many, self.read() as connection:
             yield connection
 

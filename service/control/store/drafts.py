@@ -15,7 +15,7 @@ class Draft:
     job_id: str
     storage: str
     num_parents: int
-    """Of the folders directly above it, those that go with it once they are empty."""
+    """Number of folders directly above the draft's that are removed with it once they are empty."""
 
 
 _COLUMNS = (tables.drafts.c.job_id, tables.drafts.c.storage, tables.drafts.c.num_parents)
@@ -27,7 +27,7 @@ def insert_draft(tx: Connection, draft: Draft, now: int) -> None:
 
 
 def note_parents(tx: Connection, job_id: str, num_parents: int) -> None:
-    """That so many are made for it; where more were noted, they stay so."""
+    """Note that at least so many folders are made for a draft."""
     column = tables.drafts.c
     conditions = (column.job_id == job_id, column.num_parents < num_parents)
     tx.execute(update(tables.drafts).where(*conditions).values(num_parents=num_parents))
@@ -39,7 +39,7 @@ def finish_draft(tx: Connection, job_id: str) -> bool:
 
 
 def drop_draft(tx: Connection, draft: Draft) -> bool:
-    """Its folder is gone, and those that were made for it. False where more of them have been noted since."""
+    """Delete a draft whose folders are removed. Return False if more folders have been noted since."""
     column = tables.drafts.c
     conditions = (column.job_id == draft.job_id, column.num_parents <= draft.num_parents)
     tx.execute(delete(tables.drafts).where(*conditions))
@@ -52,7 +52,7 @@ def find_draft(tx: Connection, job_id: str) -> Draft | None:
 
 
 def all_drafts(tx: Connection) -> list[Draft]:
-    """One for each POST that is being worked on, or was when its process died."""
+    """Drafts of all POST requests that are being worked on, or were when their process died."""
     return [Draft(*row) for row in tx.execute(select(*_COLUMNS))]
 
 

@@ -26,7 +26,7 @@ class NewEvent:
     group: int | None = None
     """The worker group that recorded it."""
     superseded: str | None = None
-    """As an event of the wire has it."""
+    """Value of the wire event's `superseded`."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def furthest_step(tx: Connection, job_number: int, kind: str) -> int:
 def redone_steps(
     tx: Connection, job_number: int, kind: str, steps: Collection[int], attempt: int, group: int
 ) -> set[int]:
-    """Those of the steps that a newer attempt or worker group than this one has recorded."""
+    """Steps among `steps` that a newer attempt or worker group has recorded."""
     event = tables.events.c
     newer = or_(event.attempt > attempt, and_(event.attempt == attempt, event.group > group))
     sorted_steps, newer_steps = sorted(steps), set[int]()

@@ -188,7 +188,7 @@ def delete_job(tx: Connection, number: int) -> None:
 
 
 def jobs_in(tx: Connection, states: Collection[str]) -> list[JobRow]:
-    """Every job in one of these states, in the order in which they came."""
+    """Jobs in any of these states, in order of their creation."""
     job = tables.jobs.c
     query = _JOBS.where(job.state.in_(states)).order_by(job.number)
     return [JobRow(*row) for row in tx.execute(query)]

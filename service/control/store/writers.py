@@ -8,7 +8,7 @@ ROW_VERSION = 1
 
 
 def next_seq(tx: Connection, job_number: int, attempt: int, writer: str) -> int:
-    """Every record below is stored; 0 for a writer that has sent none."""
+    """Sequence number of the writer's next record: all below are stored. 0 for a writer that has sent none."""
     result = tx.execute(select(tables.writers.c.next_seq).where(*_key(job_number, attempt, writer)))
     return result.scalar_one_or_none() or 0
 
