@@ -1,4 +1,4 @@
-"""Checks before a module is captured: modules and samples of which no program could be made are refused."""
+"""Checks before a module is captured: modules and samples that no program can be made of are refused."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +16,9 @@ from moe.spec import Problem, SpecError
 
 
 def admit(module: nn.Module, sample: Any) -> None:
-    """Raises SpecError for what is no module, for one that is applied, wrapped, compiled, scripted, sharded or not
-    initialised, for gradients' hooks, and for a sample that has other values than dense tensors and plain ones."""
+    """Raises SpecError for an object that is no module; for a module that is applied, wrapped, compiled, scripted,
+    sharded, uninitialised or has hooks on gradients; and for a sample with other values than dense tensors and plain
+    values."""
     if not isinstance(module, nn.Module):
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
         raise SpecError(

@@ -1,7 +1,8 @@
-"""Blocks that repeat in a module: captured once, and written into the graph as often as they are called.
+"""Repeated blocks of a module: captured once, and copied into the graph for each call.
 
-Siblings in a list of modules that are the same but for their parameters' values are one operator each while the module
-is captured, and one more for their gradients; the graph of the first is then put in the place of each.
+While the module is captured, each sibling in a list of modules that differs from the others only in the values of its
+parameters is one operator, and its gradients are one more. Afterwards these operators are replaced by copies of the
+graph of the first sibling.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -23,24 +24,24 @@ from moe.sharding.lines import REGION, beginning
 
 @dataclass(frozen=True, eq=False)
 class CapturedBlock:
-    """The graph of a block that is called with tensors of given shapes."""
+    """Graph of a block, for a call with tensors of given shapes."""
 
     graph: fx.Graph
     tensors: dict[fx.Node, int]
-    """Placeholders, each with its number among the arguments, then parameters and buffers."""
+    """Placeholders, each with its number among the arguments, parameters and buffers, in this order."""
     tangents: dict[fx.Node, int]
     """Placeholders, each with the number of its output."""
     outputs: list[fx.Node]
-    """What the block returns, then new values of buffers."""
+    """Results of the block, then new values of buffers."""
     gradients: dict[int, fx.Node]
-    """By the number of the argument, parameter or buffer."""
+    """Gradients, by the number of the argument, parameter or buffer."""
     backward: frozenset[fx.Node]
     fake_outputs: list[Tensor]
-    """Fake outputs."""
+    """Fake tensors of the same shapes as `outputs`."""
     written_buffers: list[int]
     """Numbers of the buffers that have new values."""
     constants: dict[fx.Node, Tensor]
-    """Tensors that the graph has of its own."""
+    """Constants of the graph."""
 
 
 @dataclass
@@ -50,9 +51,9 @@ class Call:
     module: nn.Module
     tree: pytree.TreeSpec
     arguments: list[Any]
-    """Fake tensors, and values that are none."""
+    """Fake tensors and other values."""
     result: Any = None
-    """Fake tensors in the block's own form."""
+    """Fake result, nested as the block returns it."""
     block: CapturedBlock | None = None
 
 
@@ -61,16 +62,17 @@ class Calls:
     """Calls of repeated blocks, found while a module runs."""
 
     kinds: list[list[nn.Module]]
-    """Blocks that are the same."""
+    """Lists of identical blocks."""
     by_key: dict[Hashable, Call] = field(default_factory=dict)
     numbers: dict[Hashable, int] = field(default_factory=dict)
-    """Of keys, in the order in which they are found."""
+    """Numbers of keys, in the order in which the keys are found."""
     paths: dict[int, str] = field(default_factory=dict)
-    """Of modules, by their ids."""
+    """Paths of modules by their ids."""
     modules: list[nn.Module] = field(default_factory=list)
     """The module of each call."""
     mutating: set[Hashable] = field(default_factory=set)
-    """Keys of calls that change an argument in place; such modules are captured where they stand, not as operators."""
+    """Keys of calls that change an argument in place. Such modules are captured as part of the graph, not as
+    operators."""
 
     def number(self, key: Hashable) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
@@ -126,7 +128,8 @@ FORWARD, BACKWARD = torch.ops.shardyard.block.default, torch.ops.shardyard.block
 
 @contextmanager
 def _standing_in(kinds: list[list[nn.Module]], run: Callable[[nn.Module, Any, int], Any]) -> Iterator[None]:
-    """Modules whose forward is something else, given (module, (arguments, keyword arguments), number of its kind)."""
+    """Context in which `run(module, (arguments, keyword arguments), number of the kind)` replaces the forward of each
+    module of `kinds`."""
     patched_modules: list[nn.Module] = []
 
     def standing(module: nn.Module, kind: int) -> Callable[..., Any]:
@@ -156,7 +159,7 @@ def _key(kind: int, leaves: list[Any], tree: pytree.TreeSpec) -> Hashable | None
 
 
 def _like(value: Any) -> Any:
-    """A tensor of the same shape, strides and dtype, and alike to be trained."""
+    """A tensor with the same shape, strides, dtype and `requires_grad`; other values unchanged."""
     if not isinstance(value, Tensor):
         return value
     tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
@@ -169,7 +172,7 @@ def _versions(leaves: list[Any]) -> list[int]:
 
 
 def _fresh(value: Any) -> Any:
-    """A new tensor like a block's result, which the caller may change in place."""
+    """A new tensor like a block's result, which the caller may change in place; other values unchanged."""
     if not isinstance(value, Tensor):
         return value
     tensor = torch.empty_like(value, requires_grad=value.requires_grad)
@@ -178,7 +181,8 @@ def _fresh(value: Any) -> Any:
 
 @contextmanager
 def observe_calls(calls: Calls) -> Iterator[None]:
-    """Runs within find how repeated blocks are called: each way is run once, then what it gave is given again."""
+    """Context that records how repeated blocks are called. For each key only the first call is run; later calls return
+    copies of its result."""
 
     def run(module: nn.Module, inputs: Any, kind: int) -> Any:
         leaves, tree = pytree.tree_flatten(inputs)
@@ -202,7 +206,7 @@ def observe_calls(calls: Calls) -> Iterator[None]:
 
 @contextmanager
 def as_operators(calls: Calls) -> Iterator[None]:
-    """Within, repeated blocks are operators."""
+    """Context in which repeated blocks are operators."""
 
     def run(module: nn.Module, inputs: Any, kind: int) -> Any:
         leaves, tree = pytree.tree_flatten(inputs)
@@ -236,7 +240,7 @@ def as_operators(calls: Calls) -> Iterator[None]:
 
 
 class BlockModule(nn.Module):
-    """A call of a block, of tensors alone; `within` makes the context that it runs in."""
+    """A call of a block as a module that takes and returns tensors only; `within` makes the context it runs in."""
 
     def __init__(self, call: Call, within: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
@@ -257,8 +261,8 @@ class BlockModule(nn.Module):
 
 
 def apart(flat: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """The tensors among results, each for itself: of views of one tensor, and of what was given, torch would make the
-    results anew from that, and leave out their gradients."""
+    """The tensors among the results, with copies of views and of inputs: torch would otherwise recreate these results
+    from their base or from the input, and omit their gradients."""
     input_ids = {id(value) for value in inputs}
     tensors = (value for value in flat if isinstance(value, Tensor))
     return tuple(
@@ -269,7 +273,7 @@ def apart(flat: Sequence[Any], inputs: Sequence[Any]) -> tuple[Tensor, ...]:
 def block_of(
     call: Call, module: fx.GraphModule, after: Callable[[fx.Graph, set[fx.Node]], frozenset[fx.Node]]
 ) -> CapturedBlock:
-    """The block of a joint graph of its `BlockModule`; `after` gives the nodes that depend on others."""
+    """The captured block of a joint graph of its `BlockModule`. `after` returns the nodes that depend on given ones."""
     graph = module.graph
     names = [f"block.{name}" for name, _ in call.module.named_parameters()]
     buffers = [f"block.{name}" for name, _ in call.module.named_buffers()]
@@ -327,7 +331,7 @@ def block_of(
 
 
 def written_out(module: fx.GraphModule, calls: Calls) -> None:
-    """Put the graphs of blocks in the place of their operators."""
+    """Replace operators of blocks by copies of the blocks' graphs."""
     graph = module.graph
     by_number = {calls.number(key): call for key, call in calls.by_key.items()}
     constants: dict[fx.Node, fx.Node] = {}
@@ -383,7 +387,7 @@ def _constant(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
 
 
 def _copies(before: fx.Node, block: CapturedBlock, node_map: dict[fx.Node, Any]) -> Iterator[fx.Node]:
-    """The nodes of a block's forward pass or backward pass, put before the operator that it is."""
+    """Copy the nodes of a block's forward pass or backward pass to before the block's operator."""
     with before.graph.inserting_before(before):
         for node in block.graph.nodes:
             is_backward = node in block.backward
@@ -394,7 +398,7 @@ def _copies(before: fx.Node, block: CapturedBlock, node_map: dict[fx.Node, Any])
 
 
 def _renumber(node: fx.Node, layers: Mapping[int, int]) -> None:
-    """Key what one of our own operators draws by another layer."""
+    """Change the number of the layer that is a key of the random numbers of this package's operators."""
     if layers and getattr(node.target, "namespace", "") == "shardyard":
         names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
         node.args = tuple(

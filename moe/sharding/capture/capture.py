@@ -38,30 +38,30 @@ LeafKind = Literal["parameter", "buffer", "input", "tangent", "constant"]
 
 @dataclass(frozen=True)
 class GraphInput:
-    """A tensor that a graph begins with."""
+    """A tensor that a captured graph takes or contains as a constant."""
 
     kind: LeafKind
     name: str
-    """The module's own name of a parameter or buffer; the path of an input, `inputs.0`; of a tangent, its output."""
+    """Name of a parameter or buffer in the module; path of an input (`inputs.0`), or of a tangent's output."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
-    """A module's joint graph."""
+    """Joint graph of a module: forward pass, loss and backward pass."""
 
     graph: fx.GraphModule
     leaves: dict[fx.Node, GraphInput]
     outputs: tuple[fx.Node | Any, ...]
-    """What the module returns, flat: nodes, and values that are no tensors."""
+    """Flattened results of the module: nodes, and values that are not tensors."""
     output_tree: pytree.TreeSpec
     updates: dict[str, fx.Node]
     """New values of buffers."""
     gradients: dict[str, fx.Node]
-    """By parameter; those that do not reach an output are not there."""
+    """Gradients by parameter. Parameters that no output depends on have none."""
     first_names: dict[str, str]
-    """The name that the graph has of a parameter, the first of several, by each of its names, and of an input by the
+    """Names in the graph: of a parameter, the first of its names, by each of its names; of an input, its path by the
     name of forward's argument."""
     parts: dict[str, ManualPart]
     """Manual parts, by name."""
@@ -70,7 +70,7 @@ class CapturedGraph:
 
     @property
     def input_bytes(self) -> int:
-        """Of inputs, which lie whole on every rank."""
+        """Bytes of inputs and tangents, which are whole on every rank."""
         return sum(
             leaf.dtype.itemsize * math.prod(leaf.shape)
             for leaf in self.leaves.values()
@@ -79,8 +79,8 @@ class CapturedGraph:
 
     @property
     def backward(self) -> frozenset[fx.Node]:
-        """The backward pass: nodes that depend on a tangent, what is computed again, and views and what is made of
-        nothing that are used there alone."""
+        """Nodes of the backward pass: those that depend on a tangent, recomputed ones, and views and operators without
+        operands that only the backward pass uses."""
         first = {node for node, leaf in self.leaves.items() if leaf.kind == "tangent"}
         first |= {node for node in self.graph.graph.nodes if AGAIN in node.meta}
         nodes = set(_after(self.graph.graph, first))
@@ -117,7 +117,8 @@ def _after(graph: fx.Graph, first: set[fx.Node]) -> frozenset[fx.Node]:
 
 
 def device_of(cluster: Cluster) -> torch.device:
-    """The device that a cluster's programs are captured for and run on: its kind where there is one here."""
+    """The device that programs of a cluster are captured for and run on: a GPU if the cluster and this machine have
+    GPUs, else the CPU."""
     return torch.device("cuda" if cluster.traits.kind == "cuda" and torch.cuda.is_available() else "cpu")
 
 
@@ -129,11 +130,12 @@ def capture(
     loss: Callable[[Any], Tensor] | None = None,
     device: torch.device | str = "cpu",
 ) -> CapturedGraph:
-    """The joint graph of `module(*sample)`, then of `loss` of what that gives. The sample may end in `Keywords`.
+    """The joint graph of `module(*sample)`, followed by `loss` of its result if given. The sample may end in
+    `Keywords`.
 
-    The module may lie on the meta device and is as it was afterwards; of tensors in `sample` only shape and dtype
-    count. Raises SpecError, naming the user's line, for what cannot be captured and for side effects that would be
-    lost.
+    The module may be on the meta device, and is left unchanged. Of tensors in `sample`, only shapes and dtypes are
+    used. Raises SpecError, naming the user's line, for code that cannot be captured and for side effects that a program
+    would not have.
     """
     admit(module, sample)
     if isinstance(loss, nn.Module) and list(loss.parameters()):
@@ -190,7 +192,7 @@ def capture(
 def _check_changes(
     wrapper: "_TracedModule", arguments: tuple[Any, ...], graph_module: fx.GraphModule
 ) -> None:
-    """Raise SpecError where an input or a parameter is changed in place."""
+    """Raise SpecError if an input or a parameter is changed in place."""
     for descriptor in graph_module.graph.output_node().meta["desc"]:
         match descriptor:
             case torch_private.InputMutationAOTOutput(mutated_input=torch_private.PlainAOTInput(idx=number)):
@@ -204,7 +206,7 @@ def _check_changes(
 
 
 def _observe(wrapper: "_TracedModule", arguments: tuple[Any, ...]) -> blocks.Calls:
-    """Run the module to see how blocks are called."""
+    """Run the module, and return the calls of its repeated blocks."""
     calls, token = blocks.Calls(find_repeats(wrapper.module)), PARTS.set({})
     try:
         with blocks.observe_calls(calls):
@@ -225,18 +227,19 @@ def _block(call: blocks.Call, wrapper: "_TracedModule") -> blocks.CapturedBlock:
 
 @contextmanager
 def _mark_lines(wrapper: "_TracedModule", module: nn.Module) -> Iterator[None]:
-    """Where a module is run: operators are marked with the user's lines, and buffers may be set anew."""
+    """Context in which a module is run: operators are marked with the user's lines, and buffers may be reassigned."""
     wrapper.begin()
     with LineMarker(wrapper.mark, module), Substitutes(), written_back(module, wrapper.line_of):
         yield
 
 
 TENSOR = object()
-"""Where a tensor stands among what a module returns."""
+"""Placeholder for a tensor among the results of a module."""
 
 
 class _TracedModule(nn.Module):
-    """The module with its loss, which marks every operation with the user's line and the module that it is of."""
+    """The module followed by its loss. Each operator is marked with the user's line and the module that it belongs
+    to."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Any], Tensor] | None) -> None:
         super().__init__()
@@ -272,7 +275,8 @@ def _read(
     parts: dict[str, ManualPart],
     names_of_inputs: dict[str, str],
 ) -> CapturedGraph:
-    """Results and leaves of a joint graph by the module's own names; writes the graph out and simplifies it."""
+    """The captured graph of a joint graph: blocks copied in, simplified, with results and leaves by the module's
+    names."""
     graph, first = graph_module.graph, _first_names(module)
     note_lines(graph)
     _without_tokens(graph)
@@ -300,7 +304,7 @@ def _read(
 def _split_outputs(
     graph: fx.Graph, flat: Sequence[Any], first: dict[str, str]
 ) -> tuple[list[Any], dict[str, fx.Node], dict[str, fx.Node]]:
-    """(what the module returns, with nodes where `flat` has `TENSOR`; new values of buffers; gradients)."""
+    """(results of the module: `flat` with nodes in place of `TENSOR`; new values of buffers; gradients)."""
     outputs, updates, gradients = list(flat), dict[str, fx.Node](), dict[str, fx.Node]()
     tensors = (at for at, value in enumerate(flat) if value is TENSOR)
     output = graph.output_node()
@@ -324,7 +328,7 @@ def _split_outputs(
 
 
 def _leaves(graph_module: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node, GraphInput]:
-    """Tensors that a graph begins with, each once; what else it begins with is taken out."""
+    """Tensors that a graph takes or contains, each once. Other placeholders are erased."""
     graph, leaves = graph_module.graph, dict[fx.Node, GraphInput]()
     nodes_by_name: dict[tuple[str, str], fx.Node] = {}
     for node in list(graph.nodes):
@@ -336,7 +340,7 @@ def _leaves(graph_module: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node
         elif node.op == "placeholder":
             kind, name = _leaf(node.meta["desc"])
             value, name = node.meta.get("val"), first.get(name, name)
-            if not isinstance(value, Tensor):  # such as None or a number, which the graph has as it is
+            if not isinstance(value, Tensor):  # None or a number, which the graph contains as a constant
                 graph.erase_node(node)
                 continue
             if (kind, name) in nodes_by_name:  # one tensor under several names
@@ -349,15 +353,15 @@ def _leaves(graph_module: fx.GraphModule, first: dict[str, str]) -> dict[fx.Node
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
-    """The first of a parameter's names, by each of them."""
+    """The first name of each parameter and buffer, by each of its names."""
     names: dict[int, str] = {}
     named_parameters = module.named_parameters(remove_duplicate=False)
     return {name: names.setdefault(id(parameter), name) for name, parameter in named_parameters}
 
 
 def _without_tokens(graph: fx.Graph) -> None:
-    """Take out the order of operators that check a value, and what is noted for a profiler. Raises SpecError for other
-    operators that do more than to compute."""
+    """Remove the ordering tokens of operators that check a value, and marks for a profiler. Raises SpecError for other
+    operators with side effects."""
     for node in reversed(graph.nodes):
         if node.target in _PROFILED:
             graph.erase_node(node)
@@ -397,7 +401,7 @@ _PROFILED = {
 
 
 def _sum(graph: fx.Graph, first: fx.Node, second: fx.Node) -> fx.Node:
-    """Of the gradients of one parameter under two names."""
+    """Sum of the gradients of one parameter under two names."""
     with graph.inserting_before(graph.output_node()):
         node = graph.call_function(aten.add.Tensor, (first, second))
     node.meta["val"], node.meta["where"] = first.meta["val"], second.meta.get("where")

@@ -1,5 +1,5 @@
-"""Numbers and arrays that a forward pass gives to torch, which a captured graph has once and for all: written down in
-two runs, and compared."""
+"""Numbers and arrays that a forward pass passes to torch. A captured graph contains them as constants, so they are
+recorded in two runs, and refused if they differ."""
 
 import itertools
 import sys
@@ -21,13 +21,13 @@ from moe.spec import Problem
 _MISTRACED = {
     "multilabel_margin_loss": "is traced by torch with classes after the first -1, which it leaves out when it runs"
 }
-"""Functions whose trace computes something else than they do."""
+"""Functions whose trace computes something else than the function."""
 _LARGEST = 10_000_000
-"""Bytes of arrays beyond which they are not looked into."""
+"""Bytes above which the values of an array are not compared."""
 
 
 class Constants(TorchFunctionMode):
-    """Arguments of the functions of torch that return tensors, in one run, by the user's line and the function."""
+    """Recorder of one run: arguments of torch functions that return tensors, by the user's line and the function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Constants(TorchFunctionMode):
         return self.values == rerun.values
 
     def changes(self, rerun: "Constants") -> Iterator[Problem]:
-        """Problems with values that another run gives otherwise, where it calls the same as often."""
+        """Problems of values that differ in another run which calls the function as often at the same line."""
         for (where, function), values in self.values.items():
             other_values = rerun.values.get((where, function), [])
             if len(values) == len(other_values) and values != other_values:
@@ -69,7 +69,7 @@ class Constants(TorchFunctionMode):
 
 
 def _difference(values: list[list[Any]], other_values: list[list[Any]]) -> str:
-    """The first value that is another one, in both runs; of an array no more than that it is one."""
+    """The first value that differs, in both runs; "an array" if it is one."""
     for call, other_call in zip(values, other_values, strict=True):
         for before, after in itertools.zip_longest(call, other_call):
             if before != after:
@@ -82,9 +82,9 @@ def _is_real(value: Any) -> bool:
     if not isinstance(value, Tensor) or torch_private.is_traced(value) or value.layout is not torch.strided:
         return False
     try:
-        return value.untyped_storage().device.type == "cpu"  # that of a fake one is meta
+        return value.untyped_storage().device.type == "cpu"  # that of a fake tensor is meta
     except NotImplementedError:
-        return False  # the wrapper that a transform of torch.func puts around another tensor has no storage
+        return False  # wrappers of torch.func's transforms have no storage
 
 
 def _is_unregistered(value: Any) -> bool:
@@ -95,7 +95,7 @@ def _value_key(value: Any) -> Any:
     if _is_real(value):
         is_array = not value.requires_grad and value.dtype in _NUMPY
         with warnings.catch_warnings():
-            # torch warns of tensors that were made fake before, though these are real
+            # torch warns of tensors that were fake before, though these are real
             warnings.simplefilter("ignore")
             return array_key(value.numpy()) if is_array else None
     if isinstance(value, np.ndarray):
@@ -108,6 +108,6 @@ _NUMPY = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32,
 
 
 def array_key(value: np.ndarray) -> Any:
-    """An array's contents; of objects, and of large ones, shape and dtype alone."""
+    """Key of an array's contents. It covers only shape and dtype of large arrays and of arrays of objects."""
     is_read = not value.dtype.hasobject and value.nbytes <= _LARGEST
     return value.shape, value.dtype.str, hash(value.tobytes()) if is_read else None

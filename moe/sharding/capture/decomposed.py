@@ -1,4 +1,4 @@
-"""Operators that are written with simpler ones while a module is captured."""
+"""Operators that are decomposed into simpler ones while a module is captured."""
 
 from collections.abc import Callable
 from typing import Any
@@ -82,7 +82,7 @@ DECOMPOSED = (
     aten.col2im.default,
     aten.block_diag.default,
 )
-"""Operators that torch writes with simpler ones before anything is planned: these have no rules of their own."""
+"""Operators for which torch's decompositions are used. They have no sharding rules."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:

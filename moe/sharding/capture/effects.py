@@ -1,5 +1,5 @@
-"""Side effects of a module's forward pass that a captured graph would lose: found by running it twice, on fake tensors,
-and looking at what its code can reach before, between and after."""
+"""Side effects of a module's forward pass, which a captured graph would not have. They are found by running it twice on
+fake tensors, and comparing the state that its code can reach before, between and after the runs."""
 
 import functools
 import gc
@@ -45,14 +45,15 @@ _SEEDING = {unwrap(function).__code__ for function in (torch.manual_seed, torch.
 
 
 class Effects:
-    """What runs of a module change."""
+    """Finds the state that runs of a module change, and restores it."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         look = Snapshot()
         self._attributes = {place.key: (place, state(place, look)) for place in attributes(module)}
         self._states_by_place: dict[tuple[str, int], tuple[MutablePlace, PlaceState]] = {}
-        """Globals, variables of enclosing functions and objects that the code that ran names, as they were before."""
+        """State before the runs of globals, variables of enclosing functions and objects that the executed code
+        names."""
         self._codes: dict[CodeType, None] = {}
         """The user's functions that ran."""
         self._calls: set[tuple[CodeType, int]] = set()
@@ -66,8 +67,8 @@ class Effects:
         self._hooks = Hooks(module)
 
     def check(self, run: Callable[[], Any]) -> None:
-        """Raise SpecError for all that a run changes and would change again. It is run twice; what has changed is put
-        back."""
+        """Raise SpecError for all state that a run changes. `run` is called twice or more; changed state is
+        restored."""
         draws = random.getstate(), np.random.get_state()
         first, second = Constants(), Constants()
         modules_before = set(sys.modules)
@@ -77,7 +78,7 @@ class Effects:
             self._find_caches()
             if (
                 self._tensor_caches or self._hooks.were_added()
-            ):  # what ran before did not run as it will from now on
+            ):  # later runs differ from the first one: caches are empty, hooks are there
                 first = Constants()
                 with self._watching(), first:
                     run()
@@ -102,15 +103,15 @@ class Effects:
             raise SpecError(self._problems)
 
     def clear_caches(self) -> None:
-        """Empty what `functools.lru_cache` keeps: of a run on fake tensors it is fake."""
+        """Clear caches of `functools.lru_cache` that hold tensors: after a run on fake tensors these are fake."""
         for cache in self._tensor_caches:
             cache.cache_clear()
 
     def _find_caches(self) -> None:
-        """Those that keep a tensor, of functions that ran or that the code that ran names. Others are left alone: what
-        runs once because of them, as a registration, would run again."""
+        """Find and clear the caches that hold a tensor, of functions that were run or that the executed code names.
+        Others are not cleared: functions that they let run only once, such as a registration, would run again."""
         names = {name for code in self._codes for name in (*code.co_names, *code.co_freevars)}
-        if self._caches is None:  # once: there are some hundred thousand objects
+        if self._caches is None:  # searched once: there are some hundred thousand objects
             self._caches = [candidate for candidate in gc.get_objects() if type(candidate) is _CACHED]
         for cache in self._caches:
             code = getattr(unwrap(cache), "__code__", None)
@@ -120,7 +121,7 @@ class Effects:
         self.clear_caches()
 
     def line_of(self, name: str) -> str:
-        """Where the code that ran sets, or else names, something."""
+        """The line where the executed code sets a name, or else the first that reads it."""
         names = ("eval", "train") if name == "training" else (name,)
         return next(
             filter(None, (line_of_name(self._codes, candidate) for candidate in names)),
@@ -133,7 +134,7 @@ class Effects:
     @contextmanager
     def _watching(self) -> Iterator[None]:
         before, collects = sys.gettrace(), gc.isenabled()
-        gc.disable()  # it calls back code of others in the middle of whatever runs
+        gc.disable()  # finalizers of other code would be called in the middle of the run
         sys.settrace(self._on_call)
         try:
             yield
@@ -143,7 +144,7 @@ class Effects:
                 gc.enable()
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Asked by Python of every function that is called."""
+        """Python's trace function: called for each function call."""
         code = frame.f_code
         if code.co_name == "__init__":
             self._note_constructed(frame)
@@ -155,7 +156,7 @@ class Effects:
             else:
                 self._library.add(code)
             return
-        if is_importing(frame):  # which is once, whoever does it
+        if is_importing(frame):  # imports happen only once
             return
         self._codes[code] = None
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
@@ -208,14 +209,14 @@ class Effects:
         yield from defaults_of(frame)
 
     def _compare(self, between: dict[tuple[str, int], PlaceState], is_same_way: bool) -> None:
-        """Note what runs changed, of places as they were before, `between` two runs, and now. `is_same_way`: both runs
-        gave torch the same values."""
+        """Note problems of places whose state before the runs, `between` them and now differs. `is_same_way` is whether
+        both runs passed the same values to torch."""
         after = Snapshot()
         changes: list[tuple[MutablePlace, bool]] = []
         new = [(place, None) for place in attributes(self._module) if place.key not in self._attributes]
         for place, before in (*new, *self._states()):
             first = between.get(place.key)
-            if first is None and before is not None:  # an object that is made in forward
+            if first is None and before is not None:  # an object created in forward
                 continue
             now = state(place, after)
             is_again = first is None or now.deep != first.deep
@@ -253,7 +254,8 @@ class Effects:
                                    "draw them with torch.rand, or give them to the module")] = None  # fmt: skip
 
     def _check_imported(self, names: set[str]) -> None:
-        """Modules that forward has imported, whose tensors are fake ones, are to be imported anew."""
+        """Note problems of modules that forward has imported and that contain fake tensors, and unload these
+        modules."""
         for name in sorted(names):
             traced_names = [
                 attribute
@@ -277,7 +279,7 @@ class Effects:
                 ] = None
 
     def put_back(self) -> None:
-        """What has changed as it was, as far as it can be."""
+        """Restore changed state as far as possible."""
         self.clear_caches()
         self._hooks.put_back()
         for place in attributes(self._module):

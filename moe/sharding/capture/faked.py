@@ -1,4 +1,4 @@
-"""Fake tensors in the place of a batch's and a module's."""
+"""Replacement of the tensors of a batch or a module by fake tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def fake(value: Any, mode: Any, device: torch.device | str) -> Any:
 
 @contextmanager
 def with_fake_tensors(module: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
-    """The module with fake parameters and buffers, one for each that there is."""
+    """Context in which the module's parameters and buffers are fake; tied ones share one fake tensor."""
     fakes: dict[int, Tensor] = {}
     originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
     again: list[tuple[dict[str, Any], str, list[Any], list[Any]]] = []
@@ -58,4 +58,5 @@ def with_fake_tensors(module: nn.Module, mode: Any, device: torch.device) -> Ite
 
 
 HELD_AGAIN = ("_flat_weights", "_flat_weight_refs")
-"""Lists in which torch's recurrent layers hold their parameters once more, which follow whatever parameters are set."""
+"""Lists in which torch's recurrent layers hold their parameters a second time; they are updated when a parameter is
+set."""

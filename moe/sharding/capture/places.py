@@ -1,5 +1,5 @@
-"""Places that a forward pass could change: attributes, globals, variables, defaults; how each is read and written, and
-what it holds at one time."""
+"""Mutable places that a forward pass can change (attributes, globals, variables, defaults): access to them, and
+snapshots of their state."""
 
 import dis
 import functools
@@ -35,22 +35,22 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.
 _METHODS = (MethodType, BuiltinMethodType, MethodWrapperType)
 _DEPTH = 3
 _LONGEST = 10_000
-"""Containers that are longer are looked at by their length alone."""
+"""Length above which only the length of a container is compared."""
 
 NOTHING = object()
 
 
 @dataclass(frozen=True)
 class MutablePlace:
-    """Something that a forward pass could change."""
+    """An attribute, global, variable or default that a forward pass can change."""
 
     name: str
     last: str
-    """The name that stands in the code."""
+    """The name as it appears in the code."""
     read: Callable[[], Any]
     write: Callable[[Any], None]
     of: int = 0
-    """Identity of the object that has it, where several have such a name."""
+    """Id of the object that has the attribute, since several objects may have one of this name."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -58,13 +58,13 @@ class MutablePlace:
 
 
 class Snapshot:
-    """Summaries of values at one time: plain ones as they are, others by identity, containers and the user's objects
-    by what they hold as well."""
+    """Digests of values at one time: plain values themselves, others by identity; containers and objects of the user's
+    classes also by their contents."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[int, int], Any] = {}
         self._alive: list[Any] = []
-        """Values of which only the identity counts, so that none is used again."""
+        """Values that are compared by identity: they are kept alive so that no id is reused."""
 
     def digest(self, value: Any, depth: int = _DEPTH) -> Any:
         if isinstance(value, _PLAIN):
@@ -72,12 +72,12 @@ class Snapshot:
         key = id(value), depth
         if key not in self._digests:
             self._alive.append(value)
-            self._digests[key] = id(value)  # where it holds itself
+            self._digests[key] = id(value)  # in case it contains itself
             self._digests[key] = self._digest(value, depth)
         return self._digests[key]
 
     def _digest(self, value: Any, depth: int) -> Any:
-        if isinstance(value, _METHODS):  # made anew each time that it is read
+        if isinstance(value, _METHODS):  # bound methods are created anew on each access
             return id(value.__self__), value.__name__
         if depth and isinstance(value, (*CONTAINERS, tuple)):
             if len(value) > _LONGEST:
@@ -99,7 +99,7 @@ class Snapshot:
 
 
 def _is_users(value: Any) -> bool:
-    """Whether it is an object with attributes, or a class, of code that is neither torch's nor Python's own."""
+    """Whether a value is a class of the user's, or an object of one that has attributes."""
     if isinstance(value, ModuleType | nn.Module | Tensor | FunctionType):
         return False
     kind = value if isinstance(value, type) else type(value)
@@ -111,7 +111,7 @@ def _is_users(value: Any) -> bool:
 
 
 def _held_by(value: Any) -> list[tuple[str, Any]]:
-    """Attributes that an object has of its own, in a dict or in slots."""
+    """An object's own attributes, in its dict or in slots."""
     own_attributes = list(getattr(value, "__dict__", {}).items())
     for kind in () if isinstance(value, type) else type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -123,14 +123,14 @@ def _held_by(value: Any) -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class PlaceState:
-    """Of a place at one time."""
+    """State of a place at one time."""
 
     value: Any
     deep: Any
     flat: Any
-    """Without what objects hold."""
+    """Digest without the contents of objects."""
     items: Any
-    """A copy of what a container holds."""
+    """Copy of a container's contents."""
 
 
 def state(place: MutablePlace, look: Snapshot) -> PlaceState:
@@ -145,7 +145,7 @@ def state(place: MutablePlace, look: Snapshot) -> PlaceState:
 
 
 def is_same(first: Any, second: Any) -> bool:
-    """Whether a place holds what it held before."""
+    """Whether two values of a place are the same object, or the same bound method."""
     return first is second or (
         isinstance(first, _METHODS) and isinstance(second, _METHODS) and first == second
     )
@@ -170,7 +170,7 @@ def attributes(module: nn.Module) -> Iterator[MutablePlace]:
 
 
 def stored_by(code: CodeType) -> set[str]:
-    """Globals and variables of enclosing functions that it sets."""
+    """Globals and variables of enclosing functions that the code sets."""
     if not {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_DEREF"]} & set(code.co_code[::2]):
         return set()
     return {
@@ -189,7 +189,7 @@ def _attributes_stored(code: CodeType) -> set[str]:
 
 
 def inside(value: Any, code: CodeType) -> Iterator[MutablePlace]:
-    """Attributes of a class, object or function of the user's: those that it has, and those that code may give it."""
+    """Attributes of a class, object or function of the user's: existing ones, and those that `code` may set."""
     is_function = isinstance(value, FunctionType) and not is_library(value.__code__.co_filename)
     if not is_function and not _is_users(value):
         return
@@ -209,7 +209,7 @@ def inside(value: Any, code: CodeType) -> Iterator[MutablePlace]:
 
 
 def defaults_of(frame: FrameType) -> Iterator[MutablePlace]:
-    """Containers among a function's defaults, which stay from call to call."""
+    """Containers among a function's default values, which persist from call to call."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     arguments = {name: frame.f_locals.get(name) for name in names}
@@ -245,7 +245,7 @@ def entry(namespace: dict[str, Any], name: str) -> Access:
 
 
 def _attribute(value: Any, name: str) -> Access:
-    """Of a class, or in a slot."""
+    """Access to an attribute of a class, or in a slot."""
 
     def read() -> Any:
         return vars(value).get(name, NOTHING) if isinstance(value, type) else getattr(value, name, NOTHING)

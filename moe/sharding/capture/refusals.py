@@ -1,4 +1,4 @@
-"""What cannot be captured, in words: the user's line, the rule and the remedy."""
+"""Problems of modules that cannot be captured: the user's line, the rule and the remedy."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _READS = (".numpy()", "data-dependent", "data dependent", "data is not allocated
 
 
 def cannot(module: nn.Module, error: BaseException, run: Callable[[], Any]) -> SpecError:
-    """Of an error that came up while a module was captured; `run` runs it once more."""
+    """The refusal for an error that was raised while a module was captured; `run` runs the module once more."""
     where = user_line(error) or line_of_forward(module)
     cause = error.__cause__ or error
     text = str(cause).strip() or type(cause).__name__
@@ -90,7 +90,7 @@ _MOMENTUM = (
 
 
 def _of_read(error: BaseException) -> tuple[str, str]:
-    """(rule, remedy) of an error of a value that is read, by the function of torch that reads it."""
+    """(rule, remedy) for an error raised because a tensor's value was read, by the torch function that reads it."""
     trace, reason = error.__traceback__, _READ
     while trace is not None:
         code, local_variables = trace.tb_frame.f_code, trace.tb_frame.f_locals
@@ -106,7 +106,7 @@ def _of_read(error: BaseException) -> tuple[str, str]:
 
 
 def _path_of(module: nn.Module, error: BaseException) -> str:
-    """Of the innermost module whose method an error came up in, with its kind."""
+    """Path and class of the innermost module whose method raised an error."""
     paths = {id(submodule): path for path, submodule in module.named_modules()}
     path, trace = "", error.__traceback__
     while trace is not None:
@@ -116,7 +116,8 @@ def _path_of(module: nn.Module, error: BaseException) -> str:
 
 
 class _Changes(TorchFunctionMode):
-    """Finds the user's line that changes a tensor in place; without one, that changes a tensor that is not fake."""
+    """Finds the user's line that changes the given tensor in place; without a tensor, the line that changes any tensor
+    that is not fake."""
 
     def __init__(self, tensor: Tensor | None = None) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class _Changes(TorchFunctionMode):
         return result
 
     def _is_in_place(self, func: Any, first: Tensor | None) -> bool:
-        """Whether it changes the tensor by way of its `data`, or a copy of it that is fake."""
+        """Whether a function changes the tensor through its `data`, or through a fake copy of it."""
         name = getattr(func, "__name__", "")
         if first is None or not ((name.endswith("_") and not name.endswith("__")) or name in _SETTING):
             return False
@@ -152,7 +153,8 @@ _SETTING = {
 def in_place_change(
     module: nn.Module, run: Callable[[], Any], name: str, tensor: Tensor, is_input: bool
 ) -> SpecError:
-    """Of an input or a parameter that is changed in place; the module is run once more, to find where."""
+    """The refusal for an input or a parameter that is changed in place; the module is run once more to find the
+    line."""
     with _Changes(tensor) as changes:
         run()
     kind = "an input" if is_input else "a parameter"
@@ -165,7 +167,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 def check_returned(module: nn.Module, flat: list[Any]) -> None:
-    """Raises SpecError for objects among what a module returns, in which tensors would not be found."""
+    """Raises SpecError for an object among a module's results in which tensors would not be found."""
     for value in flat:
         if not isinstance(value, (Tensor, *_PLAIN)):
             raise SpecError(Problem("not_capturable", line_of_forward(module), type(value).__name__,
@@ -175,7 +177,7 @@ def check_returned(module: nn.Module, flat: list[Any]) -> None:
 
 
 def opaque(node: fx.Node, value: Any) -> SpecError:
-    """Of an object that an operator is given."""
+    """The refusal for an operator's argument that is an object."""
     where = next((user.meta["where"] for user in node.users if user.meta.get("where")), node.name)
     if isinstance(value, torch.Generator):
         rule = "draws random numbers of a generator of its own, whose state no program has"
@@ -193,7 +195,7 @@ def opaque(node: fx.Node, value: Any) -> SpecError:
 
 
 def effect(node: fx.Node) -> SpecError:
-    """Of an operator that does something beside its result."""
+    """The refusal for an operator with a side effect."""
     where = node.meta.get("where") or node.name
     return SpecError(
         Problem(

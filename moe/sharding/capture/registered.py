@@ -1,4 +1,4 @@
-"""Registered tensors that a forward pass sets anew: buffers are written, parameters refused."""
+"""Registered tensors that a forward pass reassigns: new values are written into buffers; parameters are refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ from moe.spec import Problem, SpecError
 
 @contextmanager
 def written_back(module: nn.Module, line_of: Callable[[str], str]) -> Iterator[None]:
-    """What is run within may set buffers anew (`self.mean = 0.9 * self.mean + ...`): they get those values in place, as
-    the graph has it. Raises SpecError, with the line that names it, for parameters, and for buffers of another shape or
-    dtype."""
+    """Context in which code may reassign buffers (`self.mean = 0.9 * self.mean + ...`): at its end the new values are
+    written into the registered buffers. Raises SpecError, naming the line, for parameters, and for buffers whose shape
+    or dtype changes."""
     before = [
         (path, submodule, dict(submodule._parameters), dict(submodule._buffers))
         for path, submodule in module.named_modules()

@@ -1,4 +1,4 @@
-"""Siblings in a list of modules that are the same but for their parameters' values."""
+"""Repeated modules: siblings in a list of modules that differ only in the values of their parameters."""
 
 import types
 from collections.abc import Hashable
@@ -16,22 +16,22 @@ _NUMBER = "layer"
 
 
 class _PlainObject:
-    """An object with nothing beside its `vars`."""
+    """An object without slots: its state is its `vars`."""
 
 
 def number_of(module: nn.Module) -> int | None:
-    """The number of a layer whose class says that it is but part of the key of random numbers (`draws_by_key`)."""
+    """Number of a layer, if its class uses it only as a key of random numbers (`draws_by_key`)."""
     return vars(module).get(_NUMBER) if getattr(type(module), "draws_by_key", False) else None
 
 
 def map_layer_numbers(first: nn.Module, second: nn.Module) -> dict[int, int]:
-    """Numbers of layers in the second of two siblings that are the same, by the first's."""
+    """Numbers of layers within the second of two identical siblings, by those within the first."""
     numbers = (map(number_of, module.modules()) for module in (first, second))
     return {number: other_number for number, other_number in zip(*numbers, strict=True) if number is not None}
 
 
 def find_repeats(module: nn.Module) -> list[list[nn.Module]]:
-    """Siblings that are the same, two or more of each kind; none lies in another."""
+    """Lists of two or more identical siblings. No sibling is within another one."""
     sibling_groups: list[list[nn.Module]] = []
     inside: set[int] = set()
     for _, owner in module.named_modules():
@@ -49,7 +49,7 @@ def find_repeats(module: nn.Module) -> list[list[nn.Module]]:
 
 
 def _sign(module: nn.Module) -> Hashable | None:
-    """What is equal of modules that are the same but for values of parameters; None where that cannot be told."""
+    """Key that is equal for modules that differ only in the values of their parameters; None if that is unknown."""
     parts: list[Hashable] = []
     numbers: dict[int, int] = {}
     for path, submodule in module.named_modules():
@@ -75,8 +75,8 @@ def _sign(module: nn.Module) -> Hashable | None:
 
 
 def sign_of_value(value: Any, within: tuple[int, ...] = ()) -> Hashable | None:
-    """What is equal of values that are the same; None where that cannot be told. `within` are the ids of the objects
-    that it is a part of."""
+    """Key that is equal for equal values; None if equality is unknown. `within` are the ids of the objects that contain
+    the value."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
@@ -92,7 +92,7 @@ def sign_of_value(value: Any, within: tuple[int, ...] = ()) -> Hashable | None:
         return None if None in signs else (type(value), *zip(value, signs, strict=True))
     if isinstance(value, Tensor):
         return None
-    if isinstance(value, Parameter):  # a declaration, whose name says where it stands
+    if isinstance(value, Parameter):  # a declaration; its name differs by layer
         return type(value), sign_of_value((value.shape, value.dims, value.std))
     is_plain = type(value).__basicsize__ == _PlainObject.__basicsize__ and id(value) not in within
     state = sign_of_value(vars(value), (*within, id(value))) if is_plain else None

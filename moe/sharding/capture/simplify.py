@@ -1,4 +1,4 @@
-"""Simplifications of a captured graph that leave what it computes as it is: fewer nodes to plan, and none twice."""
+"""Simplifications of a captured graph that do not change what it computes: fewer nodes to plan, and no duplicates."""
 
 from collections.abc import Container
 from typing import Any
@@ -13,9 +13,10 @@ _SAME = {
     aten.resolve_conj.default, aten.resolve_neg.default,
 }  # fmt: skip
 _COMPUTED = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
-"""Operators that compute, by those that only mark a tensor: exchanges move memory, which has no marks."""
+"""Operators that compute conjugation and negation, by those that only set a flag of the tensor: exchanges move memory
+without flags."""
 FREE = {aten.view.default, aten.permute.default, aten.expand.default}
-"""Operators that only look at a tensor in another way: made again in the backward pass, not kept."""
+"""Views. The backward pass creates them again instead of saving them."""
 _RANDOM = {
     aten.native_dropout.default, aten.bernoulli.p, aten.bernoulli.default, aten.rand.default, aten.rand_like.default,
     aten.randn.default, aten.randn_like.default, aten.randint.low, aten.randint.default, aten.randperm.default,
@@ -32,30 +33,30 @@ _LIKE: dict[Any, Any] = {
     aten.new_empty.default: aten.empty.memory_format,
     aten.rand_like.default: aten.rand.default,
 }
-"""Operators that make a tensor like another one, whose values do not matter."""
+"""Operators that create a tensor like another one without reading its values, with those that take a shape."""
 _VIEWS = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default,
     aten.squeeze.dim, aten.squeeze.dims,
 }  # fmt: skip
-"""Operators that look at the same elements in another shape: parts are laid out anew where that needs it."""
+"""Operators that give the same elements another shape; parts are copied if that is necessary."""
 CHECKS = {
     aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default, aten._linalg_check_errors.default,
 }  # fmt: skip
-"""Operators that only look at whether values are as they should be."""
+"""Operators that only check values."""
 
 
 def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
-    """In place: copies of names, views of views, transpositions of transpositions go, and what is computed twice in the
-    forward pass or in the backward pass, and what nothing uses. What is made like another tensor is made of nothing.
+    """Simplify in place. Removed are aliases, views of views, transpositions of transpositions, operators that repeat
+    another one of the same pass, and unused operators. Tensors created like another one are created from a shape.
 
-    What both passes compute stays in both: otherwise it would be kept from one to the other. So views that the backward
-    pass uses are made again there.
+    An operator that both passes compute remains in both: its result would otherwise be saved by the forward pass. For
+    the same reason, views that the backward pass uses are created again there.
     """
     nodes_by_key: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target in CHECKS:  # of values of the user's, such as a class within its range
+        if node.target in CHECKS:  # checks of the user's values, such as a class within its range
             graph.erase_node(node)
             continue
         if node.target in _LIKE:
@@ -77,7 +78,7 @@ def simplify(graph: fx.Graph, backward: Container[fx.Node]) -> None:
 
 
 def _identity_input(node: fx.Node) -> fx.Node | None:
-    """The tensor that a node gives again; the node itself is written in its simplest form."""
+    """The input that a node returns unchanged, if any; also rewrites the node in its simplest form."""
     if node.target in _SAME:
         return node.args[0]  # type: ignore[return-value]
     if node.target is aten.clone.default and not any(user.op == "output" for user in node.users):
@@ -111,7 +112,7 @@ def _identity_input(node: fx.Node) -> fx.Node | None:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    """A slice of all there is, an expansion to the size that there is, padding by nothing."""
+    """Whether a node is a slice of all elements, an expansion to the same shape, or padding by nothing."""
     if node.target is aten.constant_pad_nd.default:
         return not any(node.args[1])  # type: ignore[arg-type]
     if node.target not in (aten.slice.Tensor, aten.expand.default):
@@ -153,7 +154,7 @@ def _freeze(value: Any) -> Any:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether strides are those of all elements one after the other."""
+    """Whether the result of `as_strided` has the operand's elements in the same order."""
     arguments: Any = node.args
     source, shape, strides, *first = arguments
     source_value, in_order = source.meta["val"], torch.empty(shape, device="meta")

@@ -1,6 +1,6 @@
-"""Slices written so that what moves between ranks is seen: splits as slices rather than views of memory, the gradient
-of a slice as padding, through which partial sums pass, stacks along a dimension of their own, and reflections as slices
-reversed."""
+"""Decompositions into slices, which show what moves between ranks: splits become slices rather than views of memory,
+the gradient of a slice becomes padding (through which partial sums pass), stacks are along a dimension of their own,
+and reflections become reversed slices."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ def _slice_backward(
 
 
 def _ends(shape: Sequence[int], pads: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(dimension, positions in front, positions behind) of dimensions that are padded."""
+    """(dimension, positions before, positions after) of padded dimensions."""
     for at in range(0, len(pads), 2):
         if pads[at] or pads[at + 1]:
             yield len(shape) - 1 - at // 2, pads[at], pads[at + 1]
@@ -71,8 +71,8 @@ def _reflection_pad_backward(gradient: Tensor, x: Tensor, pads: Sequence[int]) -
 
 
 def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenated along a dimension of its own. Torch concatenates along the first dimension and views the result,
-    which merges the new dimension with that one: a batch that is split there could not stay so."""
+    """Concatenation along a new dimension. Torch concatenates along the first dimension and views the result, which
+    merges the two dimensions: a batch that is split there could not stay split."""
     return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
 
 

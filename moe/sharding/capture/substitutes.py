@@ -1,4 +1,4 @@
-"""Substitutes for functions of torch whose operators have no rules: captured in their place, they compute the same."""
+"""Substitutes for torch functions whose operators have no rules. They compute the same, and are captured instead."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,8 +104,8 @@ def cond(
 
 @contextmanager
 def grouped_experts(module: nn.Module) -> Iterator[None]:
-    """Compute experts of transformers models by grouped products within, whose shapes do not depend on the data, where
-    they would loop over the experts that have tokens (`experts_implementation="eager"`)."""
+    """Context in which experts of transformers models with `experts_implementation="eager"` are grouped products, whose
+    shapes do not depend on the data, instead of a loop over the experts that have tokens."""
     configs: dict[int, Any] = {}
     for part in module.modules():
         config: Any = getattr(part, "config", None)
@@ -124,7 +124,7 @@ _SUBSTITUTES = {F.embedding_bag: embedding_bag, torch.histc: histc, Tensor.histc
 
 
 class Substitutes(TorchFunctionMode):
-    """Calls substitutes in place of their functions within."""
+    """Calls substitutes in place of their functions."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _SUBSTITUTES.get(func, func)(*args, **(kwargs or {}))

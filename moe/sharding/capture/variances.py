@@ -1,5 +1,5 @@
-"""Variances written with sums, whose parts on several ranks add up: of a batch that is split, statistics are those of
-the whole."""
+"""Decomposition of variances into sums: sums over parts of a batch add up, so statistics of a split batch are those of
+the whole batch."""
 
 import math
 from collections.abc import Callable, Sequence

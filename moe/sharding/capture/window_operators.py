@@ -1,7 +1,7 @@
-"""Gradients of convolutions and pooling as operators of their own, each with the operands that it computes with.
+"""Gradients of convolutions and pooling as separate operators, each with only the operands that it reads.
 
-Torch's have more of them, which they look at for their shape alone, and give several gradients at once, of which each
-wants another placement.
+Torch's operators have further operands, of which they use only the shape, and return several gradients at once, each
+with a different best placement.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ AVG_POOL_GRADIENT = torch.ops.shardyard.avg_pool_gradient.default
 def expand_to_dims(
     argument: Sequence[int] | int | None, num_dims: int, default: Sequence[int] = ()
 ) -> list[int]:
-    """One number for each spatial dimension; torch takes one for all, and none for a default."""
+    """One number for each spatial dimension. Torch also accepts one number for all, or none for the default."""
     values = [argument] if isinstance(argument, int) else list(argument or ()) or list(default)
     return values * num_dims if len(values) == 1 else values
 
@@ -103,7 +103,7 @@ def _convolution_backward(
     num_dims = len(kernel)
     stride, padding, dilation = (expand_to_dims(value, num_dims) for value in (stride, padding, dilation))
     of_x = of_weight = of_bias = None
-    # of both, one has a position for each window that looks at the other, and may lack some at the end
+    # the smaller one has a position for each window over the larger one, which may have spare rows at the end
     smaller, larger = (x, gradient) if transposed else (gradient, x)
     spare = [
         larger.shape[2 + at] + 2 * padding[at] - dilation[at] * (kernel[at] - 1) - 1

@@ -21,7 +21,7 @@ _CAPTURING: ContextVar[bool] = ContextVar("capturing", default=False)
 
 
 def is_capturing() -> bool:
-    """Whether a module is being captured, so that operators may be written that no device runs."""
+    """Whether a module is being captured; otherwise annotations return their tensor unchanged."""
     return _CAPTURING.get()
 
 
@@ -79,8 +79,8 @@ def _hint(make: Callable[..., Hint], *arguments: Any) -> Hint:
 
 
 def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
-    """`x`, cut along a dimension over all devices, or over one mesh axis. Its gradient too. Raises SpecError for what
-    names no axis, as the number of partitions that the paper's annotation is given."""
+    """`x`, split along a dimension over all devices, or over one mesh axis; its gradient likewise. Raises SpecError for
+    an axis that is no name, such as the number of partitions that the paper's annotation takes."""
     if axis is not None and not isinstance(axis, str):
         where = line_of(sys._getframe(1)) or "sharding.split"
         raise SpecError(
@@ -96,13 +96,13 @@ def split(x: Tensor, dim: int, axis: str | None = None) -> Tensor:
 
 
 def replicate(x: Tensor) -> Tensor:
-    """`x`, all of it on every device. Its gradient too."""
+    """`x`, replicated on every device; its gradient likewise."""
     return _annotate(x, Replicate())
 
 
 def shard(x: Tensor, dims: Mapping[str, int] | Sequence[Any]) -> Tensor:
-    """`x`, cut along dimensions over mesh axes: `{"data": 0, "expert": 1}`; or over devices by the paper's own array of
-    their ids, as deep as `x` has dimensions. Its gradient too."""
+    """`x`, split along dimensions over mesh axes (`{"data": 0, "expert": 1}`), or over devices by the paper's array of
+    device ids, which has as many dimensions as `x`; its gradient likewise."""
     if isinstance(dims, Mapping):
         return _annotate(x, _hint(Shard, dict(dims)))
     return _annotate(x, _hint(of_plain, {"devices": np.asarray(dims).tolist()}, "sharding.shard"))

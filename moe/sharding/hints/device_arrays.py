@@ -1,5 +1,5 @@
-"""Device assignments as the paper has them (GShard, arXiv 2006.16668, section 3.2): arrays whose shape says how often
-each dimension is cut, and whose numbers say which device has which slice."""
+"""Device assignments of the paper (GShard, arXiv 2006.16668, section 3.2): arrays whose shape is the number of parts of
+each dimension, and whose entries are the devices that have the slices."""
 
 import itertools
 import math
@@ -47,7 +47,7 @@ def common_order(arrays: Iterable[tuple[Any, int, str]], mesh: Mapping[str, int]
 
 
 def shape_of_array(ids: Any) -> tuple[int, ...]:
-    """Cuts of each dimension; none where nested lists are of different lengths."""
+    """Number of parts of each dimension; empty if nested lists have different lengths."""
     try:
         return np.array(ids).shape
     except ValueError:
@@ -57,8 +57,8 @@ def shape_of_array(ids: Any) -> tuple[int, ...]:
 def _orders(
     ids: Any, num_dims: int, mesh: Mapping[str, int], path: str
 ) -> Iterator[tuple[tuple[int, ...], Order]]:
-    """(dimension that each axis splits, the order of devices on the mesh that the array then has). Raises SpecError for
-    what is no array of all devices."""
+    """(dimension that each axis splits, order of devices on the mesh with which the array is that split). Raises
+    SpecError for an array that does not contain all devices once."""
     degrees = tuple(mesh.values())
     num_devices = math.prod(degrees)
     shape = shape_of_array(ids)

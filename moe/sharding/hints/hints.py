@@ -1,4 +1,4 @@
-"""Hints: where a user wants tensors to lie (GShard's annotations, arXiv 2006.16668, section 3.2)."""
+"""Hints: placements of tensors that a user requests (GShard's annotations, arXiv 2006.16668, section 3.2)."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,12 @@ from moe.sharding.placement import WHOLE, AxisPlacement, Combine, split
 from moe.spec import Problem, SpecError
 
 Pin = tuple[AxisPlacement | None, ...]
-"""A placement that is asked for along each mesh axis; None where any will do."""
+"""Requested placement along each mesh axis; None for an axis along which any placement is allowed."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Cut one dimension: over all devices, or over one named mesh axis, which leaves the others free."""
+    """Split one dimension over all devices, or over one named mesh axis; any placement is allowed along the others."""
 
     dim: int
     axis: str | None = None
@@ -40,7 +40,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Replicate:
-    """Have all of it everywhere."""
+    """Replicate the tensor on every device."""
 
     def __str__(self) -> str:
         return "Replicate()"
@@ -48,7 +48,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Shard:
-    """Cut dimensions over named mesh axes; along the others all of it."""
+    """Split dimensions over named mesh axes; replicate the tensor along the others."""
 
     dims: Mapping[str, int] = field(default_factory=dict)
 
@@ -61,11 +61,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class Devices:
-    """The paper's own device assignment: an array of the tensor's rank, whose shape says the cuts of each dimension,
-    and whose numbers say which device has which slice, in any order that is the same for all arrays of a plan."""
+    """Device assignment of the paper: an array with as many dimensions as the tensor. Its shape is the number of parts
+    of each dimension, and its entries are the devices that have the slices, in any order that is the same for all
+    arrays of a plan."""
 
     ids: tuple[Any, ...]
-    """Nested, as deep as the tensor has dimensions."""
+    """Nested tuples, as deep as the tensor has dimensions."""
 
     def __str__(self) -> str:
         return f"Devices({list(self.ids)})"
@@ -76,8 +77,8 @@ Hint = Split | Replicate | Shard | Devices
 
 @dataclass(frozen=True)
 class Partial:
-    """Results of a manual part that add up, or are combined otherwise, over one mesh axis; along the others, cut as
-    `dims` say or whole."""
+    """Partial results of a manual part, which are summed (or combined otherwise) over one mesh axis. Along other axes
+    they are split as `dims` say, or whole."""
 
     axis: str
     combine: Combine = "sum"
@@ -95,7 +96,7 @@ class Partial:
 
 
 def _check_dims(path: str, dims: Any) -> None:
-    """Of dimensions by mesh axis. Raises SpecError."""
+    """Raises SpecError if `dims` are not dimensions by mesh axis."""
     if not isinstance(dims, Mapping) or not all(isinstance(axis, str) for axis in dims):
         raise SpecError(
             Problem("wrong_type", path, dims, "must be a dict of dimensions by mesh axis", 'give {"data": 0}')
@@ -124,7 +125,7 @@ def axes_named(hints: Iterable[Hint]) -> tuple[str, ...]:
 
 
 def to_plain(hint: Hint) -> dict[str, Any]:
-    """As JSON has it."""
+    """The hint as plain data, for JSON."""
     match hint:
         case Split(dim=dim, axis=axis):
             return {"split": dim, "axis": axis}
@@ -218,10 +219,10 @@ def _freeze(ids: Any) -> Any:
 def match_hints(
     hints: Mapping[str, Hint], names: Sequence[str], first: Mapping[str, str] | None = None
 ) -> dict[str, tuple[str, Hint]]:
-    """(pattern, hint) of each name that a pattern matches; one written out in full goes before others. Of a tensor with
-    several names it is that which is the `first` of any of them.
+    """(pattern, hint) by name, for each name that a pattern matches; a full name precedes patterns. The name of a
+    tensor with several names is the one that `first` gives.
 
-    Raises SpecError for a pattern that matches nothing, and for a name that two patterns want differently.
+    Raises SpecError for a pattern that matches nothing, and for a name that two patterns give different hints.
     """
     problems: list[Problem] = []
     matches: dict[str, tuple[str, Hint]] = {}

@@ -1,5 +1,5 @@
-"""Parts of a module that the user partitions by hand (GShard, arXiv 2006.16668, section 3.2): a function of parts of
-tensors, mixed with the rest."""
+"""Parts of a module that the user partitions by hand (GShard, arXiv 2006.16668, section 3.2): functions of local parts
+of tensors, within a module that is partitioned automatically."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False)
 class ManualPart:
-    """A function, and where its arguments and results lie."""
+    """A function, and the placements of its arguments and results."""
 
     name: str
     function: Function
     arguments: tuple[Hint, ...]
     results: tuple[Hint | Partial, ...]
     where: str
-    """The user's line that enters it."""
+    """The user's line that calls it."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Results for one rank's parts."""
@@ -46,7 +46,8 @@ class ManualPart:
         return results
 
     def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor]) -> list[Tensor]:
-        """Of its arguments, from the arguments and the gradients of its results: the function is run once more."""
+        """Gradients of the arguments, from the arguments and the gradients of the results. The function is run
+        again."""
         with torch.enable_grad():
             leaves = [
                 tensor.detach().requires_grad_(tensor.dtype.is_floating_point or tensor.dtype.is_complex)
@@ -76,11 +77,11 @@ PARTS: ContextVar[dict[str, ManualPart]] = ContextVar("parts")
 def manual(
     function: Function, in_placements: Sequence[Hint], out_placements: Sequence[Hint | Partial]
 ) -> Function:
-    """The function, which takes and gives tensors: parts, placed as these say, where a module is partitioned, and whole
-    tensors on one device. All tensors that it uses are its arguments; it may call collectives of its own.
+    """The function, to be called on tensors. In a partitioned module it is called on local parts with these placements;
+    on one device, on whole tensors. All tensors that it uses must be arguments; it may call collectives.
 
-    Its gradients are taken part by part, by running it once more. Along a mesh axis on which an argument is whole and
-    some result is not, the parts' gradients of that argument are added up. Raises SpecError for what is no placement.
+    Its gradients are computed on each rank, by running it again. Along a mesh axis on which an argument is whole and a
+    result is not, the ranks' gradients of that argument are summed. Raises SpecError for an invalid placement.
     """
     _check("in_placements", in_placements, Hint)
     _check("out_placements", out_placements, Hint | Partial)

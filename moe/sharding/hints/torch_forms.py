@@ -35,7 +35,7 @@ def hint_of_torch(path: str, hint: Any, axes: Sequence[str] | None) -> Any:
 
 
 def _split(path: str, placement: Placement) -> Split | None:
-    """None for a replica."""
+    """The split of a DTensor placement; None for `Replicate`."""
     if type(placement) is TorchShard:
         return Split(placement.dim)
     if isinstance(placement, TorchReplicate):
