@@ -1,4 +1,4 @@
-"""`adapter_config.json`, as PEFT reads it, and what one of theirs must say here. No torch."""
+"""`adapter_config.json`: how it is written for PEFT, and what it must say when it is read. No torch."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
@@ -19,14 +19,14 @@ _DEFAULTS: Mapping[str, Any] = {
     "velora_config": None, "kasa_config": None, "arrow_config": None, "corda_config": None, "eva_config": None,
     "use_bdlora": None, "monteclora_config": None,
 }  # fmt: skip
-"""Keys that may have these values alone, or nothing in their place: others change what the adapter computes."""
+"""Keys that must have these values or be empty: other values change what the adapter computes."""
 _BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
 
 
 def adapter_config(
     adapter: AdapterSpec, places: Iterable[AdapterPlace], tensors: Collection[str], base: str | None
 ) -> dict[str, Any]:
-    """The config of an adapter that lies in these places of a model whose tensors are called so in their memory. PEFT
+    """Config of an adapter in these places of a model; `tensors` are the names of the model's tensors in memory. PEFT
     refuses dropout wherever it wraps a parameter."""
     alpha = alpha_of(adapter)
     places = dict.fromkeys(places)
@@ -51,9 +51,11 @@ def alpha_of(adapter: AdapterSpec) -> float:
 def _shortest_suffixes(
     targets: Mapping[str, str], all_names: Collection[str], fewest: int | None = None
 ) -> set[str]:
-    """Ends of names that stand for all `targets` and nothing else of `all_names`, which PEFT takes them for: of the
-    `targets`, by name with what they are called in their layer, the shortest end of that, of at least `fewest`
-    parts (all of them when left out); the whole name where the same of another layer is not chosen."""
+    """Shortest suffixes that match all `targets` and nothing else in `all_names`, as PEFT matches names.
+
+    `targets` maps each name to its name within its layer, of which a suffix has at least `fewest` parts (all of them if
+    None). If any such suffix would match another layer's name that is no target, the whole name is used.
+    """
     fits: dict[str, bool] = {}
 
     def stands_for_chosen(end: str) -> bool:
@@ -83,7 +85,7 @@ def _in_order(names: set[str]) -> list[str]:
 
 
 def misfits(config: Mapping[str, Any], adapter: AdapterSpec, where: str) -> Iterator[Problem]:
-    """What a config at `where` says otherwise than the adapter of a model."""
+    """Contradictions between a config at `where` and a model's adapter."""
     for key, value in {"peft_type": KIND, "r": adapter.rank, "lora_alpha": alpha_of(adapter)}.items():
         code: ProblemCode = "unsupported" if key == "peft_type" else "mismatch"
         if key not in config:

@@ -1,5 +1,5 @@
-"""A folder with an adapter in PEFT's format: what it is beside a model, and what it fills in of a job's
-`adapter: {from: FOLDER}`. Its config and headers alone are read. No torch."""
+"""A folder with an adapter in PEFT's format: what it holds for a model, and what it fills in of a job's `adapter:
+{from: FOLDER}`. Only its config and headers are read. No torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ PICKLE = "adapter_model.bin"
 _FIELDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "rank": ("r", (int,)), "alpha": ("lora_alpha", (int, float)), "rank_stabilized": ("use_rslora", (bool,)),
 }  # fmt: skip
-"""Of a job's adapter: the key that says the same, and what it is."""
+"""Fields of a job's adapter: the config key of each, and its types."""
 
 
 class AdapterFolder:
-    """Config and tensors of the folder. `place` stands in errors for who named it. Raises SpecError."""
+    """Config and tensors of the folder. `place` is the folder's path in errors. Raises SpecError."""
 
     def __init__(self, url: str, roots: Sequence[str] | None, place: str = "adapter.from") -> None:
         folder = HubFolder(url, roots, place)
@@ -45,9 +45,9 @@ class AdapterFolder:
     def filled_in(
         self, adapter: Mapping[str, Any], place: str, model: tuple[LanguageModelSpec, Family] | None = None
     ) -> dict[str, Any]:
-        """A job's adapter as plain data, with what the folder says of it; its targets only where the `model` is known,
-        which must be the one that it was made beside. Raises SpecError, also for one that was filled in from another
-        config, with what is written otherwise than the folder has it."""
+        """A job's adapter as plain data, with the folder's fields filled in; targets only if the base `model` is known.
+        Raises SpecError if the adapter is another model's, was filled in from another config, or contradicts the
+        folder."""
         if adapter.get("from_config") not in (None, self._digest):
             raise SpecError(Problem("changed",
                 self._place, self.url, f"has another {CONFIG} than the one that the other fields were filled in from",
@@ -86,7 +86,7 @@ class AdapterFolder:
         return {"dropout": self._dropout(), **adapter, **fields, "from_config": self._digest}
 
     def problems(self, spec: LanguageModelSpec, family: Family) -> Iterator[Problem]:
-        """Differences from the adapter that a model has, each with both sides."""
+        """Differences between the folder and a model's adapter, with the values of both."""
         assert spec.adapter is not None
         yield from misfits(self._config, spec.adapter, self._says)
         shapes = {half.piece.name: half.piece.their_side.shape for half in halves(spec, family)}
@@ -108,14 +108,14 @@ class AdapterFolder:
     def _problems_of(
         self, fields: Mapping[str, Any], place: str, spec: LanguageModelSpec, family: Family
     ) -> list[Problem]:
-        """Of the adapter of such fields."""
+        """Problems of the adapter with these fields."""
         try:
             return list(self.problems(spec.model_copy(update={"adapter": AdapterSpec(**fields)}), family))
         except SpecError as error:
             return [replace(problem, path=f"{place}.{problem.path}") for problem in error.problems]
 
     def not_finite(self, name: str) -> Problem:
-        """Problem of a tensor with values that are no numbers."""
+        """Problem of a tensor with infinite or NaN values."""
         rule = "holds values that are infinite or no numbers"
         return Problem(
             "not_finite", f"{self._holds}:{name}", None, rule, "get the file again, or train the adapter anew"
@@ -137,7 +137,7 @@ class AdapterFolder:
         return value
 
     def _dropout(self) -> Any:
-        """Which is of how the adapter was trained, and may be another from now on."""
+        """Dropout in the config. It only concerns training, so a job may change it."""
         value = self._config.get("lora_dropout", 0.0)
         if type(value) not in (int, float) or not 0 <= value < 1:
             code: ProblemCode = "out_of_range" if type(value) in (int, float) else "wrong_type"
@@ -177,15 +177,15 @@ class AdapterFolder:
 
 
 def _matrices(spec: LanguageModelSpec) -> list[str]:
-    """Names of what can have an adapter."""
+    """Names of the matrices that can have an adapter."""
     all_targets = AdapterSpec(rank=1, targets=("*",))
     return [parameter.name for parameter in spec.parameters() if all_targets.chooses(parameter.name)]
 
 
 def _targets(adapted_matrices: set[str], matrices: Sequence[str]) -> tuple[str, ...] | None:
-    """Patterns that choose these of the matrices and no others; None where those are what an adapter has when none are
-    given. One stands for as many as it can: for one matrix in all layers, then for all of a layer, then for its
-    attention or what comes after."""
+    """Patterns that match exactly the adapted matrices; None if those are the default targets. Each pattern covers as
+    many matrices as it can: one matrix in all layers, or else all of a layer, or else a layer's attention or
+    feed-forward layer."""
     if adapted_matrices == {name for name in matrices if AdapterSpec(rank=1).chooses(name)}:
         return None
     partial = {pattern for name in matrices if name not in adapted_matrices for pattern in _wider(name)}
@@ -205,7 +205,7 @@ def _wider(name: str) -> tuple[str, ...]:
 def _other_targets(
     place: str, targets: Any, adapted_matrices: set[str], matrices: Sequence[str]
 ) -> Iterator[Problem]:
-    """Whether targets that a job gives are not those that the folder has; what they cannot be is told when the job is
+    """Problem of a job whose targets are not those of the folder. Malformed targets are reported when the job is
     parsed."""
     if not isinstance(targets, list | tuple) or not all(isinstance(pattern, str) for pattern in targets):
         return

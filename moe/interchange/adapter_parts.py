@@ -1,5 +1,5 @@
-"""Both halves of each adapter of a model, and where PEFT has them: under the names that its wrappers have around the
-modules of transformers' model. No torch.
+"""Matrices A and B of each adapter of a model, and their places in PEFT's format: the names that its wrappers give them
+around the modules of transformers' model. No torch.
 
 Experts are two fused parameters there. Their A is `[E · r, in]`, expert by expert, and their B `[out, r · E]`, whose
 columns go by rank first.
@@ -22,7 +22,7 @@ FIRST, SECOND = "gate_up_proj", "down_proj"
 
 @dataclass(frozen=True)
 class AdapterPlace:
-    """Where their model has the matrix that an adapter lies beside."""
+    """Place of an adapted matrix in transformers' model."""
 
     module: str
     """Path of the module that PEFT wraps."""
@@ -34,14 +34,14 @@ class AdapterPlace:
 
     @classmethod
     def from_row(cls, row: TensorRow, layer: int | None, *, is_module: bool) -> "AdapterPlace":
-        """That of a tensor of theirs, whose module is wrapped as a whole or not."""
+        """Place of one of their tensors; `is_module`: whether PEFT wraps its module as a whole."""
         module, _, last = row.name_in(layer).rpartition(".")
         within = row.their_name.rpartition("{layer}.")[2].rpartition(".")[0]
         return cls(module, within, None if is_module else last)
 
     @property
     def target(self) -> str:
-        """What names it in a config of PEFT's."""
+        """Name of the target in a config of PEFT."""
         return self.module if self.parameter is None else f"{self.module}.{self.parameter}"
 
     @property
@@ -61,7 +61,7 @@ class Half:
 
 
 def halves(spec: LanguageModelSpec, family: Family) -> list[Half]:
-    """Both halves of each adapter of a model. Raises SpecError for a matrix that PEFT's format has otherwise."""
+    """A and B of each adapter of a model. Raises SpecError for a matrix that PEFT's format has in another form."""
     assert spec.adapter is not None
     table = {parameter.name: parameter for parameter in spec.parameters()}
     matrices = [parameter for name, parameter in table.items() if name + B in table]
@@ -118,7 +118,7 @@ def _inexpressible(name: str, family: Family) -> Problem:
 
 
 def _wraps_both(parameter: Parameter, table: Mapping[str, Parameter]) -> bool:
-    """Whether both fused parameters of these experts have adapters: then one wrapper lies in the other."""
+    """Whether both fused parameters of these experts have adapters, so that one wrapper lies within the other."""
     return parameter.name.rpartition(".")[0] + f".w_out{B}" in table
 
 

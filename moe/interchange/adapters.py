@@ -68,7 +68,7 @@ def save_adapter(
 
 
 def _family(spec: LanguageModelSpec, origin: Origin | None, roots: Sequence[str] | None = None) -> Family:
-    """That of the folder that the model began with, or the first that can say what it is."""
+    """Family of the model's folder, or the first that can represent the model."""
     if origin is None and spec.from_folder is not None:
         return family_in(HubFolder(spec.from_folder, roots))
     config = build_config(spec, None, "float32") if origin is None else origin.config
@@ -149,7 +149,7 @@ def load_adapter(
 
 
 class _FiniteCheck:
-    """Problems of the tensors that were read, by name: values that are no numbers."""
+    """Problems of tensors with infinite or NaN values, by name."""
 
     def __init__(self, folder: AdapterFolder) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The tensors of a folder by the names that the families' tables have, those that are decoded among them. No torch."""
+"""Tensors of a folder, decoded ones included, by the names in the families' tables. No torch."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that a folder holds, as it is once decoded."""
+    """A tensor in a folder, by its decoded shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,15 +53,14 @@ class Catalog:
     problems: list[Problem] = field(default_factory=list)
 
     def problem(self, code: ProblemCode, name: str, rule: str, remedy: str, value: object = None) -> Problem:
-        """Of one of its tensors."""
+        """Problem of one of its tensors."""
         tensor = self.tensors.get(name)
         where = self.folder.url if tensor is None else self.folder.path(tensor.file)
         return Problem(code, f"{where}:{name}", value, rule, remedy)
 
 
 def catalog(folder: HubFolder) -> Catalog:
-    """Read a folder. Raises SpecError for a config that is not supported and for files that cannot be read: all
-    of either."""
+    """Read a folder. Raises SpecError with all problems of its config, or else with all files that cannot be read."""
     config, _ = folder.config()
     folder_catalog = Catalog(
         folder, config, describe_config(config, folder.path(CONFIG)), folder.weight_files()

@@ -27,7 +27,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "pruned_heads": ({},),
 }
-"""Keys of any family that may have one value alone."""
+"""Keys of any family that must have one of these values."""
 
 TRAINING_ONLY = (
     "preset", "from", "from_config", "ignored_keys", "moe.group_tokens", "moe.aux_coefficient", "moe.aux_scope",
@@ -38,7 +38,7 @@ TRAINING_ONLY = (
 """Fields of ours that say how a model is trained, not what it is."""
 
 _NOT_CARRIED = ("quantization_config", "auto_map")
-"""Weights are written decoded, and no code beside them."""
+"""Keys that exports do not keep: weights are written decoded, and without code."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ class ConfigDescription:
     """Keys of the config that each of its fields is read from, by the field's path."""
     quantization: Quantization | None
     notes: tuple[str, ...]
-    """For the user."""
+    """Notes for the user."""
     ignored_keys: tuple[str, ...] = ()
     """Keys that change nothing of what is computed here, each with the reason."""
     asks_router_loss: bool = False
-    """Whether `output_router_logits` asks for transformers' loss of routers, which is none of ours."""
+    """Whether `output_router_logits` asks for transformers' router loss, which is not implemented here."""
 
 
 def describe_config(config: Mapping[str, Any], place: str) -> ConfigDescription:
-    """The model that a config describes. Raises SpecError with every key that says what is not supported, and every key
-    that is not known; `place` is the file's name in them."""
+    """Model that a config describes. Raises SpecError with every unsupported value and every unknown key; `place` is
+    the file's name in errors."""
     family = family_of(config, place)
     problems: list[Problem] = []
     reading = Reading(config, place, family.defaults, family.aliases)
@@ -137,7 +137,7 @@ def _read(family: Family) -> set[str]:
 
 
 def _so_anyway(family: Family) -> dict[str, tuple[Any, ...]]:
-    """Keys that may have these values alone, as all models of a family do."""
+    """Keys that must have these values, as all models of a family do."""
     read = _read(family)
     return {key: allowed_values for key, allowed_values in SO_ANYWAY.items() if key not in read} | dict(
         family.only
@@ -171,7 +171,7 @@ def _nest(fields: Fields) -> dict[str, Any]:
 
 
 def meaning(spec: LanguageModelSpec) -> dict[str, Any]:
-    """Computation of a spec's model, flat: equal for two that compute the same."""
+    """Flat description of what a spec's model computes: equal for two that compute the same."""
     fields = dict(_flat(_with_router_defaults(spec).model_dump(mode="json", exclude={"adapter", "upcycle"})))
     for path in TRAINING_ONLY:
         fields.pop(path, None)
@@ -218,10 +218,10 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 def build_config(
     spec: LanguageModelSpec, origin_config: Mapping[str, Any] | None, dtype: str
 ) -> dict[str, Any]:
-    """The config of a model: the one it came with, where it did and still says what the model is; else one made anew,
-    of the first family that can say it. Weights are written in `dtype`.
+    """Config of a model: that of its folder, with what has changed, or without a folder a new one of the first family
+    that can represent the model. Weights are written in `dtype`.
 
-    Raises SpecError, with what each of the families cannot say, where none can.
+    Raises SpecError, with what each family cannot represent, if none can.
     """
     if origin_config is not None:
         return _update_origin(spec, origin_config, dtype)
@@ -258,7 +258,7 @@ def _fields_of(family: Family) -> set[str]:
 
 
 def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
-    """A config that says of a model what a family's can."""
+    """New config of a family, with all that it can say of a model."""
     config: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_types[0]}
     for field in family.fields:
         config |= field.write(_with_router_defaults(spec))
@@ -269,7 +269,7 @@ def anew(spec: LanguageModelSpec, family: Family, dtype: str) -> dict[str, Any]:
 
 
 def differences(spec: LanguageModelSpec, config: Mapping[str, Any]) -> Iterator[str]:
-    """Differences of a config from a spec."""
+    """Differences between a spec and the model of a config."""
     try:
         their_meaning = meaning(LanguageModelSpec(**describe_config(config, "config.json").model_fields))
     except SpecError as error:
@@ -315,8 +315,8 @@ def _update_origin(spec: LanguageModelSpec, origin_config: Mapping[str, Any], dt
 def _for_any_release(
     config: Mapping[str, Any], spec: LanguageModelSpec, family: Family, dtype: str
 ) -> dict[str, Any]:
-    """A config that transformers 4 and 5 and vLLM read alike: keys under the names that all of them know, positions in
-    both forms, and what those that read a key take for something else where it is missing."""
+    """Config that transformers 4, transformers 5 and vLLM read alike: keys under the names that all of them know,
+    positions in both forms, and keys whose absence a reader would misinterpret."""
     full_config = dict(family.constant_keys)
     full_config |= {family.aliases.get(key, key): value for key, value in config.items()}
     for field in family.fields:

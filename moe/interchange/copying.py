@@ -9,7 +9,7 @@ from moe.interchange.pieces import IN_NAME, Box, ParameterPiece, Side, split
 from moe.spec.parameter import Slices
 
 BLOCK_ELEMENTS = 1 << 21
-"""Of one copy: what is decoded or converted on the way lies in memory as a whole."""
+"""Elements of one copy: a block is decoded or converted in memory as a whole."""
 
 
 def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequence[str]) -> Tensor:
@@ -25,8 +25,8 @@ def view(tensor: Tensor, origin: Sequence[int], side: Side, box: Box, axes: Sequ
 
 
 def copy(into: Tensor, source: Tensor) -> None:
-    """Copy one view to another of any strides and dtype. What is to be turned and converted is turned in the narrower
-    dtype: both at once take twice as long."""
+    """Copy one view to another of any strides and dtype. The narrower dtype is transposed: to transpose and convert at
+    once takes twice as long."""
     if into.dtype != source.dtype and not source.is_contiguous():
         source = source.contiguous() if source.itemsize <= into.itemsize else source.to(into.dtype)
     into.copy_(source)
@@ -39,8 +39,8 @@ def fill_ours(
     read: Callable[[str, Slices], Tensor],
     check: Callable[[str, Tensor], None],
 ) -> None:
-    """Fill a rectangle of a parameter, which begins at `origin`, of what `read` gives of their tensors; each block is
-    checked, with the tensor that it comes from."""
+    """Fill a rectangle of a parameter, which begins at `origin`, from what `read` returns of their tensors. Each block
+    is checked, with the name of its tensor."""
     within = tuple((low, low + size) for low, size in zip(origin, local.shape, strict=True))
     for piece in pieces:
         for part in piece.our_side.boxes(within):
@@ -69,7 +69,7 @@ MadeOf = Sequence[tuple[str, ParameterPiece, int]]
 def fill_theirs(
     block: Tensor, within: Slices, made_of: MadeOf, read: Callable[[str, Slices, torch.dtype], Tensor]
 ) -> None:
-    """Fill a rectangle of one of their tensors of what `read` gives of our parameters."""
+    """Fill a rectangle of one of their tensors from what `read` returns of our parameters."""
     origin = [low for low, _ in within]
     for name, piece, box in _boxes(within, made_of):
         bounds = piece.our_side.bounds(box)

@@ -13,14 +13,14 @@ from moe.interchange.mixture import mixture
 from moe.spec import LanguageModelSpec, Problem, SpecError, expansion
 
 _WHOLE = {"kind", "model_dim", "num_layers", "attention", "vocab_size"}
-"""Fields of a model that is filled in already."""
+"""Fields of a model that has been filled in."""
 _DATED = ("chat", "preference")
 """Corpora whose templates may ask for a date."""
 
 
 def expand(fields: Mapping[str, Any], roots: Sequence[str] | None) -> dict[str, Any]:
-    """A job as plain data, before it is parsed, with its model as `expand_model` has it, the adapter beside it, and the
-    day that a chat template will be told."""
+    """A job as plain data, before it is parsed, with its model as from `expand_model`, the adapter beside it filled in,
+    and today's date for chat templates that ask for it."""
     if not isinstance(model := fields.get("model"), Mapping):
         return dict(fields)
     model, data = expand_model(model, roots, is_trained=True), fields.get("data")
@@ -37,7 +37,7 @@ def names_folder(job: Any) -> bool:
 
 
 def expand_request(request: Any, roots: Sequence[str] | None) -> Any:
-    """The same of whatever was sent as a job, or as a request `{spec: ..., cluster: ...}` for a plan of one."""
+    """The same for whatever was sent as a job, or as a request `{spec: ..., cluster: ...}` for a plan."""
     if not isinstance(request, Mapping):
         return request
     if isinstance(request.get("spec"), Mapping):
@@ -48,10 +48,9 @@ def expand_request(request: Any, roots: Sequence[str] | None) -> Any:
 def expand_model(
     fields: Mapping[str, Any], roots: Sequence[str] | None, place: str = "model", *, is_trained: bool = False
 ) -> dict[str, Any]:
-    """A model as plain data, whether it is to be trained or only read: its dimensions are those of the folder that it
-    names by `from`, with what is written beside that in their place, part by part in `moe` and `attention`; with
-    `upcycle`, those of the mixture that it becomes; and its adapter as the folder has it that this names. Raises
-    SpecError."""
+    """A model as plain data, to be trained or only read. Its dimensions are those of the folder in `from`; fields
+    written beside `from` override them, one by one in `moe` and `attention`. With `upcycle`, they are those of the
+    mixture. An adapter that names a folder is filled in from it. Raises SpecError."""
     model = _expand(fields, roots, place, is_trained)
     return {**model, **_expanded_adapter(model, model, roots, f"{place}.adapter", place)}
 
@@ -59,8 +58,8 @@ def expand_model(
 def _expanded_adapter(
     fields: Mapping[str, Any], model: Mapping[str, Any], roots: Sequence[str] | None, place: str, beneath: str
 ) -> dict[str, Any]:
-    """`adapter` of `fields`, at `place` in errors, filled in for the model `beneath`; nothing where it names no folder.
-    What is wrong with the model itself is told when it is parsed."""
+    """The `adapter` of `fields`, filled in for the model `beneath`, with `place` as its path in errors; nothing if it
+    names no folder. Problems of the model itself are reported when it is parsed."""
     adapter = fields.get("adapter")
     if not isinstance(adapter, Mapping) or not isinstance(adapter.get("from"), str):
         return {}
@@ -134,14 +133,14 @@ def _expand(
 
 
 def _keys_of(keys: Mapping[str, tuple[str, ...]], path: str) -> tuple[str, ...]:
-    """Keys of the config that a field is read from, or the one that it is a part of."""
+    """Config keys that a field is read from, or those of the field that contains it."""
     while path and path not in keys:
         path = path.rpartition("[" if path.endswith("]") else ".")[0]
     return keys.get(path, ())
 
 
 def _says(model: Mapping[str, Any], path: str) -> bool:
-    """Whether a model's own part of a job says this field."""
+    """Whether the model in a job sets this field."""
     value: Any = model
     for name in path.split("."):
         if not isinstance(value, Mapping) or name not in value:

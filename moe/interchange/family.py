@@ -18,16 +18,16 @@ LAYER = "layers.{layer}."
 `attention` stands in `linear_attention` in the tables."""
 
 Fields = dict[str, Any]
-"""Of our spec, by dotted path."""
+"""Fields of our spec, by dotted path."""
 
 
 class Field(ABC):
-    """Some keys of their config, and the fields of ours that say the same."""
+    """Keys of their config, and the fields of our spec that say the same."""
 
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """Theirs."""
+        """Keys of their config."""
 
     @abstractmethod
     def read(self, config: Reading) -> Fields:
@@ -35,7 +35,7 @@ class Field(ABC):
 
     @abstractmethod
     def write(self, spec: LanguageModelSpec) -> dict[str, Any]:
-        """Keys that say what a spec does. What they cannot say is found by reading them again."""
+        """Keys for a spec. What they cannot express is found by reading them back."""
 
     def older(self, spec: LanguageModelSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         """Keys that transformers 4 and vLLM need beside those of a `config` that says what the spec does."""
@@ -44,8 +44,8 @@ class Field(ABC):
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A line of a table of tensors: a parameter of ours, or part of it, and where it lies; patterns as `pieces` has
-    them. Without patterns both are the same."""
+    """Row of a tensor table: one of our parameters, or part of it, and where it lies in theirs. The patterns are those
+    of `pieces`; without patterns both are the same."""
 
     our_name: str
     their_name: str
@@ -86,7 +86,7 @@ def part(our_name: str, our_axes: str, their_name: str, their_axes: str) -> Tens
 
 
 def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
-    """Lengths that shapes alone do not tell: those of linear attention, by the names that patterns have for them."""
+    """Lengths that shapes alone do not determine: those of linear attention, by their names in patterns."""
     linear = spec.linear_attention
     if linear is None:
         return {}
@@ -98,7 +98,7 @@ def sizes_of(spec: LanguageModelSpec) -> dict[str, int]:
 
 
 def in_layers(*rows: TensorRow | Iterable[TensorRow]) -> tuple[TensorRow, ...]:
-    """Lines of what lies in every layer."""
+    """Rows of what lies in every layer."""
     flat = [line for row in rows for line in ([row] if isinstance(row, TensorRow) else row)]
     return tuple(
         TensorRow(LAYER + row.our_name, f"model.{LAYER}{row.their_name}", row.our_axes, row.their_axes)
@@ -111,30 +111,30 @@ class Family:
     """One family, both ways."""
 
     model_types: tuple[str, ...]
-    """Of `config.json`; the first is written."""
+    """`model_type` values; the first is written."""
     architecture: str
     defaults: Mapping[str, Any]
-    """Values of keys that are missing; one that is not here is required."""
+    """Values of missing keys. A missing key that is not here is an error."""
     fields: tuple[Field, ...]
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Keys that may have these values alone: others change what the model computes, in ways that ours does not."""
+    """Keys that must have these values: others change what the model computes in ways that are not supported."""
     unused_keys: Mapping[str, str] = field(default_factory=dict)
     """Keys that change nothing here, beside those that change nothing anywhere, each with the reason."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys."""
     tensors: tuple[TensorRow, ...] = ()
-    """As they lie on the hub, and as they are written."""
+    """Layout on the hub, which is also the one that is written."""
     fused_tensors: tuple[TensorRow, ...] = ()
-    """As they may lie otherwise: transformers writes its own memory's layout when asked to."""
+    """Another layout that is read: transformers writes that of its memory when asked to."""
     extra_head_pattern: str | None = None
     """Pattern of names of tensors that are carried through without being trained (multi-token prediction)."""
     new_config_keys: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of a config that is made anew, beside those of the fields."""
+    """Keys of a new config, beside those of the fields."""
     constant_keys: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that are so of every model of the family, and that vLLM takes for something else where they are missing."""
+    """Keys with one value in every model of the family, which vLLM misinterprets if they are missing."""
 
     def rows(self, name: str) -> list[list[TensorRow]]:
-        """The lines of a parameter, as it is called in the tables, in each layout."""
+        """Rows of a parameter, by its name in the tables, in each layout."""
         by_table = (
             [row for row in table if row.our_name == name] for table in (self.tensors, self.fused_tensors)
         )

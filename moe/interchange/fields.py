@@ -1,4 +1,4 @@
-"""The parts that families' configs are made of: keys that say one field, and keys that say several together."""
+"""Parts of the families' config tables: keys for one field, and keys for several."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def value(spec: LanguageModelSpec, path: str) -> Any:
 
 @dataclass(frozen=True)
 class Key(Field):
-    """A key that is a field of ours under another name."""
+    """A key for a field of ours."""
 
     their_key: str
     our_path: str
@@ -42,7 +42,7 @@ class Key(Field):
 
 @dataclass(frozen=True)
 class Switch(Field):
-    """A key that is true or false, where ours has one value or another."""
+    """A boolean key for a field with two values."""
 
     their_key: str
     our_path: tuple[str, ...]
@@ -62,7 +62,7 @@ class Switch(Field):
 
 @dataclass(frozen=True)
 class Optional(Field):
-    """A key that may be null, as the field may be none."""
+    """A key that is null where the field is None."""
 
     their_key: str
     our_path: str
@@ -110,7 +110,7 @@ class Heads(Field):
     """Heads, those of keys and values (as many where null), and their width."""
 
     head_dim: int | None = None
-    """None is the model's width by the heads."""
+    """Default width of a head; None is the model's width divided by the number of heads."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class Heads(Field):
 
 @dataclass(frozen=True)
 class Scale(Field):
-    """A key that is the factor of the scores, whatever the heads' width."""
+    """A key with the factor of attention scores, whatever the width of a head."""
 
     their_key: str
 
@@ -213,7 +213,7 @@ class FirstDense(Field):
 
 @dataclass(frozen=True)
 class SharedExpertCount(Field):
-    """So many shared experts, each as wide as a routed one (DeepSeek)."""
+    """Number of shared experts, each as wide as a routed one (DeepSeek)."""
 
     keys = ("n_shared_experts",)
 
@@ -326,7 +326,7 @@ class LinearLayers(Field):
 
 @dataclass(frozen=True)
 class EveryLayer(Field):
-    """A list with an entry for each layer, all of which are this one."""
+    """A list with one entry per layer, all of which must be this one."""
 
     their_key: str
     entry: Any
@@ -364,7 +364,7 @@ class ExpertGroups(Field):
     """Groups of experts, and those that a token chooses of (DeepSeek); null is one."""
 
     method: bool = False
-    """Whether `topk_method` says if they are heeded (DeepSeek-V2)."""
+    """Whether `topk_method` decides if groups are used (DeepSeek-V2)."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -392,7 +392,7 @@ class ExpertGroups(Field):
 
 @dataclass(frozen=True)
 class WriteOnlyKey(Field):
-    """A key that is written of ours, and says nothing that is read."""
+    """A key that is written, and never read."""
 
     their_key: str
     our_path: str

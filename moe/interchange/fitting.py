@@ -1,6 +1,5 @@
-"""Whether a folder's tensors make a model: all that is missing, left over or of another shape, told at once.
-
-No torch."""
+"""Whether a folder's tensors make a model: all that are missing, left over or of another shape, reported at once. No
+torch."""
 
 import math
 import re
@@ -20,7 +19,7 @@ LM_HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _BIAS = "feed_forward.moe.router_bias"
 _FEW_EXPERTS = 100_000
-"""Experts of a whole model, each of whose tensors is named in a second."""
+"""Number of experts whose tensors can all be named within a second."""
 _REMEDY = "use the folder as its authors published it, and leave out what was written beside `from`"
 
 
@@ -38,15 +37,15 @@ class Fit:
     """Tensors of a folder that make those of a model."""
 
     pieces: dict[str, tuple[ParameterPiece, ...]] = field(default_factory=dict)
-    """By our name; without what a mixture has that is made of a dense folder, and that has nothing of."""
+    """By our name; without tensors of a mixture that its dense folder has no part of."""
     extra_head_tensors: tuple[str, ...] = ()
-    """Theirs, which are carried through without being trained."""
+    """Their tensors that are copied without being trained."""
     tied_twice: bool = False
-    """Whether there are logits' weights in a folder whose embeddings are tied, which must be the same."""
+    """Whether a folder with tied embeddings also has output weights, which must then be equal."""
 
 
 def expected_tensors(spec: LanguageModelSpec) -> Iterator[ExpectedTensor]:
-    """Everything of a model that a folder holds: adapters are none of it."""
+    """All tensors of a model that a folder holds, without adapters."""
     for parameter in spec.parameters():
         if not is_adapter(parameter.name):
             yield ExpectedTensor(parameter.name, parameter.shape)
@@ -71,8 +70,8 @@ def rows_of(spec: LanguageModelSpec, family: Family, name: str) -> tuple[int | N
 def alternatives(
     spec: LanguageModelSpec, family: Family, tensor: ExpectedTensor
 ) -> list[tuple[ParameterPiece, ...]]:
-    """Pieces that make a tensor of ours, in each layout that a folder may have, the hub's first; none where the family
-    has no such thing."""
+    """Pieces that make one of our tensors, in each layout that a folder may have, the hub's first; empty if the family
+    has no such tensor."""
     layer, layouts = rows_of(spec, family, tensor.name)
     sizes = sizes_of(spec)
     return [tuple(row.piece(tensor.shape, layer, sizes) for row in rows) for rows in layouts]
@@ -157,7 +156,7 @@ def _check_size(spec: LanguageModelSpec, catalog: Catalog) -> None:
 
 
 def _once(problems: list[Problem]) -> Iterator[Problem]:
-    """Each once, in order: two parameters of ours may lie in one tensor of theirs."""
+    """Distinct problems, in order: two of our parameters may lie in one of their tensors."""
     seen_texts = set()
     for problem in problems:
         if str(problem) not in seen_texts:
@@ -189,7 +188,8 @@ def _misshapen(
 
 
 _OF_A_HEAD = (".eh_proj.", ".enorm.", ".hnorm.", ".shared_head.")
-"""In the names of tensors that only a head has. How many a config says there are proves nothing of others."""
+"""Parts of tensor names that only a prediction head has. The number of heads in a config proves nothing about other
+layers."""
 
 
 def _extra_head_tensors(family: Family, config: Mapping[str, Any], names: set[str]) -> set[str]:

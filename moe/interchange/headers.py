@@ -18,7 +18,7 @@ ITEM_BYTES = {
     "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors library has it."""
+"""Largest header, as in the safetensors library."""
 METADATA = "__metadata__"
 _AGAIN = "get the file again from where the model came from"
 
@@ -41,8 +41,8 @@ class HeaderEntry:
 
 
 def entries(file: str, location: Location, place: str) -> list[HeaderEntry]:
-    """The tensors of a file, in the order of its bytes. Raises SpecError, with the file and the tensor, where it is cut
-    off, or is no safetensors file."""
+    """Tensors of a file, in the order of its bytes. Raises SpecError, with file and tensor, for a file that is cut off,
+    unreadable, or no safetensors file."""
     try:
         with location.raw() as stream:
             size = stream.seek(0, os.SEEK_END) or stream.tell()

@@ -25,13 +25,13 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "*.bin", "*.pt"
 
 
 def folder_of(url: str) -> str:
-    """The folder that a user names, who may name its `config.json` instead."""
+    """The folder that a user names by itself or by its `config.json`."""
     folder, slash, name = url.rpartition("/")
     return (folder or slash or ".") if name == CONFIG else url
 
 
 class HubFolder:
-    """Its files by name. `place` stands in errors for who named the folder; `roots` as `Locator` has them."""
+    """Files of a folder by name. `place` is the folder's path in errors; `roots` as in `Locator`."""
 
     def __init__(self, url: str, roots: Sequence[str] | None, place: str = "model.from") -> None:
         self.url, self.place = url.rstrip("/"), place
@@ -65,11 +65,11 @@ class HubFolder:
         return self._locator.locate(self.place, self.path(name))[0]
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file, or any that a pattern means. Raises SpecError outside the roots."""
+        """Whether there is such a file, or any that matches a pattern. Raises SpecError outside of the roots."""
         return bool(self.glob(name))
 
     def glob(self, pattern: str) -> list[Location]:
-        """Files that a pattern means; none where there are none. Raises SpecError outside the roots."""
+        """Files that match a pattern; empty if there are none. Raises SpecError outside of the roots."""
         try:
             return self._locator.locate(self.place, self.path(pattern))
         except NoFile:
@@ -116,7 +116,7 @@ class HubFolder:
         return self._object(name, content), hashlib.sha256(content).hexdigest()[:16]
 
     def weight_files(self) -> dict[str, Location]:
-        """Files of weights by name. Raises SpecError where there are none, or pickles alone, which are never loaded."""
+        """Weight files by name. Raises SpecError if there are none, or only pickles, which are never loaded."""
         if self.has(SINGLE):  # which others prefer to an index, too
             return {SINGLE: self.find(SINGLE)}
         if self.has(INDEX):

@@ -31,9 +31,9 @@ class LoadReport:
     """Outcome of a load."""
 
     num_tensors: int
-    """Of theirs, on this rank."""
+    """Number of their tensors read on this rank."""
     notes: tuple[str, ...]
-    """For the user."""
+    """Notes for the user."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _TensorPart:
 
     @property
     def values(self) -> Slices:
-        """The rectangle of the tensor that it is made of."""
+        """Rectangle of the decoded tensor that it is made of."""
         within = tuple((low, low + size) for low, size in zip(self.origin, self.local.shape, strict=True))
         return within if self.coding is None else self.coding.values_of(within, of_scales=self.of_scales)
 
@@ -64,10 +64,10 @@ def load_weights(
 ) -> LoadReport:
     """Fill this rank's parameters and buffers from a folder in the Hugging Face format; all ranks together.
 
-    Everything that headers tell is checked before a weight is read, and told at once. What is converted on the way lies
-    in memory a few megabytes at a time. Raises SpecError on every rank where it is raised on one: the model is then to
-    be thrown away. `roots` are the folders that may be read, as `moe.data.locations` has them. What a mixture has and
-    the dense folder that it is made of does not say is drawn by `seed`.
+    All that headers tell is checked, and reported at once, before a weight is read. Conversion takes a few megabytes of
+    memory at a time. Raises SpecError on every rank if it is raised on one; the model must then be discarded. `roots`
+    are the folders that may be read, as in `moe.data.locations`. What a mixture has beyond its dense folder is drawn by
+    `seed`.
     """
     layout = layout or Layout.single()
     problems: tuple[Problem, ...] = ()
@@ -161,7 +161,7 @@ def _fill_coded(
 
 
 def _order_of_reading(piece: ParameterPiece) -> list[int]:
-    """Our dimensions as they follow in the files: a block that is short in the first ones lies in few rows there."""
+    """Our dimensions in the order of the files: a block that is short in the first ones lies in few rows there."""
     places = {dim: (len(piece.their_side.shape), 0) for dim in range(len(piece.our_side.shape))}
     for axis, (dim, _) in piece.our_side.steps.items():
         their_dim, step = piece.their_side.steps.get(axis, (-1, 0))
@@ -178,7 +178,7 @@ class _ReadRecord:
         self.problems: list[Problem] = []
 
     def check(self, name: str, block: Tensor) -> None:
-        """Note a tensor with values that are no numbers, once."""
+        """Note a tensor with infinite or NaN values, once."""
         self.read[name] += 1
         # Both ends are NaN where any is: a hundred times as quick as a look at each.
         if block.numel() == 0 or all(isfinite(float(end)) for end in torch.aminmax(block)):
@@ -191,7 +191,7 @@ class _ReadRecord:
 
 
 def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPart) -> Iterator[Problem]:
-    """Whether the logits' weights are another tensor than the embedding, where config.json says that they are one."""
+    """Problem of output weights that differ from the embedding although config.json ties them."""
     rows, width = part.local.shape
     first, column = part.origin
     for begin in range(first, first + rows, step := max(1, BLOCK_ELEMENTS // max(1, width))):
@@ -204,7 +204,7 @@ def _check_tied(folder_catalog: Catalog, weights: TensorReader, part: _TensorPar
 
 
 def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
-    """Problems that `look` finds; a file that cannot be read is one, too, of which the other ranks have to hear of."""
+    """Problems that `look` finds. A file that cannot be read is one, too, so that the other ranks learn of it."""
     try:
         return look()
     except OSError as error:
@@ -216,7 +216,7 @@ def each_told(folder: str, look: Callable[[], list[Problem]]) -> list[Problem]:
 
 
 def agree(problems: Sequence[Problem]) -> None:
-    """Raise what any rank has found, on every rank."""
+    """Raise SpecError on every rank with the problems of all ranks."""
     dicts_by_rank = plain_collectives.all_gather_json([problem.to_dict() for problem in problems])
     problems_by_text = {
         str(problem): problem

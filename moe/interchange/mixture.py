@@ -13,13 +13,13 @@ from moe.spec.problems import problems_of
 from moe.spec.upcycle import MixtureFamily
 
 FORMS: tuple[MixtureFamily, ...] = get_args(MixtureFamily)
-"""Families that a mixture may be of; where none is asked for it is of the first of them that can say it."""
+"""Families of mixtures, by preference: if none is asked for, the first that can represent the mixture."""
 _ALWAYS_SHARED = ("qwen2_moe", "glm4_moe")
-"""Those of which every model has shared experts."""
+"""Families whose models always have shared experts."""
 _NOT_OF_DENSE = {"upcycle", "moe", "adapter", "from", "from_config", "ignored_keys", "preset"}
-"""Keys of a model that say nothing of the dense one."""
+"""Keys of a model that do not concern the dense one."""
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "initializer_range")
-"""Keys of a dense config that its mixture's has, too."""
+"""Keys of a dense config that its mixture's config keeps."""
 
 
 def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def mixture(description: ConfigDescription, job_model: Mapping[str, Any], place:
 def _of_another_function(
     description: ConfigDescription, model_fields: Mapping[str, Any], model: str
 ) -> Iterator[Problem]:
-    """Fields that are given beside `upcycle` and keep the model, before it becomes a mixture, from computing what the
-    folder's does. What is wrong with them otherwise is left to who parses the model."""
+    """Fields beside `upcycle` that change what the folder's model computes before it becomes a mixture. Their other
+    problems are reported when the model is parsed."""
     beside = {key: value for key, value in model_fields.items() if key not in _NOT_OF_DENSE}
     try:
         was, becomes = (

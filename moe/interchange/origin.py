@@ -1,4 +1,4 @@
-"""Origin of a model that came from a folder, taken along beside its weights: a record among a checkpoint's files."""
+"""Origin of a model that came from a folder: a record that checkpoints keep beside its weights."""
 
 import json
 from collections import Counter
@@ -28,23 +28,23 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """A folder that a model began with, as far as an export needs it."""
+    """The folder that a model began with, as far as an export needs it."""
 
     url: str
     config: Mapping[str, Any]
-    """The folder's; that of the mixture that a dense folder's model became."""
+    """Config of the folder, or of the mixture that its dense model became."""
     dtype: str
-    """Of most tensors."""
+    """dtype of most tensors."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """Of others, by their names in the hub's layout."""
+    """dtypes of other tensors, by their names in the hub's layout."""
     untrained: tuple[str, ...] = ()
-    """Tensors that are carried through, and read from the folder again when it comes to that."""
+    """Tensors that are not trained, and copied from the folder by an export."""
     keeps_tied: bool = False
-    """Whether the folder has the logits' weights, though they are the embedding."""
+    """Whether the folder has output weights although they equal the embedding."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Carried small files, by path."""
+    """Small files that are copied, by path."""
     digest: str | None = None
-    """Of its weights (`digest.digest_of`), where checkpoints do without them."""
+    """Digest of its weights (`digest.digest_of`), if checkpoints omit them."""
 
     @classmethod
     def of_folder(cls, url: str, spec: LanguageModelSpec, roots: Sequence[str] | None = None) -> "Origin":
@@ -54,7 +54,7 @@ class Origin:
 
     @classmethod
     def of_catalog(cls, folder_catalog: Catalog, spec: LanguageModelSpec) -> "Origin":
-        """Origin of the model of a folder that has been looked at."""
+        """Origin of the model of a catalogued folder."""
         fit_result = fit(spec, folder_catalog)
         config = (
             dict(folder_catalog.config) if spec.upcycle is None else config_of(spec, folder_catalog.config)
@@ -101,8 +101,8 @@ class Origin:
 def _dtypes(
     folder_catalog: Catalog, spec: LanguageModelSpec, fit_result: Fit, family: Family
 ) -> Iterator[tuple[str, str]]:
-    """Each tensor of a family's hub layout with the dtype in the folder of what it is made of, in whatever layout;
-    bfloat16 if decoded. Of what the folder has nothing of only buffers, which are wide."""
+    """dtype of each tensor in a family's hub layout: that of its source in the folder, or bfloat16 if decoded. Buffers
+    without a source are float32."""
 
     def of(name: str) -> str:
         stored_tensor = folder_catalog.tensors[name]

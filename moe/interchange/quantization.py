@@ -1,4 +1,4 @@
-"""Which quantised weights are decoded as they are read: GPT-OSS's MXFP4 and DeepSeek's FP8 in blocks. No torch."""
+"""Quantised weights that are decoded as they are read: GPT-OSS's MXFP4 and DeepSeek's FP8 in blocks. No torch."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""A `config.json` as it is read: every key that is asked for, and every problem that is found."""
+"""Reading of a `config.json`: values of the keys that are asked for, and the problems found."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ _KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true
 
 
 class Reading:
-    """A config with a family's defaults in it."""
+    """A config, with its family's defaults."""
 
     def __init__(
         self, config: Mapping[str, Any], place: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]
@@ -26,15 +26,15 @@ class Reading:
                 self._values[key] = config[alias]
 
     def has(self, key: str) -> bool:
-        """Whether it is written, and not null."""
+        """Whether a key is set and not null."""
         return self._values.get(key) is not None
 
     def raw(self, key: str) -> Any:
-        """A key's value, or its default; None where there is neither."""
+        """Value of a key, or its default; None if it has neither."""
         return self._values.get(key, self._defaults.get(key))
 
     def get(self, key: str, kind: type, *, null: Any = ...) -> Any:
-        """A key's value of a kind, or its default; `null` is what null means, where it means something."""
+        """Value of a key, of this kind, or its default; `null` is the meaning of null, if it has one."""
         if key not in self._values and key not in self._defaults:
             self.refuse(key, None, "is required", "add it to config.json", code="missing")
             return None
@@ -62,7 +62,7 @@ class Reading:
         self.problems.append(Problem(code, f"{self._place}:{key}", value, rule, remedy))
 
     def only(self, key: str, allowed_values: Iterable[Any]) -> None:
-        """Note a problem where a key that is written has another value than these; null is as if it was not."""
+        """Note a problem if a key has a value other than these; null counts as absent."""
         allowed_values = list(allowed_values)
         value = self._values.get(key)
         if value is not None and not any(

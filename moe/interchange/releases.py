@@ -6,7 +6,8 @@ from moe.interchange.family import Family
 from moe.spec import LanguageModelSpec
 
 CURRENT, OLDER = "5.24.0", "4.57.6"
-"""Releases that every family's exports were compared with (`python -m benchmarks.older_transformers`)."""
+"""Releases of transformers that exports of every family were compared with (`python -m
+benchmarks.older_transformers`)."""
 PEFT = "0.21.2"
 """Release that adapters were compared with."""
 _UNKNOWN_TO_OLDER = ("minimax_m2",)

@@ -30,7 +30,7 @@ _SCALED = {
         "mscale_all_dim": "mscale_all_dim",
     },
 }
-"""Kinds of scaling: their key, our field."""
+"""Kinds of scaling: our field for each of their keys."""
 _REQUIRED = {"linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
              "llama3": ("factor", "low_freq_factor", "high_freq_factor")}  # fmt: skip
 _OF_ANY = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
@@ -42,13 +42,13 @@ DEFAULT_MAX_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Rope(Field):
-    """Of a family: its base, and the share of a head's channels that turn, where a config says neither."""
+    """Rotary positions of a family: defaults of its base, and of the share of a head's channels that rotate."""
 
     base: float = 10_000.0
     fraction: float | None = None
-    """None turns all, and takes no other."""
+    """None: all channels rotate, and no other share is supported."""
     dim_key: str | None = None
-    """Key that says the channels that turn, in place of a share (MiniMax-M2)."""
+    """Key with the number of rotated channels, in place of a share (MiniMax-M2)."""
     pairing: Literal["half", "interleaved", "key"] = "half"
     """`key`: `rope_interleave` says (DeepSeek-V3)."""
     default: tuple[tuple[str, Any], ...] = ()

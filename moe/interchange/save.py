@@ -1,4 +1,5 @@
-"""A model into a folder in the Hugging Face format: shard by shard, from wherever its parts lie, all or nothing."""
+"""Writing of a model into a folder in the Hugging Face format: shard by shard, from wherever its parts lie, all or
+nothing."""
 
 import json
 import os
@@ -39,9 +40,9 @@ from moe.storage.folder import Folder
 
 MAX_SHARD_BYTES = 4 * 10**9
 BLOCK_ELEMENTS = 1 << 23
-"""Of what is converted at a time."""
+"""Elements converted at a time."""
 _BLOCKS_UNDER_WAY = 2
-"""Converted, and not yet written."""
+"""Converted blocks that may wait to be written."""
 CARD = "README.md"
 _NAMED = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
@@ -54,7 +55,7 @@ class Made:
     dtype: str
     shape: tuple[int, ...]
     made_of: tuple[tuple[str, ParameterPiece, int], ...] = ()
-    """(our name, piece, expert); of none it is read from the folder that the model came from."""
+    """(our name, piece, expert); if empty, the tensor is copied from the folder that the model came from."""
 
     @property
     def num_bytes(self) -> int:
@@ -150,7 +151,7 @@ def _agree(problems: Sequence[Problem], source: TensorSource) -> None:
 
 
 def _whence(origin: Origin, roots: Sequence[str] | None) -> Catalog:
-    """The folder that a model came from, for tensors that are carried through."""
+    """Folder that a model came from, for tensors that are copied."""
     try:
         folder_catalog = catalog(HubFolder(origin.url, roots))
     except SpecError as error:
@@ -178,7 +179,7 @@ def _tensors(
     whence: Catalog | None,
     main_dtype: str,
 ) -> Iterator[Made]:
-    """Theirs in the hub's layout, in the order of ours."""
+    """Their tensors in the hub's layout, in the order of ours."""
     family = BY_TYPE[str(config["model_type"])]
     their_tensors: dict[str, tuple[tuple[int, ...], list[tuple[str, ParameterPiece, int]]]] = {}
     wide = set()
@@ -202,7 +203,7 @@ def _tensors(
 
 
 def _shards(tensors: Sequence[Made], max_bytes: int) -> list[tuple[str, list[Made]]]:
-    """Files with what is in each, of at most so many bytes where no tensor has more."""
+    """Files with their tensors, each of at most `max_bytes`, unless one tensor is larger."""
     groups: list[list[Made]] = [[]]
     size = 0
     for tensor in tensors:
@@ -252,8 +253,8 @@ def _write_weights(
 
 
 class _BlockWriter:
-    """Writes blocks one after another, and takes their checksums, while the next is made: neither waits for the
-    interpreter. Raises OSError of a block where a later one is given, or at the end."""
+    """Writes blocks in order, with their checksums, on a thread of its own while the next block is made. Raises the
+    OSError of a block with a later one, or at the end."""
 
     def __init__(self, stream: IO[bytes], seals: dict[str, int]) -> None:
         self._stream, self._seals = stream, seals
@@ -300,7 +301,7 @@ class _CountingSource(TensorSource):
 
 
 def _take_part(source: TensorSource, shards: list[tuple[str, list[Made]]], num_read: int = 0) -> None:
-    """Read what rank 0 reads, in the same order, from the read of that number on."""
+    """Read what rank 0 reads, in the same order, beginning with read number `num_read`."""
     reads = (
         (*read, DTYPES[tensor.dtype])
         for _, group in shards
@@ -330,7 +331,7 @@ def _small_files(
 
 
 def beside_weights(origin: Origin | None, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Small files that a model and an adapter of it have alike: the tokenizer and what is carried through."""
+    """Small files that a model and its adapters share: the tokenizer, and what is copied from the folder."""
     if origin is not None:
         return {**export_tokenizer(origin.files, origin.url), **files}
     return {
@@ -340,7 +341,7 @@ def beside_weights(origin: Origin | None, files: Mapping[str, bytes]) -> dict[st
 
 
 def _check_target(target: str | Path) -> Iterator[Problem]:
-    """Problem of a place where no new folder can be."""
+    """Problem of a target where no new folder can be made."""
     folder = Folder(str(target))
     if not folder.is_local:
         is_taken = bool(folder.names())
@@ -361,7 +362,8 @@ def _check_target(target: str | Path) -> Iterator[Problem]:
 
 @contextmanager
 def _new(target: str | Path) -> Iterator[Folder]:
-    """A folder that is there when this ends without an error, with all that was written, and not at all otherwise."""
+    """A new folder that appears with everything written to it if this ends without an error, and not at all
+    otherwise."""
     final = Folder(str(target))
     if not final.is_local:
         try:

@@ -1,7 +1,5 @@
-"""Checksums beside the weights that we write: a bit that has flipped is told with its file and its tensor.
-
-The safetensors format has none, so of other folders only what headers and values tell is known.
-"""
+"""Checksums beside the weights that we write: they tell the file and the tensor of a flipped bit. The safetensors
+format has none, so other folders are checked only by their headers and for finite values."""
 
 import json
 import zlib
@@ -27,7 +25,7 @@ def crc_of(block: Tensor, before: int = 0) -> int:
 
 
 def seals_text(crc_by_name: dict[str, int]) -> bytes:
-    """The file that says them."""
+    """Content of the file of checksums."""
     record: dict[str, Any] = {
         "version": VERSION,
         "crc32": {name: f"{crc:08x}" for name, crc in crc_by_name.items()},
@@ -36,7 +34,7 @@ def seals_text(crc_by_name: dict[str, int]) -> bytes:
 
 
 def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: int) -> list[Problem]:
-    """Tensors of this rank's share that are not as they were written, where the folder says how they were."""
+    """Problems of this rank's share of tensors that differ from what was written, if the folder has checksums."""
     if not folder_catalog.folder.has(SEALS):
         return []
     record = folder_catalog.folder.read_json(SEALS, MAX_INDEX_BYTES)
@@ -67,7 +65,7 @@ def faults(folder_catalog: Catalog, reader: TensorReader, rank: int, num_ranks: 
 
 
 def _share(catalog: Catalog, rank: int, num_ranks: int) -> list[tuple[str, HeaderEntry]]:
-    """Tensors that one of so many ranks looks at: about as many bytes as each other."""
+    """Tensors for one of `num_ranks` ranks to check: about as many bytes as any other's."""
     sizes, share = [0] * num_ranks, []
     entries = {tensor.entry.name: (name, tensor.entry) for name, tensor in catalog.tensors.items()}
     for name, entry in sorted(entries.values(), key=lambda named_entry: -named_entry[1].num_bytes):

@@ -1,4 +1,4 @@
-"""Where the parameters come from that are written: anything that gives a rectangle of one by its name."""
+"""Sources of parameters to write: anything that returns a rectangle of one by its name."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -25,22 +25,21 @@ from moe.spec.form import BLOCK, SCALES
 from moe.spec.parameter import Slices
 
 AHEAD_BYTES = 1 << 26
-"""Of parts that a rank has sent and rank 0 has not taken yet."""
+"""Bytes that a rank may have sent and rank 0 not yet taken."""
 
 
 class TensorSource(ABC):
     """A model's parameters and buffers, in parts."""
 
     is_collective = False
-    """Whether all ranks read the same together, and rank 0 alone gets it."""
+    """Whether all ranks read the same together, and only rank 0 gets it."""
 
     @abstractmethod
     def read(self, name: str, within: Slices, dtype: torch.dtype | None = None) -> Tensor:
-        """A rectangle of a parameter or buffer, on the CPU, not to be written to; it is wanted in `dtype`, and may
-        be of any."""
+        """A rectangle of a parameter or buffer, on the CPU and read-only; `dtype` is preferred, but any is possible."""
 
     def finish(self) -> None:  # noqa: B027  (most have nothing to wait for)
-        """Wait for what is under way, when all has been read."""
+        """Wait for pending transfers, after the last read."""
 
 
 class ModelSource(TensorSource):
@@ -99,7 +98,7 @@ class ModelSource(TensorSource):
         return self._gather(name, within, dtype if dtype is not None and narrower else own)
 
     def _gather(self, name: str, within: Slices, dtype: torch.dtype) -> Tensor:
-        """The rectangle on rank 0, of the first rank that has each part of it; others send theirs in `dtype`."""
+        """The rectangle on rank 0, each part from the first rank that has it, sent in `dtype`."""
         parts = [
             (common, self._transfer(name, common, rank, dtype)) for rank, common in self._owners(name, within)
         ]
@@ -113,7 +112,7 @@ class ModelSource(TensorSource):
         return rectangle
 
     def _owners(self, name: str, within: Slices) -> Iterator[tuple[int, Slices]]:
-        """Ranks whose parts make up a rectangle, with what each gives of it; of replicas the first."""
+        """Ranks whose parts make up a rectangle, and what each gives; of replicas, the first."""
         seen_places: set[Slices] = set()
         for rank, places in enumerate(self._places):
             place = places.get(name)
@@ -126,7 +125,7 @@ class ModelSource(TensorSource):
                 yield rank, common
 
     def _transfer(self, name: str, common: Slices, rank: int, dtype: torch.dtype) -> Tensor:
-        """A part that a rank has, on rank 0; others run ahead of it by some megabytes."""
+        """A rank's part, on rank 0; senders may run ahead by some megabytes."""
         if rank == self._rank:
             local, place = self._parts_by_name[name]
             part = _cut(local, place, common)

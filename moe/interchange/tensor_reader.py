@@ -1,7 +1,7 @@
-"""The tensors of a folder, read in rectangles: plain ones where they lie, quantised ones decoded on the way.
+"""Tensors of a folder, read in rectangles: plain ones as they lie, quantised ones decoded.
 
-Local files are mapped into memory, so that what is read is copied once, to where it goes, and only pages that it lies
-in are touched. Of files elsewhere the rows that a rectangle lies in are fetched.
+Local files are memory-mapped, so that what is read is copied once, to its destination, and only its pages are touched.
+Of remote files, the rows that contain a rectangle are fetched.
 """
 
 import mmap
@@ -38,7 +38,7 @@ class TensorReader:
         self._mmaps: dict[str, mmap.mmap] = {}
 
     def close(self) -> None:
-        """Let go of the files; tensors that were read of them are no longer used."""
+        """Close the files; tensors that were read from them must no longer be used."""
         self._mmaps.clear()
 
     def read(self, name: str, within: Slices) -> Tensor:

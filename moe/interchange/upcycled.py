@@ -1,4 +1,5 @@
-"""Tensors of a mixture that is made of a dense folder: which part of theirs each of them is. No torch."""
+"""Tensors of a mixture that is made of a dense folder: the part of their tensors that each one begins with. No
+torch."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ _OF_NONE = re.compile(r"layers\.\d+\.feed_forward\.moe\.(router|router_bias|shar
 
 
 def begins_anew(spec: LanguageModelSpec, name: str) -> bool:
-    """Whether the tensor of ours is one of a mixture that no dense model has anything of."""
+    """Whether one of our tensors is part of a mixture only, so that no dense model has anything of it."""
     return spec.upcycle is not None and _OF_NONE.fullmatch(name) is not None
 
 

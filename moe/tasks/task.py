@@ -1,4 +1,4 @@
-"""The one interface between a kind of model and whatever trains, measures, exports and uses models. Loads no torch."""
+"""Interface of a kind of model to whatever trains, measures, exports and uses models. Loads no torch."""
 
 import collections.abc
 from abc import ABC, abstractmethod
@@ -26,10 +26,10 @@ class PreparedData(Protocol):
 
     @property
     def key(self) -> str:
-        """Hash of all that decides its content: the same on every rank, and as long as a run lasts."""
+        """Hash of everything that determines its content: the same on every rank, and throughout a run."""
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """The files, by name, that give text for tokens and tokens for text: every checkpoint carries them."""
+        """Tokenizer files by name, which every checkpoint carries."""
 
     def carried_files(self) -> dict[str, bytes]:
         """Further files that every checkpoint carries beside them: what an export of a given model will need."""
@@ -183,7 +183,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
 
 class Generator(ABC):
-    """A trained model put to use in one process: text in, text out."""
+    """A trained model in use, in one process: text in, text out."""
 
     @abstractmethod
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:

@@ -20,7 +20,7 @@ class Distribution:
 
     name: str
     folders: tuple[str, ...] = ("",)
-    """Path prefixes that belong to it; empty for all."""
+    """Path prefixes that belong to it; the empty one stands for all paths."""
 
 
 TRAINING = (

@@ -1,4 +1,4 @@
-"""Lines of the tables that most families have in common."""
+"""Rows that the tables of most families have."""
 
 from moe.interchange.family import TensorRow, in_layers, transposed_row, unchanged_row
 from moe.interchange.fields import FULL, EveryLayer, Key, WriteOnlyKey, always

@@ -1,4 +1,4 @@
-"""Making of sequences token by token, by whatever model gives the next token's logits."""
+"""Decoding: sequences made token by token, by any model that gives the next token's logits."""
 
 from moe.tasks.decoding.beams import beam_search
 from moe.tasks.decoding.choice import choose_tokens

@@ -17,10 +17,10 @@ class _BeamRow:
 
     max_tokens: int
     beams: list[list[int]]
-    """The texts that go on, as the rows of the model that stand for them."""
+    """The unfinished texts, in the order of the model's rows for them."""
     score: float = -torch.inf
     text: list[int] = field(default_factory=list)
-    """The best one that has ended."""
+    """The best finished text."""
     has_ended: bool = False
 
     def take(self, score: float, text: list[int]) -> None:

@@ -24,7 +24,7 @@ def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position:
 
 
 def _standing(scores: Tensor, spec: GenerationSpec) -> Tensor:
-    """bool `[B, V]`: the tokens that may be drawn; the likeliest may always be."""
+    """bool `[B, V]`: the tokens that may be drawn, the likeliest always among them."""
     if spec.top_k is None and spec.top_p == 1:
         return torch.ones_like(scores, dtype=torch.bool)
     sorted_scores, index = scores.sort(dim=-1, descending=True, stable=True)

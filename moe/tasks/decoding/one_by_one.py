@@ -1,4 +1,4 @@
-"""Texts that grow by the likeliest token or a drawn one, each by itself."""
+"""Decoding of each text by itself, by the likeliest token or a drawn one."""
 
 from collections.abc import Collection, Generator, Sequence
 

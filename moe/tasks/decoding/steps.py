@@ -1,4 +1,4 @@
-"""Contract between a model that goes on from sequences and the search that chooses how."""
+"""Contract between a model that continues sequences and the search that chooses their tokens."""
 
 from typing import Protocol
 
@@ -23,12 +23,12 @@ _SHARE_LEFT = 0.75
 
 
 def is_sparse(num_live: int, num_rows: int) -> bool:
-    """Whether so few rows have not ended that the others are better dropped, which costs a copy of all memories."""
+    """Whether so few rows are unfinished that the finished ones are better dropped, which copies all caches."""
     return num_live < _SHARE_LEFT * num_rows
 
 
 def any_rank(flag: bool, device: torch.device, together: dist.ProcessGroup | None) -> bool:
-    """Whether it is so on any rank of the group `together`, whose ranks all ask."""
+    """Whether `flag` is true on any rank of the group `together`; all its ranks must call this."""
     if together is None:
         return flag
     anywhere = torch.tensor(int(flag), dtype=torch.int32, device=device)

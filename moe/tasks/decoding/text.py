@@ -1,18 +1,18 @@
-"""Text out of tokens as they come: no character in halves, and nothing of what a stop string may still take back."""
+"""Text from tokens as they arrive: whole characters only, and nothing that a stop string may still take back."""
 
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-"""Character that stands for bytes that are no UTF-8: at the end of a text, perhaps for one that is not whole yet."""
+"""Replacement character for bytes that are not UTF-8: at the end of a text, perhaps a character that is incomplete."""
 _BEFORE = 8
-"""Tokens of what a text goes on from that are decoded with its first ones: how those read may depend on them."""
+"""Tokens before a text that are decoded with its first tokens, whose text may depend on them."""
 _MAX_CHARACTER_BYTES = 4
 _PATIENCE = 16
-"""Tokens held back in a row, beyond which not every one is looked at: what goes on so is no text."""
+"""Undecoded tokens after which not every further one is tried: they are probably no text."""
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str | None:
-    """The text before the stop string that is the first to be whole; None where there is none."""
+    """The text before the first complete stop string; None if there is none."""
     matches = [
         (place + len(stop_string), place) for stop_string in stop if (place := text.find(stop_string)) >= 0
     ]
@@ -20,7 +20,7 @@ def before_stop(text: str, stop: Sequence[str]) -> str | None:
 
 
 def num_held_back(text: str, stop: Sequence[str]) -> int:
-    """Characters at the end of a text that a stop string may begin with."""
+    """Number of characters at the end of a text that a stop string may begin with."""
     longest = max(map(len, stop), default=0)
     for number in range(min(longest - 1, len(text)), 0, -1):
         if any(len(stop_string) > number and text.endswith(stop_string[:number]) for stop_string in stop):
@@ -48,16 +48,16 @@ class TextSoFar:
         """`before`: the last tokens of what the text goes on from, which are none of its own."""
         self._decode, self._stop = decode, stop
         self._tokens = list(before)
-        """Those that are decoded: the first `_num_known` of them were."""
+        """Tokens to decode, of which the first `_num_known` have been returned as text."""
         self._num_known = len(self._tokens)
         self._pending_text = ""
-        """Text that a stop string may begin with."""
+        """Text withheld because a stop string may begin with it."""
         self.num_tokens = 0
         self.has_stopped = False
-        """Whether a stop string was found: the text is over."""
+        """Whether a stop string was found, which ends the text."""
 
     def take(self, token: int) -> str:
-        """The text that is certain with this token; often none."""
+        """The text that becomes certain with this token; often none."""
         self._tokens.append(token)
         self.num_tokens += 1
         num_new = len(self._tokens) - self._num_known

@@ -20,7 +20,8 @@ def build_model(
     freeze: Sequence[str] = (),
 ) -> LanguageModel:
     """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
-    without; those whose names match a pattern of `freeze` get no gradients. Raises SpecError, as `built` does."""
+    without. Parameters whose names match a pattern of `freeze` get no gradients. Raises SpecError, as `build_sharded`
+    does."""
     layers = {f"layers.{layer}": f"layer {layer}" for layer in range(spec.num_layers)}
     return build_sharded(
         partial(LanguageModel, spec), spec, layers, layout, seed=seed, dtype=dtype, freeze=freeze

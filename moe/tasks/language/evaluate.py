@@ -1,4 +1,4 @@
-"""Evaluation of a language model on held-out text by source, beside what needs no learning."""
+"""Evaluation of a language model on held-out text by source, beside baselines without learning."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +36,7 @@ _POSITIONS_PER_RANK = 8192
 _MAX_COMPRESSED_BYTES = 1 << 26
 """Bytes of all sources together for xz, which takes a second for a megabyte while all ranks wait."""
 _MAX_CONVERSATION_TOKENS = 1024
-"""Of the end of what stands before an answer."""
+"""Tokens at the end of what precedes an answer, as a prompt."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
@@ -89,7 +89,7 @@ class _HeldOutLoss:
     base: float | None = None
     """The same by the model beneath an adapter."""
     preferred_share: float | None = None
-    """Of pairs, the share that is as preferred."""
+    """Share of the pairs whose preferred answer is preferred."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def _mean(total: float, number: float, *_: float) -> float | None:
 
 
 def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> Iterator[np.ndarray]:
-    """This rank's rows, some at a time; every rank comes as often, with none perhaps. A part of the rows is taken at
-    even distances."""
+    """This rank's rows, a batch at a time. Every rank has as many batches, some perhaps empty. A part of the rows is
+    taken at even distances."""
     number = store.num_rows if max_sequences is None else min(max_sequences, store.num_rows)
     row_numbers = np.arange(number) * store.num_rows // max(1, number)
     at_once = max(1, _POSITIONS_PER_RANK // store.max_tokens) * layout.data_ranks
@@ -153,7 +153,7 @@ def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> It
 
 
 def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
-    """By source: (nats a token of the training tokens' frequencies, bits a byte of xz)."""
+    """By source: (nats per token by the frequencies of training tokens, bits per byte of xz)."""
     unigram = unigram_nats_per_source(data.train, data.held_out, vocab_size)
     max_bytes = _MAX_COMPRESSED_BYTES // max(1, len(data.held_out))
     return {
@@ -170,19 +170,19 @@ class _SourceTotals:
     num_tokens: int
     num_bytes: int
     nats: float | None
-    """Of all its tokens."""
+    """Sum over all its tokens."""
     unigram_nats: float | None
     xz_bits: float | None
-    """Of all its bytes."""
+    """Sum over all its bytes."""
     base_nats: float | None = None
     preference: _HeldOutLoss | None = None
-    """Of pairs, which have none of these."""
+    """Loss of pairs, which have none of these."""
 
     @classmethod
     def from_loss(
         cls, store: SequenceStore, held_out_loss: _HeldOutLoss, unigram: float | None, xz: float | None
     ) -> "_SourceTotals":
-        """From nats a token, and bits a byte of xz."""
+        """Totals from nats per token, and bits per byte of xz."""
         num_tokens, num_bytes = store.num_targets, store.num_bytes
         if store.num_each > 1:
             return cls(store.num_documents, num_tokens, num_bytes, None, None, None, preference=held_out_loss)
@@ -237,7 +237,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _completions(
     model: LanguageModel, layout: Layout, data: PreparedSequences, number: int
 ) -> tuple[Completion, ...]:
-    """Beginnings of documents from the middle of as many sources as there are, and how the model goes on."""
+    """Prompts from documents in the middle of each source, and the model's continuations."""
     sources = [(name, store) for name, store in data.held_out.items() if store.num_documents]
     documents = [
         (name, store, store.num_documents * (turn + 1) // (turn + 2))
@@ -271,7 +271,7 @@ def _completions(
 
 
 def _prompt(tokenizer: Tokenizer, store: SequenceStore, index: int) -> list[int]:
-    """The beginning of a document, or of a conversation all that stands before an answer, as much as is shown."""
+    """Prompt from a document: its beginning, or the end of what precedes a conversation's answer."""
     if store.has_spans:
         return [int(id) for id in store.beginning(index)[-_MAX_CONVERSATION_TOKENS:]]
     text = store.text(index).decode("utf-8", "replace")

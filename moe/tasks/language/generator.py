@@ -1,4 +1,4 @@
-"""A trained language model put to use, in one process: it goes on from texts."""
+"""A trained language model in use, in one process: it continues texts."""
 
 import collections.abc
 import json
@@ -23,13 +23,13 @@ from moe.tasks.language.scoring import TextScorer
 from moe.tasks.task import Generator
 
 _BATCH_ROWS = 32
-"""Rows of a batch of prompts, each as often as it has beams."""
+"""Rows of a batch, each prompt counted once per beam."""
 _BATCH_PAIRS = 1 << 26
 """Pairs of positions of a batch, of which masks have some bytes each."""
 
 
 class LanguageGenerator(Generator):
-    """Goes on from texts with a trained model."""
+    """Continues texts with a trained model."""
 
     def __init__(
         self,
@@ -147,8 +147,8 @@ class LanguageGenerator(Generator):
             raise SpecError(Problem("missing", "chat", True, rule, remedy)) from None
 
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
-        """The tokens of a text, as its tokenizer begins one; in a chat, of what a user says, as the template writes
-        it."""
+        """Tokens of a prompt, with what the tokenizer puts before a text; in a chat, those of a user's message as the
+        template renders it."""
         if chat:
             (encoding,) = self._tokenizer.encode_written([self._template().render_prompt(text)])
             ids = encoding.ids

@@ -92,7 +92,7 @@ class _LikelihoodRow:
 
 
 def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Likelihood]:
-    """Of rows whose first is the longest."""
+    """Likelihoods of rows, of which the first is the longest."""
     device, length = model.embedding.weight.device, len(rows[0].tokens)
     tokens_BL = torch.zeros(len(rows), length, dtype=torch.int64)
     labels_BL = torch.full((len(rows), length), NOTHING, dtype=torch.int64)

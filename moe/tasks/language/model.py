@@ -101,7 +101,7 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
-        """The model beneath its adapters, as long as this lasts."""
+        """Context in which the model computes without its adapters."""
         assert self.spec.adapter is not None
         self._scale_adapters(0.0)
         try:
@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
                 module.lora_scale = scale
 
     def start(self, num_rows: int, num_positions: int) -> "GenerationState":
-        """Everything that making texts of so many rows and positions carries along."""
+        """Initial state for generating `num_rows` rows of up to `num_positions` positions."""
         # Of the weight only its device: where FSDP shards it, what it makes is as sharded as itself.
         like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
         caches = [block.attention.new_cache(num_rows, num_positions, like) for block in self._blocks()]
@@ -252,7 +252,7 @@ class LanguageModel(nn.Module):
 
 
 class GenerationState:
-    """The memories of all layers for rows of tokens that grow."""
+    """Caches of all layers for rows that grow."""
 
     def __init__(self, caches: Sequence[LayerCache], rows: Tensor, room: int) -> None:
         self.caches, self.rows, self.room = caches, rows, room

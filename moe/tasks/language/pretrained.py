@@ -1,4 +1,4 @@
-"""The folder in the Hugging Face format that a model begins with: its tokenizer, and its weights."""
+"""The folder in the Hugging Face format that a model begins with: tokenizer and weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -47,8 +47,7 @@ def model_tokenizer(
 def with_template(
     tokenizer: ModelTokenizer, data: SequencesSpec, roots: Sequence[str] | None
 ) -> ModelTokenizer:
-    """A tokenizer with the chat template and the arguments that a job's conversations are written by, where it names
-    some. Raises SpecError."""
+    """The tokenizer with a job's own chat template and template arguments, if it has any. Raises SpecError."""
     if not isinstance(data, ConversationsSpec):
         return tokenizer
     files = dict(tokenizer.files)
@@ -77,15 +76,16 @@ def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
 
 
 def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None:
-    """The same tokenizer out of a checkpoint, for a run that goes on without the folder; None where it has none."""
+    """The same tokenizer from a checkpoint, for a run that resumes without the folder; None if the checkpoint has
+    none."""
     return ModelTokenizer.of_files(files) if RECORD in files else None
 
 
 def base_digest(
     spec: LanguageModelSpec, roots: Sequence[str] | None, checkpoint_files: Mapping[str, bytes]
 ) -> str | None:
-    """Digest of the weights beneath an adapter, which checkpoints do without; None where there is nothing like it.
-    Raises SpecError where they are not those that `checkpoint_files` tell of."""
+    """Digest of the weights beneath an adapter, which checkpoints omit; None if nothing is omitted. Raises SpecError if
+    the digest in `checkpoint_files` is another one."""
     if not spec.keeps_frozen:
         return None
     from moe.interchange.digest import digest_of
@@ -138,7 +138,7 @@ def load_trained_adapter(
 
 
 def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
-    """Warning, before training, of a model that cannot be written in the Hugging Face format; none of others."""
+    """Warning, before training, if the model cannot be written in the Hugging Face format."""
     try:
         build_config(spec, None, "float32")
     except SpecError as error:

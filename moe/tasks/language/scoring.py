@@ -17,8 +17,9 @@ class TextScorer:
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Likelihood], int]:
-        """(log-likelihood of each continuation given its context; how many contexts lost their beginning, as the model
-        was trained on shorter texts). Raises SpecError for a continuation that is too long by itself."""
+        """(log-likelihood of each continuation given its context; number of contexts that lost their beginning, as the
+        model was trained on shorter texts). Raises SpecError for a continuation that is empty, or too long by
+        itself."""
         token_pairs = [self._encode_pair(*pair) for pair in pairs]
         for (_, text), (_, continuation) in zip(pairs, token_pairs, strict=True):
             if not 0 < len(continuation) <= self._max_tokens:
@@ -49,9 +50,9 @@ class TextScorer:
         return [sum(next(likelihoods).nats for _ in text_pairs) for text_pairs in pairs]
 
     def _encode_pair(self, context: str, continuation: str) -> Pair:
-        """Tokens of both. White space between them goes with the continuation, to which tokens mostly join it; what of
-        the whole text's tokens goes beyond the number of the context's is the continuation, as lm-evaluation-harness
-        has it."""
+        """Tokens of both, as in lm-evaluation-harness: white space between them belongs to the continuation, with which
+        tokens mostly join it, and the continuation's tokens are those of the whole text beyond the number of the
+        context's."""
         is_alone = not context
         stripped_context = context.rstrip()
         continuation, context = context[len(stripped_context) :] + continuation, stripped_context

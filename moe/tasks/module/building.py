@@ -1,4 +1,5 @@
-"""A user's module built, and its batches, by the functions that a job names. Who calls these has seen that it may."""
+"""A user's module and its batches, from the functions that a job names. Callers must have checked that these may be
+called."""
 
 import hashlib
 import json
@@ -49,7 +50,7 @@ def call_builder(
 def called_empty(
     function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str
 ) -> nn.Module:
-    """On the meta device; with values where the code needs some, for instance to count with."""
+    """The module on the meta device, or with values if its code needs some, for instance to count with."""
     try:
         with torch.device("meta"):
             return call_builder(function, options, seed, path, code)

@@ -1,4 +1,4 @@
-"""The functions of a module job: which they are, whether they may be called, and the one place that imports them."""
+"""Functions of a module job: their names, whether they may be called, and the one place that imports them."""
 
 from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
@@ -41,8 +41,8 @@ def _not_allowed(functions: dict[str, str], allowed_code: Collection[str]) -> It
 
 
 def import_function(code: str, path: str) -> Callable[..., Any]:
-    """The function `module:function`. It runs what the module has at its top: whoever calls this has seen that it is
-    allowed. Raises SpecError, naming the `path` in the spec, where there is none."""
+    """The function `module:function`. This runs the module's top level, so callers must have checked that it is
+    allowed. Raises SpecError, with the `path` in the spec, if there is none."""
     module, _, name = code.partition(":")
     try:
         function = getattr(import_module(module), name)

@@ -20,7 +20,8 @@ def build_model(
     freeze: Sequence[str] = (),
 ) -> TranslationModel:
     """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
-    without; those whose names match a pattern of `freeze` get no gradients. Raises SpecError, as `built` does."""
+    without. Parameters whose names match a pattern of `freeze` get no gradients. Raises SpecError, as `build_sharded`
+    does."""
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
     return build_sharded(
         partial(TranslationModel, spec), spec, layers, layout, seed=seed, dtype=dtype, freeze=freeze

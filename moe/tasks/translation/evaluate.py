@@ -1,4 +1,4 @@
-"""Evaluation of a translation model on both held-out sets, beside what needs no learning."""
+"""Evaluation of a translation model on both held-out sets, beside baselines without learning."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -191,7 +191,7 @@ class _ScoreRows:
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> "_ScoreRows":
-        """Another rank's, by what its `to_plain` told."""
+        """Rows of another rank, from the plain values of `to_plain`."""
         systems = {
             name: RowStatistics.of_plain(*plain_statistics)
             for name, plain_statistics in plain["systems"].items()

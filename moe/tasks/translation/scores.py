@@ -54,7 +54,7 @@ class RowStatistics:
         )
 
     def at(self, rows: NDArray[Any]) -> "RowStatistics":
-        """Those of the rows that a mask or indices choose."""
+        """Statistics of the rows that a mask or indices select."""
         return RowStatistics(self.chrf[rows], self.bleu[rows])
 
     def scores(self) -> TranslationScores:

@@ -26,7 +26,7 @@ _BATCH_ROWS = 128
 class _TokenSequence:
     tokens: list[int]
     has_ended: bool
-    """Else it was cut short."""
+    """Whether it ended by itself; else it was cut short."""
 
 
 class Translator(Generator):
@@ -93,7 +93,7 @@ class Translator(Generator):
     def _decode_batch(
         self, rows: list[int], source_ids: list[list[int]], spec: GenerationSpec | None
     ) -> list[_TokenSequence]:
-        """Of the sources with these numbers."""
+        """Decoded sequences of the sources with these numbers."""
         source = self._pad([source_ids[row] for row in rows])
         if spec is None:
             greedy = greedy_decode(self._model, source, self._max_tokens).tolist()
