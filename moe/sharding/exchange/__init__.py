@@ -1,1 +1,1 @@
-"""Exchange: this rank on a mesh, and what programs call where tensors move between ranks."""
+"""Exchange: this rank on a mesh, and the functions with which programs move tensors between ranks."""

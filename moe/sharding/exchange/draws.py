@@ -1,4 +1,4 @@
-"""What the random numbers of a program depend on beside their place in it."""
+"""Seed and step of a program's random numbers, which also depend on their position in the program."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 @dataclass
 class Draws:
-    """Seed and step of the numbers that programs draw; whoever runs them sets it before each step."""
+    """Seed and step of the random numbers that programs draw. The caller of a program sets the step."""
 
     seed: int = 0
     step: int = 0
 
     @contextmanager
     def being(self, source: "Draws") -> Iterator[None]:
-        """Draw what others drew: a backward pass draws again what its forward pass drew, whatever ran between."""
+        """Context with another seed and step: a backward pass draws the same numbers as its forward pass, whatever ran
+        in between."""
         now = self.seed, self.step
         self.seed, self.step = source.seed, source.step
         try:

@@ -1,4 +1,4 @@
-"""Changes of a tensor's placement, on padded parts: what a program calls where placements change."""
+"""Changes of a tensor's placement: functions on padded parts that programs call."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from moe.sharding.exchange.moves import PlacementMove
 from moe.sharding.placement import Combine, Placements, part_shape, unpadded_shape
 
 Pending = Callable[[], Tensor]
-"""A collective that was begun: called once, it waits for what comes of it."""
+"""A collective that has started. It is called once, waits, and returns the result."""
 
 
 def gather(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
-    """The whole along an axis, `size` long in `dim`, of parts that split it."""
+    """The whole tensor along an axis, with size `size` in `dim`, from parts that are split in `dim`."""
     return begin_gather(mesh, part, axis, dim, size)()
 
 
@@ -26,15 +26,15 @@ def begin_gather(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Pe
 
 
 def take_part(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
-    """This rank's part, `size` long in `dim`, of what all ranks along an axis have."""
+    """This rank's part, with size `size` in `dim`, of a tensor that all ranks along an axis have whole."""
     return pad_end(part, dim, mesh.degrees[axis] * size).narrow(dim, mesh.indices[axis] * size, size)
 
 
 def all_to_all(
     mesh: Mesh, part: Tensor, axis: int, before: int, after: int, size_before: int, size_after: int
 ) -> Tensor:
-    """The part split in dimension `after`, `size_after` long, of parts split in `before`, which together are
-    `size_before` long."""
+    """This rank's part, split in dimension `after` with size `size_after`, from parts that are split in dimension
+    `before`, whose whole size is `size_before`."""
     return begin_all_to_all(mesh, part, axis, before, after, size_before, size_after)()
 
 
@@ -50,7 +50,7 @@ def begin_all_to_all(
 
 
 def all_reduce(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:
-    """The whole of partial results."""
+    """The whole tensor from partial results."""
     return begin_all_reduce(mesh, part, axis, combine)()
 
 
@@ -60,7 +60,7 @@ def begin_all_reduce(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> P
 
 
 def reduce_scatter(mesh: Mesh, part: Tensor, axis: int, dim: int, size: int) -> Tensor:
-    """This rank's part, `size` long in `dim`, of the sum of partial results."""
+    """This rank's part, with size `size` in `dim`, of the sum of partial results."""
     return begin_reduce_scatter(mesh, part, axis, dim, size)()
 
 
@@ -71,7 +71,7 @@ def begin_reduce_scatter(mesh: Mesh, part: Tensor, axis: int, dim: int, size: in
 
 
 def finish(pending: Pending) -> Tensor:
-    """What comes of a collective that was begun."""
+    """Wait for a collective that has started, and return its result."""
     return pending()
 
 
@@ -80,17 +80,18 @@ BEGUN: dict[Any, Any] = {
     all_reduce: begin_all_reduce,
     reduce_scatter: begin_reduce_scatter,
 }
-"""Of exchanges that arithmetic may go on beside, the ones that only begin them."""
+"""Functions that only start an exchange, by the exchange: those that can overlap with arithmetic."""
 
 
 def keep_first(mesh: Mesh, part: Tensor, axis: int, combine: Combine) -> Tensor:
-    """Partial results of what all ranks along an axis have: the largest or smallest of equal values is that value, a
-    sum is left to the first rank."""
+    """Partial results of a tensor that all ranks along an axis have. For a sum, only the first rank keeps the values;
+    for the maximum or minimum, all ranks do."""
     return torch.zeros_like(part) if combine == "sum" and mesh.indices[axis] > 0 else part
 
 
 def part_of(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
-    """This rank's padded part of a tensor that every rank has whole. Raises ValueError for partial results."""
+    """This rank's padded part of a tensor that every rank has whole. Raises ValueError for placements with partial
+    results."""
     part, sizes = whole, list(whole.shape)
     for axis, (placement, degree) in enumerate(zip(placements, mesh.degrees, strict=True)):
         if placement.combine is not None:
@@ -102,7 +103,7 @@ def part_of(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
 
 
 def strip_padding(part: Tensor, shape: Sequence[int], placements: Placements, mesh: Mesh) -> Tensor:
-    """This rank's part without padding: a view. `shape` is the whole's."""
+    """This rank's part without padding, as a view. `shape` is the shape of the whole tensor."""
     for dim, size in enumerate(unpadded_shape(shape, placements, mesh.degrees, mesh.indices)):
         if part.shape[dim] != size:
             part = part.narrow(dim, 0, size)
@@ -110,7 +111,7 @@ def strip_padding(part: Tensor, shape: Sequence[int], placements: Placements, me
 
 
 def padded_to(part: Tensor, shape: Sequence[int]) -> Tensor:
-    """The part with zeros at the ends of its dimensions, up to a shape."""
+    """The part, padded to a shape with zeros at the ends of its dimensions."""
     for dim, size in enumerate(shape):
         part = pad_end(part, dim, size)
     return part
@@ -119,10 +120,10 @@ def padded_to(part: Tensor, shape: Sequence[int]) -> Tensor:
 def apply_moves(
     part: Tensor, shape: Sequence[int], placements: Placements, moves: Iterable[PlacementMove], mesh: Mesh
 ) -> Tensor:
-    """This rank's padded part of a tensor of this shape after moves, which all ranks make. Never `part` changed in
-    place; it may share its memory.
+    """This rank's padded part of a tensor of this shape after moves, which all ranks make. `part` is not changed; the
+    result may share its memory.
 
-    Raises CollectiveError where another rank does not come.
+    Raises CollectiveError if another rank does not join.
     """
     for move in moves:
         assert placements[move.axis] == move.before
@@ -133,8 +134,8 @@ def apply_moves(
 
 
 def call_of(move: PlacementMove, sizes: Sequence[int]) -> tuple[Any, ...]:
-    """The function above that makes a move, and its arguments after the mesh and the part; `sizes` are those of a part
-    afterwards."""
+    """(function of this module that makes a move, its arguments after the mesh and the part). `sizes` is the shape of a
+    part after the move."""
     before, after = move.before.dim, move.after.dim
     match move.kind:
         case "gather":
@@ -157,7 +158,7 @@ def call_of(move: PlacementMove, sizes: Sequence[int]) -> tuple[Any, ...]:
 
 
 def pad_end(part: Tensor, dim: int, size: int) -> Tensor:
-    """With zeros at the end of a dimension."""
+    """The part, padded with zeros at the end of a dimension to a size."""
     if part.shape[dim] == size:
         return part
     behind = [0, 0] * (part.dim() - 1 - dim) + [0, size - part.shape[dim]]
@@ -165,5 +166,5 @@ def pad_end(part: Tensor, dim: int, size: int) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Truth values as bytes, in the same memory: gloo and NCCL do not know them."""
+    """Booleans as bytes, in the same memory, since gloo and NCCL do not support booleans."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor

@@ -1,6 +1,6 @@
-"""Windows of a dimension that is split: positions that a rank lacks come from the ranks that have them, and what lies
-outside the whole is filled. So halos of convolutions are exchanged, and boundaries between parts moved (GShard, arXiv
-2006.16668, section 3.3)."""
+"""Windows of a split dimension. A rank receives the positions that it lacks from the ranks that have them; positions
+outside the whole are filled. Halos of convolutions are exchanged in this way, and boundaries between parts are moved
+(GShard, arXiv 2006.16668, section 3.3)."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from moe.sharding.exchange.mesh import Mesh
 
 
 class Window(NamedTuple):
-    """Positions of a whole dimension that ranks along an axis need: rank r `length` of them, from
-    `(first + step * r) // divisor` on. Those outside `[low, high)` are filled."""
+    """Positions of a dimension that ranks along an axis need: rank r needs `length` positions from
+    `(first + step * r) // divisor` on. Positions outside `[low, high)` are filled."""
 
     first: int
     step: int
@@ -39,14 +39,15 @@ class Window(NamedTuple):
         )
 
     def overlap(self, reader: int, owner: int, size: int) -> tuple[int, int]:
-        """[begin, end) of what one rank needs and another has, whose parts are `size` long; empty where end is not
-        above begin."""
+        """[begin, end) of the positions that one rank needs and another one has, with parts of size `size`; empty if
+        end is not above begin."""
         begin, end = self.inside(reader)
         return max(begin, owner * size), min(end, (owner + 1) * size)
 
 
 def moved_positions(window: Window, size: int, degree: int) -> int:
-    """The most that a rank gets from others, of parts `size` long: of all ranks, or of some evenly chosen."""
+    """Maximum number of positions that a rank receives from others, with parts of size `size`; of many ranks, a sample
+    at even distances is examined."""
     if not window.is_split:
         return 0
     max_positions = 0
@@ -61,7 +62,8 @@ def moved_positions(window: Window, size: int, degree: int) -> int:
 def _counts(
     windows: tuple[Window, ...], sizes: tuple[int, ...], degree: int, index: int
 ) -> tuple[list[list[int]], list[list[int]], bool]:
-    """(positions that this rank sends, and that it receives, by rank and window; whether any rank sends any)."""
+    """(numbers of positions that this rank sends, by rank and window; numbers that it receives; whether any rank sends
+    any)."""
 
     def count(window: Window, size: int, reader: int, owner: int) -> int:
         if reader == owner or not window.is_split:
@@ -89,10 +91,10 @@ def fetch(
     windows: Sequence[Window],
     value: float | int | bool = 0,
 ) -> Tensor:
-    """This rank's positions of a dimension that consists of windows of one or several tensors, one after the other;
-    `value` where none of them has any. One all-to-all, and none where no rank lacks anything.
+    """This rank's positions of a dimension that consists of windows of one or several tensors, in this order. Positions
+    that no tensor has are filled with `value`. It takes one all-to-all, or none if no rank lacks positions.
 
-    All windows have one length, that of the result. What a part holds behind the end of the whole is not read.
+    All windows have the length of the result. Padding after the end of the whole tensor is not read.
     """
     index, degree = mesh.indices[axis], mesh.degrees[axis]
     sizes = tuple(part.shape[dim] for part in parts)
@@ -131,7 +133,7 @@ def _exchange_rows(
     send_counts: list[list[int]],
     receive_counts: list[list[int]],
 ) -> list[list[Tensor]]:
-    """What arrives, by rank and window."""
+    """Received rows, by rank and window."""
     index, slices = mesh.indices[axis], []
     for rank, counts in enumerate(send_counts):
         for part, window, count in zip(parts, windows, counts, strict=True):
@@ -150,7 +152,7 @@ def _exchange_rows(
 
 
 def cut(x: Tensor, dim: int, first: int, length: int, value: float | int | bool = 0) -> Tensor:
-    """`length` positions of a tensor from `first` on, `value` where it has none."""
+    """`length` positions of a tensor from `first` on; positions outside of it are filled with `value`."""
     begin = min(max(first, 0), x.shape[dim])
     end = min(max(first + length, begin), x.shape[dim])
     front = begin - first if end > begin else length
@@ -158,7 +160,7 @@ def cut(x: Tensor, dim: int, first: int, length: int, value: float | int | bool 
 
 
 def _pad_to_length(rows: Tensor, dim: int, front: int, length: int, value: float | int | bool) -> Tensor:
-    """With as many values in front and so many behind that it is `length` long."""
+    """The rows with `front` positions of `value` before them, and as many after them as give `length`."""
     if rows.shape[dim] == length:
         return rows
     behind = length - front - rows.shape[dim]
@@ -166,18 +168,19 @@ def _pad_to_length(rows: Tensor, dim: int, front: int, length: int, value: float
 
 
 def start(mesh: Mesh, axis: int, window: Window) -> int:
-    """Where this rank's window begins in the whole."""
+    """First position of this rank's window in the whole dimension."""
     return window.start(mesh.indices[axis])
 
 
 def moved_bytes(shape: Sequence[int], dim: int, itemsize: int, window: Window, degree: int) -> float:
-    """Bytes that a rank gets from others of a tensor of this shape."""
+    """Bytes of a tensor of this shape that a rank receives from others."""
     size = -(-shape[dim] // degree)
     return moved_positions(window, size, degree) * itemsize * math.prod(shape) / max(1, shape[dim])
 
 
 def select_position(part: Tensor, dim: int, first: int, valid: int, position: int) -> Tensor:
-    """One position of a dimension, of which the rank has `valid` from `first` on; zeros where it lies elsewhere."""
+    """One position of a dimension, of which the rank has `valid` positions from `first` on; zeros if another rank has
+    it."""
     offset = position - first
     if 0 <= offset < valid:
         return part.narrow(dim, offset, 1)
@@ -185,8 +188,8 @@ def select_position(part: Tensor, dim: int, first: int, valid: int, position: in
 
 
 def write_slice(part: Tensor, src: Tensor, dim: int, first: int, begin: int, step: int) -> Tensor:
-    """The part, which begins at `first` of a dimension, with `src`, which every rank has, at the positions from `begin`
-    on in steps."""
+    """The part, which begins at position `first` of a dimension, with `src` written to the positions `begin`,
+    `begin + step` and so on. Every rank has all of `src`."""
     front = max(0, -((begin - first) // step))
     behind = min(src.shape[dim], -((begin - first - part.shape[dim]) // step))
     if behind <= front:

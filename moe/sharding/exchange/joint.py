@@ -1,4 +1,4 @@
-"""Several exchanges of the same kind along the same axis as one collective: the parts laid end to end."""
+"""Several exchanges of the same kind along the same axis as one collective on the concatenated parts."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from moe.sharding.exchange.mesh import Mesh
 from moe.sharding.placement import Combine
 
 PendingParts = Callable[[], list[Tensor]]
-"""A collective that was begun: called once, it waits for all that comes of it."""
+"""A collective that has started. It is called once, waits, and returns all results."""
 
 
 def begin_all_reduces(mesh: Mesh, parts: Sequence[Tensor], axis: int, combine: Combine) -> PendingParts:
-    """The wholes of partial results."""
+    """Start all-reduces of partial results."""
     byte_parts, waits = [as_bytes(part.contiguous()) for part in parts], []
     for numbers in _by_dtype(byte_parts):
         flat = torch.cat([byte_parts[number].reshape(-1) for number in numbers])
@@ -36,7 +36,7 @@ def begin_all_reduces(mesh: Mesh, parts: Sequence[Tensor], axis: int, combine: C
 def begin_reduce_scatters(
     mesh: Mesh, parts: Sequence[Tensor], axis: int, dims: Sequence[int], sizes: Sequence[int]
 ) -> PendingParts:
-    """This rank's parts, `sizes` long in `dims`, of the sums of partial results."""
+    """Start reduce-scatters: this rank's parts, with sizes `sizes` in `dims`, of the sums of partial results."""
     degree = mesh.degrees[axis]
     rows = [
         pad_end(part, dim, degree * size).movedim(dim, 0)
@@ -67,10 +67,10 @@ def begin_reduce_scatters(
 def begin_gathers(
     mesh: Mesh, parts: Sequence[Tensor], axis: int, dims: Sequence[int], sizes: Sequence[int]
 ) -> PendingParts:
-    """The wholes along an axis, `sizes` long in `dims`, of parts that split them. Parts of any dtypes."""
+    """Start gathers: the whole tensors along an axis, with sizes `sizes` in `dims`, from parts of any dtypes."""
     degree = mesh.degrees[axis]
     rows = [part.movedim(dim, 0).contiguous() for part, dim in zip(parts, dims, strict=True)]
-    # Numbers begin at multiples of their width if the wide ones come first.
+    # with the widest dtype first, every tensor begins at a multiple of its item size
     widths = [tensor.element_size() for tensor in rows]
     order = sorted(range(len(rows)), key=lambda number: -widths[number])
     flat = torch.cat([_bytes(rows[number]) for number in order])
@@ -92,17 +92,18 @@ def begin_gathers(
 
 
 def finish(pending: PendingParts) -> list[Tensor]:
-    """What comes of a collective that was begun."""
+    """Wait for a collective that has started, and return its results."""
     return pending()
 
 
 def _bytes(rows: Tensor) -> Tensor:
-    """The memory of a contiguous tensor. The stride of a dimension of size 1 may be anything, and no view has that."""
+    """The memory of a contiguous tensor as bytes. A dimension of size 1 may have any stride, with which `view`
+    fails."""
     return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8)
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Numbers of tensors of one dtype each, in the order of the first ones."""
+    """Indices of tensors, grouped by dtype, in the order of the first tensor of each dtype."""
     numbers_by_dtype: dict[torch.dtype, list[int]] = {}
     for number, tensor in enumerate(tensors):
         numbers_by_dtype.setdefault(tensor.dtype, []).append(number)

@@ -1,5 +1,5 @@
-"""A mesh with one more axis outside the others: a loop over micro-batches, whose ranks are this one, one after the
-other."""
+"""A mesh with a further outermost axis: the loop over micro-batches. The ranks of this axis are the present rank, one
+micro-batch after the other."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from moe.sharding.placement import Combine
 
 
 class LoopMesh(Mesh):
-    """Positions are those of the present micro-batch; nothing can be exchanged along the loop."""
+    """Mesh whose index along axis 0 is the current micro-batch. Nothing can be exchanged along that axis."""
 
     def __init__(self, mesh: Mesh, micro_batches: int) -> None:
         self._mesh, self.draws = mesh, mesh.draws

@@ -1,4 +1,4 @@
-"""This rank's place on a mesh of axes, and the five collectives along one of them."""
+"""This rank's place on a mesh, and the collectives along one of its axes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,17 +20,17 @@ _COMBINE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.Redu
 
 
 class Mesh(ABC):
-    """Contract of a rank's place among others. All ranks along an axis make the same calls in the same order; tensors
-    are contiguous, and none is changed but where that is asked for."""
+    """Interface of a rank's place on a mesh. All ranks along an axis make the same calls in the same order. Tensors are
+    contiguous, and are not changed except with `in_place`."""
 
     degrees: tuple[int, ...]
     """Ranks along each axis, outermost first."""
     indices: tuple[int, ...]
-    """This rank's index along each."""
+    """This rank's index along each axis."""
     draws: Draws
-    """What random numbers depend on: the same on all ranks, and set anew for each step."""
+    """Seed and step of random numbers: the same on all ranks, and set for each step."""
     device_mesh: DeviceMesh | None = None
-    """The same mesh for DTensors; None where tensors are plain, as on one device."""
+    """The same mesh for DTensors; None if parameters are plain tensors, as on one device."""
 
     @property
     def num_ranks(self) -> int:
@@ -38,7 +38,7 @@ class Mesh(ABC):
 
     @abstractmethod
     def all_gather(self, rows: Tensor, axis: int) -> Tensor:
-        """`[degree * n, ...]` for `rows` `[n, ...]`, in the order of ranks."""
+        """Returns `[degree * n, ...]` for `rows` `[n, ...]`, in the order of ranks."""
 
     @abstractmethod
     def reduce_scatter(self, rows: Tensor, axis: int) -> Tensor:
@@ -46,28 +46,30 @@ class Mesh(ABC):
 
     @abstractmethod
     def all_reduce(self, x: Tensor, axis: int, combine: Combine) -> Tensor:
-        """The sum, or largest or smallest, of the ranks' `x`."""
+        """The sum, maximum or minimum of `x` over the ranks."""
 
     @abstractmethod
     def all_to_all(
         self, rows: Tensor, axis: int, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Tensor:
-        """`[sum(received), ...]`: `sent[r]` of `rows` `[sum(sent), ...]` go to rank r, `received[r]` come from it."""
+        """Returns `[sum(receive_counts), ...]` for `rows` `[sum(send_counts), ...]`: `send_counts[r]` rows go to rank
+        r, and `receive_counts[r]` rows come from it."""
 
     def begin_all_gather(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
-        """Starts an all-gather; gives what waits for it. Where nothing can be done beside it, it is done at once."""
+        """Starts an all-gather, and returns a function that waits for it. Where it cannot overlap, it is done at
+        once."""
         gathered_rows = self.all_gather(rows, axis)
         return lambda: gathered_rows
 
     def begin_reduce_scatter(self, rows: Tensor, axis: int) -> Callable[[], Tensor]:
-        """The same of a reduce-scatter."""
+        """The same for a reduce-scatter."""
         part = self.reduce_scatter(rows, axis)
         return lambda: part
 
     def begin_all_reduce(
         self, x: Tensor, axis: int, combine: Combine, *, in_place: bool = False
     ) -> Callable[[], Tensor]:
-        """The same of an all-reduce; where it is `in_place`, `x` may be changed."""
+        """The same for an all-reduce; with `in_place`, `x` may be changed."""
         total = self.all_reduce(x, axis, combine)
         return lambda: total
 
@@ -80,11 +82,11 @@ class Mesh(ABC):
 
     @abstractmethod
     def permute(self, rows: Tensor, axis: int, shift: int) -> Callable[[], Tensor]:
-        """Starts to send `rows` to the rank whose index is `shift` lower, in a ring; gives what waits for those of the
-        rank whose index is `shift` higher, of the same shape."""
+        """Starts to send `rows` to the rank whose index is `shift` lower, in a ring. Returns a function that waits for
+        the rows, of the same shape, of the rank whose index is `shift` higher."""
 
     def first(self, size: int, axes: Sequence[int]) -> int:
-        """Position at which this rank's part of a dimension of this size begins, which these axes split."""
+        """First position of this rank's part of a dimension of this size that these axes split."""
         first = 0
         for axis in axes:
             size = -(-size // self.degrees[axis])
@@ -92,7 +94,7 @@ class Mesh(ABC):
         return first
 
     def valid(self, size: int, axes: Sequence[int]) -> int:
-        """Length of that beginning of this rank's part which is no padding."""
+        """Length of this rank's part without padding."""
         valid = size
         for axis in axes:
             size = -(-size // self.degrees[axis])
@@ -132,19 +134,20 @@ class OneDevice(Mesh):
 
 @dataclass(frozen=True)
 class ShardingMesh(Mesh):
-    """A rank among processes, over NCCL or gloo."""
+    """A rank on a mesh of processes, with collectives over NCCL or gloo."""
 
     degrees: tuple[int, ...]
     indices: tuple[int, ...]
     groups: tuple[dist.ProcessGroup | None, ...]
-    """The ranks that differ from this one along each axis alone; None where there are no others."""
+    """Process group along each axis: the ranks that differ from this one along it only; None for an axis of one
+    rank."""
     draws: Draws = field(default_factory=Draws)
     device_mesh: DeviceMesh | None = None
 
     @classmethod
     def over_device_mesh(cls, mesh: DeviceMesh) -> "ShardingMesh":
-        """The place of this rank on torch's own mesh, whose process groups it uses. Raises ValueError for a rank that
-        is not on the mesh."""
+        """This rank's place on a DeviceMesh, whose process groups it uses. Raises ValueError if the rank is not on the
+        mesh."""
         indices = mesh.get_coordinate()
         if indices is None:
             raise ValueError(f"rank {dist.get_rank()} is not on the mesh {mesh}")
@@ -159,11 +162,11 @@ class ShardingMesh(Mesh):
         device_type: str = "cpu",
         devices: Sequence[int] = (),
     ) -> "ShardingMesh":
-        """All ranks call it, with a default process group over as many as the degrees multiply to; the last axis joins
-        consecutive ranks, or consecutive ones of `devices`. Raises ValueError where they multiply to another number.
+        """This rank's place on a mesh of all ranks, whose last axis joins consecutive ranks, or consecutive entries of
+        `devices`. All ranks call it. Raises ValueError if the degrees do not multiply to the number of ranks.
 
         Process groups are created once and live as long as the default one: DTensor caches operations by equal meshes,
-        together with the groups of the first.
+        together with the groups of the first of them.
         """
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         if num_ranks != math.prod(degrees):
@@ -217,7 +220,7 @@ class ShardingMesh(Mesh):
     def _waiting(
         self, name: str, work: Any, result: Tensor, operand: Tensor, axis: int
     ) -> Callable[[], Tensor]:
-        """Waits for a collective, and keeps what was given to it until then."""
+        """A function that waits for a collective, and keeps its operand alive until then."""
 
         def wait() -> Tensor:
             with self._label(name, operand, axis):
@@ -273,13 +276,13 @@ class _MeshGroups:
     """Process groups of a mesh, and the DeviceMesh of them."""
 
     world: Any
-    """The default process group they belong to."""
+    """The default process group when they were created."""
     groups: tuple[dist.ProcessGroup | None, ...]
     device_mesh: DeviceMesh
 
 
 _JOINED: dict[tuple[tuple[int, ...], tuple[str, ...], str, tuple[int, ...]], _MeshGroups] = {}
-"""By degrees, names of axes, type of device and order of ranks."""
+"""Groups by degrees, names of axes, type of device and order of ranks."""
 
 
 def _indices(rank: int, degrees: Sequence[int]) -> tuple[int, ...]:

@@ -14,13 +14,12 @@ from moe.sharding.placement import WHOLE, AxisPlacement, Placements, axes_of, pa
 Kind = Literal["gather", "slice", "all_to_all", "all_reduce", "reduce_scatter", "keep_first"]
 
 BUCKET_BYTES = 1 << 22
-"""Exchanges that wait for each other go out together until there are so many bytes: what latency then adds is
-little."""
+"""Size up to which exchanges share one collective. Beyond it, latency adds little."""
 
 
 @dataclass(frozen=True)
 class PlacementMove:
-    """A change of placement along one axis: one collective, or something done on each rank by itself."""
+    """A change of placement along one axis: one collective, or a local operation on each rank."""
 
     kind: Kind
     axis: int
@@ -31,8 +30,8 @@ class PlacementMove:
 class Moves:
     """Finds the cheapest moves on a mesh of a cluster, whose last axis joins consecutive ranks.
 
-    Where axis 0 is a loop over micro-batches, that axis is only entered and left: on each rank by itself, and for
-    nothing. Whatever is moved along other axes inside the loop is moved once a micro-batch.
+    If axis 0 is a loop over micro-batches, moves along it are local and cost nothing. Tensors that are moved along
+    other axes inside the loop are moved once per micro-batch.
     """
 
     def __init__(self, cluster: Cluster, degrees: Sequence[int], is_loop: bool = False) -> None:
@@ -52,12 +51,11 @@ class Moves:
         *,
         is_bucketed: bool = False,
     ) -> tuple[float, tuple[PlacementMove, ...]]:
-        """(seconds, moves one after the other) from one placement to another, by Dijkstra's algorithm over what one
-        move reaches; of equally cheap ones the same each time. `is_bucketed`: of a tensor that travels with others,
-        which share the latency of one collective.
+        """(seconds, sequence of moves) from one placement to another, by Dijkstra's algorithm; of equally cheap
+        sequences the same one each time. `is_bucketed` is for a tensor that shares collectives, and their latency, with
+        others.
 
-        Raises ValueError where partial results of one kind lie across those of another: they can be combined in no
-        order.
+        Raises ValueError for placements with partial results of two kinds: the order of combination would matter.
         """
         for placements in (source, target):
             if _mixes(placements):
@@ -100,7 +98,7 @@ class Moves:
         target: Placements,
         is_bucketed: bool,
     ) -> float:
-        """Seconds on the links, and in memory for what is read and written."""
+        """Seconds on the links, and of memory access for what is read and written."""
         if self._is_loop and move.axis == 0:
             return 0.0
         times = self._degrees[0] if self._is_loop and source[0] != WHOLE else 1
@@ -128,13 +126,13 @@ class Moves:
 
 
 def _mixes(placements: Placements) -> bool:
-    """Whether partial results of one kind lie across those of another."""
+    """Whether placements have partial results of two kinds."""
     return len({placement.combine for placement in placements if placement.combine is not None}) > 1
 
 
 def _possible(placements: Placements, source: Placements, target: Placements) -> Iterator[PlacementMove]:
-    """Moves along one axis. A split of a dimension begins and ends only where no axis further in splits it too: parts
-    are cut from the outermost axis inwards."""
+    """Moves along one axis. A dimension can be split or gathered along an axis only if no inner axis splits it, too:
+    parts are cut from the outermost axis inwards."""
     dims = sorted({placement.dim for placement in (*source, *target) if placement.dim is not None})
     for axis, before in enumerate(placements):
         ends = before.dim is None or axes_of(placements, before.dim)[-1] == axis

@@ -1,5 +1,5 @@
-"""Products whose operands are both split and too large to gather: a loop over the parts of one of them, which go round
-a ring of ranks while the last ones are multiplied (Cannon's way; GShard, arXiv 2006.16668, section 3.3)."""
+"""Matrix products of two split operands that are too large to gather. The parts of one operand are passed round a ring
+of ranks; each part is sent on while it is multiplied (Cannon's algorithm; GShard, arXiv 2006.16668, section 3.3)."""
 
 from typing import Literal
 
@@ -12,10 +12,12 @@ from moe.sharding.exchange.mesh import Mesh
 def ring_product(
     mesh: Mesh, first: Tensor, second: Tensor, axis: int, ring_operand: Literal["first", "second"], size: int
 ) -> Tensor:
-    """`first @ second` of matrices, or of batches of them, that have parts of the rows of the first and of the columns
-    of the second: this rank's rows, whole in its columns, where the second's parts are passed round, or its columns.
+    """`first @ second` of matrices, or of batches of matrices. Each rank has some rows of the first and some columns of
+    the second operand. If the second operand is passed round, the result is this rank's rows with all columns; if the
+    first one is, this rank's columns with all rows.
 
-    `size` is the whole length of what is passed round, padded or not. A part is sent on before it is multiplied.
+    `size` is the whole number of rows or columns that are passed round, with or without padding. A part is sent on
+    before it is multiplied.
     """
     degree, index = mesh.degrees[axis], mesh.indices[axis]
     rows, columns = first.shape[-2], second.shape[-1]

@@ -1,5 +1,4 @@
-"""Convolutions and pooling on a rank's part, and their gradients without operands that are looked at for their shape
-alone."""
+"""Convolutions and pooling on a rank's part, and their gradients without operands of which only the shape is used."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ aten = torch.ops.aten
 
 
 class Geometry(NamedTuple):
-    """Windows along one dimension: window j looks at positions `j * stride - padding + k * dilation`."""
+    """Windows along one dimension: window j reads the positions `j * stride - padding + k * dilation`."""
 
     kernel: int
     stride: int
@@ -31,18 +30,19 @@ class Geometry(NamedTuple):
         return self.kernel == 1 and self.stride == 1 and self.padding == 0
 
     def read_by(self, count: int, size: int) -> Window:
-        """Positions, of `size`, that `count` windows of each rank look at."""
+        """Positions of a dimension of size `size` that `count` windows of each rank read."""
         length = self.stride * (count - 1) + self.reach + 1
         return Window(-self.padding, self.stride * count, length, size)
 
     def looking_at(self, count: int, num_windows: int) -> Window:
-        """Windows that look at `count` positions of each rank. Their number differs by rank; this is the largest."""
+        """Windows that read any of `count` positions of each rank. Their number differs by rank; the length is the
+        largest."""
         first = self.padding - self.reach + self.stride - 1  # rounded up
         length = (count - 1 + self.reach) // self.stride + 1
         return Window(first, count, length, num_windows, divisor=self.stride)
 
     def spread(self, num_windows: int) -> int:
-        """Positions that so many windows look at."""
+        """Number of positions that `num_windows` windows read."""
         return self.stride * (num_windows - 1) + self.reach + 1
 
 

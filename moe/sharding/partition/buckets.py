@@ -1,5 +1,5 @@
-"""Buckets of exchanges: those of one kind along one axis that may start at the same time are one collective, so that
-the latency of links is paid once. Gradients are reduced in this way during the backward pass.
+"""Buckets of exchanges. Exchanges of one kind along one axis that may start at the same time become one collective, so
+that latency is paid once. Gradients are reduced in this way during the backward pass.
 
 A bucket starts when the operands of all its exchanges are computed. It is closed when it is full, or when the operand
 of the next exchange is computed after the first use of a result of the bucket. Views and scalar arithmetic are delayed
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _ExchangeKind:
-    """Kind of an exchange, by the function that a program calls."""
+    """Properties of the function that a program calls for an exchange."""
 
     joint_start: Any
     """Function that starts several exchanges as one collective."""
@@ -70,7 +70,7 @@ class _ProgramExchange:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for exchanges that may share a bucket."""
+        """Key that is equal for exchanges that may share a bucket."""
         _, _, axis, *options = self.call.args
         return (self.joint_start, axis, *(options if self.joint_start is joint.begin_all_reduces else ()))
 
@@ -137,7 +137,7 @@ def _delay_to_use(graph: fx.Graph) -> None:
 
 
 def _delayable(graph: fx.Graph) -> set[fx.Node]:
-    """Operators of torch's on exchanged tensors, and those that follow from these, except those whose result is smaller
+    """Torch's operators on exchanged tensors, and on results of these operators, except those whose result is smaller
     than an operand."""
     delayable: set[fx.Node] = set()
     for node in graph.nodes:
@@ -159,7 +159,7 @@ def _is_smaller_than_operand(node: fx.Node) -> bool:
 
 
 def _size(node: fx.Node) -> int | None:
-    """Elements of the whole tensor that a node is a part of, where its shape is known."""
+    """Number of elements of the whole tensor that a node is a part of; None if it is unknown."""
     if node.target in (runtime.first, runtime.valid):
         return 1
     shape = node.meta.get("whole")

@@ -1,4 +1,4 @@
-"""The collectives of a program, read off it."""
+"""List of the collectives of a program."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ _LOCAL = ("slice", "keep_first")
 def collectives_of(
     program: Program, axes: Sequence[str], degrees: Sequence[int], capture: CapturedGraph
 ) -> tuple[Collective, ...]:
-    """In the order in which they are made; what moves nothing is none."""
+    """Collectives in the order in which they are called, without those that move no bytes."""
     collectives = []
     labels = _user_names(capture)
     for phase, module in (("forward", program.forward), ("backward", program.backward)):
@@ -33,7 +33,7 @@ def collectives_of(
 
 
 def _user_names(capture: CapturedGraph) -> dict[str, tuple[str, str | None]]:
-    """(name, path of the module) of tensors that have a name of the user's, by node."""
+    """(name, path of the module) of inputs, parameters, buffers and gradients, by node."""
     labels: dict[str, tuple[str, str | None]] = {}
     for node, leaf in capture.leaves.items():
         labels[node.name] = leaf.name, _owner(leaf.name) if leaf.kind in ("parameter", "buffer") else None
@@ -44,7 +44,7 @@ def _user_names(capture: CapturedGraph) -> dict[str, tuple[str, str | None]]:
 
 
 def _looked_at(node: fx.Node) -> Iterator[fx.Node]:
-    """A tensor, and those that it only looks at in another shape."""
+    """A node, and the tensors of which it is a view."""
     yield node
     while node.target in FREE or node.target is PLACED:
         (node,) = operands(node)

@@ -1,5 +1,5 @@
-"""The program of a step over micro-batches: what is the same for all of them, once; then forward and backward pass of
-one after the other; then what is done with the sums, once."""
+"""Program of a step over micro-batches: a prologue for what is the same for all of them; the forward and backward pass
+of each micro-batch; an epilogue for what is done with the sums."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from moe.sharding.partition.program import Program
 
 
 class Section(IntEnum):
-    """Of a step."""
+    """Section of a step."""
 
     PROLOGUE = 0
     BODY = 1
@@ -27,18 +27,18 @@ class Section(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class LoopProgram:
-    """A step on a rank: called with the leaves of its program."""
+    """A step on one rank, called with the leaves of its program."""
 
     micro_batches: int
     prologue: fx.GraphModule
     body: fx.GraphModule
-    """Called for each micro-batch with the prologue's results, and a list to which it adds its own."""
+    """Called for each micro-batch with the prologue's results and a list to which it adds its results."""
     epilogue: fx.GraphModule
     num_sums: int
 
     def __call__(self, mesh: Mesh, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs, then new values of buffers, then, of a step with its backward pass, gradients where the gradient
-        of the loss is 1."""
+        """Returns the outputs, new values of buffers, and, with a backward pass, gradients for a gradient of the loss
+        of 1."""
         loop_mesh = LoopMesh(mesh, self.micro_batches)
         once = self.prologue(loop_mesh, list(leaves))
         sums: list[Any] = [None] * self.num_sums
@@ -49,7 +49,7 @@ class LoopProgram:
 
 
 def add_up(sums: list[Any], number: int, part: Tensor, combine: str) -> None:
-    """Add a micro-batch's partial results to those before it."""
+    """Combine a micro-batch's partial result with those of earlier micro-batches."""
     before = sums[number]
     if before is None:
         sums[number] = part.clone()
@@ -60,7 +60,7 @@ def add_up(sums: list[Any], number: int, part: Tensor, combine: str) -> None:
 
 
 def append(sums: list[Any], number: int, part: Tensor) -> None:
-    """Put a micro-batch's rows behind those before it."""
+    """Append a micro-batch's rows to those of earlier micro-batches."""
     if sums[number] is None:
         sums[number] = []
     sums[number].append(part)
@@ -82,7 +82,7 @@ _ONE_AXIS = (
 def loop_over_micro_batches(
     program: Program, micro_batches: int, loss_dtype: torch.dtype, with_backward: bool
 ) -> LoopProgram:
-    """The loop of a program whose mesh has it as axis 0; its nodes have now how many times a step each is run."""
+    """The loop of a program whose mesh has it as axis 0. Notes in each exchange how many times it is run in a step."""
     graph, results = _step(program, loss_dtype, with_backward)
     split = _LoopSplit(graph, results)
     split.note_times(micro_batches)
@@ -90,12 +90,12 @@ def loop_over_micro_batches(
 
 
 def unit_gradient(leaf: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient of the loss."""
+    """Gradient of the loss with respect to itself: 1."""
     return torch.ones((), dtype=dtype, device=leaf.device)
 
 
 def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tuple[fx.Graph, list[fx.Node]]:
-    """Forward and backward pass as one graph, and its results."""
+    """(forward and backward pass as one graph, its results)."""
     graph = fx.Graph()
     mesh, tensors = graph.placeholder("mesh"), graph.placeholder("tensors")
     leaves = [graph.call_function(getitem, (tensors, at)) for at in range(len(program.leaves))]
@@ -131,7 +131,7 @@ def _step(program: Program, loss_dtype: torch.dtype, with_backward: bool) -> tup
 
 
 class _LoopSplit:
-    """A step's graph cut in three, by what depends on the loop's axis."""
+    """Splits a step's graph into its three sections, by what depends on the loop's axis."""
 
     def __init__(self, graph: fx.Graph, results: list[fx.Node]) -> None:
         self._results = results

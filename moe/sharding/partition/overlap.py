@@ -15,7 +15,7 @@ from moe.sharding.partition import runtime
 from moe.sharding.rules import differentiable
 
 MAX_IN_FLIGHT = 2
-"""Reductions that are in flight at a time, and all-to-alls, counted apart."""
+"""Maximum number of reductions in flight at a time, and of all-to-alls."""
 
 _REDUCTIONS = (
     exchange.begin_all_reduce,

@@ -1,4 +1,4 @@
-"""The program of a plan: its forward pass and its backward pass, the same text on every rank."""
+"""Program of a plan: its forward pass and its backward pass, the same on every rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,40 +22,42 @@ from moe.sharding.rules.manual import attribute_of
 from moe.sharding.rules.rule import Options, Rule, operand_placements, result_placements
 
 AHEAD = 6
-"""Operators that a parameter begins to be gathered before it is used."""
+"""Number of operators before its use at which the gather of a parameter starts."""
 
 BackwardArgument = tuple[Literal["saved", "leaf", "tangent"], int]
-"""An argument of the backward pass: a result of the forward pass by its number, one of its arguments, or a tangent."""
+"""An argument of the backward pass, by its number: a tensor saved by the forward pass, an argument of the forward pass,
+or a tangent."""
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Local programs, called with a mesh and a list of tensors, which they empty."""
+    """Local programs of the forward and backward pass. They are called with a mesh and a list of tensors, which they
+    empty."""
 
     forward: fx.GraphModule
-    """Gives the outputs, then new values of buffers, then what is kept for the backward pass."""
+    """Returns the outputs, new values of buffers, and tensors saved for the backward pass, in this order."""
     leaves: tuple[GraphInput, ...]
-    """Its arguments."""
+    """Arguments of the forward pass."""
     num_outputs: int
     updates: tuple[str, ...]
-    """Buffers that it gives new values of."""
+    """Buffers for which the forward pass returns new values."""
     backward: fx.GraphModule | None
     backward_arguments: tuple[BackwardArgument, ...]
     """Arguments of the backward pass."""
     tangents: tuple[int, ...]
-    """Outputs that the tangents are of, in order."""
+    """Number of the output of each tangent."""
     gradients: tuple[str, ...]
-    """Parameters that it gives gradients of, in their own placements, padded."""
+    """Parameters for which the backward pass returns gradients: in the parameters' placements, padded."""
     needs: tuple[frozenset[int], ...]
-    """Of each gradient, the outputs whose tangents it depends on."""
+    """For each gradient, the outputs on whose tangents it depends."""
     placements: dict[str, Placements]
-    """Of parameters and buffers by name."""
+    """Placements of parameters and buffers by name."""
     constants: dict[str, Tensor]
-    """Values that the captured graph has of its own."""
+    """Constants of the captured graph by name."""
 
 
 def compile_program(program: Program, **options: Any) -> Program:
-    """The same, run by `torch.compile` with its options."""
+    """The program with both passes compiled by `torch.compile` with these options."""
     passes: list[Any] = [
         None if module is None else torch.compile(module, **options)
         for module in (program.forward, program.backward)
@@ -64,7 +66,7 @@ def compile_program(program: Program, **options: Any) -> Program:
 
 
 def forward_alone(program: Program) -> Program:
-    """The same without a backward pass, and without what is kept for one."""
+    """The program without a backward pass, and without the tensors saved for it."""
     if program.backward is None:
         return program
     graph = fx.Graph()
@@ -119,7 +121,7 @@ class Partitioner:
         return self._finish()
 
     def _begin(self, node: fx.Node, leaf: GraphInput) -> None:
-        """A tensor that a program is given."""
+        """Add an argument of the forward pass."""
         writer, placements = self._forward, self._placements_of(node, leaf)
         part = writer.argument()
         self._arguments.append(node)
@@ -167,13 +169,14 @@ class Partitioner:
             self._add(writer, node, result_placements(options), result)
 
     def _add(self, writer: ProgramWriter, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
-        """A tensor that is there now. Gradients begin to be added up at once, beside the rest of the backward pass."""
+        """Add a computed tensor. If it is a gradient, its reduction starts at once, and overlaps with the rest of the
+        backward pass."""
         writer.add(tensor, placements, part)
         if tensor in self._outputs and writer is self._backward:
             writer.begin(tensor, self._outputs[tensor])
 
     def _begin_ahead(self, writer: ProgramWriter, node: fx.Node) -> None:
-        """Begin to gather parameters of an operator a few places further on."""
+        """Start gathers of the parameters of the operator `AHEAD` places after this one."""
         order = self._order[writer is self._backward]
         later = self._at[node] + AHEAD
         if (writer is self._backward and node not in self._in_backward) or later >= len(order):
@@ -188,7 +191,7 @@ class Partitioner:
                 writer.begin(operand, placements)
 
     def _forward_of(self, node: fx.Node) -> fx.Node | None:
-        """The operator that this one is the gradients of, where both have the same options."""
+        """The operator whose gradients this one computes, if both have the same options."""
         first, options = self._rule_of(node).gradients_of, self._assignment.options
         if first is None or first.name not in options:
             return None
@@ -220,7 +223,8 @@ class Partitioner:
     def _prepare_operand(
         self, writer: ProgramWriter, node: fx.Node, rule: Rule, number: int, part: fx.Node
     ) -> fx.Node:
-        """An operand's part with padding that does no harm, and added once where it is added to partial sums."""
+        """An operand's part, with its padding masked where that affects the result, and zero on all ranks but the first
+        where it is added to partial sums."""
         options = self._assignment.options[node.name]
         operand = operands(node)[number]
         dtype, shape = operand.meta["val"].dtype, shape_of(operand)
@@ -252,14 +256,14 @@ class Partitioner:
         return writer.obtain(tensor, placements)
 
     def _version(self, writer: ProgramWriter, tensor: fx.Node, placements: Placements) -> None:
-        """See to it that a pass has some version of a tensor, the one that these placements are made of."""
+        """Ensure that a pass has a version of a tensor from which these placements can be obtained."""
         if writer is self._forward or tensor in self._in_backward:
             return
         versions = writer.versions.setdefault(tensor, {})
         if placements in versions:
             return
         if is_operator(tensor) and is_constant(tensor):
-            # Made of nothing, and the same each time: made again, not kept.
+            # no operands, and the same each time: computed again instead of saved
             if not versions:
                 self._write(self._backward, tensor)
             return
@@ -274,7 +278,7 @@ class Partitioner:
             versions[keep] = self._keep(tensor, forward_versions[keep], keep)
 
     def _keep(self, tensor: fx.Node, part: fx.Node, placements: Placements) -> fx.Node:
-        """A tensor of the forward pass as an argument of the backward pass."""
+        """Make a tensor of the forward pass an argument of the backward pass."""
         argument = self._backward.argument()
         leaf = self._capture.leaves.get(tensor)
         if (
@@ -335,7 +339,7 @@ class Partitioner:
 
 
 def _tangents_behind(capture: CapturedGraph) -> dict[fx.Node, frozenset[int]]:
-    """Of every node, the outputs whose tangents it is made of."""
+    """For each node, the outputs on whose tangents it depends."""
     tangents: dict[fx.Node, frozenset[int]] = {}
     for node in capture.graph.graph.nodes:
         leaf = capture.leaves.get(node)
@@ -349,7 +353,7 @@ def _origin(node: fx.Node) -> dict[str, Any]:
 
 
 def _module(capture: CapturedGraph, graph: fx.Graph) -> fx.GraphModule:
-    """With the manual parts that the graph uses."""
+    """GraphModule of the graph, with the manual parts that it uses."""
     parts = {attribute_of(name): part for name, part in capture.parts.items()}
     part_names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     return fx.GraphModule({name: part for name, part in parts.items() if name in part_names}, graph)

@@ -1,4 +1,4 @@
-"""Functions that programs call beside torch's operators and the exchanges: positions and masks from a rank's place."""
+"""Functions that programs call besides torch's operators and exchanges: positions and masks that depend on the rank."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from moe.sharding.exchange.mesh import Mesh
 
 
 def first(mesh: Mesh, size: int, axes: Sequence[int]) -> int:
-    """Position at which the rank's part of a dimension of this size begins, which these axes split."""
+    """First position of the rank's part of a dimension of this size that these axes split."""
     return mesh.first(size, axes)
 
 
 def valid(mesh: Mesh, size: int, axes: Sequence[int]) -> int:
-    """Length of the beginning of the rank's part that is no padding."""
+    """Length of the rank's part without padding."""
     return mesh.valid(size, axes)
 
 
 def mask(part: Tensor, dim: int, count: int, value: float) -> Tensor:
-    """The part with `value` behind the first `count` positions of a dimension."""
+    """The part with `value` after the first `count` positions of a dimension."""
     if count == part.shape[dim]:
         return part
     shape = [1] * part.dim()
@@ -29,5 +29,5 @@ def mask(part: Tensor, dim: int, count: int, value: float) -> Tensor:
 
 
 def once(mesh: Mesh, part: Tensor, axes: Sequence[int]) -> Tensor:
-    """The part on the first rank along some axes, zeros on the others: what is added to partial sums."""
+    """The part on the first rank along some axes, zeros on the others, so that partial sums contain it once."""
     return part if mesh.is_first(axes) else torch.zeros_like(part)

@@ -1,5 +1,5 @@
-"""A local program while it is written: a graph whose first argument is the mesh, its second the list of its tensors,
-which it empties, so that nothing lives longer than it is used."""
+"""Writer of a local program: a graph whose arguments are the mesh and a list of tensors. The program empties the list,
+so that no tensor lives longer than it is used."""
 
 from collections.abc import Sequence
 from operator import getitem
@@ -15,10 +15,10 @@ from moe.sharding.placement import Placements, part_bytes, part_shape
 
 
 def identity(combine: str, dtype: torch.dtype) -> float | int | bool:
-    """The value that changes no sum, or no largest or smallest, of others of this dtype."""
+    """Identity element of a sum, maximum or minimum in a dtype."""
     if combine == "sum":
         return False if dtype == torch.bool else 0
-    if dtype == torch.bool or dtype.is_complex:  # whether any, or all, are other than 0
+    if dtype == torch.bool or dtype.is_complex:  # whether any element, or every one, is nonzero
         return combine == "min"
     if dtype.is_floating_point:
         return float("-inf") if combine == "max" else float("inf")
@@ -27,13 +27,13 @@ def identity(combine: str, dtype: torch.dtype) -> float | int | bool:
 
 
 def moved_bytes(node: fx.Node, degrees: Sequence[int]) -> int:
-    """Bytes that a rank gives to the exchange that a node of a program is; of a gather, that it is given."""
+    """Bytes that a rank sends in the exchange of a node; of a gather, those that it receives."""
     move, shape, itemsize, _, before, after = node.meta["move"]
     return part_bytes(shape, itemsize, after if move.kind == "gather" else before, degrees)
 
 
 class ProgramWriter:
-    """One phase's program. Versions of the same tensor are made once each."""
+    """Writes the program of one pass. Each version of a tensor (its part with certain placements) is computed once."""
 
     def __init__(self, degrees: Sequence[int], moves: Moves) -> None:
         self.degrees, self._moves = tuple(degrees), moves
@@ -43,14 +43,14 @@ class ProgramWriter:
         self._clear: fx.Node | None = None
         self.num_arguments = 0
         self.versions: dict[fx.Node, dict[Placements, fx.Node]] = {}
-        """By tensor of the captured graph and placements."""
+        """Versions by tensor of the captured graph and placements."""
         self._pending: dict[tuple[fx.Node, Placements], fx.Node] = {}
         self._numbers: dict[tuple[Any, ...], fx.Node] = {}
         self.origin: dict[str, Any] = {}
-        """Line of the user's and module that what is written comes from."""
+        """Meta of the nodes that are written: the user's line, and the module."""
 
     def argument(self) -> fx.Node:
-        """The next tensor of its list."""
+        """Add a node for the next tensor of the list."""
         if self._clear is None:
             self._clear = self.graph.call_method("clear", (self._list,))
         with self.graph.inserting_before(self._clear):
@@ -92,12 +92,12 @@ class ProgramWriter:
         return False
 
     def add(self, tensor: fx.Node, placements: Placements, part: fx.Node) -> None:
-        """Note a version of a tensor."""
+        """Register a version of a tensor."""
         part.meta["whole"] = tuple(tensor.meta["val"].shape)
         self.versions.setdefault(tensor, {})[placements] = part
 
     def obtain(self, tensor: fx.Node, placements: Placements) -> fx.Node:
-        """The version of a tensor with these placements, by the cheapest moves from one that is there."""
+        """The version of a tensor with these placements, by the cheapest moves from an existing version."""
         versions = self.versions[tensor]
         if placements in versions:
             return versions[placements]
@@ -119,7 +119,8 @@ class ProgramWriter:
         return part
 
     def begin(self, tensor: fx.Node, placements: Placements) -> None:
-        """Begin to bring a tensor to these placements, where that is a collective that arithmetic may go on beside."""
+        """Start the first move of a tensor to these placements, if it is a collective that can overlap with
+        arithmetic."""
         versions = self.versions[tensor]
         before, moves = self._way(tensor, placements)
         for move in moves[:1]:
@@ -135,7 +136,7 @@ class ProgramWriter:
                 self._pending[tensor, target] = pending
 
     def _way(self, tensor: fx.Node, placements: Placements) -> tuple[Placements, tuple[PlacementMove, ...]]:
-        """The version to begin with, and the moves from there."""
+        """(existing version from which moves are cheapest, these moves)."""
         versions = self.versions[tensor]
         if placements in versions:
             return placements, ()
