@@ -34,7 +34,7 @@ def require_usable(settings: "Settings") -> None:
     """Returns if a control plane can keep its state and its jobs where these settings say. Raises Misuse."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from service.control.lifecycle.roots import StorageRoots
+    from service.control.jobs.roots import StorageRoots
     from service.control.store.database import Database
 
     remedy = "SHARDYARD_STATE_DIR and SHARDYARD_DATABASE_URL say where state is kept"

@@ -27,27 +27,27 @@ from service.control.api.guard import Guard
 from service.control.api.head import Head
 from service.control.api.services import Services
 from service.control.api.timing import Timing
+from service.control.generation.generations import GenerationLimits, Generations
+from service.control.jobs.lease import Lease
+from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import Launcher
-from service.control.lifecycle.cluster_watch import ClusterWatch
-from service.control.lifecycle.controller import Controller
-from service.control.lifecycle.deletions import Deletions
-from service.control.lifecycle.drafts import Drafts
-from service.control.lifecycle.generations import GenerationLimits, Generations
-from service.control.lifecycle.lease import Lease
-from service.control.lifecycle.module_plans import ModulePlans
-from service.control.lifecycle.policies import Deadlines
-from service.control.lifecycle.recovery import Recovery
-from service.control.lifecycle.requests import Requests
-from service.control.lifecycle.retention import Retention
-from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.spec_keeper import SpecKeeper
-from service.control.lifecycle.starter import Starter
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
 from service.control.report.prometheus import Figures
 from service.control.report.saves import Saves, read_saves
 from service.control.report.streams import EventStreams
 from service.control.report.tokens import TokenMint
+from service.control.retention.deletions import Deletions
+from service.control.retention.drafts import Drafts
+from service.control.retention.retention import Retention
+from service.control.scheduling.cluster_watch import ClusterWatch
+from service.control.scheduling.controller import Controller
+from service.control.scheduling.module_plans import ModulePlans
+from service.control.scheduling.policies import Deadlines
+from service.control.scheduling.recovery import Recovery
+from service.control.scheduling.requests import Requests
+from service.control.scheduling.spec_keeper import SpecKeeper
+from service.control.scheduling.starter import Starter
 from service.control.store.database import Database
 from service.control.store.jobs import count_by_state, jobs_in
 from service.settings import Settings

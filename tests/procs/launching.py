@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from moe.plan import Cluster, plan_job
 from moe.spec import JobSpec
-from service.control.lifecycle.requests import new_job_id
+from service.control.scheduling.requests import new_job_id
 from service.wire.launch import Launch
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from moe.plan import Cluster
 from moe.spec import JobSpec, ResourcesSpec
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
-from service.control.lifecycle.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
-from service.control.lifecycle.planning import check_degrees, plan_on
+from service.control.scheduling.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
+from service.control.scheduling.planning import check_degrees, plan_on
 from tests.service.control_plane import spec
 
 

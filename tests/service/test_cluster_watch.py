@@ -8,8 +8,8 @@ import pytest
 
 from moe.plan import Calibration
 from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable, NodeFacts
-from service.control.lifecycle.cluster_watch import ClusterWatch
-from service.control.lifecycle.reach import Reach
+from service.control.scheduling.cluster_watch import ClusterWatch
+from service.control.scheduling.reach import Reach
 from tests.service.local_launcher import LocalLauncher
 
 PATIENCE_S = 30.0

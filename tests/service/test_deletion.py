@@ -16,8 +16,8 @@ from moe.spec import JobSpec
 from moe.train.checkpoint import marker as markers
 from service.control.api.services import Services
 from service.control.errors import Conflict, Gone
-from service.control.lifecycle import deletions
-from service.control.lifecycle.lookup import find_job
+from service.control.jobs.lookup import find_job
+from service.control.retention import deletions
 from service.control.store.clock import now_us
 from service.control.store.events import NewEvent, append_events, events_after
 from service.control.store.jobs import get_job
@@ -199,7 +199,7 @@ def test_killed_anywhere_it_goes_on_and_touches_nothing_outside(
             return call
 
         for name in ("unlink", "rmdir"):
-            patch.setattr(f"service.control.lifecycle.removal.os.{name}", deadly(getattr(os, name)))
+            patch.setattr(f"service.control.retention.removal.os.{name}", deadly(getattr(os, name)))
         for name in ("delete_oldest_events", "delete_job", "finish_deletion"):
             patch.setattr(deletions, name, deadly(getattr(deletions, name)))
         patch.setattr(deletions, "STEP_S", 0.0)

@@ -20,8 +20,8 @@ from service.client import ApiError, Client, ClientError, Job, Patience, Unreach
 from service.client.connection import ServiceConnection
 from service.client.download import Downloader
 from service.control.errors import NotFound
-from service.control.lifecycle.job_files import JobFiles
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
+from service.control.retention.job_files import JobFiles
 from tests.processes import DEADLINE_S
 from tests.service.checkpoints import commit, fault_of
 from tests.service.control_plane import ControlPlane

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from moe.spec import JobSpec, SpecError
 from service.control.errors import Unavailable
-from service.control.lifecycle.draft_folder import DraftFolder
-from service.control.lifecycle.drafts import Drafts
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
+from service.control.retention.draft_folder import DraftFolder
+from service.control.retention.drafts import Drafts
 from service.control.store.database import Database
 from service.control.store.drafts import Draft, all_drafts, finish_draft, insert_draft, oldest_draft
 from tests.refusals import refused

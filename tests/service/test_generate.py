@@ -19,7 +19,7 @@ from moe.records import Ending
 from moe.spec.generation import GenerationSpec
 from service.client import ApiError, Client
 from service.client.sse import messages
-from service.control.lifecycle.generations import MAX_WAITING
+from service.control.generation.generations import MAX_WAITING
 from tests.processes import DEADLINE_S, await_that
 from tests.service.checkpoints import commit
 from tests.service.control_plane import ControlPlane

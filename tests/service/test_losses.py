@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from moe.spec import Backoff, JobSpec, RetrySpec
 from service.control.api.services import Services
 from service.control.launcher.launcher import Observation
-from service.control.lifecycle import policies
-from service.control.lifecycle.policies import MAX_LOST_STARTS, MAX_SETBACKS
 from service.control.report.losses import END, MAX_KEPT, FailureHistory, read_losses
+from service.control.scheduling import policies
+from service.control.scheduling.policies import MAX_LOST_STARTS, MAX_SETBACKS
 from service.control.store.jobs import JobRow, get_job
 from service.wire.events import Record, RecordBatch, RecordKind
 from service.wire.launch import Launch

@@ -16,7 +16,7 @@ import pytest
 from moe.plan import Cluster, Plan
 from moe.spec import JobSpec, SpecError
 from service.control.errors import Unavailable
-from service.control.lifecycle.module_plans import MAX_WAITING, ModulePlans
+from service.control.scheduling.module_plans import MAX_WAITING, ModulePlans
 from service.planner import planning_process
 from service.planner.planning_process import PlanningCancellation, PlanningLimits, ask
 from service.planner.request import JobRequest

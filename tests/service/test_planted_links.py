@@ -16,8 +16,8 @@ from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.checkpointer import Checkpointer, CheckpointError
 from moe.train.checkpoint.copying import copy_checkpoint
 from moe.train.recorder import MemoryRecorder
-from service.control.lifecycle.requests import _write_spec
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
+from service.control.scheduling.requests import _write_spec
 from service.run.spool import Seals, Spool
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result

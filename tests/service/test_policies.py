@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from moe.spec import RetrySpec
 from service.control.launcher.launcher import Observation
-from service.control.lifecycle.policies import (
+from service.control.scheduling.policies import (
     MAX_LOST_STARTS,
     MAX_SETBACKS,
     AskResize,

@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 
 from moe.spec import JobSpec
 from service.control.launcher.launcher import LauncherUnavailable
-from service.control.lifecycle import job_plans, reach, starter
-from service.control.lifecycle.reach import REPORT_AFTER_S, REPORT_INTERVAL_S, Reach
+from service.control.scheduling import job_plans, reach, starter
+from service.control.scheduling.reach import REPORT_AFTER_S, REPORT_INTERVAL_S, Reach
 from service.control.store.events import events_after
 from service.control.store.jobs import JobRow, get_job
 from service.wire.launch import Launch

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from moe.records import CheckpointRecord, StepRecord
+from service.control.jobs import record_copy
+from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import StoredJob, job_folders, read_stored_job
 from service.control.launcher.launcher import Observation
-from service.control.lifecycle import record_copy
-from service.control.lifecycle.recovery import Recovery, standing_of
-from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.stored_jobs import StoredJob, job_folders, read_stored_job
+from service.control.scheduling.recovery import Recovery, standing_of
 from service.run.recorder import SpoolRecorder
 from service.wire.launch import Result
 from tests.processes import DEADLINE_S, await_that

@@ -10,7 +10,7 @@ import pytest
 from moe.spec import JobSpec
 from service.control.api.services import Services
 from service.control.errors import Conflict, Unavailable
-from service.control.lifecycle.keyed_lock import MAX_WAITING, KeyedLock
+from service.control.scheduling.keyed_lock import MAX_WAITING, KeyedLock
 from service.control.store.jobs import JobRow, list_jobs
 from service.wire.states import State
 from tests.processes import await_that

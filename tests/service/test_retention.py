@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from moe.spec import JobSpec
 from service.client import ApiError, Client
 from service.control.api.services import Services
-from service.control.lifecycle import retention
-from service.control.lifecycle.changes import enter
-from service.control.lifecycle.retention import Retention
+from service.control.jobs.changes import enter
 from service.control.report.history import metric_history
+from service.control.retention import retention
+from service.control.retention.retention import Retention
 from service.control.store.clock import now_us
 from service.control.store.events import NewEvent, append_events, events_after
 from service.control.store.jobs import JobRow, get_job

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from moe.spec import JobSpec
-from service.control.lifecycle import spec_keeper
-from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.stored_jobs import read_stored_job
+from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import read_stored_job
+from service.control.scheduling import spec_keeper
 from service.control.store.events import events_after
 from tests.processes import await_that
 from tests.service.control_plane import NODE, spec

@@ -17,9 +17,9 @@ from moe.spec import JobSpec
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 from service.control.errors import Full, ServiceError, Unavailable
-from service.control.lifecycle.full_roots import FullRoots
-from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.warm_starts import MAX_COPIES, WarmStarts
+from service.control.jobs.roots import StorageRoots
+from service.control.retention.full_roots import FullRoots
+from service.control.scheduling.warm_starts import MAX_COPIES, WarmStarts
 from service.control.store.database import Database
 from service.control.store.deletions import DeletionRow, insert_deletion
 from service.control.store.jobs import insert_job

@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from sqlalchemy import inspect, text
 
 from moe.spec import JobSpec
-from service.control.lifecycle.changes import enter
-from service.control.lifecycle.earlier_releases import read_stored_plan, read_stored_spec
+from service.control.jobs.changes import enter
+from service.control.jobs.earlier_releases import read_stored_plan, read_stored_spec
 from service.control.report.event_text import data_text
 from service.control.report.history import measured_load_skew, measured_step, metric_history, metric_page
 from service.control.report.tokens import TokenMint, hash_token, matches

@@ -9,7 +9,7 @@ from moe.plan.cluster.device_names import device_named
 from moe.plan.cluster.measured import MEASURED
 from moe.spec import SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
-from service.control.lifecycle.planning import plan_for, planning_cluster
+from service.control.scheduling.planning import plan_for, planning_cluster
 from tests.refusals import refused
 from tests.unit.test_verdict import language_job
 

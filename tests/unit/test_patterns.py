@@ -16,7 +16,7 @@ from moe.spec import SpecError
 from moe.spec.patterns import matches
 from moe.storage import confined
 from moe.storage.links import MAX_LINK_PARTS, MAX_LINKS, MAX_PARTS, follow_links
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
 from tests.refusals import refused
 
 names = st.text("ab.", max_size=10)

@@ -31,12 +31,12 @@ def recover(
     """
     from service.cli.local import require_usable, settings_for
     from service.cli.view.output import console, print_json
+    from service.control.jobs.roots import StorageRoots
     from service.control.launcher.ray_jobs import RayJobsLauncher
-    from service.control.lifecycle.recovery import Recovery
-    from service.control.lifecycle.roots import StorageRoots
     from service.control.report.hub import Hub
     from service.control.report.ingest import Ingest
     from service.control.report.tokens import TokenMint
+    from service.control.scheduling.recovery import Recovery
     from service.control.store.database import Database
     from service.head.local_head import LocalHead
 

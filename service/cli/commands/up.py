@@ -151,7 +151,7 @@ def _require_idle(head: "LocalHead", started_meanwhile: bool) -> None:
     it that was started since this command looked (`started_meanwhile`)."""
     from service.cli.failures import CommandError
     from service.cli.ray_jobs import unfinished_jobs
-    from service.control.lifecycle.policies import MAX_LOST_STARTS, MAX_SETBACKS
+    from service.control.scheduling.policies import MAX_LOST_STARTS, MAX_SETBACKS
     from service.head.ray_start import LocalHeadError
     from service.head.record import is_used
 

@@ -13,7 +13,7 @@ from moe.spec.errors import Problem
 from service.control.api.openapi import refusals
 from service.control.api.services import Job, Place, Services, ServicesDependency
 from service.control.errors import Gone, NotFound, OutOfRange, Unavailable
-from service.control.lifecycle.job_files import JobFiles
+from service.control.retention.job_files import JobFiles
 from service.wire.file_kinds import FileKind
 
 router = APIRouter(prefix="/v1", tags=["files"])

@@ -15,10 +15,10 @@ from service.control.api.paging import read_cursor, write_cursor
 from service.control.api.services import Job, JobId, ServicesDependency
 from service.control.api.views import deletion_view, job_view, summary_view
 from service.control.errors import Conflict, Gone, Invalid, NotFound, Unavailable
-from service.control.lifecycle.lookup import absence
-from service.control.lifecycle.requests import QueuePlace
+from service.control.jobs.lookup import absence
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.history import measured_step, metric_history, metric_page
+from service.control.scheduling.requests import QueuePlace
 from service.control.store.jobs import JobFilter, count_jobs, list_jobs
 from service.control.store.jobs import get_job as read_job
 from service.wire.states import State

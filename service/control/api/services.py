@@ -7,19 +7,19 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 
 from service.control.errors import NotFound
-from service.control.lifecycle.cluster_watch import ClusterWatch
-from service.control.lifecycle.controller import Controller
-from service.control.lifecycle.deletions import Deletions
-from service.control.lifecycle.generations import Generations
-from service.control.lifecycle.lookup import find_job
-from service.control.lifecycle.module_plans import ModulePlans
-from service.control.lifecycle.recovery import Recovery
-from service.control.lifecycle.requests import Requests
-from service.control.lifecycle.roots import StorageRoots
+from service.control.generation.generations import Generations
+from service.control.jobs.lookup import find_job
+from service.control.jobs.roots import StorageRoots
 from service.control.report.hub import Hub
 from service.control.report.ingest import Ingest
 from service.control.report.prometheus import Figures
 from service.control.report.streams import EventStreams
+from service.control.retention.deletions import Deletions
+from service.control.scheduling.cluster_watch import ClusterWatch
+from service.control.scheduling.controller import Controller
+from service.control.scheduling.module_plans import ModulePlans
+from service.control.scheduling.recovery import Recovery
+from service.control.scheduling.requests import Requests
 from service.control.store.database import Database
 from service.control.store.jobs import JobPlace, JobRow
 from service.settings import Settings

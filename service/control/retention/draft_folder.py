@@ -7,8 +7,8 @@ import os
 
 import structlog
 
-from service.control.lifecycle.removal import remove_job_folder, remove_parents
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
+from service.control.retention.removal import remove_job_folder, remove_parents
 from service.control.store.database import Database
 from service.control.store.drafts import Draft, all_drafts, drop_draft, find_draft, insert_draft, note_parents
 from service.control.store.jobs import get_job

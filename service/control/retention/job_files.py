@@ -11,7 +11,7 @@ from typing import IO
 from moe.train.checkpoint import marker as markers
 from moe.train.checkpoint.marker import Marker
 from service.control.errors import NotFound
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
 from service.wire.file_kinds import FileKind, kind_of
 
 

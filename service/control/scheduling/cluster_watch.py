@@ -8,7 +8,7 @@ from moe.plan import Calibration
 from moe.plan.cluster.calibration import CLUSTER_FILE, FILE, read_calibration, write_calibration
 from service.control.errors import Conflict
 from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable
-from service.control.lifecycle.reach import unreachable
+from service.control.scheduling.reach import unreachable
 
 
 class ClusterWatch:

@@ -7,8 +7,8 @@ from time import monotonic
 
 import structlog
 
-from service.control.lifecycle.draft_folder import remove_draft
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
+from service.control.retention.draft_folder import remove_draft
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.drafts import oldest_draft

@@ -10,12 +10,12 @@ from time import monotonic
 import structlog
 
 from service.control.errors import Conflict
-from service.control.lifecycle.changes import enter, explain
-from service.control.lifecycle.lease import Lease, LeaseLost
-from service.control.lifecycle.lookup import absence
-from service.control.lifecycle.removal import remove_job_folder, remove_spool
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.changes import enter, explain
+from service.control.jobs.lease import Lease, LeaseLost
+from service.control.jobs.lookup import absence
+from service.control.jobs.roots import StorageRoots
 from service.control.report.hub import Hub
+from service.control.retention.removal import remove_job_folder, remove_spool
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.deletions import DeletionRow, find_deletion, finish_deletion, insert_deletion

@@ -4,7 +4,7 @@ from time import monotonic
 
 import structlog
 
-from service.control.lifecycle.lease import Lease
+from service.control.jobs.lease import Lease
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.events import delete_events_of

@@ -13,9 +13,9 @@ import fsspec
 from moe.records import StoredCheckpoint
 from moe.spec import JobSpec
 from moe.storage.folder import Folder
-from service.control.lifecycle.earlier_releases import read_stored_spec
-from service.control.lifecycle.results import read_result
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.earlier_releases import read_stored_spec
+from service.control.jobs.results import read_result
+from service.control.jobs.roots import StorageRoots
 from service.control.report.checkpoints import list_checkpoints
 from service.wire.attempt_folder import AttemptFolder
 from service.wire.launch import Launch, Result

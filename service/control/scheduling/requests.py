@@ -15,21 +15,21 @@ from sqlalchemy import Connection
 from moe.interchange.expand import expand_request, names_folder
 from moe.spec import JobSpec, Problem, SpecError
 from service.control.errors import Conflict, Full, Unavailable
-from service.control.lifecycle.changes import enter, explain, tell_new, warn
-from service.control.lifecycle.cluster_watch import ClusterWatch
-from service.control.lifecycle.draft_folder import DraftFolder
-from service.control.lifecycle.earlier_releases import is_of_module
-from service.control.lifecycle.full_roots import FullRoots
-from service.control.lifecycle.job_plans import JobPlans
-from service.control.lifecycle.keyed_lock import KeyedLock
-from service.control.lifecycle.lookup import deleted_in_words, find_job
-from service.control.lifecycle.module_plans import ModulePlans
-from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.warm_starts import WarmStarts
+from service.control.jobs.changes import enter, explain, tell_new, warn
+from service.control.jobs.earlier_releases import is_of_module
+from service.control.jobs.lookup import deleted_in_words, find_job
+from service.control.jobs.roots import StorageRoots
 from service.control.report.checkpoints import list_checkpoints
 from service.control.report.event_text import WireEvent
 from service.control.report.hub import Hub
 from service.control.report.saves import saves_of_copy
+from service.control.retention.draft_folder import DraftFolder
+from service.control.retention.full_roots import FullRoots
+from service.control.scheduling.cluster_watch import ClusterWatch
+from service.control.scheduling.job_plans import JobPlans
+from service.control.scheduling.keyed_lock import KeyedLock
+from service.control.scheduling.module_plans import ModulePlans
+from service.control.scheduling.warm_starts import WarmStarts
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.deletions import find_deletion

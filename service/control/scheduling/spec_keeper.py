@@ -7,12 +7,12 @@ from time import monotonic
 
 import structlog
 
-from service.control.lifecycle.changes import warn
-from service.control.lifecycle.lease import Lease
-from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.starter import ACTOR
-from service.control.lifecycle.stored_jobs import SPEC
+from service.control.jobs.changes import warn
+from service.control.jobs.lease import Lease
+from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import SPEC
 from service.control.report.saves import read_saves
+from service.control.scheduling.starter import ACTOR
 from service.control.store.database import Database
 from service.control.store.jobs import JobRow, jobs_in
 from service.wire.states import ACTIVE

@@ -16,7 +16,7 @@ import fsspec
 
 from moe.storage import confined
 from moe.train.checkpoint import marker as markers
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
 from service.wire.node_folder import spool_bases
 
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -11,8 +11,8 @@ from moe.train.checkpoint.copying import CopyInterrupt, DamagedCheckpoint, copy_
 from moe.train.checkpoint.course import MAX_SPEC_BYTES, SPEC, other_state, spec_of
 from moe.train.checkpoint.marker import Marker
 from service.control.errors import Full, Unavailable
-from service.control.lifecycle.full_roots import FullRoots
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
+from service.control.retention.full_roots import FullRoots
 from service.control.store.database import Database
 from service.control.store.deletions import find_deletion
 from service.control.store.full_disk import is_full

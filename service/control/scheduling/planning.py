@@ -15,7 +15,7 @@ from moe.plan.search.pools import How
 from moe.plan.software import SoftwareName
 from moe.spec import JobSpec, ModuleModelSpec, Problem, SpecError
 from service.control.launcher.launcher import ClusterFacts, NodeFacts
-from service.control.lifecycle.admission import gpus_per_worker
+from service.control.scheduling.admission import gpus_per_worker
 
 _UNKNOWN_GPU_MEMORY_BYTES = 16 * 1024**3
 

@@ -11,7 +11,7 @@ from time import monotonic
 
 from moe.storage.folder import Folder
 from service.control.errors import Full
-from service.control.lifecycle.roots import StorageRoots
+from service.control.jobs.roots import StorageRoots
 
 RETRY_INTERVAL_S = 2.0
 """At least between two times that the roots are asked."""

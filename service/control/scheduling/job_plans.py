@@ -14,18 +14,18 @@ from moe.tasks.build import build_task
 from moe.tasks.missing import missing_to_train
 from moe.tasks.module.code import check_allowed
 from service.control.errors import Unavailable
+from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import ClusterFacts, LauncherUnavailable
-from service.control.lifecycle.admission import NeverFits, admit, fingerprint
-from service.control.lifecycle.cluster_watch import ClusterWatch
-from service.control.lifecycle.module_plans import BEING_PLANNED, ModulePlans
-from service.control.lifecycle.planning import (
+from service.control.scheduling.admission import NeverFits, admit, fingerprint
+from service.control.scheduling.cluster_watch import ClusterWatch
+from service.control.scheduling.module_plans import BEING_PLANNED, ModulePlans
+from service.control.scheduling.planning import (
     check_degrees,
     module_cluster,
     plan_for,
     plan_on,
     planning_cluster,
 )
-from service.control.lifecycle.roots import StorageRoots
 from service.control.store.clock import now_us
 from service.wire.states import WAITS
 

@@ -15,11 +15,18 @@ import structlog
 
 from moe.storage.folder import Folder
 from service.control.errors import ServiceError
+from service.control.jobs.changes import enter, explain, owe_attempt
+from service.control.jobs.lease import Lease, LeaseLost
+from service.control.jobs.results import read_result
+from service.control.jobs.roots import StorageRoots
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
-from service.control.lifecycle.changes import enter, explain, owe_attempt
-from service.control.lifecycle.deduplicator import Deduplicator
-from service.control.lifecycle.lease import Lease, LeaseLost
-from service.control.lifecycle.policies import (
+from service.control.report.catch_up import catch_up
+from service.control.report.ingest import Ingest
+from service.control.report.last_words import keep_last_words
+from service.control.report.losses import read_losses
+from service.control.report.saves import read_saves
+from service.control.scheduling.deduplicator import Deduplicator
+from service.control.scheduling.policies import (
     AskResize,
     Deadlines,
     Decision,
@@ -41,15 +48,8 @@ from service.control.lifecycle.policies import (
     decide,
     is_lost,
 )
-from service.control.lifecycle.reach import Reach
-from service.control.lifecycle.results import read_result
-from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.starter import ACTOR, Starter
-from service.control.report.catch_up import catch_up
-from service.control.report.ingest import Ingest
-from service.control.report.last_words import keep_last_words
-from service.control.report.losses import read_losses
-from service.control.report.saves import read_saves
+from service.control.scheduling.reach import Reach
+from service.control.scheduling.starter import ACTOR, Starter
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.jobs import JobRow, get_job, jobs_in

@@ -11,18 +11,18 @@ from pydantic import SecretStr, ValidationError
 from moe.plan import Plan
 from moe.spec import JobSpec, ModuleModelSpec, SpecError
 from service.control.errors import Unavailable
+from service.control.jobs.changes import enter, explain, tell_plan
+from service.control.jobs.earlier_releases import is_of_module, read_stored_plan, read_stored_spec
+from service.control.jobs.lease import Lease, LeaseLost
 from service.control.launcher.launcher import ClusterFacts, Launcher, LauncherUnavailable, LaunchRefusal
-from service.control.lifecycle.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
-from service.control.lifecycle.changes import enter, explain, tell_plan
-from service.control.lifecycle.cluster_watch import ClusterWatch
-from service.control.lifecycle.deduplicator import Deduplicator
-from service.control.lifecycle.earlier_releases import is_of_module, read_stored_plan, read_stored_spec
-from service.control.lifecycle.lease import Lease, LeaseLost
-from service.control.lifecycle.module_plans import BEING_PLANNED, ModulePlans
-from service.control.lifecycle.planning import module_cluster, plan_for, planning_cluster, plans_to_try
 from service.control.report.history import measured_load_skew
 from service.control.report.losses import read_losses
 from service.control.report.tokens import TokenMint, hash_token
+from service.control.scheduling.admission import Admit, Gang, MustWait, NeverFits, admit, fingerprint
+from service.control.scheduling.cluster_watch import ClusterWatch
+from service.control.scheduling.deduplicator import Deduplicator
+from service.control.scheduling.module_plans import BEING_PLANNED, ModulePlans
+from service.control.scheduling.planning import module_cluster, plan_for, planning_cluster, plans_to_try
 from service.control.store.clock import now_us
 from service.control.store.database import Database
 from service.control.store.jobs import (

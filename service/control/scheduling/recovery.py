@@ -15,18 +15,18 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection
 
+from service.control.jobs.changes import enter, tell_new
+from service.control.jobs.record_copy import RecordCopy
+from service.control.jobs.results import read_result
+from service.control.jobs.roots import StorageRoots
+from service.control.jobs.stored_jobs import StoredJob, job_folders, read_stored_job
 from service.control.launcher.launcher import Launcher, LauncherUnavailable, Observation
-from service.control.lifecycle.admission import Gang
-from service.control.lifecycle.changes import enter, tell_new
-from service.control.lifecycle.record_copy import RecordCopy
-from service.control.lifecycle.results import read_result
-from service.control.lifecycle.roots import StorageRoots
-from service.control.lifecycle.starter import ACTOR
-from service.control.lifecycle.stored_jobs import StoredJob, job_folders, read_stored_job
 from service.control.report.ingest import Ingest
 from service.control.report.losses import FailureHistory, read_losses
 from service.control.report.saves import CheckpointCommit, Saves
 from service.control.report.tokens import hash_token
+from service.control.scheduling.admission import Gang
+from service.control.scheduling.starter import ACTOR
 from service.control.store.clock import now_us, to_us
 from service.control.store.database import Database
 from service.control.store.deletions import find_deletion

@@ -1,0 +1,1 @@
+"""Generation of text by the models of jobs."""

@@ -1,0 +1,1 @@
+"""Scheduling: policies decide what happens to a job next, and the controller acts."""
