@@ -1,12 +1,12 @@
 """Mixture-of-experts models in PyTorch: specs, plans, layers, expert parallelism, training.
 
-One legend for shapes, used in names and comments throughout:
+Shape suffixes of names and comments:
 
     B rows (sentences)   L source length   N target length   V vocabulary
     G groups             S tokens a group  T tokens          M model dimension
     E experts            C capacity        K experts a token H expert hidden dimension
 
-Names are handed on lazily (PEP 562), so that `moe.spec` and `moe.plan` load without torch.
+Names are imported lazily (PEP 562), so that `moe.spec` and `moe.plan` load without torch.
 """
 
 from importlib import import_module

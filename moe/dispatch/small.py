@@ -1,4 +1,4 @@
-"""Few tokens to experts and back, where there is nothing to learn: text that is made token by token."""
+"""Dispatch of few tokens without gradients: decoding one token at a time."""
 
 from functools import partial
 
@@ -9,14 +9,14 @@ from moe.experts import ExpertWeights, LocalExperts, Work
 from moe.experts.feed_forward import forward_pass
 
 FEW_ROWS = 64
-"""So many rows are put in order faster by the host than by a dozen operations on tensors."""
+"""Number of rows up to which sorting on the host is faster than a dozen tensor operations."""
 
 
 def dispatch_small(x: Tensor, expert: Tensor, weight: Tensor, experts: LocalExperts) -> Tensor | None:
-    """`[T, M]`: the sum of each token's K experts' outputs, in order of preference, times `weight` `[T, K]`; None where
-    the experts want rows that fill up.
+    """Return `[T, M]`: the sum of each token's K expert outputs in order of preference, times `weight` `[T, K]`; None
+    if the experts need padding rows.
 
-    `x` `[T, M]` and `expert` int64 `[T, K]` on the CPU, for experts that are all here. No gradients are tracked.
+    `x` `[T, M]` and `expert` int64 `[T, K]`, on the CPU; all experts are local. No gradients are tracked.
     """
     num_choices, per_token = expert.numel(), expert.shape[1]
     if num_choices == 0:

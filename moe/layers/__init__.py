@@ -1,4 +1,4 @@
-"""Attention, norm, position, feed-forward and the mixture-of-experts layer."""
+"""Attention, normalization, positions, feed-forward and mixture-of-experts layers."""
 
 from moe.layers.moe import MoELayer
 from moe.routing.tokens import TokenContext

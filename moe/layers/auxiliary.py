@@ -1,4 +1,4 @@
-"""Auxiliary losses that enter the backward pass where they arise."""
+"""Auxiliary losses, added to the backward pass of a layer's input."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from moe.spec.routers import Scope
 
 
 class _WithLoss(torch.autograd.Function):
-    """`x` as it is; backward gives `loss` a gradient of 1 beside it."""
+    """Identity on `x`; the backward pass gives `loss` a gradient of 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -26,13 +26,13 @@ class _WithLoss(torch.autograd.Function):
 def with_auxiliary_losses(
     x: Tensor, routing: Routing, spec: MoESpec, tokens: TokenContext, num_ranks: int = 1
 ) -> Tensor:
-    """`x` as it is; whoever takes its gradient also takes that of this call's share of the layer's auxiliary losses.
+    """Return `x` unchanged; backpropagating through it includes this call's share of the weighted auxiliary losses.
 
-    It stands before the experts rather than behind them: what a layer returns may then be changed in place.
+    Applied to the experts' input rather than their output, so that the layer's output may be modified in place.
 
-    The caller's loss divides by global counts and is not scaled otherwise: the share of a call is its part of the
-    batch that `tokens.batch` counts, so that the shares of all micro-batches and ranks add up to the whole. Where
-    `num_ranks` ranks have the same routing, each adds as much less of it.
+    The caller's loss is divided by global counts and not scaled otherwise. A call's share is its part of the batch that
+    `tokens.batch` counts, so the shares of all micro-batches and ranks add up to the loss of the batch. If `num_ranks`
+    ranks have the same routing, each adds 1/`num_ranks` of it.
     """
     coefficient, scope = spec.routing.auxiliary_loss
     if not (tokens.training and torch.is_grad_enabled() and (coefficient or spec.z_coefficient)):
@@ -45,7 +45,7 @@ def with_auxiliary_losses(
 
 
 def _in_batch(routing: Routing, scope: Scope, tokens: TokenContext) -> tuple[Tensor | int, Tensor | int]:
-    """(what the auxiliary loss is a mean over, real tokens) of the global batch."""
+    """(units of the auxiliary loss, real tokens) in the global batch."""
     counts = tokens.batch
     if counts is None:
         return routing.aux_units.clamp(min=1), routing.num_tokens.clamp(min=1)

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer: group, score, route, dispatch."""
+"""Mixture-of-experts layer: grouping, router logits, routing, dispatch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,27 +29,30 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class MoELayer(nn.Module):
-    """A layer of experts, of which each token uses few. Calls leave nothing behind in it but the cost of its exchanges,
-    for `dispatch.take_traffic`; what some routers carry from step to step are buffers (`router_bias`, `last_load`), and
-    `end_step` alone changes them. Made on the meta device, it has values where it is applied to a layout."""
+    """Mixture-of-experts layer with optional shared experts.
+
+    Calls change no state except the traffic counters read by `dispatch.take_traffic`; router buffers (`router_bias`,
+    `last_load`) change only in `end_step`. A layer made on the meta device gets its values when it is applied to a
+    layout.
+    """
 
     router: nn.Parameter
     """`[M, E]`"""
     logit_bias: nn.Parameter | None
     """`[E]`"""
     router_lora_a: nn.Parameter | None
-    """`[r, M]`: an adapter's, as the next."""
+    """`[r, M]`: LoRA adapter of the router, with the next."""
     router_lora_b: nn.Parameter | None
     """`[E, r]`"""
     lora_scale = 0.0
     router_dropout: AdapterDropout | None = None
-    """Of what the router's adapter takes in."""
+    """Dropout of the router adapter's input."""
     tensor_group: dist.ProcessGroup | None = None
     router_bias: Tensor | None
     last_load: Tensor | None
     draws_by_key = True
     begin_with_zeros = ("router_bias", "last_load")
-    """Buffers that begin with zeros where they were made on the meta device."""
+    """Buffers initialized to zeros after construction on the meta device."""
 
     def __init__(self, spec: MoESpec, layer: int = 0, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -75,22 +78,21 @@ class MoELayer(nn.Module):
     def forward(
         self, x: Tensor, tokens: TokenContext | None = None, shares: SequenceShard | None = None
     ) -> tuple[Tensor, Routing]:
-        """(y in the shape of `x` `[..., M]`, the routing).
+        """Return (`y` in the shape of `x` `[..., M]`, routing).
 
-        In training, whoever takes the gradient of y also takes that of the auxiliary losses, each times its
-        coefficient; the ones that the routing shows are only to be looked at.
+        Backpropagating through `y` in training includes the weighted auxiliary losses; the copies on `Routing` are
+        detached, for logging.
 
-        Ids and padding in the shape of `x` without M, or flat (or none), leave the groups to `spec.group_tokens`:
-        the tokens in order are cut into runs of that many, the last filled up with padding. Where they are `[G, S]`
-        and `x` is not `[G, S, M]`, their rows are the groups of the tokens in order; the last may reach beyond the
-        tokens of `x`, and is padding there. The shape of `x` without M reversed is refused, as it may be either, unless
-        a side is 1. A sequence is `tokens.sequence_tokens` long, or as the last dimension of `x` before M is where that
-        has more than one. Padded tokens count as zeros, whatever they hold. Raises ValueError for what an argument
-        cannot be, and where shapes do not go together.
+        Groups: if ids and padding are None, flat, or in the shape of `x` without M, the tokens in order are cut into
+        groups of `spec.group_tokens`, and the last group is padded. If they are `[G, S]` and `x` is not `[G, S, M]`,
+        their rows are the groups of the tokens in order; the last row may extend beyond the tokens of `x`, with
+        padding. The shape of `x` without M reversed is ambiguous, and refused unless a side is 1. A sequence has
+        `tokens.sequence_tokens` positions, by default the last dimension of `x` before M, if `x` has several. Padded
+        tokens count as zeros, whatever their values. Raises ValueError for invalid arguments and mismatched shapes.
 
-        Tensor ranks, which all have the same `x`, take a share of it each and have the same y.
-        With `shares` `x` is this rank's share `[t, M]` of the tokens that ids and padding are of, and y is too; the
-        routing is that of all of them, the same on all ranks that share them.
+        Tensor-parallel ranks receive the same `x`, process a share of its tokens each, and return the same `y`. With
+        `shares`, `x` and `y` are this rank's share `[t, M]` of the tokens that ids and padding describe; the routing
+        covers all of them and is the same on all ranks of the group.
         """
         self._check(x, shares)
         tokens = checked(tokens, x.device)
@@ -106,34 +108,34 @@ class MoELayer(nn.Module):
         if some_padded:
             assert tokens.padding is not None
             padded_T = shares.take(tokens.padding.reshape(-1)[: shares.num_tokens])
-            x_TM = x_TM.masked_fill(padded_T[:, None], 0.0)  # what they hold times zero need not be zero
+            x_TM = x_TM.masked_fill(padded_T[:, None], 0.0)  # multiplied by zero, NaN and inf would remain
         ids_T = shares.take(ids_GS.reshape(-1)[: shares.num_tokens])
         logits_TE = shares.gather(self._logits(x_TM, ids_T, tokens))
         logits_GSE = _fill_up(logits_TE, ids_GS.numel()).view(*ids_GS.shape, self.spec.num_experts)
         route, dispatch = (self.route, self.dispatch) if not is_capturing() else self._operators()
         routing = route(logits_GSE, tokens, self.layer, self.state)
-        # Ranks that share tokens all decide for all of them, and each carries its own to their experts.
+        # Every rank of the group routes all tokens, and dispatches its own share of them.
         x_TM = with_auxiliary_losses(x_TM, routing, self.spec, tokens, shares.num_ranks)
         y_TM = dispatch(x_TM, routing.choices.of_tokens(shares.first, shares.stop), self.experts)
         if self.shared is not None:
             y_TM = y_TM + self.shared(x_TM, DropoutKey.from_tokens(tokens, ids_T))
         routing = replace(routing, aux_loss=routing.aux_loss.detach(), z_loss=routing.z_loss.detach())
         y_TM = y_TM if among is None else among.gather_results(y_TM)
-        # No view to autograd, so that it may be changed in place: FSDP's hook that gathers parameters for the backward
-        # pass does not follow a view. Nothing that made y keeps it.
+        # Not a view to autograd, so that callers may modify it in place: FSDP's hook that gathers parameters for the
+        # backward pass does not follow views. No operation that produced y has saved it.
         return torch.ops.aten._unsafe_view(y_TM, x.shape), routing
 
     def decode_forward(self, x_TM: Tensor, tokens: TokenContext) -> Tensor | None:
-        """`[T, M]`, as `forward` gives it for few tokens where no gradients are tracked: no statistics are made, and no
-        rows are laid out on the device. None where that way does not lead there: in training, on a GPU, for padded
-        tokens, on several ranks, where routing is recorded or somebody looks at it."""
+        """Return `y` `[T, M]` as `forward` does, without routing statistics and with rows laid out by the host, or None
+        where this fast path does not apply. It is for few tokens on a CPU and one rank, without gradients, padding,
+        recorded or replayed routing, capture or forward hooks."""
         is_short = not (
             tokens.training
             or torch.is_grad_enabled()
             or is_capturing()
             or x_TM.device.type != "cpu"
             or x_TM.shape[0] * self.spec.experts_per_token > FEW_ROWS
-            or not self._on_one_rank  # others gather experts with this one, whose rows may be few, many or none
+            or not self._on_one_rank  # other ranks join this layer's collectives, however many rows this one has
             or self._forward_hooks
             or (tokens.padding is not None and bool(tokens.padding.any()))
         )
@@ -151,7 +153,8 @@ class MoELayer(nn.Module):
         return y_TM if y_TM is None or self.shared is None else y_TM + self.shared(x_TM)
 
     def _operators(self) -> tuple[Callable[..., Routing], Dispatcher]:
-        """Routing and dispatch as operators of a captured graph, which have rules of their own (`moe.sharding`)."""
+        """Routing and dispatch as operators of a captured graph, with sharding rules of their own (`moe.sharding`).
+        Raises ValueError while routing is recorded or replayed."""
         if type(self.route) is not type(build_router(self.spec)):
             raise ValueError(
                 f"model (with MoE layer {self.layer}) must not be captured while its routing is recorded or replayed: "
@@ -161,11 +164,12 @@ class MoELayer(nn.Module):
 
     @property
     def state(self) -> RoutingState:
-        """The router's state: what it keeps of earlier steps."""
+        """Router state from earlier steps."""
         return RoutingState(self.router_bias, self.last_load)
 
     def end_step(self, chosen: Tensor) -> None:
-        """Remember a step: `chosen` `[E]`, any dtype, the choices of each expert in the whole batch."""
+        """Update the router state after a step. `chosen` `[E]`, any dtype: choices of each expert in the global
+        batch."""
         if self.router_bias is not None and self.spec.routing.bias_rate and self.router.requires_grad:
             follow_load(self.router_bias, chosen, self.spec.routing.bias_rate)
         if self.last_load is not None:
@@ -193,12 +197,12 @@ class MoELayer(nn.Module):
             )
 
     def _logits(self, x_TM: Tensor, ids_T: Tensor, tokens: TokenContext) -> Tensor:
-        """`[T, E]`, in float32 at least."""
+        """Router logits `[T, E]`, at least float32."""
         wide = torch.promote_types(x_TM.dtype, torch.promote_types(self.router.dtype, torch.float32))
         x_TM = x_TM.to(wide)
         if self.spec.input_jitter and tokens.training:
             x_TM = jittered(x_TM, self.spec.input_jitter, ids_T, tokens, self.layer)
-        # Not x · router: that has a transposed tall x in its backward pass, which takes BLAS five times as long.
+        # Not x @ router: its backward pass multiplies by a transposed tall x, which is five times slower in BLAS.
         bias = None if self.logit_bias is None else self.logit_bias.to(wide)
         logits_TE = functional.linear(x_TM, self.router.to(wide).t().contiguous(), bias)
         return self._add_router_adapter(logits_TE, x_TM, DropoutKey.from_tokens(tokens, ids_T))
@@ -211,8 +215,8 @@ class MoELayer(nn.Module):
 def _in_groups(
     shape: torch.Size, tokens: TokenContext, group_tokens: int, device: torch.device
 ) -> tuple[Tensor, TokenContext]:
-    """(ids `[G, S]`, the context with ids and padding of that shape) for tokens of this shape. The positions that fill
-    up a ragged last group count as padding."""
+    """(ids `[G, S]`, context with ids and padding in groups) for tokens in `shape`. Positions that fill up the last
+    group are padding."""
     num_tokens, sequence_tokens = shape.numel(), tokens.sequence_tokens
     if sequence_tokens is None and len(shape) > 1 and shape[-1]:
         sequence_tokens = shape[-1]
@@ -226,7 +230,7 @@ def _in_groups(
         is_reversed = descriptor.shape == shape[::-1]
         if descriptor.dim() != 2 or (is_reversed and 1 not in shape):
             remedy = "transpose them" if is_reversed else "reshape them"
-            if descriptor.dim() == 2:  # rows may be groups, whose tokens come in another order
+            if descriptor.dim() == 2:  # rows may be groups, in another token order
                 remedy = f"give x flat, [T, M], where rows are groups, or {remedy} where they are not"
             raise ValueError(
                 f"ids and padding {tuple(descriptor.shape)} must be in the shape {tuple(shape)} of x without M, flat, "
@@ -257,6 +261,6 @@ def _in_groups(
 
 
 def _fill_up(logits_TE: Tensor, num_rows: int) -> Tensor:
-    """`[num_rows, E]`: the rows there are, then zeros."""
+    """`logits_TE`, padded with rows of zeros to `[num_rows, E]`."""
     missing = num_rows - logits_TE.shape[0]
     return functional.pad(logits_TE, (0, 0, 0, missing)) if missing else logits_TE

@@ -1,5 +1,5 @@
-"""Routing as one operator of a captured graph, whichever router it is: groups are split, and what is counted over all
-of them is left as sums."""
+"""Routing as one operator of a captured graph, for every router: groups are sharded, and statistics over groups are
+returned as sums."""
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -28,16 +28,16 @@ from moe.spec.routers import ExpertChoiceSpec
 
 _LOGITS, _IDS, _PADDING, _STEP, _BIAS, _LAST_LOAD = range(6)
 _OF_GROUPS = (_LOGITS, _IDS, _PADDING)
-"""Arguments whose first dimension counts groups."""
+"""Arguments whose first dimension is groups."""
 _NUM_BY_GROUP = 4
-"""Results whose first dimension does."""
+"""Number of results whose first dimension is groups."""
 
 
 def route_captured(
     spec: MoESpec, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState
 ) -> Routing:
-    """The routing of `logits` `[G, S, E]`, as one operator. Where experts choose, each token has all experts as its
-    choices, kept or not."""
+    """Route `logits` `[G, S, E]` by one operator. Under expert choice, each token lists all experts as its choices,
+    kept or not."""
     _let_it_be_returned()
     number, step = (0, tokens.step) if isinstance(tokens.step, Tensor) else (tokens.step, None)
     (
@@ -69,7 +69,7 @@ def route_captured(
 
 @cache
 def _let_it_be_returned() -> None:
-    """A captured module may return a routing: its tensors are results of the graph."""
+    """Register routings as pytrees, so that a captured module may return them."""
     for kind in (Routing, ChoicesInOrder):
         pytree.register_dataclass(kind)
 
@@ -80,7 +80,7 @@ def _spec(spec_json: str) -> MoESpec:
 
 
 def _num_choices(spec: MoESpec) -> int:
-    """K; all experts where these choose."""
+    """K, or E under expert choice."""
     return spec.num_experts if isinstance(spec.routing, ExpertChoiceSpec) else spec.experts_per_token
 
 
@@ -100,7 +100,7 @@ def _shapes(logits: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tensor, ...]:
-    """`sharding` is (groups in all, axes that split them)."""
+    """`sharding` is (number of groups, mesh axes that split them)."""
     if not sharding or not sharding[1]:
         return _route(*arguments)
     num_groups, local_arguments = arguments[_LOGITS].shape[0], list(arguments)
@@ -201,7 +201,7 @@ def _rule(node: fx.Node) -> Rule:
     num_groups, group_tokens, num_experts = shape_of(own[_LOGITS])  # type: ignore[arg-type]
 
     def kept(local_sizes: Mapping[Factor, float]) -> float:
-        """Scores in several forms: twice as many numbers as there are."""
+        """Elements saved for the backward pass: two forms of the router scores."""
         return 2 * local_sizes.get("g", 1) * group_tokens * num_experts
 
     return Rule(

@@ -1,4 +1,4 @@
-"""Experts that every token passes through, beside those that it is routed to (DeepSeekMoE, arXiv 2401.06066)."""
+"""Shared experts, which process every token beside its routed experts (DeepSeekMoE, arXiv 2401.06066)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,8 +14,8 @@ from moe.parallel import Layout, narrowed
 
 
 class SharedExperts(nn.Module):
-    """One feed-forward layer as wide as all shared experts together, with a gate of its own where the spec says so
-    (Qwen2-MoE, arXiv 2407.10671). Tensor ranks each have all of it, and their own tokens."""
+    """Feed-forward layer as wide as all shared experts together, with an optional sigmoid gate (Qwen2-MoE, arXiv
+    2407.10671). Replicated on tensor-parallel ranks, which process different tokens."""
 
     w_in: nn.Parameter
     """`[M, hidden]`"""
@@ -26,12 +26,12 @@ class SharedExperts(nn.Module):
     gate: nn.Parameter | None
     """`[M, 1]`"""
     lora_scale = 0.0
-    """Of the adapters: A `[r, in]` and B `[out, r]` of each matrix, as linear maps have them."""
+    """Scale of the LoRA adapters, A `[r, in]` and B `[out, r]` of each matrix."""
     dropout: Mapping[str, AdapterDropout] = MappingProxyType({})
-    """Of what they take in, by the name of the matrix."""
+    """Dropout of the adapters' inputs, by matrix name."""
 
     recompute = False
-    """Hidden states are made again in the backward pass."""
+    """Recompute the hidden states in the backward pass."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class SharedExperts(nn.Module):
         self.recompute = layout.recompute == "selective"
 
     def forward(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
-        """`[T, M]` for `x` `[T, M]`, in its dtype; in training with `draws`, where there may be any."""
+        """Return `[T, M]` in the dtype of `x` `[T, M]`; `draws` keys the adapters' dropout in training."""
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self._of, x, draws, use_reentrant=False, preserve_rng_state=False)
         return self._of(x, draws)

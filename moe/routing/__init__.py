@@ -1,4 +1,4 @@
-"""Scores to experts: a file a family of routers, capacity, balance."""
+"""Routing of tokens to experts: routers, one file per family, capacity and load balancing."""
 
 from typing import Any
 
@@ -46,11 +46,11 @@ ROUTERS: dict[type[RouterSpec], type[Router[Any]]] = {
     SinkhornTopKSpec: SinkhornTopK,
     ExpertChoiceSpec: ExpertChoice,
 }
-"""By the class of their specs. Routers from elsewhere are added here and to `moe.spec.routers.ROUTERS`."""
+"""Router class by spec class. Routers from elsewhere are added here and to `moe.spec.routers.ROUTERS`."""
 
 
 def build_router(spec: MoESpec) -> Router[Any]:
-    """The router that `spec` names."""
+    """Build the router that `spec` selects."""
     return ROUTERS[type(spec.routing)](spec.routing)
 
 
@@ -61,12 +61,11 @@ def route(
     layer: int = 0,
     state: RoutingState | None = None,
 ) -> Routing:
-    """Assign tokens to experts with the router that `spec` names.
+    """Route tokens to experts with the router that `spec` selects.
 
-    `logits` `[G, S, E]`, any float dtype; groups are independent of one another. `layer` keys the random
-    choices together with the step, seed and ids in `tokens`; `state` is what the router remembers of earlier steps.
-    Padded logits count as zeros. Raises ValueError for what is of another shape or kind, and for `tokens` that do not
-    describe the logits.
+    `logits` `[G, S, E]`, any float dtype; groups are independent. Random choices are keyed by `layer` and by the step,
+    seed and ids in `tokens`; `state` is the router's state from earlier steps. Padded logits count as zeros. Raises
+    ValueError for arguments of a wrong type or shape, and for `tokens` that do not match the logits.
     """
     if not isinstance(spec, MoESpec):
         raise ValueError(f"spec (={type(spec).__name__}) must be a MoESpec")

@@ -1,4 +1,4 @@
-"""Rows of kept choices, as dispatchers consume them."""
+"""Kept choices as rows, the input of dispatchers."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Assignments:
-    """The kept choices, a row for each, ordered by expert, then group, then place in the expert's buffer: what
-    dispatchers consume.
+    """Kept choices as rows, sorted by expert, then group, then position in the expert's buffer.
 
-    Of n rows: `token`, `expert` and `position` (in the expert's buffer of the token's group) int64 `[n]`,
-    `weight` `[n]` at least float32.
+    For n rows: `token`, `expert` and `position` (in the expert's buffer for the token's group) int64 `[n]`, `weight`
+    `[n]`, at least float32.
     """
 
     token: Tensor
@@ -20,16 +19,16 @@ class Assignments:
     weight: Tensor
     position: Tensor
     rows_by_token: Tensor
-    """int64 `[n]`: the rows of the first token, then those of the second, and so on; a token's in order of preference
-    where tokens choose, of expert where experts do."""
+    """int64 `[n]`: row indices sorted by token; within a token by preference under token choice, by expert under expert
+    choice."""
     first_by_token: Tensor
-    """int64 `[T]`: where each token's rows begin in `rows_by_token`."""
+    """int64 `[T]`: offset of each token's first row in `rows_by_token`."""
     load: Tensor
-    """int64 `[E]`: rows of each expert."""
+    """int64 `[E]`: rows per expert."""
     counts: list[int]
-    """The same numbers, as the host knows them."""
+    """`load` on the host."""
     filling: Tensor | None = None
-    """int64: the rows that are no choice and only fill up; none where left out."""
+    """int64: indices of padding rows, which belong to no choice; None if there are none."""
 
     @classmethod
     def in_order(
@@ -42,7 +41,7 @@ class Assignments:
         load: Tensor,
         counts: list[int],
     ) -> "Assignments":
-        """From rows `[n]` that are ordered by expert already; a token's follow that order."""
+        """Build from rows `[n]` sorted by expert; the rows of a token keep that order."""
         per_token = counted(token, num_tokens)
         return cls(
             token=token,
@@ -56,8 +55,8 @@ class Assignments:
         )
 
     def of_tokens(self, first: int, stop: int, load: Tensor, counts: list[int], before: int) -> "Assignments":
-        """Those of the tokens `first` to `stop`, which become tokens 0 and on: of each expert `load`, on the host
-        `counts`. The tokens before have so many rows."""
+        """Rows of the tokens `first` to `stop`, renumbered from 0. `load` and `counts` are their rows per expert;
+        `before` is the number of rows of earlier tokens."""
         in_range = (self.token >= first) & (self.token < stop)
         num_rows = sum(counts)
         rows = positions(in_range, num_rows)
@@ -75,13 +74,15 @@ class Assignments:
 
 
 def counted(values: Tensor, num_values: int) -> Tensor:
-    """int64 `[num_values]`: how often each of 0 and on is among `values`. `torch.bincount` has a GPU waited for."""
+    """int64 `[num_values]`: number of occurrences of 0, 1, ... in `values`. `torch.bincount` would synchronize a
+    GPU."""
     increments = values.new_ones(()).expand_as(values)
     return values.new_zeros(num_values).index_add_(0, values, increments)
 
 
 def positions(chosen: Tensor, number: int) -> Tensor:
-    """int64 `[number]`: where `chosen` bool `[n]` is True, as often as the host knows it to be: `nonzero` would ask."""
+    """int64 `[number]`: indices where `chosen` bool `[n]` is True. `number` is how many there are: `nonzero` would
+    synchronize a GPU."""
     place = torch.where(chosen, chosen.cumsum(0) - 1, number)
     indices = torch.arange(chosen.numel(), device=chosen.device)
     return place.new_empty(number + 1).scatter_(0, place, indices)[:number]

@@ -1,4 +1,4 @@
-"""Balance of experts: auxiliary losses, the z-loss, and biases that follow the loads."""
+"""Load balancing: auxiliary losses, z-loss, and selection biases that follow the load."""
 
 import torch
 from torch import Tensor
@@ -11,15 +11,15 @@ from moe.spec.routers import Scope
 def load_balancing_loss(
     scope: Scope, probs: Tensor, expert: Tensor, real: Tensor, tokens: TokenContext, state: RoutingState
 ) -> tuple[Tensor, Tensor]:
-    """(mean over the scopes here of E · sum_e f_e · P_e, how many of them are here); 1 when uniform.
+    """(auxiliary loss, number of scopes): mean over the scopes with real tokens of E · sum_e f_e · P_e; 1 when uniform.
 
-    `probs` `[G, S, E]`; `expert` int64 `[G, S, K]`, choices before any is dropped; `real` bool `[G, S]`. f_e is the
-    share of a scope's choices that went to e, P_e the mean probability of e over its tokens (arXiv 2101.03961,
-    eq. 4 to 6; with K choices, arXiv 2401.06066, eq. 12 to 14). Over the global batch, f is that of the step before,
-    and the scopes are the tokens.
+    `probs` `[G, S, E]`; `expert` int64 `[G, S, K]`, choices before capacity; `real` bool `[G, S]`. f_e is the fraction
+    of a scope's choices that went to e, P_e the mean probability of e over its tokens
+    (arXiv 2101.03961, eq. 4 to 6; with K choices, arXiv 2401.06066, eq. 12 to 14). For the global batch, f is from the
+    previous step, and the scopes are the real tokens. Raises ValueError if a group does not divide into sequences.
 
-    Computed as 1 + E · sum_e (f_e - 1/E) · P_e, since P adds up to 1: even shares, as before the first step, have a
-    gradient of exactly zero, not of rounding, which some optimizers would make a whole step of.
+    Computed as 1 + E · sum_e (f_e - 1/E) · P_e, since P sums to 1: even load, as before the first step, has a gradient
+    of exactly zero, not rounding noise, which some optimizers would scale to a full step.
     """
     num_experts = probs.shape[-1]
     if scope == "global_batch":
@@ -44,15 +44,15 @@ def load_balancing_loss(
 
 
 def choice_counts(expert: Tensor, real: Tensor, num_experts: int) -> Tensor:
-    """int64 `[U, E]`: how often each expert is chosen by the real tokens of each of U rows, from `expert`
-    `[U, L, K]` and `real` `[U, L]`."""
+    """int64 `[U, E]`: choices of each expert by the real tokens of each row, from `expert` `[U, L, K]` and `real`
+    `[U, L]`."""
     counts = expert.new_zeros(expert.shape[0], num_experts)
     increments = real[..., None].expand_as(expert).to(counts.dtype)
     return counts.scatter_add_(1, expert.flatten(1), increments.flatten(1))
 
 
 def _excess(load: Tensor | None, probs: Tensor) -> Tensor:
-    """`[..., E]`: each expert's share of the `load` `[..., E]` above an even one; zeros where there is no load."""
+    """`[..., E]`: each expert's share of `load` `[..., E]` minus 1/E; zeros without load."""
     if load is None:
         return probs.new_zeros(probs.shape[-1])
     load = load.to(probs.dtype)
@@ -75,7 +75,7 @@ def entropy(probs: Tensor, real: Tensor) -> Tensor:
 
 @torch.no_grad()
 def follow_load(bias: Tensor, load: Tensor, rate: float) -> None:
-    """Raise the bias `[E]` of experts below the mean load by `rate`, and lower that of those above it, in place
-    (arXiv 2408.15664, Algorithm 1)."""
+    """Raise the selection bias `[E]` of experts below the mean load by `rate`, and lower that of experts above it, in
+    place (arXiv 2408.15664, Algorithm 1)."""
     load = load.to(torch.float64)
     bias += (rate * (load.mean() - load).sign()).to(bias.dtype)

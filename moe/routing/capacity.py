@@ -1,4 +1,4 @@
-"""Queues before experts: whom one with few capacity slots takes first."""
+"""Expert capacity: the order in which choices fill an expert's buffer."""
 
 from dataclasses import dataclass
 
@@ -10,32 +10,32 @@ from moe.routing.assignments import counted
 
 @dataclass(frozen=True)
 class Queues:
-    """Everyone who asked for an expert of a group, in the order in which it takes them."""
+    """Requests for each expert of a group, in the order of admission."""
 
     position: Tensor
-    """int64 `[G, S, K]`: how many come before; of no meaning for who did not ask."""
+    """int64 `[G, S, K]`: requests ahead of this one; undefined for choices that do not ask."""
     length: Tensor
-    """int64 `[G, E]`: how many asked."""
+    """int64 `[G, E]`: number of requests."""
 
     def admits(self, capacity: int | None) -> Tensor:
-        """bool `[G, S, K]`: who finds a place, of those who asked."""
+        """bool `[G, S, K]`: whether a request is within `capacity`; all are if it is None."""
         if capacity is None:
             return torch.ones_like(self.position, dtype=torch.bool)
         return self.position < capacity
 
     def limited(self, capacity: int | None) -> "Queues":
-        """Those who find a place."""
+        """The requests within `capacity`."""
         return self if capacity is None else Queues(self.position, self.length.clamp(max=capacity))
 
 
 def queue_up(expert: Tensor, asks: Tensor, num_experts: int, priority: Tensor | None = None) -> Queues:
-    """Line up choices before their experts, group by group: first choices before second ones, then tokens in order;
-    or, where `priority` is given, the highest first.
+    """Queue choices for their experts in each group: first choices before second ones, then tokens in order; with
+    `priority`, the highest first.
 
     `expert` int64 `[G, S, K]`, the choices; `asks` bool `[G, S, K]`, which of them count; `priority` `[G, S, K]`.
     """
     num_groups, group_tokens, per_token = expert.shape
-    queue = torch.where(asks, expert, num_experts)  # who does not ask stands in a queue of its own
+    queue = torch.where(asks, expert, num_experts)  # choices that do not ask get a queue of their own
     queue += torch.arange(num_groups, device=expert.device)[:, None, None] * (num_experts + 1)
     flat = queue.transpose(1, 2).reshape(-1)  # [G, K, S]
     if priority is None:

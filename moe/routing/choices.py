@@ -1,4 +1,4 @@
-"""Choices of experts after capacity, and the rows that they become once the host knows how many there are."""
+"""Expert choices after capacity, and their rows once the host knows how many there are."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from moe.routing.capacity import Queues
 
 
 class Pairs(NamedTuple):
-    """Tokens and experts, each int64 `[n]`, in no order; those that are not `kept`, bool `[n]`, do not count."""
+    """Token and expert of each choice, int64 `[n]`, in no order; choices with `kept` bool `[n]` False do not count."""
 
     token: Tensor
     expert: Tensor
@@ -21,46 +21,47 @@ class Pairs(NamedTuple):
 
 
 class Choices(ABC):
-    """Experts of each token, as the device knows them.
+    """Experts of each token, as tensors on the device.
 
-    Whoever lays out rows for it has to tell how many there are, and a GPU is waited for when it is asked: so a
-    dispatcher asks for `device_counts` together with all else that it wants to know.
+    Allocating rows requires their number on the host, which synchronizes a GPU: a dispatcher reads `device_counts`
+    together with all other counts it needs.
     """
 
     @property
     @abstractmethod
     def num_tokens(self) -> int:
-        """T"""
+        """T, the number of tokens."""
 
     @property
     @abstractmethod
     def pairs(self) -> Pairs:
-        """The tokens and experts, kept ones and others."""
+        """Token and expert of each choice, kept or not."""
 
     @property
     @abstractmethod
     def load(self) -> Tensor:
-        """int64 `[E]`: rows of each expert."""
+        """int64 `[E]`: rows per expert."""
 
     @property
     def device_counts(self) -> Tensor:
-        """int64 `[n]`: what the host has to know."""
+        """int64 `[n]`: counts to copy to the host for `to_rows`."""
         return self.load
 
     @abstractmethod
     def to_rows(self, host_counts: list[int]) -> Assignments:
-        """The rows, from the numbers in `device_counts`."""
+        """Rows of the kept choices. `host_counts` are the values of `device_counts`."""
 
     @abstractmethod
     def detach(self) -> "Choices":
-        """The same, only to be looked at."""
+        """The same choices, detached from the autograd graph."""
 
     def of_tokens(self, first: int, stop: int) -> "Choices":
-        """Those of the tokens `first` to `stop`, which become tokens 0 and on."""
+        """Choices of the tokens `first` to `stop`, renumbered from 0."""
         return self if (first, stop) == (0, self.num_tokens) else _ChoicesOfSome(self, first, stop)
 
     def reaches(self, num_parts: int) -> Tensor:
-        """bool `[num_parts, T]`: whether a token has experts among each part of them, equal runs of them in order."""
+        """bool `[num_parts, T]`: whether a token has kept choices in each of `num_parts` equal, contiguous ranges of
+        experts."""
         token, expert, is_kept = self.pairs
         part = expert // (self.load.numel() // num_parts)
         number = token.new_zeros(num_parts * self.num_tokens)
@@ -70,7 +71,7 @@ class Choices(ABC):
 
 @dataclass(frozen=True)
 class ChoicesOfTokens(Choices):
-    """K choices of each token, in the order of tokens."""
+    """K choices of each token, in token order."""
 
     expert: Tensor
     """int64 `[T, K]`, by preference."""
@@ -79,9 +80,9 @@ class ChoicesOfTokens(Choices):
     kept: Tensor
     """bool `[T, K]`"""
     position: Tensor
-    """int64 `[T, K]`: what the rows carry."""
+    """int64 `[T, K]`: position in the expert's buffer, as rows carry it."""
     slots: Queues
-    """The kept choices without gaps."""
+    """Queues of the kept choices, without gaps."""
 
     @property
     def num_tokens(self) -> int:
@@ -123,7 +124,7 @@ class ChoicesOfTokens(Choices):
 
 @dataclass(frozen=True)
 class ChoicesInOrder(Choices):
-    """K choices of each token, with rows ordered by expert, then token: no queue has to be known."""
+    """K choices of each token, whose rows are sorted by expert, then token: no queues are needed."""
 
     expert: Tensor
     """int64 `[T, K]`"""
@@ -133,7 +134,7 @@ class ChoicesInOrder(Choices):
     """bool `[T, K]`"""
     num_experts: int
     known_load: Tensor | None = None
-    """int64 `[E]`: rows of each expert, where somebody has counted them."""
+    """int64 `[E]`: rows per expert, if already counted."""
 
     @property
     def num_tokens(self) -> int:
@@ -146,7 +147,7 @@ class ChoicesInOrder(Choices):
 
     @cached_property
     def _queue(self) -> Tensor:
-        """int64 `[T · K]`: the expert of each choice; behind all experts where it is not kept."""
+        """int64 `[T · K]`: expert of each choice; E where it is not kept."""
         return torch.where(self.kept, self.expert, self.num_experts).reshape(-1)
 
     @cached_property
@@ -266,5 +267,5 @@ class _ChoicesOfSome(Choices):
 
 
 def _starts(counts: Tensor) -> Tensor:
-    """First index of each of some runs that follow one another and are this long."""
+    """Offsets of consecutive runs of the lengths `counts`."""
     return counts.cumsum(0) - counts

@@ -1,4 +1,4 @@
-"""Expert choice: experts choose tokens, so that all are equally busy (arXiv 2202.09368, section 3.2)."""
+"""Expert-choice routing: experts choose tokens, for equal load (arXiv 2202.09368, section 3.2)."""
 
 from fractions import Fraction
 
@@ -16,9 +16,9 @@ from moe.spec.routers import ExpertChoiceSpec
 
 
 class ExpertChoice(Router[ExpertChoiceSpec]):
-    """In each group every expert takes the C tokens that give it the highest probability; a token may have any number
-    of experts, none too. C follows from a group's real tokens, so that padding changes nothing. Training and
-    evaluation are alike."""
+    """Router by expert choice: in each group, every expert takes the C tokens with the highest probability for it. A
+    token may have any number of experts, including none. C follows from a group's real tokens, so padding changes
+    nothing. Training and evaluation are alike."""
 
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
         num_groups, group_tokens, num_experts = logits.shape

@@ -1,4 +1,5 @@
-"""Groups of experts, of which a token's choices lie in few (DeepSeek-V2, arXiv 2405.04434, section 2.2.2)."""
+"""Group-limited routing: a token's experts lie in few groups of experts (DeepSeek-V2, arXiv 2405.04434, section
+2.2.2)."""
 
 import torch
 from torch import Tensor
@@ -8,8 +9,8 @@ from moe.spec.routers import GatedTopKSpec
 
 
 def in_best_groups(spec: GatedTopKSpec, wanted: Tensor, num_best: int) -> Tensor:
-    """The scores `wanted` `[G, S, E]` of experts that stand for choice; -inf for those in a group that is not among the
-    best, by the sum of its `num_best` best scores."""
+    """Return the scores `wanted` `[G, S, E]`, with -inf for experts outside the token's best groups. A group ranks by
+    the sum of its `num_best` best scores."""
     if spec.expert_groups_per_token == spec.num_expert_groups:
         return wanted
     by_group = wanted.unflatten(-1, (spec.num_expert_groups, -1))

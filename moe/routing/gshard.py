@@ -1,4 +1,4 @@
-"""GShard's top-2 gating (arXiv 2006.16668, Algorithm 1, and the authors' code, Lingvo `Top2GatingOnLogits`)."""
+"""GShard's top-2 gating (arXiv 2006.16668, Algorithm 1, and the authors' code, Lingvo's `Top2GatingOnLogits`)."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from moe.spec.routers import GShardTop2Spec
 
 
 class GShardTop2(Router[GShardTop2Spec]):
-    """Each token goes to its best expert and, if a policy accepts it, to a second one.
+    """Top-2 router: the best expert and, if the second-expert policy accepts it, another one.
 
-    In training a token is dropped where its expert's buffer is full; evaluation takes both choices of every token,
-    draws nothing and drops nothing. Choices that are replayed are subject to the policy as a token's own are.
+    In training a token is dropped if its expert's buffer is full; evaluation keeps both choices and draws no random
+    numbers. Replayed choices are subject to the policy too.
     """
 
     replays = True
@@ -69,7 +69,7 @@ class GShardTop2(Router[GShardTop2Spec]):
     def _runner_up(
         self, logits: Tensor, probs_GSE: Tensor, first_GS: Tensor, tokens: TokenContext, key: int
     ) -> Tensor:
-        """The second choice of each token: the best after the first, or one drawn by Gumbel noise."""
+        """Second choice of each token: the best after the first, or one sampled by Gumbel noise."""
         if self.spec.second_expert == "sampling" and tokens.training:
             noise = gumbel(fold(key, Purpose.GUMBEL), tokens.keys(logits), logits.shape[-1])
             scores = logits.detach() + noise.to(logits.dtype)
@@ -78,22 +78,23 @@ class GShardTop2(Router[GShardTop2Spec]):
         return scores.scatter(-1, first_GS[..., None], -torch.inf).argmax(dim=-1)
 
     def _accepts_second(self, gate_GS: Tensor, tokens: TokenContext, key: int) -> Tensor:
-        """Policy `random` keeps a second choice with probability min(1, gate / threshold); the others keep all."""
+        """bool `[G, S]`: policy `random` accepts a second choice with probability min(1, gate / threshold); other
+        policies, and evaluation, accept all."""
         if self.spec.second_expert != "random" or not tokens.training:
             return torch.ones_like(gate_GS, dtype=torch.bool)
         draws = uniform(fold(key, Purpose.SECOND_EXPERT), tokens.keys(gate_GS))
         return draws < gate_GS.detach() / max(self.spec.second_expert_threshold, 1e-9)
 
     def _auxiliary_loss(self, first_GS: Tensor, probs_GSE: Tensor, real_GS: Tensor) -> tuple[Tensor, Tensor]:
-        """From first choices before capacity: mean over groups and experts of density · mean probability, times E²
-        (the released code), or without that factor (the paper's form, Algorithm 1 line 14); and the groups."""
+        """(loss, number of groups), from first choices before capacity: mean over groups and experts of density · mean
+        probability, times E² (released code) or without that factor (paper, Algorithm 1 line 14)."""
         num_groups, group_tokens, num_experts = probs_GSE.shape
         positions = max(1, group_tokens)  # padding counts, as in the released code
         density_GE = choice_counts(first_GS[..., None], real_GS, num_experts).to(probs_GSE.dtype) / positions
         proxy_GE = torch.einsum("gse,gs->ge", probs_GSE, real_GS.to(probs_GSE.dtype)) / positions
         if (
             self.spec.normalize_gates == "after_drop"
-        ):  # that code's other mode leaves padding out of the means
+        ):  # the released code's other mode excludes padding from the means
             real_share = real_GS.to(probs_GSE.dtype).mean(1, keepdim=True) + 1e-6
             density_GE, proxy_GE = density_GE / real_share, proxy_GE / real_share
         scale = num_experts**2 if self.spec.aux_form == "e_squared" else 1

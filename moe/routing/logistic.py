@@ -1,4 +1,4 @@
-"""The logistic function, the same for equal numbers wherever they stand."""
+"""Logistic function whose results do not depend on an element's position in the tensor."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def logistic(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)), of `x`'s shape and dtype, within two units in the last place.
+    """Return 1 / (1 + exp(-x)) in the shape and dtype of `x`, within two units in the last place.
 
-    torch's own `sigmoid` computes what a tensor has beyond whole vectors of the processor by another formula. Equal
-    logits could get unequal scores by that: the number of rows would decide between two experts.
+    `torch.sigmoid` uses another formula for the elements beyond the last full SIMD vector, so equal logits could get
+    unequal scores, and the number of rows could decide between two experts.
     """
     return _Logistic.apply(x)
 

@@ -1,8 +1,8 @@
-"""Recordings of routing: the experts that tokens chose in forward passes of a model, to be taken again in others.
+"""Recordings of routing: the experts that tokens chose, to be replayed in other forward passes.
 
-In reinforcement learning, sequences that one engine made are trained on by another, whose rounding differs: a token
-near a tie would go to other experts there, and its probability would be another one. So the choices of the first are
-replayed in the second (`moe.routing.replay`).
+In reinforcement learning, one engine generates the sequences and another trains on them, with different rounding: a
+token near a tie would go to other experts, which changes its probability. Replaying the recorded choices avoids this
+(`moe.routing.replay`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,18 +19,19 @@ from moe.spec.routers import RouterSpec
 
 
 class Recording(Mapping[int, Tensor]):
-    """Choices by the number of the layer, int64 `[T, K]` by preference, before capacities decided: a row for each
-    position of the batch, as `TokenContext.ids` number them, and -1 where none was there, or padding."""
+    """Choices before capacity by layer number, int64 `[T, K]` by preference: one row per position of the batch, as
+    `TokenContext.ids` number them; -1 for padding and positions without a token."""
 
     def __init__(self) -> None:
         self._calls: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def note(self, layer: int, ids: Tensor, expert: Tensor) -> None:
-        """Add the choices `[t, K]` of the positions `ids` `[t]`; those of negative ones do not count."""
+        """Add the choices `[t, K]` of the positions `ids` `[t]`; negative ids are ignored."""
         self._calls.setdefault(layer, []).append((ids, expert))
 
     def __getitem__(self, layer: int) -> Tensor:
-        """The device is waited for. Raises ValueError where a position chose twice, and differently."""
+        """Choices of a layer. Synchronizes the device. Raises ValueError if a position was recorded with different
+        choices."""
         return _by_position(layer, self._calls[layer])
 
     def __iter__(self) -> Iterator[int]:
@@ -40,8 +41,8 @@ class Recording(Mapping[int, Tensor]):
         return len(self._calls)
 
     def stacked(self) -> Tensor:
-        """int64 `[L, T, K]`: those of all L layers in order, as one tensor for a file; rows that some lack are -1.
-        Raises ValueError where the layers have not one K."""
+        """int64 `[L, T, K]`: all L layers in order as one tensor, for a file; missing rows are -1. Raises ValueError if
+        K differs between layers."""
         by_layer = list(self.values())
         if len(widths := {rows.shape[1] for rows in by_layer}) > 1:
             raise ValueError(
@@ -67,8 +68,8 @@ def _by_position(layer: int, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def merged_recordings(*recordings: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Recordings of parts of a batch as one: those of ranks that each had some of its tokens, or some of the layers.
-    Raises ValueError where two have different choices of one position."""
+    """Merge recordings of parts of a batch, from ranks with some of its tokens or layers. Raises ValueError for a
+    position with conflicting choices."""
     result: dict[int, Tensor] = {}
     for layer, rows in (item for recording in recordings for item in recording.items()):
         before = result.get(layer, rows)
@@ -88,10 +89,11 @@ def _longer(rows: Tensor, number: int) -> Tensor:
 
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[Recording]:
-    """Record the choices of every layer of experts of `model` in the forward passes within.
+    """Record the choices of every MoE layer of `model` in the forward passes within the context.
 
-    A position that passes several times, as where activations are made again, has to choose the same each time. Raises
-    ValueError where experts choose tokens, and where no layer was passed: a captured program routes by itself.
+    A position that passes several times, as under activation recomputation, must choose the same experts each time.
+    Raises ValueError if there is no MoE layer, for routers by expert choice, and if no layer was called: a captured
+    program bypasses the router.
     """
     recording, layers = Recording(), routed_layers(model, "recorded")
     before = [layer.route for layer in layers]
@@ -107,7 +109,7 @@ def recorded(model: nn.Module) -> Iterator[Recording]:
 
 
 class _RecordingRouter(Router[RouterSpec]):
-    """A router whose choices are noted."""
+    """Router that records the choices of another one."""
 
     replays = True
 

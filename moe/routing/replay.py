@@ -1,7 +1,7 @@
-"""Replays of recorded routing: tokens go to the experts that they chose before, whatever the router would choose now.
+"""Replay of recorded routing: tokens go to the recorded experts instead of the router's choices.
 
-Weights are those of the layer's own logits for these experts, so that gradients flow as ever, and all else is as it
-would be: capacities, policies, auxiliary losses, what the loads move.
+Weights come from the layer's own logits for these experts, so gradients flow as usual; capacity, second-expert
+policies, auxiliary losses and load statistics apply as usual too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,14 @@ from moe.spec.routers import RouterSpec
 
 @contextmanager
 def replayed(model: nn.Module, recording: Mapping[int, Tensor] | Tensor) -> Iterator[None]:
-    """Replay a recording in the forward passes of `model` within: each token takes the experts of its position's row,
-    and those of its own choice where that is -1.
+    """Replay a recording in the forward passes of `model` within the context: each token takes the experts in its
+    position's row, or the router's choice if that row is -1.
 
-    `recording` has `[T, K]`, of any whole numbers, by the number of the layer, or is `[L, T, K]` of the model's layers
-    of experts in order of their numbers. A token's position is its id (`TokenContext.ids`), so that any part of the
-    batch may pass, on any layout. Where activations are made again in the backward pass, that has to be within too.
-    Raises ValueError where experts choose tokens, where the recording is of another shape, for a token that it has no
-    row of, and where no layer was passed: a captured program routes by itself.
+    `recording` maps layer numbers to `[T, K]` of any integer dtype, or is `[L, T, K]` of the model's MoE layers in
+    order of their numbers. A token's row is its id (`TokenContext.ids`), so any part of the batch may pass, on any
+    layout. With activation recomputation, the backward pass belongs in the context too. Raises ValueError for routers
+    by expert choice, a recording of a wrong shape, a token without a row, and if no layer was called: a captured
+    program bypasses the router.
     """
     layers = routed_layers(model, "replayed")
     rows = _by_layer(recording, layers)
@@ -95,7 +95,7 @@ def _check(layer: RoutedLayer, rows: Tensor) -> None:
 
 
 class _ReplayingRouter(Router[RouterSpec]):
-    """A router that is handed the choices of a recording, `[T, K]`."""
+    """Router that hands recorded choices `[T, K]` to another one."""
 
     replays = True
 

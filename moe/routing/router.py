@@ -1,4 +1,4 @@
-"""Contract of routers: they decide which experts each token of each group goes to."""
+"""Base class of routers, which choose the experts of each token."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
@@ -16,25 +16,25 @@ OwnSpec = TypeVar("OwnSpec", bound=RouterSpec)
 
 
 class Router(ABC, Generic[OwnSpec]):
-    """Scores to assignments. It holds its own part of a layer's spec and nothing else."""
+    """Maps router logits to a `Routing`. Holds its own part of the layer's spec and no state."""
 
     replays: ClassVar[bool] = False
-    """Whether it takes the choices that its state has to be replayed, by `RoutingState.taken`."""
+    """Whether it supports replayed choices, by `RoutingState.taken`."""
 
     def __init__(self, spec: OwnSpec) -> None:
         self.spec = spec
 
     @abstractmethod
     def __call__(self, logits: Tensor, tokens: TokenContext, layer: int, state: RoutingState) -> Routing:
-        """The routing of groups of tokens with `logits` `[G, S, E]`, float32 or wider.
+        """Route groups of tokens by `logits` `[G, S, E]`, float32 or wider.
 
-        Every group is routed on its own. `layer` keys random choices together with the step, seed and ids in
-        `tokens`. Evaluation draws nothing and drops nothing.
+        Groups are independent. Random choices are keyed by `layer` and by the step, seed and ids in `tokens`.
+        Evaluation draws no random numbers and drops no tokens.
         """
 
     def inferred(self, logits: Tensor, state: RoutingState) -> tuple[Tensor, Tensor] | None:
-        """Experts and weights, `[G, S, K]` each, of tokens without padding in evaluation, as a call gives them, and
-        nothing that only training looks at. None where a router has no shorter way to them."""
+        """(experts, weights), each `[G, S, K]`, of tokens without padding in evaluation, skipping all training
+        statistics. None if the router has no shortcut."""
         return None
 
 
@@ -43,7 +43,7 @@ AnyRouter = Router[Any]
 
 @runtime_checkable
 class RoutedLayer(Protocol):
-    """A layer of experts, whose router may be put into another one for a while."""
+    """MoE layer whose router may be replaced for a while."""
 
     spec: MoESpec
     layer: int
@@ -51,8 +51,8 @@ class RoutedLayer(Protocol):
 
 
 def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
-    """The layers of experts of a model, whose routing is to be `what`: recorded, say. Raises ValueError where there are
-    none, and for a router that does not replay choices."""
+    """MoE layers of `model`, whose routing is to be `what`, "recorded" for example. Raises ValueError if there are
+    none, and for a router that does not support replay."""
     layers: list[RoutedLayer] = [
         module
         for module in model.modules()
@@ -72,7 +72,7 @@ def routed_layers(model: nn.Module, what: str) -> list[RoutedLayer]:
 
 
 def none_passed(what: str) -> ValueError:
-    """The error of a model whose routing was to be `what`, and that passed no layer of experts."""
+    """Error of a model whose routing was to be `what`, and that called no MoE layer."""
     return ValueError(
         f"model must pass a layer of experts for its routing to be {what}, and has passed none; call the module "
         "itself, not a program that was captured of it"
@@ -80,5 +80,5 @@ def none_passed(what: str) -> ValueError:
 
 
 def widened(logits: Tensor) -> Tensor:
-    """Scores and weights are computed in float32 at least."""
+    """Return `logits` in at least float32."""
     return logits if logits.dtype == torch.float64 else logits.to(torch.float32)

@@ -1,4 +1,4 @@
-"""The result of routing: which tokens go to which experts, with what weights."""
+"""Result of routing: each token's experts and their weights."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,10 +11,10 @@ from moe.routing.choices import Choices
 
 @dataclass(frozen=True)
 class Routing:
-    """Choices of T = G·S tokens and E experts.
+    """Choices for T = G·S tokens and E experts.
 
-    `expert`, `weight`, `kept` and `position` show them by token in order, where tokens choose K experts each; where
-    experts choose tokens, they are None.
+    `expert`, `weight`, `kept` and `position` list the choices by token under token choice; they are None under expert
+    choice.
     """
 
     choices: Choices
@@ -25,32 +25,32 @@ class Routing:
     kept: Tensor | None
     """bool `[T, K]`."""
     position: Tensor | None
-    """int64 `[T, K]`: in the expert's buffer of the token's group; 0 where not kept."""
+    """int64 `[T, K]`: position in the expert's buffer for the token's group; 0 where not kept."""
     num_groups: int
     capacity: int | None
-    """Rows that an expert takes from one group; None routes without dropping."""
+    """Rows that an expert accepts from one group; None disables dropping."""
     chosen: Tensor
-    """int64 `[E]`: choices of each expert before its capacity decided."""
+    """int64 `[E]`: choices of each expert before capacity."""
     aux_loss: Tensor
-    """Scalar before its coefficient: the mean over what the router balances, groups for one."""
+    """Scalar without its coefficient: mean over the router's balancing units: groups, sequences or tokens."""
     aux_units: Tensor
-    """Scalar: how many of those this call has."""
+    """Scalar: number of those units in this call."""
     z_loss: Tensor
-    """Scalar before its coefficient: mean over real tokens of the squared logsumexp of the logits (ST-MoE,
-    arXiv 2202.08906, eq. 5)."""
+    """Scalar without its coefficient: mean over real tokens of the squared logsumexp of the logits (ST-MoE, arXiv
+    2202.08906, eq. 5)."""
     entropy: Tensor
-    """Scalar, in nats: mean over real tokens of the entropy of their probabilities over the experts."""
+    """Scalar, in nats: mean over real tokens of the entropy of the router probabilities."""
     rejected: Tensor
-    """Share of the real tokens' choices that the second-expert policy turned down."""
+    """Fraction of the real tokens' choices rejected by the second-expert policy."""
     dropped: Tensor
-    """Share of the real tokens' choices that found their expert full."""
+    """Fraction of the real tokens' choices dropped because their expert was full."""
     num_choices: Tensor
-    """int64 scalar: choices of real tokens, the denominator of both shares."""
+    """int64 scalar: choices of real tokens, the denominator of both fractions."""
     num_tokens: Tensor
     """int64 scalar: real tokens."""
 
     def detach(self) -> "Routing":
-        """The same, only to be looked at."""
+        """The same routing, detached from the autograd graph."""
         weight = None if self.weight is None else self.weight.detach()
         aux_loss, z_loss = self.aux_loss.detach(), self.z_loss.detach()
         return replace(self, choices=self.choices.detach(), weight=weight, aux_loss=aux_loss, z_loss=z_loss)
@@ -62,5 +62,5 @@ class Routing:
 
     @cached_property
     def assignments(self) -> Assignments:
-        """The rows of kept choices. The device is asked how many there are."""
+        """Rows of the kept choices. Synchronizes the device to read their number."""
         return self.choices.to_rows(self.choices.device_counts.tolist())

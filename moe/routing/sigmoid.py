@@ -1,4 +1,4 @@
-"""DeepSeek-V3's routing: sigmoid scores, limited to few groups of experts, balanced by a bias that follows the loads
+"""DeepSeek-V3's routing: sigmoid scores, group-limited, with a selection bias that follows the load
 (arXiv 2412.19437, section 2.1.2; 2408.15664)."""
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from moe.spec.routers import SigmoidTopKSpec
 
 
 class SigmoidTopK(Router[SigmoidTopKSpec]):
-    """Each token goes to the K experts of the highest biased scores, weighted by their scores without bias."""
+    """Top-k router by sigmoid scores plus bias; the weights are the scores without bias."""
 
     replays = True
 
@@ -33,7 +33,7 @@ class SigmoidTopK(Router[SigmoidTopKSpec]):
         return self._choose(logistic(logits), state)
 
     def _choose(self, scores_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
-        """(experts, what each weighs), `[G, S, K]`."""
+        """(experts, weights), each `[G, S, K]`."""
         spec = self.spec
         wanted_GSE = scores_GSE.detach()
         if state.bias is not None:

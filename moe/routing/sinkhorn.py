@@ -1,4 +1,4 @@
-"""Balanced assignment by Sinkhorn's normalisation (BASE layers, arXiv 2103.16716, as Megatron-LM relaxes them)."""
+"""Balanced assignment by Sinkhorn normalization (BASE layers, arXiv 2103.16716, as relaxed by Megatron-LM)."""
 
 import math
 
@@ -15,16 +15,16 @@ from moe.routing.top_k import rounding_unit, top_k, top_k_of_close
 from moe.spec.routers import SinkhornTopKSpec
 
 _ROUNDING = 256
-"""Distance to which rounding may bring what is equal, in units of the dtype's epsilon times a group's largest logit."""
+"""Tolerance for values that are equal up to rounding, in units of the dtype's epsilon times a group's largest logit."""
 
 
 class SinkhornTopK(Router[SinkhornTopKSpec]):
-    """In training each token goes to the K experts that a nearly balanced transport plan of its group gives it most
-    to; in evaluation to its K best. Weights are probabilities (sigmoids of the logits where K is 1), and no
-    auxiliary loss is needed.
+    """Top-k router by a nearly balanced transport plan of each group in training, and by logits in evaluation. Weights
+    are probabilities (sigmoids of the logits if K is 1). There is no auxiliary loss.
 
-    Some plans give as much to several experts: those of a lone token, or of tokens that are all equal. These ties go to
-    the higher logit, then to the lower index, and rounding decides none of them."""
+    A plan has ties for a lone token, or for tokens that are all equal. They go to the higher logit, then to the lower
+    index; rounding decides none of them.
+    """
 
     replays = True
 
@@ -39,19 +39,19 @@ class SinkhornTopK(Router[SinkhornTopKSpec]):
         return admit_choices(self.spec, tokens, logits, probs_GSE, expert, weight, no_loss)
 
     def _choices(self, logits_GSE: Tensor, real_GS: Tensor) -> Tensor:
-        """int64 `[G, S, K]`: the experts that the plan gives each token most to."""
+        """int64 `[G, S, K]`: experts with the largest mass for each token in the plan."""
         if not logits_GSE.shape[1]:
-            return top_k(logits_GSE, self.spec.top_k)  # groups without tokens have no largest logit either
+            return top_k(logits_GSE, self.spec.top_k)  # empty groups have no largest logit
         wanted_GSE = transport_plan(logits_GSE, real_GS, self.spec.sinkhorn_iterations)
         within = _ROUNDING * rounding_unit(logits_GSE, real_GS)
         return top_k_of_close(wanted_GSE, self.spec.top_k, within[:, None, None], logits_GSE)
 
 
 def transport_plan(logits: Tensor, real: Tensor, num_iterations: int) -> Tensor:
-    """Logarithm, up to a constant for each token, of the plan `[G, S, E]` closest to exp(logits) that gives every real
-    token of a group the same mass, and every expert; padding has none.
+    """Logarithm, up to a constant per token, of the transport plan `[G, S, E]` closest to exp(logits) that gives the
+    same mass to all real tokens of a group, and to all experts. Padding has no mass.
 
-    Rows and columns are normalised in turn, in logarithms (Cuturi, arXiv 1306.0895).
+    Alternates row and column normalization in log space (Cuturi, arXiv 1306.0895).
     """
     num_real = real.sum(1).clamp(min=1).to(logits.dtype)[:, None]
     plan = logits.masked_fill(~real[..., None], -torch.inf)

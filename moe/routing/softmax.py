@@ -1,4 +1,4 @@
-"""Top-k routing by softmax: Mixtral (arXiv 2401.04088), OLMoE, Qwen3 and their kin."""
+"""Softmax top-k routing: Mixtral (arXiv 2401.04088), OLMoE, Qwen3 and similar models."""
 
 from torch import Tensor
 
@@ -14,9 +14,8 @@ from moe.spec.routers import SoftmaxTopKSpec
 
 
 class SoftmaxTopK(Router[SoftmaxTopKSpec]):
-    """Each token goes to its K best experts, of its best groups of them where that is asked, weighted by their
-    probabilities among all experts or among the K. Where there is a bias, the best are those of the highest
-    probabilities with it."""
+    """Top-k router by logits, or by probabilities plus selection bias if there is one; optionally group-limited.
+    Weights are probabilities over all experts or over the K chosen ones."""
 
     replays = True
 
@@ -32,13 +31,13 @@ class SoftmaxTopK(Router[SoftmaxTopKSpec]):
         return self._choose(logits, logits.softmax(dim=-1), state)
 
     def _choose(self, logits: Tensor, probs_GSE: Tensor, state: RoutingState) -> tuple[Tensor, Tensor]:
-        """(experts, what each weighs), `[G, S, K]`."""
+        """(experts, weights), each `[G, S, K]`."""
         spec, wanted_GSE = self.spec, logits.detach()
         if state.bias is not None:
             wanted_GSE = probs_GSE.detach() + state.bias.to(logits.dtype)
         expert = state.taken(top_k(in_best_groups(spec, wanted_GSE, num_best=1), spec.top_k))
         if spec.softmax == "after_topk" or spec.renormalizes:
-            # Probabilities over their sum are just this, without a gradient of rounding noise for experts not chosen.
+            # Equal to the probabilities over their sum, without rounding noise in the gradients of other experts.
             weight = logits.gather(-1, expert).softmax(dim=-1)
         else:
             weight = probs_GSE.gather(-1, expert)

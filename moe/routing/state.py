@@ -1,5 +1,4 @@
-"""State that routing is handed beside tokens, and never changes: what it carries from step to step, and choices that
-are made already."""
+"""Read-only inputs of routing beside the tokens: state from earlier steps, and replayed choices."""
 
 from dataclasses import dataclass
 
@@ -11,22 +10,22 @@ from moe.routing.tokens import is_dense, kind_of
 
 @dataclass(frozen=True)
 class RoutingState:
-    """The memory of one layer's router. Left out, what there is before the first step."""
+    """State of one layer's router; defaults are the state before the first step."""
 
     bias: Tensor | None = None
-    """float32 `[E]`, added to an expert's score for the choice alone (arXiv 2408.15664)."""
+    """float32 `[E]`: selection bias, added to scores for the choice but not the weights (arXiv 2408.15664)."""
     last_load: Tensor | None = None
-    """`[E]`: choices of each expert in the whole batch of the step before; zeros before the first step."""
+    """`[E]`: choices of each expert in the global batch of the previous step; zeros before the first."""
     replayed: Tensor | None = None
-    """int64 `[G, S, K]`, by preference: experts that tokens take in place of those that the router would choose; it
-    chooses for a token whose row is -1."""
+    """int64 `[G, S, K]`, by preference: experts to use instead of the router's choices; -1 leaves a token to the
+    router."""
 
     def taken(self, own: Tensor) -> Tensor:
-        """int64 `[G, S, K]`: the replayed choices, and the router's `own` where there are none."""
+        """int64 `[G, S, K]`: the replayed choices, or the router's `own` where there are none."""
         return own if self.replayed is None else torch.where(self.replayed >= 0, self.replayed, own)
 
     def check(self, num_experts: int, device: torch.device) -> None:
-        """Raises ValueError where a field cannot be of `num_experts` experts on `device`."""
+        """Raise ValueError for a field that does not fit `num_experts` or `device`."""
         if self.replayed is not None and self.replayed.device != device:
             raise ValueError(
                 f"state.replayed (on {self.replayed.device}) must lie on {device}, as logits do; move it"
@@ -46,7 +45,7 @@ class RoutingState:
                 )
 
     def check_replayed(self, shape: tuple[int, ...], num_experts: int) -> None:
-        """Raises ValueError where replayed choices are not `shape` `[G, S, K]`, of experts below `num_experts`."""
+        """Raise ValueError unless the replayed choices are int64 in `shape` `[G, S, K]`, below `num_experts`."""
         choices = self.replayed
         assert choices is not None
         if not is_dense(choices) or choices.dtype != torch.int64:

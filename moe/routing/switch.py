@@ -12,7 +12,7 @@ from moe.spec.routers import SwitchTop1Spec
 
 
 class SwitchTop1(Router[SwitchTop1Spec]):
-    """Each token goes to its best expert, weighted by the probability of it."""
+    """Top-1 router: each token goes to its most probable expert, weighted by that probability."""
 
     replays = True
 

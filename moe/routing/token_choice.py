@@ -1,4 +1,4 @@
-"""Routing where tokens choose: queues before experts, and the routing that results."""
+"""Token-choice routing: capacity queues and the resulting `Routing`."""
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ def admit_choices(
     weight: Tensor,
     balance: tuple[Tensor, Tensor],
 ) -> Routing:
-    """Every real token goes to each expert that it chose, as far as there is room.
+    """Route every real token to its chosen experts, within capacity.
 
-    `logits` and `probs` `[G, S, E]`; `expert` int64 and `weight` `[G, S, K]`, the choices by preference and what
-    each weighs; `balance` the auxiliary loss and its units.
+    `logits` and `probs` `[G, S, E]`; `expert` int64 and `weight` `[G, S, K]`, the choices by preference and their
+    weights; `balance`: (auxiliary loss, its units).
     """
     real_GS = tokens.real(logits)
     asks_GSK = real_GS[..., None].expand_as(expert)
@@ -57,10 +57,10 @@ def routing_of_choices(
     capacity: int | None,
     balance: tuple[Tensor, Tensor],
 ) -> Routing:
-    """The routing of choices `[G, S, K]`, once it is known which are `kept`.
+    """Build the `Routing` of choices `[G, S, K]` from the `kept` mask.
 
-    `queues` says where each stands in the buffer of its expert, `slots` the same for those kept, without gaps;
-    `accepted` bool `[G, S, K]` is what no policy turned down, of the `real` `[G, S]` tokens.
+    `queues` has the position of each choice in its expert's buffer, `slots` that of the kept ones without gaps;
+    `accepted` bool `[G, S, K]` marks choices of `real` `[G, S]` tokens that no policy rejected.
     """
     position = torch.where(kept, queues.position, 0)
     by_token = (expert.flatten(0, 1), weight.flatten(0, 1), kept.flatten(0, 1), position.flatten(0, 1))

@@ -1,4 +1,4 @@
-"""Facts of tokens that routing needs beside their content."""
+"""Token metadata for routing: positions, padding, step and seed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Counts of the global batch that a call is part of, by kind: its mean losses divide by them."""
+    """Counts of the global batch that a call belongs to: denominators of its mean losses."""
 
     num_groups: int
     num_sequences: int
     num_tokens: int
-    """Real ones, padding left out."""
+    """Real tokens, without padding."""
 
     def check(self) -> None:
-        """Raises ValueError where a field is no number of things of which there is one at least."""
+        """Raise ValueError unless all fields are positive integers."""
         for name, number in vars(self).items():
             if not is_whole(number) or not 0 < number < 2**63:
                 raise ValueError(f"tokens.batch.{name} (={number!r}) must be a whole number above 0")
@@ -27,25 +27,25 @@ class BatchCounts:
 
 @dataclass(frozen=True)
 class TokenContext:
-    """Identity of the tokens of a call. Defaults: positions in order, no padding, step 0, seed 0, training."""
+    """Metadata of the tokens of a call. Defaults: positions in order, no padding, step 0, seed 0, training."""
 
     ids: Tensor | None = None
-    """int64, each token's global position in its batch: the key of its random choices. `[G, S]`, or the shape
-    of x without its last dimension, or flat; not that shape reversed, which may be either, unless a side is 1."""
+    """int64: each token's position in the global batch, the key of its random choices. `[G, S]`, the shape of x without
+    its last dimension, or flat; that shape reversed is ambiguous, and refused unless a side is 1."""
     padding: Tensor | None = None
-    """bool, True where padded, in the shape of `ids`."""
+    """bool, True for padding, in the shape of `ids`."""
     step: int | Tensor = 0
-    """A number, or an int64 scalar: a captured program is given another one at each step."""
+    """An integer, or an int64 scalar tensor, which a captured program takes as an input."""
     seed: int = 0
     training: bool = True
-    """False routes without dropping and without random choices."""
+    """False disables dropping and random choices."""
     sequence_tokens: int | None = None
-    """A group is made of sequences of this many positions each; left out, it is one sequence."""
+    """Positions per sequence, of which a group has one or more; by default a group is one sequence."""
     batch: BatchCounts | None = None
-    """Left out, the call has the whole batch."""
+    """None: the call has the whole batch."""
 
     def check(self, device: torch.device) -> None:
-        """Raises ValueError where a field is not what it is said to be; `device` is where the tokens lie."""
+        """Raise ValueError for a field of a wrong type or dtype, or not on `device`, where the tokens are."""
         for name, tensor, dtype in (("ids", self.ids, torch.int64), ("padding", self.padding, torch.bool)):
             if tensor is None:
                 continue
@@ -71,20 +71,20 @@ class TokenContext:
             self.batch.check()
 
     def real(self, of: Tensor) -> Tensor:
-        """bool `[G, S]`, True where `of` `[G, S, ...]` has a token, and not padding."""
+        """bool `[G, S]`: True for tokens of `of` `[G, S, ...]` that are not padding."""
         if self.padding is None:
             return torch.ones(of.shape[:2], dtype=torch.bool, device=of.device)
         return ~self.padding.reshape(of.shape[:2])
 
     def keys(self, of: Tensor) -> Tensor:
-        """int64 `[G, S]`, what the random choices of the tokens `of` `[G, S, ...]` are keyed by."""
+        """int64 `[G, S]`: keys of the random choices of the tokens `of` `[G, S, ...]`."""
         if self.ids is None:
             return torch.arange(of.shape[0] * of.shape[1], device=of.device).view(of.shape[:2])
         return self.ids.reshape(of.shape[:2])
 
 
 def checked(tokens: TokenContext | None, device: torch.device) -> TokenContext:
-    """Check the context of tokens on `device`; None stands for the defaults. Raises ValueError where it is wrong."""
+    """Return `tokens` after checking them, or the defaults for None. Raises ValueError if they are invalid."""
     if tokens is None:
         return TokenContext()
     if not isinstance(tokens, TokenContext):
@@ -94,14 +94,15 @@ def checked(tokens: TokenContext | None, device: torch.device) -> TokenContext:
 
 
 def is_dense(value: object) -> bool:
-    """Whether this is a tensor that has each of its elements in memory, and in this process's."""
+    """Whether `value` is a strided tensor with all its elements in this process: no meta, sparse or nested tensor, no
+    DTensor."""
     if not isinstance(value, Tensor) or isinstance(value, DTensor) or value.is_meta:
         return False
     return value.layout == torch.strided and not value.is_nested
 
 
 def kind_of(value: object) -> str:
-    """Kind of a tensor, or of what else this is, in words."""
+    """Dtype and layout of a tensor, or the type of another value, for messages."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     if is_dense(value):
@@ -111,8 +112,8 @@ def kind_of(value: object) -> str:
 
 
 def check_inference(place: str, tensor: Tensor | None, others: Iterable[Tensor]) -> None:
-    """Raises ValueError for a tensor of inference mode where gradients of any of `others` are tracked: it cannot be
-    kept for the backward pass."""
+    """Raise ValueError for an inference-mode tensor if gradients of any of `others` are tracked: autograd cannot save
+    it for the backward pass."""
     if tensor is None or not tensor.is_inference() or not torch.is_grad_enabled():
         return
     if any(operand.requires_grad for operand in others):

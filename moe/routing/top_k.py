@@ -1,4 +1,4 @@
-"""The k best of many, the same ones whoever asks."""
+"""Top-k selection with deterministic ties."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from torch.nn import functional
 from moe.parallel.accelerator import accelerator
 
 _ROUNDING = 64
-"""Distance to which rounding may bring logarithms of equal probabilities, in units of the dtype's epsilon times the
-largest logit. In float32 it is a hundredth of the distance at which a few thousand tokens lie."""
+"""Tolerance for log-probabilities that are equal up to rounding, in units of the dtype's epsilon times the largest
+logit. In float32 it is a hundredth of the distance between a few thousand tokens."""
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """int64 `[..., k]`: where the k highest of the last dimension are, best first, ties to the lower index.
+    """int64 `[..., k]`: indices of the k highest scores in the last dimension, best first; ties go to the lower index.
 
-    torch's own leaves open which of equal entries it takes, and may take others for another number of rows.
+    `torch.topk` leaves the order of ties undefined, and it may change with the number of rows.
     """
     num_best = min(k + 1, scores.shape[-1])
     best, index = scores.detach().topk(num_best, dim=-1)
@@ -24,10 +24,10 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def top_k_of_close(scores: Tensor, k: int, within: Tensor, then: Tensor) -> Tensor:
-    """The same where scores less than `within` apart count as equal: ties go by `then`, whose values count as equal
-    likewise, and only then to the lower index.
+    """`top_k` in which scores at most `within` apart are equal: ties go to the higher value in `then`, with the same
+    tolerance, and then to the lower index.
 
-    `scores` and `then` `[..., E]`, `within` `[..., 1]`. Equal are those that a run of such neighbours connects.
+    `scores` and `then` `[..., E]`, `within` `[..., 1]`. Equality is transitive: a chain of close scores is one tie.
     """
     num_best = min(k + 1, scores.shape[-1])
     best, index = scores.detach().topk(num_best, dim=-1)
@@ -38,19 +38,19 @@ def top_k_of_close(scores: Tensor, k: int, within: Tensor, then: Tensor) -> Tens
 
 
 def rounding_unit(logits: Tensor, real: Tensor) -> Tensor:
-    """`[G]`: the dtype's epsilon times the size of each group's `logits` `[G, S, E]`, those of `real` tokens. No
-    group may be empty."""
+    """`[G]`: the dtype's epsilon times 1 plus the largest absolute value of each group's `logits` `[G, S, E]` of `real`
+    tokens. Groups must not be empty."""
     largest_G = logits.detach().abs().masked_fill(~real[..., None], 0.0).flatten(1).amax(1)
     return torch.finfo(logits.dtype).eps * (1 + largest_G)
 
 
 def places_of_close(probabilities: Tensor, logits: Tensor, real: Tensor) -> Tensor:
-    """int64 `[G, ..., n]`: the place of each of `probabilities` `[G, ..., n]`, 0 for the highest; the same for those
-    that are as close as rounding brings equal ones, whose size follows from the `logits` `[G, S, E]` of `real` tokens
-    `[G, S]`.
+    """int64 `[G, ..., n]`: dense rank of each of `probabilities` `[G, ..., n]` in the last dimension, 0 for the
+    highest. Values that are equal up to rounding have the same rank; the tolerance follows from the `logits`
+    `[G, S, E]` of `real` tokens `[G, S]`.
 
-    Tokens that are equal in exact arithmetic, such as the first ones of two documents, differ by rounding on ranks that
-    add up in another order. Whoever takes the best of several tokens, ties in their order, takes the same everywhere.
+    Tokens that are equal in exact arithmetic, such as the first tokens of two documents, differ by rounding on ranks
+    that sum in another order. Selection by these ranks, with ties in token order, is the same on all of them.
     """
     if not probabilities.numel():
         return torch.zeros_like(probabilities, dtype=torch.int64)
@@ -59,12 +59,12 @@ def places_of_close(probabilities: Tensor, logits: Tensor, real: Tensor) -> Tens
 
 
 def _may_hold(device: torch.device, conditions: Tensor) -> bool:
-    """Whether any of these holds; on a GPU, which would have to be waited for, it is taken for granted."""
+    """Whether any of `conditions` is True; assumed on a GPU, to avoid a synchronization."""
     return accelerator(device).runs_ahead or bool(conditions.any())
 
 
 def _places(scores: Tensor, within: Tensor) -> Tensor:
-    """int64 `[..., E]`: 0 for the highest, counting up; the same for equal ones."""
+    """int64 `[..., E]`: dense rank, 0 for the highest; scores at most `within` apart have the same rank."""
     sorted_scores, index = scores.sort(dim=-1, descending=True)
     steps = functional.pad(sorted_scores[..., :-1] - sorted_scores[..., 1:] > within, (1, 0))
     return torch.empty_like(index).scatter_(-1, index, steps.cumsum(-1))
