@@ -1,4 +1,4 @@
-"""Tokens to experts to tokens: reference (einsum), local, all-to-all, hierarchical."""
+"""Dispatch of tokens to experts: einsum (reference), local, all-to-all, hierarchical."""
 
 from moe.dispatch.all_to_all import AllToAllDispatcher
 from moe.dispatch.dispatcher import DirectDispatcher, Dispatcher
@@ -11,9 +11,8 @@ from moe.parallel import Layout
 
 
 def build_dispatcher(layout: Layout, label: str) -> Dispatcher:
-    """The dispatcher for a layout: local where this rank holds every expert, all-to-all where not, hierarchical where
-    the ranks that hold them are on several nodes and the plan says so. `label` names the layer where a collective
-    fails."""
+    """Build the dispatcher for a layout: local if this rank holds every expert, else all-to-all, or hierarchical if the
+    plan spreads experts over nodes. `label` names the layer in errors of collectives."""
     across = layout.group("rail")
     group = layout.group("expert", "expert_tensor") if across is None else layout.group("node")
     within: DirectDispatcher = LocalDispatcher()

@@ -1,4 +1,4 @@
-"""Dispatch where the experts of a layer are spread over ranks: rows and their weights out, weighted rows back."""
+"""All-to-all dispatch, for experts spread over ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,19 +15,19 @@ from moe.routing import Assignments, Choices
 
 
 class AllToAllDispatcher(DirectDispatcher):
-    """Rows go to the ranks that hold their expert, are sorted by expert there, and come back.
+    """Expert-parallel dispatch: rows and their weights go to the ranks of their experts, are sorted by expert there,
+    and return as weighted outputs.
 
-    What a rank receives follows from routing alone, so nothing is padded on the way and nothing is dropped; a rank or
-    an expert without tokens takes part with zero rows.
+    Receive counts follow from routing, so no rows are padded in transit and none are dropped; a rank or expert without
+    tokens takes part with zero rows.
 
-    Ranks are numbered by expert, then by the part of it that they hold: with `parts_per_expert` above 1 a row goes to
-    each rank that holds a part of its expert, and what they give adds up.
+    Ranks are numbered by expert, then by part of an expert: with `parts_per_expert` above 1, a row goes to every rank
+    that holds a part of its expert, and the outputs of the parts are summed.
 
-    Rows are exchanged in `num_chunks` chunks, so that exchange and arithmetic overlap. Where some rank would then get
-    more than `max_rows` rows of a chunk, there are more chunks, on all ranks, and arrived rows are not kept for the
-    backward pass but exchanged again in it. So however much is routed to its experts, a rank has at a time at most two
-    chunks of others' rows and what its experts gave for two, each of `max_rows` rows (or of as many as there are pairs
-    of a rank and an expert here, where that is more: chunks do not get smaller than a row of each).
+    Rows are exchanged in `num_chunks` chunks, to overlap communication and computation. If a rank would receive more
+    than `max_rows` rows per chunk, all ranks use more chunks, and received rows are exchanged again in the backward
+    pass instead of saved. A rank then holds at most two chunks of received rows and two of outputs at a time, each of
+    `max_rows` rows, or of one row per (rank, local expert) pair if that is more.
     """
 
     def __init__(
@@ -42,16 +42,15 @@ class AllToAllDispatcher(DirectDispatcher):
         self.num_chunks, self.max_rows = num_chunks, max_rows
 
     def counts(self, load: Tensor) -> Tensor:
-        """`[ranks, experts of each]`, the rows that arrive from each rank; with a bound on them `[ranks, ranks, experts
-        of each]`, those that leave each rank for each, so that all find the same number of chunks."""
+        """`[ranks, local experts]`: rows arriving from each rank. With `max_rows`, `[ranks, ranks, local experts]`:
+        rows between all ranks, so that all compute the same number of chunks."""
         leaving = self._by_rank(load)
         return (
             self.over.exchange_counts(leaving) if self.max_rows is None else self.over.gather_counts(leaving)
         )
 
     def begin(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Callable[[], Tensor]:
-        """Start sending the first chunk. The function returned finishes the dispatch and returns `[T, M]`, as a call of
-        the dispatcher does."""
+        """Start sending the first chunk. The returned function finishes the dispatch and returns `[T, M]`."""
         host_counts, counts = on_host(choices.device_counts, self.counts(choices.load))
         assignments, exchange = self._exchange(choices.to_rows(host_counts.tolist()), counts, experts)
         rows = tokens_to_rows(x, assignments)
@@ -66,8 +65,8 @@ class AllToAllDispatcher(DirectDispatcher):
     def _exchange(
         self, assignments: Assignments, counts: Tensor, experts: LocalExperts
     ) -> tuple[Assignments, ExpertExchange]:
-        """(the rows in the order in which they are sent, their exchange)."""
-        # Assignments are ordered by expert and ranks hold consecutive experts: rows are ordered by rank.
+        """(rows in send order, their exchange)."""
+        # Ranks hold consecutive experts, so rows sorted by expert are sorted by rank.
         leaving = self._by_rank(torch.tensor(assignments.counts))
         num_chunks, keep, arriving = self.num_chunks, True, counts
         if self.max_rows is not None:
@@ -80,7 +79,7 @@ class AllToAllDispatcher(DirectDispatcher):
         return assignments, ExpertExchange(self.over, chunks, keep, experts.work_on)
 
     def _by_rank(self, counts: Tensor) -> Tensor:
-        """`[ranks, experts of each]`: the rows of each expert that leave for each rank, from `counts` `[E]`."""
+        """`[ranks, local experts]`: rows to send to each rank for each expert, from `counts` `[E]`."""
         by_expert = counts.view(self.over.num_ranks // self.parts_per_expert, -1)
         return by_expert[:, None].expand(-1, self.parts_per_expert, -1).flatten(0, 1)
 
@@ -89,8 +88,8 @@ class AllToAllDispatcher(DirectDispatcher):
 
 
 def min_chunks(arriving: Tensor, max_rows: int) -> int:
-    """Into how many chunks these rows are cut so that no rank gets more than `max_rows` of one, or a row of each pair
-    that is counted: `arriving` `[..., ranks, experts]` has a table of them for each rank, or for one."""
+    """Fewest chunks in which no rank receives more than `max_rows` rows, or one row per nonempty pair if that is more.
+    `arriving` `[..., ranks, experts]`: rows of each (rank, expert) pair, for one rank or for all."""
     pairs = arriving.flatten(-2)
     limit = (pairs > 0).sum(-1).clamp(min=max_rows)
     low, high = 1, max(1, int(pairs.max()))
@@ -104,7 +103,7 @@ def min_chunks(arriving: Tensor, max_rows: int) -> int:
 
 
 def _chunks(leaving: Tensor, arriving: Tensor, num_chunks: int) -> list[Chunk]:
-    """Every pair of a rank and an expert cuts its rows in the same way, on both sides."""
+    """Cut the rows of each (rank, expert) pair into chunks, alike on both sides."""
     chunks, first = [], 0
     for number in range(num_chunks):
         send_counts = _part(leaving, number, num_chunks).sum(1).tolist()
@@ -120,10 +119,10 @@ def _part(counts: Tensor, number: int, num_chunks: int) -> Tensor:
 def _in_chunks(
     assignments: Assignments, num_chunks: int, experts_each: int, parts_per_expert: int
 ) -> Assignments:
-    """The rows in the order in which they are sent: by chunk, rank and expert; once for each part of the expert."""
+    """Rows in send order: by chunk, rank and expert, with a copy for each part of the expert."""
     load, expert = assignments.load, assignments.expert
     place = torch.arange(expert.numel(), device=expert.device) - (load.cumsum(0) - load)[expert]
-    # The chunk that `_part` puts a place into: the first one that ends behind it.
+    # The chunk into which `_part` puts a position: the first that ends after it.
     chunk = ((place + 1) * num_chunks - 1) // load[expert].clamp(min=1)
     part = torch.arange(parts_per_expert, device=expert.device)
     rank = (expert // experts_each)[:, None] * parts_per_expert + part

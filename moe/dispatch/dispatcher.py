@@ -1,4 +1,4 @@
-"""Contract of dispatchers: they carry tokens to their experts, and bring the weighted results back."""
+"""Base classes of dispatchers, which send tokens to their experts and combine the weighted outputs."""
 
 from abc import ABC, abstractmethod
 
@@ -11,21 +11,21 @@ from moe.routing import Assignments, Choices
 
 
 class Dispatcher(ABC):
-    """Tokens to experts to tokens."""
+    """Dispatches tokens to experts and combines the outputs."""
 
     @abstractmethod
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
-        """`[T, M]`: for each token of `x` `[T, M]` the weighted sum of its kept experts' outputs, zero where
-        none was kept. Differentiable in `x`, the weights of `choices` and the experts."""
+        """Return `[T, M]`: the weighted sum of the outputs of each token's kept experts, zero for a token without any.
+        Differentiable in `x` `[T, M]`, the weights of `choices` and the experts."""
 
     def take_traffic(self) -> Traffic:
-        """Traffic with other ranks since the last call."""
+        """Return and reset the traffic with other ranks."""
         return Traffic()
 
 
 class DirectDispatcher(Dispatcher):
-    """One that carries rows straight to the ranks of their experts, in two halves: the host waits for the device in
-    between, once."""
+    """Dispatcher that sends rows directly to the ranks of their experts. The host synchronizes with the device once,
+    between `counts` and `carry`."""
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         host_counts, counts = on_host(choices.device_counts, self.counts(choices.load))
@@ -33,15 +33,15 @@ class DirectDispatcher(Dispatcher):
 
     @abstractmethod
     def counts(self, load: Tensor) -> Tensor:
-        """int64, of any shape: all else that the host has to know where `load` `[E]` rows leave for each expert."""
+        """int64, of any shape: counts the host needs, given `load` `[E]`, the rows leaving for each expert."""
 
     @abstractmethod
     def carry(self, x: Tensor, assignments: Assignments, counts: Tensor, experts: LocalExperts) -> Tensor:
-        """The tokens' sums, once the host knows `counts`."""
+        """Return the tokens' sums `[T, M]`; `counts` is on the host."""
 
 
 def on_host(*asked: Tensor) -> list[Tensor]:
-    """Each of these int64 tensors on the host, which waits for the device once for all."""
+    """Copy int64 tensors to the host in one synchronization."""
     host_parts = (
         torch.cat([tensor.reshape(-1) for tensor in asked]).cpu().split([tensor.numel() for tensor in asked])
     )

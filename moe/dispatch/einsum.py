@@ -1,7 +1,5 @@
-"""GShard's own form of dispatch, two einsums with a `[G, S, E, C]` mask: the oracle, not for production.
-
-The mask grows with the number of experts; what it computes is plain to see (arXiv 2006.16668, Algorithm 2).
-"""
+"""GShard's dispatch by two einsums with a `[G, S, E, C]` mask (arXiv 2006.16668, Algorithm 2): the reference for tests,
+not for production, since the mask grows with the number of experts."""
 
 import torch
 from torch import Tensor
@@ -12,8 +10,8 @@ from moe.routing import Assignments, Choices
 
 
 def combine_weights(assignments: Assignments, group_tokens: int) -> tuple[Tensor, Tensor]:
-    """`combine_GSEC`, the weight of each token at its place in each expert's buffer and zero elsewhere, and the mask
-    `dispatch_GSEC` of these places. The tokens fill their groups."""
+    """Return `combine_GSEC`, each token's weight at its position in each expert's buffer and zero elsewhere, and the
+    mask `dispatch_GSEC` of these positions. Groups must be full."""
     rows, num_tokens = assignments, assignments.first_by_token.shape[0]
     capacity = int(rows.position.max()) + 1 if rows.position.numel() else 1
     shape = (num_tokens, rows.load.shape[0], capacity)
@@ -25,7 +23,7 @@ def combine_weights(assignments: Assignments, group_tokens: int) -> tuple[Tensor
 
 
 class EinsumDispatcher(Dispatcher):
-    """Algorithm 2, line by line, on one process, for groups of so many tokens."""
+    """Algorithm 2 line by line, in one process, for groups of `group_tokens` tokens."""
 
     def __init__(self, group_tokens: int) -> None:
         self.group_tokens = group_tokens

@@ -1,9 +1,8 @@
-"""Rows to the ranks of their experts and back: exchange and arithmetic take turns.
+"""Exchange of rows with experts on other ranks, overlapped with expert computation.
 
-Rows are exchanged in chunks. While the experts work on one, the next is on its way and what they gave for the one
-before is going back, in the backward pass as in the forward one. So a rank has at most two chunks of rows that came
-from others, and what its experts gave for two, at a time; where what came is not kept for the backward pass, it is
-exchanged once more in it.
+Rows are exchanged in chunks: while the experts compute one, the next is arriving and the outputs of the previous one
+are returning, in both passes. A rank holds at most two chunks of received rows and two of outputs at a time. Received
+rows that are not saved for the backward pass are exchanged again in it.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,14 +22,14 @@ from moe.parallel.accelerator import accelerator
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that are exchanged at once."""
+    """Rows exchanged together."""
 
     first: int
-    """First of them among all rows of the rank that they come from."""
+    """Index of the first row among the rows of the sending rank."""
     sent: list[int]
-    """Number that goes to each rank, in rank order."""
+    """Rows sent to each rank, in rank order."""
     arriving: Tensor
-    """int64 `[ranks, experts here]`, on the CPU: how many come from each rank for each expert."""
+    """int64 `[ranks, local experts]`, on the CPU: rows arriving from each rank for each expert."""
 
     @property
     def here(self) -> slice:
@@ -42,41 +41,41 @@ class Chunk:
 
 
 WorkOn = Callable[[list[int]], Work]
-"""Arithmetic for so many rows of each expert, those that fill up included."""
+"""Maps rows per expert to a `Work`, whose counts include padding."""
 
 
 @dataclass(frozen=True)
 class ExpertExchange:
-    """The experts of all ranks, for rows that lie chunk by chunk, ordered by expert in each."""
+    """Experts of all ranks, for rows sorted by chunk, then expert."""
 
     over: RowExchange
     chunks: list[Chunk]
     keep: bool
-    """Whether arrived rows are kept for the backward pass."""
+    """Save arrived rows for the backward pass."""
     work_on: WorkOn
     first: OnTheWay | None = None
-    """The first chunk's rows, where they were sent before the call."""
+    """Rows of the first chunk, if already sent."""
 
     def with_first_sent(self, rows: Tensor, scale: Tensor) -> "ExpertExchange":
-        """The same exchange with its first chunk's rows on their way; to be called with the same arguments."""
+        """Send the first chunk's rows. The returned exchange must be called with the same arguments."""
         return replace(self, first=_send(self.over, self.chunks[0], rows.detach(), scale.detach()))
 
     def __call__(self, rows: Tensor, scale: Tensor, weights: ExpertWeights) -> Tensor:
-        """`[n, M]`: outputs for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`, those of
-        this rank's experts."""
+        """Return `[n, M]`: outputs for `rows` `[n, M]`, times `scale` `[n]`; differentiable in both and in `weights`,
+        those of the local experts."""
         return _ExchangeRows.apply(rows, scale, self, weights.settings, *weights.tensors)
 
 
 @dataclass(frozen=True)
 class _ExpertOrder:
-    """Order of a chunk's rows: they arrive by rank, and are laid out by expert with padding."""
+    """Permutation of a chunk's rows between rank order, in which they arrive, and expert order with padding."""
 
     by_expert: Tensor
-    """int64 `[padded]`: which arrived row lies there; any, where it fills up."""
+    """int64 `[padded]`: arrived row at each place; arbitrary for padding."""
     by_rank: Tensor
-    """int64 `[arrived]`: where each arrived row lies."""
+    """int64 `[arrived]`: place of each arrived row."""
     filling: Tensor | None
-    """int64: the rows that fill up."""
+    """int64: places of padding rows; None without padding."""
     work: Work
 
     @classmethod
@@ -91,12 +90,12 @@ class _ExpertOrder:
         return cls(by_expert, by_rank, filling, work)
 
     def lay_out(self, rows: Tensor) -> Tensor:
-        """Rows by expert, zeros where they fill up."""
+        """Rows in expert order, with zeros for padding."""
         laid_out = rows.index_select(0, self.by_expert)
         return laid_out if self.filling is None else laid_out.index_fill_(0, self.filling, 0)
 
     def arrange(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows that fill up are zeros and weigh nothing: neither outputs nor gradients know of them."""
+        """Rows and scale in expert order. Padding is zero in both, and affects neither outputs nor gradients."""
         laid_out = scale.new_zeros(self.by_expert.shape[0])
         return self.lay_out(rows), laid_out.index_copy_(0, self.by_rank, scale)
 
@@ -105,7 +104,7 @@ class _ExpertOrder:
 
 
 _KEPT_A_CHUNK = 7
-"""Its rows and their scale, what the first matrices gave, both orders, and what fills up."""
+"""Rows, their scale, up and gate products, both permutations, padding."""
 
 
 class _ExchangeRows(torch.autograd.Function):
@@ -124,7 +123,7 @@ class _ExchangeRows(torch.autograd.Function):
         returning: list[OnTheWay] = []
         back: list[Tensor] = []
         first = exchange.first
-        exchange = replace(exchange, first=None)  # so that the context of the backward pass holds no rows
+        exchange = replace(exchange, first=None)  # so that the autograd context holds no rows
         for chunk, on_way in _ahead(exchange.chunks, lambda chunk: _send(over, chunk, rows, scale), first):
             order = _ExpertOrder.from_arriving(chunk.arriving, exchange.work_on, rows.device)
             x, weight = order.arrange(*_unpack(on_way.wait(), scale.dtype))
@@ -135,7 +134,7 @@ class _ExchangeRows(torch.autograd.Function):
             if exchange.keep:
                 forward_tensors += [x, weight, *products, order.by_expert, order.by_rank, order.filling]
                 works.append(order.work)
-            del x, y, products  # the next chunk is worked on without them
+            del x, y, products  # freed before the next chunk
         back.append(returning.pop().wait())
         ctx.save_for_backward(*weights.tensors, *(forward_tensors if exchange.keep else (rows, scale)))
         ctx.settings, ctx.works, ctx.num_weights = (exchange, settings), works, len(tensors)
@@ -146,7 +145,7 @@ class _ExchangeRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         exchange, settings = ctx.settings
         over, d_out = exchange.over, gradients[0].contiguous()
-        saved_tensors = ctx.saved_tensors  # once: recomputation gives them out only once
+        saved_tensors = ctx.saved_tensors  # once: under recomputation they can be read only once
         tensors, forward_tensors = saved_tensors[: ctx.num_weights], saved_tensors[ctx.num_weights :]
         weights = ExpertWeights.from_tensors(tensors, settings)
         weight_gradients = WeightGradients(ctx.parameters, of_several=len(exchange.chunks) > 1)
@@ -171,7 +170,7 @@ class _ExchangeRows(torch.autograd.Function):
                 back.append(returning.pop().wait())
             home = _pack(order.bring_back(d_x), order.bring_back(d_weight))
             returning.append(over.start(home, chunk.received, chunk.sent))
-            del x, up, gate, d_y, d_x, d_weight, home  # the next chunk is worked on without them
+            del x, up, gate, d_y, d_x, d_weight, home  # freed before the next chunk
         back.append(returning.pop().wait())
         d_rows, d_scale = _unpack(_concatenate(back), ctx.scale_dtype)
         return d_rows, d_scale, None, None, *weight_gradients.give()
@@ -183,8 +182,8 @@ Begun = TypeVar("Begun")
 def _ahead(
     chunks: list[Chunk], begin: Callable[[Chunk], Begun], first: Begun | None = None
 ) -> Iterator[tuple[Chunk, Begun]]:
-    """Each chunk with what was begun for it, while the chunk before it was still being worked on. `first`: what was
-    begun for the first chunk, if it was already."""
+    """Yield each chunk with the result of its `begin`, which is called one chunk ahead. `first`: that result for the
+    first chunk, if it exists already."""
     pending = begin(chunks[0]) if first is None else first
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
         current = pending
@@ -198,14 +197,14 @@ def _send(over: RowExchange, chunk: Chunk, rows: Tensor, scale: Tensor) -> OnThe
 
 
 def _pack(rows: Tensor, scale: Tensor) -> Tensor:
-    """`[n, M + 1 or 2]`: rows with their scale at the end, bit for bit, so that one exchange takes both."""
+    """`[n, M + 1 or 2]`: rows with the bits of their scale appended, for a single exchange."""
     return torch.cat((rows, scale[:, None].view(rows.dtype)), 1)
 
 
 def _unpack(packed_rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows `[n, M]` and their scale `[n]` in `dtype`, from what `_pack` made."""
+    """Rows `[n, M]` and their scale `[n]` in `dtype`, from `_pack`."""
     width = packed_rows.shape[1] - dtype.itemsize // packed_rows.dtype.itemsize
-    # A copy whatever it looks like: a wider dtype must begin at an even place.
+    # Always a copy: viewing as a wider dtype requires alignment.
     scale = packed_rows[:, width:].clone(memory_format=torch.contiguous_format)
     return packed_rows[:, :width], scale.view(dtype).squeeze(1)
 
@@ -215,12 +214,12 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
 
 
 def orders(arriving: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """int64 `[n]` on `device`: index of rows that came by (rank, expert) in the order (expert, rank), and its inverse.
+    """int64 `[n]` on `device`: permutation of rows from (rank, expert) to (expert, rank) order, and its inverse.
 
-    `arriving` int64 `[ranks, experts here]`, on the CPU, counts them.
+    `arriving` int64 `[ranks, local experts]`, on the CPU: rows per pair.
     """
     num_ranks, num_experts = arriving.shape
-    num_rows = int(arriving.sum())  # told to the device, which would have to be asked for it
+    num_rows = int(arriving.sum())  # avoids a device synchronization
     expert_of_block = torch.arange(num_experts, device=device).repeat(num_ranks)
     counts = accelerator(device).take(arriving.reshape(-1))
     expert = expert_of_block.repeat_interleave(counts, output_size=num_rows)

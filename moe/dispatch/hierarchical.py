@@ -1,7 +1,7 @@
-"""Dispatch over nodes: a token crosses to another node once, however many of its experts live there.
+"""Hierarchical dispatch over nodes: a token is sent to another node once, however many of its experts are there.
 
-Tokens go across first, each to the rank of the other node that has this one's place in it, and from there to their
-experts within the node. What the experts of a node give for a token is added up there, and crosses back once.
+A token is first sent to the rank at the same position in the other node, and from there to its experts within the node.
+Their outputs are summed in that node and sent back once.
 """
 
 import torch
@@ -17,10 +17,10 @@ from moe.routing.assignments import positions
 
 
 class HierarchicalDispatcher(Dispatcher):
-    """`across` is between the ranks that have the same place in each node, in the order of nodes; `within` carries
-    tokens to the experts of this one. Nodes hold consecutive experts, as many each.
+    """`across` connects the ranks at the same position of each node, in node order; `within` dispatches inside this
+    node. Nodes hold equal numbers of consecutive experts.
 
-    A rank takes a token of its peers in other nodes at most once each: at most as many rows as they have tokens.
+    A rank receives each token of its peers in other nodes at most once.
     """
 
     def __init__(self, across: AllToAll, within: DirectDispatcher) -> None:
@@ -40,7 +40,7 @@ class HierarchicalDispatcher(Dispatcher):
         sent_choices = torch.tensor(assignments.counts).view(leaving.shape).sum(1).tolist()
         rows_here, choices_here = arrivals[:, 0], arrivals[:, 1:].sum(1)
 
-        # Of each choice: which of the rows that cross to its node it is of, and its expert's number there.
+        # For each choice: its token's row among those sent to the node, and its expert's index there.
         experts_each = leaving.shape[1]
         node = assignments.expert // experts_each
         first_row = crossing_load.cumsum(0) - crossing_load
@@ -66,10 +66,10 @@ class HierarchicalDispatcher(Dispatcher):
 def once_a_node(
     assignments: Assignments, crosses: Tensor, load: Tensor, counts: list[int]
 ) -> tuple[Assignments, Tensor]:
-    """(a row for each pair of a token and a node where it has an expert, ordered by node, with nodes in the place of
-    experts; int64 `[n]`, the row that each choice is of).
+    """Return (rows of (token, node) pairs where the node has an expert of the token, sorted by node, with nodes in
+    place of experts; int64 `[n]`, the row of each choice).
 
-    `crosses` bool `[nodes, T]` has these pairs, `load` `[nodes]` and `counts` how many each node has.
+    `crosses` bool `[nodes, T]` marks the pairs; `load` `[nodes]` and `counts` are the pairs per node.
     """
     num_nodes, num_tokens = crosses.shape
     pairs = crosses.reshape(-1)

@@ -1,4 +1,4 @@
-"""Dispatch where this rank holds every expert."""
+"""Local dispatch, for a rank that holds every expert."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from moe.routing import Assignments
 
 
 class LocalDispatcher(DirectDispatcher):
-    """Sort by expert, run each expert on its rows, add up."""
+    """Sorts rows by expert, runs each expert on its rows, and sums the outputs by token."""
 
     def counts(self, load: Tensor) -> Tensor:
         return load[:0]

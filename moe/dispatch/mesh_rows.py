@@ -1,4 +1,4 @@
-"""All-to-alls of rows along one axis of a mesh, as the local programs of `moe.sharding` have it."""
+"""All-to-alls of rows along one mesh axis, for local programs of `moe.sharding`."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from moe.sharding.exchange.mesh import Mesh
 
 
 class _Begun:
-    """A pending all-to-all. `wait` may be called once and drops its buffers."""
+    """Pending all-to-all. `wait` may be called once and frees its buffers."""
 
     def __init__(self, wait: Callable[[], Tensor]) -> None:
         self._waits = [wait]
@@ -19,7 +19,7 @@ class _Begun:
 
 
 class MeshRows(RowExchange):
-    """All-to-alls along one axis of a mesh; their traffic is not counted."""
+    """All-to-alls along one mesh axis; traffic is not counted."""
 
     def __init__(self, mesh: Mesh, axis: int) -> None:
         self._mesh, self._axis = mesh, axis

@@ -1,5 +1,5 @@
-"""Dispatch, experts and combine as one operator of a captured graph: tokens, experts or hidden units are split, or
-tokens and experts along the same axis, with all-to-alls. Row counts do not leak out of it."""
+"""Dispatch, experts and combine as one operator of a captured graph, which may be sharded by tokens, experts or hidden
+units, or by tokens and experts along one axis with all-to-alls. Data-dependent row counts stay inside it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ from moe.sharding.rules.registry import register
 from moe.sharding.rules.rule import Dims, Exchange, Factor, GroupedMatmul, Rule
 
 MAX_CHUNKS = 2
-"""Most chunks in which rows are exchanged: one is sent while experts work on the other."""
+"""Maximum number of chunks: one is sent while experts compute the other."""
 CHUNK_ROWS = 256
-"""Fewest rows per expert and chunk, on average: below this, smaller matrix products cost more than overlap hides."""
+"""Minimum average rows per expert and chunk: below it, smaller matrix products cost more than overlap saves."""
 
 
 class OperatorDispatcher(Dispatcher):
-    """Writes the operator into a graph that is being captured."""
+    """Adds the operator to a graph being captured. Raises ValueError for adapters and quantized weights."""
 
     def __call__(self, x: Tensor, choices: Choices, experts: LocalExperts) -> Tensor:
         assert isinstance(choices, ChoicesInOrder)
@@ -49,7 +49,7 @@ class OperatorDispatcher(Dispatcher):
 
 @dataclass(frozen=True)
 class _GivenExperts:
-    """Experts of these weights."""
+    """Experts with the given weights."""
 
     weights: ExpertWeights
     activation: Activation
@@ -66,21 +66,22 @@ def _run(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> tuple[Tenso
 
 
 def _begin(mesh: Mesh, sharding: OperatorSharding, *arguments: Any) -> Callable[[], tuple[Tensor, ...]]:
-    """Start sending tokens to experts, where they are exchanged. The function returned gives the tokens' sums.
+    """Start sending tokens to experts if they are exchanged. The returned function returns the tokens' sums.
 
-    `sharding` is (experts in all, axes that split them, axes that split their hidden units, the axis that tokens and
-    experts are split along and exchanged or None)."""
+    `sharding` is (number of experts, axes that shard them, axes that shard their hidden units, axis along which both
+    tokens and experts are sharded and exchanged, or None).
+    """
     x, expert, weight, is_kept, *tensors, activation, settings = arguments
     num_experts, expert_axes, hidden_axes, exchange_axis = sharding or (tensors[0].shape[0], (), (), None)
     b_out = tensors[4]
     if b_out is not None and not mesh.is_first(hidden_axes):
-        tensors[4] = torch.zeros_like(b_out)  # added once
+        tensors[4] = torch.zeros_like(b_out)  # only one shard adds it
     experts = _GivenExperts(ExpertWeights.from_tensors(tensors), build_activation(activation, settings))
     num_here, dispatch = tensors[0].shape[0], LocalDispatcher()
     if exchange_axis is not None:
         over = MeshRows(mesh, exchange_axis)
         choices = ChoicesInOrder(expert, weight, is_kept, over.num_ranks * num_here)
-        # mean rows per expert, from shapes only, so that all ranks agree
+        # from shapes only, so that all ranks agree
         num_chunks = max(1, min(MAX_CHUNKS, expert.numel() // num_here // CHUNK_ROWS))
         finish = AllToAllDispatcher(over, num_chunks=num_chunks).begin(x, choices, experts)
         return lambda: (finish(),)
@@ -113,11 +114,11 @@ _DIMS: tuple[Dims, ...] = (
     (("e",), ("m",)),
     (("e",), ("h",)),
 )
-"""Of the operator's tensors; of its result, as of the first."""
+"""Dims of the operator's tensors; the result has those of the first."""
 
 
 def _facts(node: fx.Node, first: int) -> Iterator[tuple[int, Dims, fx.Node]]:
-    """(argument, its dims, the tensor) of the operator's tensors, which begin at argument `first`."""
+    """(index, dims, tensor) of the operator's tensors, which start at argument `first`."""
     for at, dims in enumerate(_DIMS):
         if isinstance(tensor := node.args[first + at], fx.Node):
             yield at, dims, tensor
@@ -153,11 +154,12 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
     on_tokens = {at for at, tensor_dims in enumerate(operand_dims) if tensor_dims[0] == ("t",)}
 
     def moved(degree: int) -> float:
-        """Rows and what they weigh there, rows back; backward their gradients there, gradients of both back."""
+        """Bytes of rows and weights to the experts and rows back; in the backward pass, of gradients of outputs there
+        and of rows and weights back."""
         return -(-num_tokens // degree) * per_token * (2 * width + 1) * itemsize
 
     def kept(local_sizes: Mapping[Factor, float]) -> float:
-        """Rows as experts take them, and what their first matrices gave."""
+        """Elements of the experts' inputs and of the first matrices' outputs."""
         rows = local_sizes["t"] * per_token * local_sizes["e"] / sizes["e"]
         return rows * (local_sizes["m"] + (num_matrices - 1) * local_sizes["h"])
 
@@ -172,7 +174,7 @@ def _rule_of(node: fx.Node, num_gradients: int) -> Rule:
         shared=frozenset({"t"}),
     )
     first = EXPERTS.forward_of(node) if is_backward else None
-    passes = 1 if not is_backward else 3 if first is None else 2  # without, its forward pass is made again
+    passes = 1 if not is_backward else 3 if first is None else 2  # without it, the forward pass is recomputed
     return Rule(
         operands=tuple(operand_dims),
         results=tuple(results),

@@ -1,4 +1,5 @@
-"""Rows out of tokens and tokens out of rows, both by gathering, so that neither pass adds in a race."""
+"""Permutation of tokens to rows and rows to tokens, by gathers in both passes: no atomic additions, so results are
+deterministic."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,23 +35,22 @@ class _RowsToTokens(torch.autograd.Function):
 
 
 def _rows_of_tokens(x: Tensor, token: Tensor, filling: Tensor | None) -> Tensor:
-    """`[n, M]`: each row's token; zeros in rows that fill up, since a copy times zero need not be zero."""
+    """`[n, M]`: each row's token. Padding rows are set to zero: scaling by zero would keep NaN and inf."""
     rows = x.index_select(0, token)
     return rows if filling is None else rows.index_fill_(0, filling, 0)
 
 
 def _sums_by_token(rows: Tensor, rows_by_token: Tensor, first_by_token: Tensor) -> Tensor:
-    """`[T, M]`: each token's rows added in their order; zero for a token without any."""
+    """`[T, M]`: sum of each token's rows in order; zero for a token without rows."""
     if not rows.numel():
         return rows.new_zeros(first_by_token.shape[0], rows.shape[1])
     return functional.embedding_bag(rows_by_token, rows.contiguous(), first_by_token, mode="sum")
 
 
 def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assignments:
-    """The same with `padded[e]` rows for expert e in place of `counts[e]`, as far as rows and weights go: `expert` and
-    `position` stay those of the kept choices.
+    """Pad each expert's rows from `counts[e]` to `padded[e]`. `expert` and `position` still list only the kept choices.
 
-    The rows that fill up are zeros and weigh nothing: neither outputs nor gradients know of them.
+    Padding rows are zeros with weight zero, and affect neither outputs nor gradients.
     """
     if padded == counts:
         return assignments
@@ -66,10 +66,10 @@ def pad(assignments: Assignments, counts: list[int], padded: list[int]) -> Assig
 
 
 def tokens_to_rows(x: Tensor, assignments: Assignments) -> Tensor:
-    """`[n, M]`, a row for each kept choice in the order of `assignments`, from tokens `x` `[T, M]`."""
+    """Gather tokens `x` `[T, M]` into rows `[n, M]`, one per kept choice, in the order of `assignments`."""
     return _TokensToRows.apply(x, assignments)
 
 
 def rows_to_tokens(rows: Tensor, assignments: Assignments) -> Tensor:
-    """`[T, M]`, the sum of each token's rows, from `rows` `[n, M]` in the order of `assignments`."""
+    """Sum rows `[n, M]`, in the order of `assignments`, into tokens `[T, M]`."""
     return _RowsToTokens.apply(rows, assignments)

@@ -1,4 +1,4 @@
-"""All-to-all of rows over a group of ranks, begun now and waited for later, and what it costs."""
+"""Asynchronous all-to-all of rows over a process group, and its traffic counters."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -15,14 +15,14 @@ from moe.parallel.stopwatch import Stopwatch
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes and seconds of a layer's all-to-alls on one rank."""
+    """Bytes and seconds of one layer's all-to-alls on one rank."""
 
     num_bytes: int = 0
-    """Sent to other ranks."""
+    """Bytes sent to other ranks."""
     transfer_s: float = 0.0
-    """Waited for rows."""
+    """Time waiting for rows."""
     waiting_s: float = 0.0
-    """Waited for the slowest rank to come: spent on the few numbers that are exchanged first."""
+    """Time waiting for the slowest rank, in the exchange of counts that precedes the rows."""
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(
@@ -33,41 +33,41 @@ class Traffic:
 
 
 class OnTheWay(Protocol):
-    """Rows that were sent."""
+    """Rows in flight."""
 
     def wait(self) -> Tensor:
-        """The rows, `[sum(received), ...]`, in rank order. Asked for once."""
+        """Return the rows `[sum(received), ...]` in rank order. May be called once."""
 
 
 class RowExchange(ABC):
-    """Contract of all-to-alls over some ranks. All of them make the same calls in the same order."""
+    """Base class of all-to-alls over a group of ranks, which all make the same calls in the same order."""
 
     num_ranks: int
     rank: int
 
     @abstractmethod
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """int64 `[ranks, n]`: row r of the result is the row that rank r meant for this one.
+        """int64 `[ranks, n]`: row r is what rank r addressed to this rank in its `counts`.
 
-        Every pass begins with it, or with `gather_counts`.
+        Every pass begins with this or with `gather_counts`.
         """
 
     @abstractmethod
     def gather_counts(self, counts: Tensor) -> Tensor:
-        """int64 `[ranks, ranks, n]`: row s of result r is what rank r meant for rank s; all ranks have the same."""
+        """int64 `[ranks, ranks, n]`: entry [r, s] is what rank r addressed to rank s; the same on all ranks."""
 
     @abstractmethod
     def start(self, rows: Tensor, sent: list[int], received: list[int]) -> OnTheWay:
-        """Send `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, of any dtype, to rank r, and take `received[r]`
-        from it; zeros are fine on any side."""
+        """Start sending `sent[r]` consecutive rows of `rows` `[sum(sent), ...]`, any dtype, to each rank r, and
+        receiving `received[r]` rows from it. Counts may be zero."""
 
     @abstractmethod
     def take_traffic(self) -> Traffic:
-        """The cost since this was last asked for."""
+        """Return and reset the traffic."""
 
 
 class Pending:
-    """Rows on their way."""
+    """Rows in flight over a process group."""
 
     def __init__(
         self, owner: "AllToAll", receive_buffer: Tensor, send_buffer: Tensor, work: dist.Work
@@ -75,7 +75,7 @@ class Pending:
         self._owner, self._on_way = owner, [(receive_buffer, send_buffer, work)]
 
     def wait(self) -> Tensor:
-        """The rows, `[sum(received), ...]`, in rank order. Asked for once: nothing of them is held here any more."""
+        """Return the rows `[sum(received), ...]` in rank order. May be called once; frees the buffers."""
         receive_buffer, _send_buffer, work = self._on_way.pop()
         with (
             collective(f"all-to-all of rows, {self._owner.label}"),
@@ -86,7 +86,7 @@ class Pending:
 
 
 class AllToAll(RowExchange):
-    """The all-to-alls of one layer over one group."""
+    """All-to-alls of one layer over one process group."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, label: str = "no layer's") -> None:
         self.group, self.label = group, label
@@ -96,7 +96,7 @@ class AllToAll(RowExchange):
         self._counts_time = True
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        # What a pass without gradients exchanges is not counted: it is no part of a step.
+        # Exchanges without gradients belong to no training step and are not counted.
         self._counts_time = torch.is_grad_enabled()
         receive_counts = torch.empty_like(counts)
         with collective(f"all-to-all of counts, {self.label}"), self.counted(self.waiting):
@@ -123,7 +123,7 @@ class AllToAll(RowExchange):
         return Pending(self, receive_buffer, rows, work)
 
     def counted(self, stopwatch: Stopwatch) -> AbstractContextManager[None]:
-        """The stopwatch, running in passes that count."""
+        """Context that runs `stopwatch` in counted passes."""
         return stopwatch.running() if self._counts_time else nullcontext()
 
     def take_traffic(self) -> Traffic:
@@ -144,5 +144,5 @@ class _AllToAllFunction(torch.autograd.Function):
 
 
 def exchange_rows(rows: Tensor, sent: list[int], received: list[int], over: RowExchange) -> Tensor:
-    """The rows from every rank, in rank order, at once. Differentiable: what goes out comes back the way it went."""
+    """Exchange rows and wait for them; the result is in rank order. Differentiable: gradients return the same way."""
     return _AllToAllFunction.apply(rows, sent, received, over)

@@ -1,4 +1,4 @@
-"""The arithmetic of experts: their weights, what stands between them, and a file a backend of products."""
+"""Expert computation: weights, activations, and one file per backend of grouped products."""
 
 from moe.experts.activation import Activation, build_activation
 from moe.experts.choice import BACKENDS, Costs, cheapest, measure, stored_or_measured

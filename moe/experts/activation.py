@@ -12,35 +12,35 @@ _aten = torch.ops.aten
 
 
 class Activation(ABC):
-    """Hidden states from what the first matrices gave: `up` `[n, H]`, and `gate` `[n, H]` where the activation has
-    one, else None."""
+    """Computes hidden states from the products of the first matrices, `up` `[n, H]` and, if gated, `gate` `[n, H]`,
+    else None."""
 
     name: ClassVar[str]
     gated: ClassVar[bool] = False
     settings: tuple[float, ...] = ()
-    """Numbers that it was made with."""
+    """Constructor arguments."""
 
     @abstractmethod
     def plain(self, up: Tensor, gate: Tensor) -> Tensor:
-        """Hidden states by plain operations, which autograd knows; without a gate, `gate` is not looked at."""
+        """Hidden states by differentiable operations; `gate` is ignored if not gated."""
 
     def leave(self, up: Tensor) -> Tensor:
-        """The value that the methods below take for `up`, written over it where they need nothing else of it."""
+        """Return the value of `up` that the methods below expect, overwriting `up` if nothing else of it is needed."""
         return up
 
     @abstractmethod
     def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
-        """`[n, H]`."""
+        """Hidden states `[n, H]`."""
 
     def recompute(self, up: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(what `forward` gave, the activated gate): not kept for the backward pass, but made again."""
+        """(hidden states, activated gate), recomputed in the backward pass."""
         return self.forward(up, gate), None
 
     @abstractmethod
     def backward(
         self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(gradient of up, gradient of gate); it may write into `d_hidden` and what `recompute` has given."""
+        """(gradient of up, gradient of gate). May overwrite `d_hidden` and the results of `recompute`."""
 
 
 class ReLU(Activation):
@@ -64,7 +64,7 @@ class ReLU(Activation):
 
 
 class GELU(Activation):
-    """up · Phi(up), Phi the normal distribution's (arXiv 1606.08415), not its approximation by tanh."""
+    """up · Phi(up), with the normal CDF Phi (arXiv 1606.08415), not its tanh approximation."""
 
     name = "gelu"
 
@@ -91,7 +91,7 @@ class Gated(Activation):
 
     @abstractmethod
     def through(self, d_activated: Tensor, gate: Tensor) -> Tensor:
-        """The gradient of `gate` from that of act(gate)."""
+        """Gradient of `gate` from the gradient of act(gate)."""
 
     def plain(self, up: Tensor, gate: Tensor) -> Tensor:
         return self.activate(gate) * up
@@ -139,8 +139,8 @@ class GeGLU(Gated):
 
 
 class ClampedSwiGLU(Activation):
-    """gate · sigmoid(alpha · gate) · (up + 1), of a gate of at most the limit and an up within it on both sides:
-    GPT-OSS's experts (arXiv 2508.10925)."""
+    """gate · sigmoid(alpha · gate) · (up + 1), with gate clamped to at most `limit` and up to ±`limit`: GPT-OSS's
+    experts (arXiv 2508.10925)."""
 
     name, gated = "swiglu_clamped", True
 
@@ -163,7 +163,7 @@ class ClampedSwiGLU(Activation):
     def backward(
         self, d_hidden: Tensor, up: Tensor, gate: Tensor | None, activated: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Neither has one where it is beyond the limit; at the limit it has, as torch's clamp gives it."""
+        """Gradients are zero beyond the limit but not at it, as in torch's clamp."""
         assert gate is not None
         assert activated is not None
         d_up = activated.mul_(d_hidden).masked_fill_(up.abs() > self._limit, 0.0)
@@ -184,9 +184,9 @@ _KINDS: dict[str, type[Activation]] = {kind.name: kind for kind in (ReLU, GELU, 
 
 
 def build_activation(name: str, settings: Sequence[float] = ()) -> Activation:
-    """The activation of this name, made with these numbers; with its own where there are none."""
+    """Build an activation by name, with its default settings if none are given."""
     return _KINDS[name](*settings)
 
 
 ACTIVATIONS: dict[str, Activation] = {name: build_activation(name) for name in _KINDS}
-"""By name, with their own settings."""
+"""Activations with default settings, by name."""

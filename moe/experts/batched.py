@@ -1,4 +1,4 @@
-"""One batched product for all experts, over buffers as long as the busiest expert needs."""
+"""One batched product for all experts, in buffers of the busiest expert's length."""
 
 import torch
 from torch import Tensor
@@ -6,13 +6,14 @@ from torch import Tensor
 from moe.experts.products import GroupedProducts, put, segments
 
 _MULTIPLE, _MANY = 8, 128
-"""Many rows are filled up to a multiple: lengths with few divisors can take a CPU a third longer in bfloat16 (on an
-AMD Zen 5 of two cores, 8 experts of 512 x 1024: 7.2 ms with 533 rows each, 5.3 ms with 536)."""
+"""From `_MANY` rows on, lengths are padded to a multiple of `_MULTIPLE`: those with few divisors can take a CPU a third
+longer in bfloat16 (on an AMD Zen 5 of two cores, 8 experts of 512 x 1024: 7.2 ms with 533 rows each, 5.3 ms with 536).
+"""
 
 
 class BatchedProducts(GroupedProducts):
-    """Right for any dtype and device; wasteful where loads differ much, since every expert costs what the busiest
-    one does. Rows that come padded are multiplied where they lie; others are copied."""
+    """Supports any dtype and device; wasteful for uneven loads, since every expert costs as much as the busiest one.
+    Padded rows are multiplied in place; others are copied."""
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
         return True
@@ -46,11 +47,11 @@ class BatchedProducts(GroupedProducts):
 
 _BYTES_AT_ONCE = {"cpu": 1 << 22}
 _MOST_BYTES_AT_ONCE = 1 << 30
-"""Bytes of narrow products before they are widened: on a CPU as many as stay in its cache."""
+"""Bytes of narrow products before they are widened; on a CPU, as many as fit its cache."""
 
 
 def _multiply_widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: bool) -> Tensor:
-    """The products of some experts at a time."""
+    """Multiply a few experts at a time, widening the products into `into`."""
     bytes_each = max(1, into[0].numel() * x_EAR.itemsize)
     at_once = min(
         into.shape[0], max(1, _BYTES_AT_ONCE.get(into.device.type, _MOST_BYTES_AT_ONCE) // bytes_each)
@@ -65,7 +66,7 @@ def _multiply_widened(x_EAR: Tensor, d_y_ERB: Tensor, into: Tensor, *, adds: boo
 
 
 def _pad_rows(rows: Tensor, counts: list[int]) -> Tensor:
-    """`[E, longest, width]`: each expert's rows, then zeros."""
+    """`[E, longest, width]`: each expert's rows, padded with zeros."""
     longest = max(counts, default=0)
     if min(counts, default=0) == longest:
         return rows.view(len(counts), longest, rows.shape[1])
@@ -76,7 +77,7 @@ def _pad_rows(rows: Tensor, counts: list[int]) -> Tensor:
 
 
 def _products(rows: Tensor, w: Tensor, counts: list[int]) -> Tensor:
-    """`[n, width]`: row · w[its expert]. Never a view of something else, which autograd treats with suspicion."""
+    """`[n, width]`: row · w[its expert]. Never a view, whose in-place changes autograd restricts."""
     padded_rows, longest = _pad_rows(rows, counts), max(counts, default=0)
     if min(counts, default=0) < longest:
         products = torch.bmm(padded_rows, w)

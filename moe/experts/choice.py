@@ -1,7 +1,7 @@
-"""Choice of a backend: the one that was measured to be the fastest for these experts on this machine.
+"""Choice of the fastest backend of grouped products, as measured for these experts on this machine.
 
-Measured once for each kind of device, number of threads, dtype and shape, and stored; where two processes measure at
-the same time, the first to store decides for both, so that one machine always takes the same choices.
+Measured once per device type, number of threads, dtype and shape, and stored. If two processes measure at the same
+time, the first to store decides for both, so that a machine always makes the same choice.
 """
 
 import json
@@ -30,29 +30,29 @@ BACKENDS: dict[str, GroupedProducts] = {
     "widened": WidenedProducts(),
 }
 MAX_PADDING = 1.5
-"""Batched products are not taken where the busiest expert makes their buffers larger than this many times the rows."""
+"""Batched products are excluded if padding to the busiest expert's rows exceeds this multiple of all rows."""
 _FLOPS_MEASURED = {"cpu": 8e9, "cuda": 2e12}
 _ROUNDS = 5
-"""Fewer, one at least, where experts are so large that even the least rows take more operations than are measured."""
+"""Fewer, but at least one, if experts are so large that the fewest rows exceed the operations to measure."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of the three products, forward and backward, of a number of rows."""
+    """Seconds of a backend's three products, forward and backward, as a function of rows."""
 
     fixed_s: float
     per_row_s: float
     row_multiple: int = 1
-    """A multiple of this many rows is multiplied for each expert, or of more where these are many."""
+    """The rows multiplied per expert are a multiple of this, or of more for large counts."""
 
     def seconds(self, products: GroupedProducts, counts: list[int]) -> float:
-        """Seconds for experts that have `counts` rows, multiplied by the backend whose cost this is."""
+        """Seconds for `counts` rows per expert on the backend `products`."""
         return self.fixed_s + self.per_row_s * sum(products.multiplied(counts, self.row_multiple))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Widths, dtype and device of experts: the cost of their arithmetic depends on these and on their loads."""
+    """Widths, dtype and device of experts, which determine the cost together with the loads."""
 
     device: str
     num_threads: int
@@ -61,11 +61,11 @@ class Shape:
     model_dim: int
     hidden_dim: int
     row_multiple: int = 1
-    """That of one product an expert, as `Cost` has it."""
+    """`row_multiple` of the segments backend."""
 
     @classmethod
     def from_weight(cls, w_in: Tensor) -> "Shape":
-        """That of experts whose first matrices are `w_in` `[E, M, H]`."""
+        """Shape of experts whose first matrices are `w_in` `[E, M, H]`."""
         name = accelerator(w_in.device).name
         device = f"cpu {processor()}" if name is None else name
         threads = torch.get_num_threads() if name is None else 0
@@ -83,7 +83,7 @@ class Shape:
 
 
 def processor() -> str:
-    """The CPU's name, as the machine tells it."""
+    """Model name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -95,11 +95,11 @@ def processor() -> str:
 
 
 Costs = dict[str, Cost]
-"""By backend."""
+"""Cost by backend name."""
 
 
 def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
-    """The backend that should be the fastest for these loads; segments where nothing was measured."""
+    """Backend with the lowest predicted time for `counts`; `segments` without measurements."""
     rows = sum(counts)
     if not costs or not rows:
         return BACKENDS["segments"]
@@ -113,7 +113,7 @@ def cheapest(costs: Costs, counts: list[int]) -> GroupedProducts:
 
 
 def measure(w_in: Tensor) -> Costs:
-    """Measure each backend that supports experts like `w_in` `[E, M, H]`, at equal loads of two sizes."""
+    """Measure every backend that supports experts like `w_in` `[E, M, H]`, at equal loads of two sizes."""
     num_experts, model_dim, hidden_dim = w_in.shape
     flops_per_row = 6 * model_dim * hidden_dim
     dtype, device_type = w_in.dtype, accelerator(w_in.device).kind
@@ -143,7 +143,7 @@ def measure(w_in: Tensor) -> Costs:
 
 @torch.no_grad()
 def _seconds(backends: list[str], w_in: Tensor, rows_each: int, num_rounds: int) -> dict[str, float]:
-    """By backend, the least of some rounds in which all take turns: what else the machine does slows all of them."""
+    """Shortest of `num_rounds` times per backend. Backends take turns, so background load slows all of them."""
     counts = [rows_each] * w_in.shape[0]
     x = w_in.new_ones(sum(counts), w_in.shape[1])
     d_y = w_in.new_ones(sum(counts), w_in.shape[2])
@@ -163,8 +163,8 @@ def _seconds(backends: list[str], w_in: Tensor, rows_each: int, num_rounds: int)
 
 
 def stored_or_measured(w_in: Tensor, folder: Path) -> Costs:
-    """The costs for experts like `w_in`, from `folder`, or measured now and stored there. A folder that cannot be
-    written costs a measurement each time."""
+    """Costs for experts like `w_in`, read from `folder`, or measured and stored there. If the folder is not writable,
+    they are measured each time."""
     path = folder / f"{Shape.from_weight(w_in).key}.json"
     return _read(path) or _store(path, measure(w_in))
 
@@ -189,7 +189,7 @@ def _read(path: Path) -> Costs | None:
     try:
         costs = from_json(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
-        return None  # not there, or not ours: measured anew
+        return None  # missing or invalid: measure
     return costs if "segments" in costs else None
 
 

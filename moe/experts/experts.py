@@ -1,4 +1,4 @@
-"""The experts of one layer that live on this rank."""
+"""Experts of one layer on this rank."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -19,35 +19,35 @@ _NAMES = (
 )  # fmt: skip
 """Parameters, in the order of `ExpertWeights.tensors`."""
 _CODED = ("w_in", "w_out", "w_gate", "w_in_scales", "w_gate_scales", "w_out_scales")
-"""Those that codes lie in, where matrices are kept so."""
+"""Parameters that are quantized weights or their scales, if the layer is quantized."""
 
 RunRows = Callable[[Tensor, Tensor, ExpertWeights], Tensor]
-"""Outputs `[n, M]` for rows `[n, M]` and what each weighs, `[n]`."""
+"""Computes outputs `[n, M]` from rows `[n, M]`, their weights `[n]` and the experts' weights."""
 
 
 class LocalExperts(Protocol):
-    """Experts that a rank computes with."""
+    """Experts as dispatchers use them."""
 
     @property
     def activation(self) -> Activation: ...
 
     def __call__(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
-        """`run(rows, weight, weights)`, which has the weights in full."""
+        """Return `run(rows, weight, weights)` with unsharded weights."""
 
     def work_on(self, counts: list[int]) -> Work:
-        """The fastest way to multiply so many rows of each expert, which may want rows that fill up."""
+        """Fastest computation for `counts` rows per expert; it may require padding."""
 
     @property
     def weights(self) -> ExpertWeights:
-        """All weights, as they are kept."""
+        """All weights as stored."""
 
 
 class Experts(nn.Module):
-    """This rank's share of a layer's experts: two matrices and an activation each (GShard, section 2.1), or three
-    where the activation has a gate (arXiv 2002.05202)."""
+    """This rank's share of a layer's experts: two matrices and an activation each (GShard, section 2.1), or three if
+    the activation is gated (arXiv 2002.05202)."""
 
     w_in: nn.Parameter
-    """`[E, M, H]`, or its codes, as `ExpertWeights` has them; the next two likewise."""
+    """`[E, M, H]`, or its quantized codes (`ExpertWeights`); likewise the next two."""
     w_gate: nn.Parameter | None
     """`[E, M, H]`"""
     w_out: nn.Parameter
@@ -57,18 +57,18 @@ class Experts(nn.Module):
     b_gate: nn.Parameter | None
     """`[E, H]`"""
     b_out: nn.Parameter | None
-    """`[E, M]`. Each part of an expert adds some columns of it, as long as all parts are added up."""
+    """`[E, M]`, or some of its columns if an expert is split into parts, whose outputs are summed."""
 
     lora_scale = 0.0
-    """Factor of what the adapters give, whose parts `ExpertWeights` names."""
+    """Scale of the LoRA adapters, whose tensors `ExpertWeights` names."""
     recompute = False
-    """Hidden states are made again in the backward pass, from the rows alone."""
+    """Recompute hidden states from the rows in the backward pass."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
         self.activation = activation
         self.costs: Costs = {}
-        """Measured costs of each backend for these experts; without any, there is one product an expert."""
+        """Measured cost of each backend for these experts; if empty, `segments` is used."""
         for name in _NAMES:
             self.register_parameter(name, None)
         self._b_out_first = 0
@@ -79,23 +79,22 @@ class Experts(nn.Module):
             self._b_out_first = first_of(part_of(self.b_out), layout)[1]
 
     def forward(self, rows: Tensor, weight: Tensor, run: RunRows) -> Tensor:
-        """`run(rows, weight, weights)`, which has the weights in full: FSDP gathers them for this call alone."""
+        """Return `run(rows, weight, weights)` with unsharded weights, which FSDP gathers for this call only."""
         return run(rows, weight, self.weights)
 
     def work_on(self, counts: list[int]) -> Work:
-        """The fastest way to multiply so many rows of each expert, which may want rows that fill up: `Work.counts` says
-        how many there must be. Those have a weight of zero."""
+        """Fastest computation for `counts` rows per expert. `Work.counts` includes the padding it requires, rows of
+        weight zero."""
         counts = cheapest(self.costs, counts).padded(counts)
         return Work(counts, self.activation, cheapest(self.costs, counts), self.recompute)
 
     def lay_out_for_few_rows(self, dtype: torch.dtype) -> None:
-        """Make weights as narrow as rows of this dtype, and lay matrices out anew in memory, whose shapes stay: those
-        that rows are multiplied by first side by side, for one product of both, and turned around those with more
-        inputs than outputs. For weights that are not trained any more: optimizers and kernels for many rows want them
-        as they were. Matrices that are kept as codes stay so."""
-        # One, two, three rows by [512, 256] on one core of an EPYC: 46, 73, 82 us so, and 60, 88, 113 as they were. By
-        # [256, 512] it is the other way round: 56, 82, 118 and 55, 62, 96. Two of the former side by side, turned: 86
-        # us for one row, where two products take 100.
+        """Convert weights to `dtype` and change the memory layout of matrices, not their shapes, for few rows: `w_in`
+        and `w_gate` side by side for one product, and matrices with more inputs than outputs transposed. For inference
+        only: optimizers and kernels for many rows need the original layout. Quantized weights are unchanged."""
+        # One, two, three rows by [512, 256] on one EPYC core: 46, 73, 82 us transposed, 60, 88, 113 us not. By [256,
+        # 512] the reverse: 56, 82, 118 and 55, 62, 96. Two of the former side by side, transposed: 86 us for one row,
+        # against 100 us for two products.
         is_coded = self.weights.is_coded
         for name, parameter in self.named_parameters():
             if not (is_coded and name in _CODED):
@@ -115,7 +114,7 @@ class Experts(nn.Module):
 
     @property
     def weights(self) -> ExpertWeights:
-        """All weights, as they are kept."""
+        """All weights as stored."""
         tensors = [getattr(self, name) for name in _NAMES]
         codings = (
             matrix.coding if isinstance(matrix, QuantizedWeight) else None for matrix in self._in_and_out
@@ -126,7 +125,7 @@ class Experts(nn.Module):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(E, M, H) here."""
+        """(E, M, H) on this rank."""
         return tuple(self._in_and_out[0].shape)
 
     @property

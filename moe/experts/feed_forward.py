@@ -1,4 +1,4 @@
-"""Experts over rows sorted by expert: two matrices and an activation, or three where the activation has a gate."""
+"""Feed-forward pass of experts over rows sorted by expert: two matrices and an activation, or three if it is gated."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,26 +16,26 @@ from moe.parallel.accelerator import accelerator
 
 @dataclass(frozen=True)
 class Work:
-    """Arithmetic of one call: how rows sorted by expert are multiplied."""
+    """Computation of one call: how rows sorted by expert are multiplied."""
 
     counts: list[int]
-    """Rows of each expert."""
+    """Rows per expert."""
     activation: Activation
     products: GroupedProducts
     recompute: bool = False
-    """Keep nothing of the first matrices' products for the backward pass, and multiply again there."""
+    """Recompute the products of the first matrices in the backward pass instead of saving them."""
 
 
 _SEGMENTS = SegmentProducts()
 
 Kept = tuple[Tensor | None, Tensor | None]
-"""Products of the first matrices, `up` and `gate`; None where it is recomputed, or there is none."""
+"""Saved products of the first matrices, `up` and `gate`; None if recomputed or absent."""
 
 
 def forward_pass(x: Tensor, scale: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Kept]:
-    """(`[n, M]`: scale · (act(x · w_in[e] + b_in[e]) · w_out[e] + b_out[e]), what `backward_pass` wants to have).
+    """Return (`[n, M]`: scale · (act(x · w_in[e] + b_in[e]) · w_out[e] + b_out[e]), products for `backward_pass`).
 
-    `x` `[n, M]` sorted by expert, `scale` `[n]`, which is applied where rows are narrower, before or after w_out.
+    `x` `[n, M]` sorted by expert; `scale` `[n]` is applied before or after w_out, where rows are narrower.
     """
     up, gate = _first_products(x, w, work)
     column = scale.to(x.dtype)[:, None]
@@ -62,10 +62,10 @@ def backward_pass(
     work: Work,
     found: WeightGradients,
 ) -> tuple[Tensor, Tensor]:
-    """(gradients of x, of scale); those of the weights go to `found`: zeros for an expert without rows.
+    """Return (gradient of x, gradient of scale). Weight gradients go to `found`, zeros for an expert without rows.
 
-    Hidden states are made again, and the scale's gradient comes from them, so that outputs need not be kept. The order
-    is that in which the least is there at a time.
+    Recomputes hidden states, which also give the gradient of scale, so that outputs need not be saved. Operations are
+    ordered to minimize peak memory.
     """
     counts, products, column = work.counts, work.products, scale.to(x.dtype)[:, None]
     up, gate = kept
@@ -125,12 +125,12 @@ def backward_pass(
 
 
 def low_rank(x: Tensor, a: Tensor, w: ExpertWeights, work: Work) -> Tensor:
-    """`[n, r]`: scale · x · a[e], of rows `[n, in]` and the first half `[E, in, r]` of an adapter."""
+    """`[n, r]`: scale · x · a[e], for rows `[n, in]` and an adapter's A `[E, in, r]`."""
     return _of_widths(a.shape[1:], x, work).forward(x, a, work.counts).mul_(w.settings.lora_scale)
 
 
 def _low_gradient(d_y: Tensor, b: Tensor, w: ExpertWeights, work: Work) -> Tensor:
-    """`[n, r]`: the gradient of x · a[e], from that of what the second half `[E, r, out]` gave."""
+    """`[n, r]`: gradient of x · a[e], from the gradient of the output of an adapter's B `[E, r, out]`."""
     return _of_widths(b.shape[1:], d_y, work).input_gradient(d_y, b, work.counts).mul_(w.settings.lora_scale)
 
 
@@ -141,19 +141,19 @@ def _add(y: Tensor, low: Tensor, b: Tensor | None, work: Work) -> None:
 
 
 def _of_widths(widths: tuple[int, ...], x: Tensor, work: Work) -> GroupedProducts:
-    """The backend, or segments where it does not take such widths, as the rank of an adapter may be."""
+    """The backend, or segments if it does not support these widths, such as an adapter's rank."""
     return work.products if work.products.supports(x.dtype, x.device.type, widths) else _SEGMENTS
 
 
 def _multiply(x: Tensor, d_y: Tensor, work: Work, room: GradBuffer | None) -> None:
-    if room is None:  # of what is not trained
+    if room is None:  # not trained
         return
     products = _of_widths((x.shape[1], d_y.shape[1]), x, work)
     room.note(products.weight_gradient(x, d_y, work.counts, room.into, adds=room.adds))
 
 
 def _scale_rows(hidden_states: Tensor, column: Tensor, up: Tensor) -> Tensor:
-    """`hidden_states` · `column`, in place unless they are what is kept of `up`."""
+    """`hidden_states` · `column`, in place unless they are the saved `up`."""
     return hidden_states * column if hidden_states is up else hidden_states.mul_(column)
 
 
@@ -161,8 +161,8 @@ _BLOCKS = 16
 
 
 def _dot_by_row(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[n]`: the products of the rows of `a` and `b` `[n, H]`, multiplied and added in `dtype`, in a few blocks where
-    they have to be widened for that."""
+    """`[n]`: dot products of the rows of `a` and `b` `[n, H]`, computed in `dtype`, in blocks if they have to be
+    widened."""
     if a.dtype == dtype:
         return torch.linalg.vecdot(a, b)
     size = max(1, -(-a.shape[0] // _BLOCKS))
@@ -198,7 +198,7 @@ def _up_and_gate(x: Tensor, w: ExpertWeights, work: Work) -> tuple[Tensor, Tenso
 
 
 def feed_forward(x: Tensor, scale: Tensor, weights: ExpertWeights, work: Work) -> Tensor:
-    """`forward_pass`, differentiable in x, scale and all weights, which may be wider than the rows."""
+    """Differentiable `forward_pass`: in x, scale and all weights, which may have a wider dtype than the rows."""
     return _ExpertFeedForward.apply(x.contiguous(), scale, work, weights.settings, *weights.tensors)
 
 
@@ -226,13 +226,13 @@ class _ExpertFeedForward(torch.autograd.Function):
 
 
 def _by_row(bias: Tensor, counts: list[int]) -> Tensor:
-    """`[n, width]`: the bias `[E, width]` of each row's expert."""
+    """`[n, width]`: bias of each row's expert, from `bias` `[E, width]`."""
     expert = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     return bias.index_select(0, accelerator(bias.device).take(expert))
 
 
 def _sum_by_expert(rows: Tensor, work: Work, room: GradBuffer | None) -> None:
-    """`[E, width]`, summed in float32 at least, in one order always."""
+    """Write the sums `[E, width]`, at least float32, in a deterministic order."""
     if room is None:
         return
     wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
@@ -242,7 +242,7 @@ def _sum_by_expert(rows: Tensor, work: Work, room: GradBuffer | None) -> None:
 def feed_forward_reference(
     x: Tensor, scale: Tensor, weights: ExpertWeights, counts: list[int], activation: Activation
 ) -> Tensor:
-    """The same, one expert after another, in plain operations: slow and obvious."""
+    """Reference of `feed_forward`: one expert after another, in plain operations."""
     w, outputs = weights.to(x.dtype) if weights.is_coded else weights, []
     for e, rows in enumerate(x.split(counts)):
         up = _add_adapter(rows, w.w_in, w.in_lora_a, w.in_lora_b, w, e) + (0 if w.b_in is None else w.b_in[e])

@@ -1,4 +1,4 @@
-"""torch's own grouped product: one kernel for all experts, on GPUs that have it."""
+"""`torch.nn.functional.grouped_mm`: one kernel for all experts, on GPUs that support it."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,10 @@ from moe.parallel.accelerator import accelerator
 
 
 class GroupedMM(GroupedProducts):
-    """float32 on CPUs, bfloat16 on GPUs; every row of every operand begins at a multiple of 16 bytes.
+    """float32 on CPUs, bfloat16 on GPUs; every row of every operand must start at a multiple of 16 bytes.
 
-    On CPUs it is a product for each expert too, into fresh memory: where there is a place for what it gives, segments
-    write there. It takes bfloat16 there, but any number of rows, which are costly if they are new in each pass
-    (`segments.py`).
+    On CPUs it runs a product per expert too, into new memory; with an output tensor given, segments write to that
+    directly. It supports bfloat16 there, but every new number of rows is costly (`segments.py`).
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
@@ -43,5 +42,5 @@ _SEGMENTS = SegmentProducts()
 
 
 def _ends(rows: Tensor, counts: list[int]) -> Tensor:
-    """int32 `[E]`: where each expert's rows end."""
+    """int32 `[E]`: end of each expert's rows."""
     return accelerator(rows.device).take(torch.tensor(counts).cumsum(0, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""One product an expert, written straight into place."""
+"""One product per expert, written directly to the output."""
 
 from collections.abc import Iterator
 
@@ -8,20 +8,19 @@ from torch import Tensor
 from moe.experts.products import GroupedProducts, put, segments
 
 _MULTIPLE, _MULTIPLES_TO_A_DOUBLING = 16, 8
-"""Rows of a product in bfloat16 on a CPU: a multiple of the first up to 256, and beyond so many numbers to a doubling.
-oneDNN makes a kernel for each number of rows, in about a millisecond, and keeps a thousand; loads differ from pass to
-pass, and so would nearly all numbers."""
+"""Row counts of bfloat16 products on a CPU: multiples of `_MULTIPLE` up to 256, then `_MULTIPLES_TO_A_DOUBLING` counts
+per doubling. oneDNN compiles a kernel per row count in about a millisecond and caches a thousand; loads change in every
+pass, and would produce nearly all counts."""
 _COPIED = 512
-"""The most rows that are copied at a time, to be filled up or to be put back."""
+"""Maximum number of rows copied at a time, to pad or to restore them."""
 
 
 class SegmentProducts(GroupedProducts):
-    """Right for any dtype and device; slow where experts have few rows each.
+    """Supports any dtype and device; slow if experts have few rows each.
 
-    No row is padded. Where the number of rows matters, a product takes the next experts' rows along, and the next
-    expert writes its own over what that gave them, or, where products are added to what is there, that is put back.
-    Only near the end, and for the gradient of weights, which would add them up, rows are copied and filled up with
-    zeros.
+    No row is padded in general. Where row counts are restricted, a product includes the next experts' rows, and the
+    next expert overwrites their results; when products are added to the output, its rows are restored instead. Rows are
+    copied and padded with zeros only near the end, and for weight gradients, which would add the extra rows up.
     """
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
@@ -110,16 +109,16 @@ class SegmentProducts(GroupedProducts):
 
 
 def _by_expert(counts: list[int], x: Tensor, w: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(rows of x, matrix, rows of y) of every expert that has any, cut up at once: a view by itself takes 3 us, and a
-    product of one row 50."""
+    """(rows of x, matrix, rows of y) of every expert with rows, split in one call: a view takes 3 us, a product of one
+    row 50."""
     sizes = [count for count in counts if count]
     matrices = [w_e for w_e, count in zip(w.unbind(), counts, strict=True) if count]
     return zip(x.split(sizes), matrices, y.split(sizes), strict=True)
 
 
 def _onednn_multiplies_bfloat16() -> bool:
-    """Whether oneDNN has kernels for bfloat16 on this CPU, and torch uses them; else any number of rows costs the same.
-    A torch that cannot tell is taken to: rows too many cost less than kernels."""
+    """Whether torch multiplies bfloat16 by oneDNN kernels on this CPU; if not, all row counts cost the same. Assumed if
+    torch cannot tell: extra rows cost less than kernels."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     try:
@@ -129,23 +128,23 @@ def _onednn_multiplies_bfloat16() -> bool:
 
 
 def _step(count: int, multiple: int) -> int:
-    """Numbers of rows about `count` that products take are multiples of this."""
+    """Row counts near `count` are rounded to multiples of this."""
     if multiple == 1:
         return 1
     return max(multiple, (1 << (count - 1).bit_length()) // (2 * _MULTIPLES_TO_A_DOUBLING))
 
 
 def _upward(rows: slice, multiple: int) -> slice:
-    """`rows` and as many after them as one product takes along."""
+    """`rows`, extended at the end to the row count of one product."""
     count = rows.stop - rows.start
     return slice(rows.start, rows.stop + -count % _step(count, multiple))
 
 
 def _row_slices(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, slice]]:
-    """(expert, rows, the rows from the first of them on that one product takes), in order.
+    """(expert, rows, rows of one product that starts with them), in order.
 
-    Where these would go past the end, or be too many to be put back, most of the expert's rows come first, a number
-    that products take, and then the last: they alone take rows that are not there.
+    If these would extend beyond the end, or by too many rows to restore, most of the expert's rows come first, with no
+    extra rows, and then the rest: only the rest may extend beyond the end.
     """
     if multiple == 1:
         yield from ((expert, rows, rows) for expert, rows in segments(counts))
@@ -166,8 +165,8 @@ def _row_slices(counts: list[int], multiple: int) -> Iterator[tuple[int, slice, 
 
 
 def _parts(rows: slice, multiple: int) -> Iterator[tuple[slice, slice]]:
-    """(some of the rows, the rows from the first of them on that one product takes), in order: where these are more,
-    the rows are few enough to be copied."""
+    """(rows, rows of one product that starts with them), in order; if the latter are more, the rows are few enough to
+    copy."""
     count = rows.stop - rows.start
     last = rows.stop if _upward(rows, multiple) == rows else rows.stop - count % _COPIED
     if last > rows.start:
@@ -177,6 +176,6 @@ def _parts(rows: slice, multiple: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _pad_rows(rows: Tensor, product_rows: slice) -> Tensor:
-    """`rows`, with zeros after them up to the number of `product_rows`."""
+    """`rows`, padded with zeros to the number of `product_rows`."""
     missing = product_rows.stop - product_rows.start - rows.shape[0]
     return torch.cat((rows, rows.new_zeros(missing, rows.shape[1]))) if missing else rows

@@ -1,4 +1,4 @@
-"""The weights of experts, as they are kept or as narrow as the rows, and where their gradients are written."""
+"""Weights of experts, as stored or in the rows' dtype, and their gradient buffers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,23 +14,23 @@ Matrix = Literal["w_in", "w_out", "w_gate"]
 
 @dataclass(frozen=True)
 class ExpertSettings:
-    """Numbers that go with the weights of experts."""
+    """Numbers that belong to expert weights."""
 
     b_out_first: int = 0
-    """The column of the output that `b_out` begins at, where each rank holds some of its entries."""
+    """First output column of `b_out`, if each rank holds some of its entries."""
     lora_scale: float = 0.0
-    """Factor of what adapters give (arXiv 2106.09685)."""
+    """Scale of the LoRA adapters (arXiv 2106.09685)."""
     coded_in: QuantScheme | None = None
-    """How `w_in` and `w_gate` are kept, where they are codes."""
+    """Quantization of `w_in` and `w_gate`, if they are quantized."""
     coded_out: QuantScheme | None = None
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """The weights of E experts, each `[E, ...]`; None for what these experts do not have."""
+    """Weights of E experts, each `[E, ...]`; None for those they lack."""
 
     w_in: Tensor
-    """`[E, M, H]`, or its codes, as the next two; `matrix` decodes them."""
+    """`[E, M, H]`, or its quantized codes, like the next two; `matrix` dequantizes them."""
     w_out: Tensor
     """`[E, H, M]`"""
     w_gate: Tensor | None = None
@@ -42,7 +42,7 @@ class ExpertWeights:
     b_gate: Tensor | None = None
     """`[E, H]`"""
     in_lora_a: Tensor | None = None
-    """`[E, M, r]`: an adapter's, as the next ones; this one of w_in and w_gate."""
+    """`[E, M, r]`: LoRA adapter, like the next four; this one is shared by w_in and w_gate."""
     in_lora_b: Tensor | None = None
     """`[E, r, H]`"""
     gate_lora_b: Tensor | None = None
@@ -52,7 +52,7 @@ class ExpertWeights:
     out_lora_b: Tensor | None = None
     """`[E, r, M]`"""
     in_scales: Tensor | None = None
-    """Of codes, as the next ones."""
+    """Scales of the quantized weights, like the next two."""
     gate_scales: Tensor | None = None
     out_scales: Tensor | None = None
     settings: ExpertSettings = ExpertSettings()
@@ -61,7 +61,7 @@ class ExpertWeights:
     def from_tensors(
         cls, tensors: Sequence[Tensor | None], settings: ExpertSettings = ExpertSettings()
     ) -> "ExpertWeights":
-        """From `tensors`, as autograd functions take and give them; the last ones may be left out."""
+        """Build from `tensors` in the order of `ExpertWeights.tensors`; trailing ones may be omitted."""
         w_in, w_out, *optional_tensors = tensors
         assert w_in is not None
         assert w_out is not None
@@ -73,7 +73,7 @@ class ExpertWeights:
 
     @property
     def own(self) -> tuple[Tensor | None, ...]:
-        """Matrices, or their codes, and biases, without adapters."""
+        """Matrices or their quantized codes, and biases, without adapters."""
         return self.w_in, self.w_out, self.w_gate, self.b_in, self.b_out, self.b_gate
 
     @property
@@ -89,7 +89,7 @@ class ExpertWeights:
         return self.settings.coded_in is not None
 
     def matrix(self, name: Matrix, dtype: torch.dtype) -> Tensor:
-        """One of the matrices, decoded into `dtype` where it is kept as codes; it is as narrow as that where not."""
+        """Return a matrix, dequantized to `dtype` if quantized; otherwise it must have that dtype already."""
         codes: Tensor | None = getattr(self, name)
         assert codes is not None
         coding = self.settings.coded_out if name == "w_out" else self.settings.coded_in
@@ -101,7 +101,7 @@ class ExpertWeights:
 
     @property
     def w_in_and_gate(self) -> Tensor | None:
-        """`[E, M, 2 · H]`: `w_in` and `w_gate`, where they lie side by side in memory, else None."""
+        """`[E, M, 2 · H]`: `w_in` and `w_gate` as one view if they are adjacent in memory, else None."""
         up, gate = self.w_in, self.w_gate
         if self.is_coded or gate is None or gate.stride() != up.stride():
             return None
@@ -114,7 +114,7 @@ class ExpertWeights:
         return up.as_strided((*up.shape[:2], 2 * up.shape[2]), up.stride())
 
     def to(self, dtype: torch.dtype) -> "ExpertWeights":
-        """In `dtype`, differentiable; what is kept as codes decoded."""
+        """Convert to `dtype`, differentiably, dequantizing codes."""
         names: tuple[Matrix, ...] = ("w_in", "w_out", "w_gate")
         matrices = [None if getattr(self, name) is None else self.matrix(name, dtype) for name in names]
         vectors_and_adapters = (*self.own[len(names) :], *self.adapters)
@@ -125,7 +125,8 @@ class ExpertWeights:
         )
 
     def narrow(self, dtype: torch.dtype) -> "ExpertWeights":
-        """In `dtype`, without gradients: the copies that are kept, where there are some. Codes stay as they are."""
+        """Convert to `dtype` without gradients, using the stored narrow copies where there are any. Codes are
+        unchanged."""
         as_kept = {id(tensor) for tensor in (*self.own[:3], *self.scales)} if self.is_coded else set[int]()
         return self.from_tensors(
             [
@@ -137,18 +138,17 @@ class ExpertWeights:
 
     @property
     def biased(self) -> slice:
-        """The columns that `b_out` is added to."""
+        """Output columns that `b_out` is added to."""
         assert self.b_out is not None
         return slice(self.settings.b_out_first, self.settings.b_out_first + self.b_out.shape[1])
 
 
 _OTHERS = tuple(weight_field.name for weight_field in fields(ExpertWeights))[2:-1]
-"""Names of all but the first two tensors, in the order of `ExpertWeights.tensors`."""
+"""Names of all tensors but the first two, in the order of `ExpertWeights.tensors`."""
 
 
 class WeightGradients:
-    """Gradients of the weights of experts as they are made, those of one run of rows after another; of those that are
-    not trained there is no room."""
+    """Gradient buffers of expert weights, filled chunk by chunk; frozen weights have none."""
 
     def __init__(self, parameters: Sequence[Tensor | None], *, of_several: bool = False) -> None:
         self._rooms = [

@@ -1,4 +1,4 @@
-"""Products in float32 of narrow rows and matrices, for CPUs that have no instructions for narrow numbers."""
+"""Products in float32, for CPUs without instructions for narrow dtypes."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from moe.parallel.accelerator import multiplies
 
 
 class WidenedProducts(GroupedProducts):
-    """One product an expert, whose rows and matrix are widened for it, while they lie in the cache. Sums are rounded
-    once, and the gradients of wide weights never."""
+    """One product per expert, whose rows and matrix are widened just before, to stay in cache. Sums are rounded once,
+    and gradients of float32 weights not at all."""
 
     def supports(self, dtype: torch.dtype, device_type: str, widths: tuple[int, ...]) -> bool:
         return not multiplies(dtype, torch.device(device_type))
