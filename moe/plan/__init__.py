@@ -1,4 +1,4 @@
-"""Layouts of jobs: facts of a cluster, models of memory and time, and the plan. Arithmetic only: no torch."""
+"""Planner: cluster facts, memory and time models, layout search and the plan. No torch."""
 
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.cluster import Cluster, Link

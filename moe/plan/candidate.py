@@ -1,4 +1,4 @@
-"""A layout of a job: searches enumerate candidates, and memory and time are predicted for each."""
+"""Candidate layout: the unit that the search enumerates and the cost models price."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,52 +13,53 @@ Sharding = Literal["optimizer", "gradients", "parameters"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[Sharding, ...] = ("optimizer", "gradients", "parameters")
 CHUNKS = (1, 2, 4)
-"""Numbers of chunks that are tried."""
+"""Values of `num_chunks` that the search tries."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a step under given degrees."""
+    """Options of a layout beside its degrees."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     sharding: Sharding = "parameters"
-    """State that `fsdp` and `expert_fsdp` ranks shard: the optimizer's, gradients too, or parameters too."""
+    """State sharded over `fsdp` and `expert_fsdp` ranks: optimizer state, plus gradients, plus parameters (ZeRO-1,
+    2, 3)."""
     recompute: Recompute = "none"
-    """Recomputation in the backward pass: nothing, the hidden states of feed-forward layers and experts, or
+    """Activation recomputation: none; selective, of the hidden states of feed-forward layers and experts; full, of
     whole blocks."""
     virtual_stages: Count = 1
-    """Runs of layers that each pipeline stage has."""
+    """Virtual stages (model chunks) of each pipeline stage."""
     num_chunks: Count = 1
-    """Chunks that rows travel to experts in, so that exchange and arithmetic overlap."""
+    """Chunks that the dispatched rows are split into, to overlap all-to-all and computation."""
     overlap: bool = False
-    """Whether the rows of one micro-batch travel while another one is worked on."""
+    """Whether the all-to-all of one micro-batch overlaps with the computation of another."""
     ranks_per_node: Count | None = None
-    """Hierarchical dispatch: expert groups that span nodes of so many ranks send a token to another node only once,
-    however many of its experts live there. None sends it straight to each."""
+    """Hierarchical dispatch with this many ranks per node: a token is sent to another node once, however many of its
+    experts are there. None sends it to each expert's rank directly."""
     micro_batch_groups: Count = 1
-    """Groups that one data rank runs forward and backward at a time."""
+    """Token groups of a micro-batch on one data rank."""
     num_micro_batches: Count = 1
-    """The same on every rank: those with fewer groups take part in the collectives without any."""
+    """The same on every rank: ranks with fewer groups join the collectives with empty micro-batches."""
     max_rows: Count | None = None
-    """Rows of a chunk that a rank takes from others at most: where more are routed to its experts, there are more
-    chunks. Left out, there is no bound."""
+    """Most rows of a chunk that a rank receives; if more are routed to its experts, there are more chunks. None
+    means no bound."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Degrees and options."""
+    """Degrees and options of a layout."""
 
     degrees: Degrees
     options: Options = Options()
 
     def having(self, **options: Any) -> "Candidate":
-        """The same degrees with other options."""
+        """Return a copy with other options."""
         return Candidate(self.degrees, replace(self.options, **options))
 
     @property
     def is_sharded(self) -> bool:
-        """Whether anything is sharded over data ranks."""
+        """Whether any state is sharded over data ranks."""
         return self.degrees.fsdp > 1 or self.degrees.expert_fsdp > 1
 
     @property
@@ -67,7 +68,7 @@ class Candidate:
         return self.is_sharded and self.options.sharding == "parameters"
 
     def __str__(self) -> str:
-        """Degrees, and what tells ways to run them apart."""
+        """Degrees, and the options that tell candidates apart."""
         of = self.options
         parts = [str(self.degrees), f"micro-batches of {of.micro_batch_groups}"]
         parts += [f"recompute {of.recompute}"] * (of.recompute != "none")
@@ -76,7 +77,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Key that decides between candidates of the same predicted step: the fewest splits."""
+        """Tie-breaking key for candidates of equal predicted step time: prefers the fewest splits."""
         of = self.options
         return (*self.degrees.order, of.sharding, of.virtual_stages, of.overlap, of.num_chunks,
                 of.ranks_per_node or 0, -of.micro_batch_groups, RECOMPUTES.index(of.recompute))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Degrees: the number of ranks of each axis, which a planner chooses."""
+"""Parallelism degrees: number of ranks along each mesh axis."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from moe.spec.base import Count
 
 
 class WorkSplit(NamedTuple):
-    """Ranks that share the arithmetic of a micro-batch."""
+    """Degrees that split the computation of one micro-batch."""
 
     tensor: int = 1
     context: int = 1
@@ -19,7 +19,7 @@ class WorkSplit(NamedTuple):
 
 
 class ShardCounts(NamedTuple):
-    """Parts that parameters are in, by mesh axis."""
+    """Number of shards that parameters are split into along each mesh axis."""
 
     tensor: int = 1
     fsdp: int = 1
@@ -29,39 +29,39 @@ class ShardCounts(NamedTuple):
 
     @classmethod
     def from_degrees(cls, degrees: Mapping[str, int]) -> "ShardCounts":
-        """Counts by mesh axis; 1 for an axis that is left out."""
+        """Return the counts by axis; missing axes count 1."""
         return cls(*(degrees.get(axis, 1) for axis in cls._fields))
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """Ranks along the axes of both meshes.
+    """Number of ranks along each axis of the two meshes.
 
-    The same ranks are folded into two meshes: (data, context, tensor) for all parameters but those of experts, and
-    (expert-data, expert, expert-tensor) for these. Ranks are numbered with the last axis of each running fastest, so
-    that the ranks of one tensor or expert group are consecutive and share a node where nodes hold enough of them.
+    Two meshes are folded from the same ranks: (data, context, tensor) for all parameters outside experts, and
+    (expert-data, expert, expert-tensor) for expert parameters. The last axis varies fastest, so the ranks of one
+    tensor or expert group are consecutive and share a node if nodes are large enough.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     expert: Count = 1
-    """Ranks that the experts of each layer are spread over."""
+    """Expert parallelism: ranks that the experts of each layer are spread over."""
     data: Count = 1
-    """Ranks that have to do with the same parts of experts: expert-data."""
+    """Expert-data parallelism: ranks that hold the same expert shards."""
     tensor: Count = 1
-    """Ranks that attention heads and feed-forward layers without experts are split over. In all other layers each of
-    them works on its share of their tokens."""
+    """Tensor parallelism: ranks that split attention heads and dense feed-forward layers. The other layers are
+    sequence-parallel: each rank works on its share of the tokens."""
     fsdp: Count = 1
-    """Data and context ranks that each parameter outside experts is sharded over, to be gathered where it is used: 1
-    replicates it on all, as many as there are of both is FSDP, between the two is HSDP."""
+    """Data and context ranks that shard each parameter outside experts and gather it where it is used: 1 replicates
+    it, all of them is FSDP, in between is HSDP."""
     expert_tensor: Count = 1
-    """Ranks that the hidden dimension of each expert is split over."""
+    """Ranks that split the hidden dimension of each expert."""
     expert_fsdp: Count = 1
-    """Number of the `data` ranks that each parameter of an expert is sharded over."""
+    """`data` ranks that shard each expert parameter."""
     context: Count = 1
-    """Ranks that each sequence is split over."""
+    """Context parallelism: ranks that split each sequence."""
     pipeline: Count = 1
-    """Stages of consecutive layers; the meshes are those of one stage."""
+    """Pipeline stages of consecutive layers; the meshes are of one stage."""
 
     @property
     def stage_workers(self) -> int:
@@ -74,17 +74,17 @@ class Degrees:
 
     @property
     def data_ranks(self) -> int:
-        """Ranks of a stage that have groups of their own: those of one tensor or context group share theirs."""
+        """Ranks of a stage with token groups of their own: the ranks of one tensor or context group share theirs."""
         return self.stage_workers // (self.tensor * self.context)
 
     @property
     def replica_ranks(self) -> int:
-        """Ranks of a stage that have the same parts of what is outside experts: data ranks, and those of context."""
+        """Ranks of a stage with the same shards of the parameters outside experts: data ranks times context ranks."""
         return self.stage_workers // self.tensor
 
     @property
     def axes(self) -> dict[str, int]:
-        """Degrees by axis of both meshes."""
+        """Number of ranks by axis, for the axes of both meshes."""
         return {
             "pipeline": self.pipeline,
             "data_replica": max(1, self.data_ranks // self.fsdp),
@@ -99,7 +99,7 @@ class Degrees:
 
     @property
     def num_further_axes(self) -> int:
-        """Axes that a model is split over beside those of data and whole experts."""
+        """Number of axes in use besides data and expert."""
         return sum(degree > 1 for degree in (self.tensor, self.context, self.expert_tensor, self.pipeline))
 
     @property
@@ -112,7 +112,7 @@ class Degrees:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Key that decides between equals: the fewest splits, and experts spread the widest."""
+        """Tie-breaking key: prefers the fewest splits and the widest spread of experts."""
         return (
             self.pipeline,
             self.context,

@@ -1,4 +1,4 @@
-"""Refusals of plans that can be made, but not be run yet."""
+"""Refuses plans that can be made but not run yet."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _OF_A_PEER = "the layout of a peer"
 
 
 def check_asked(spec: JobSpec) -> None:
-    """Raises SpecError for what a job asks for by name and nothing executes, whatever else is chosen."""
+    """Raise SpecError if the job explicitly asks for a feature that no executor supports."""
     parallel = spec.parallel
     candidate = Candidate(
         Degrees(pipeline=max(parallel.pipeline or 1, parallel.virtual_stages or 1), context=parallel.context or 1,
@@ -24,8 +24,7 @@ def check_asked(spec: JobSpec) -> None:
 
 
 def not_yet(spec: JobSpec, candidate: Candidate, profile: ProfileName) -> tuple[str, ...]:
-    """Parts of a job and its layout that cannot be run yet, in words; empty where there are none. Of a peer's layout
-    one is that it is a peer's, whatever it is."""
+    """Names of the features of a job and its layout that cannot be run yet; a peer's layout is always among them."""
     layout = (_OF_A_PEER,) if profile != "ours" else ()
     return (*layout, *_without_executor(candidate), *_of_arithmetic(spec))
 
@@ -40,7 +39,7 @@ def _of_arithmetic(spec: JobSpec) -> list[str]:
 
 
 def refusal(plan: Plan) -> Problem | None:
-    """The reason why a plan, also one by hand, is not run; None where it is."""
+    """Return the reason why a plan, including one written by hand, cannot be run; None if it can."""
     features = dict.fromkeys((*plan.not_yet, *_without_executor(plan.candidate)))
     if plan.profile != "ours":
         features[_OF_A_PEER] = None
@@ -48,13 +47,13 @@ def refusal(plan: Plan) -> Problem | None:
 
 
 def cannot_be_run(features: Sequence[str], path: str = "parallel") -> Problem:
-    """Problem of a job, or of a plan, that no layout can run yet."""
+    """Problem for a job none of whose layouts can be run yet, or for a plan."""
     return Problem("not_runnable", path, None, f"asks for what cannot be run yet: {', '.join(features)}",
                    "leave it out, or only plan it: shardyard plan")  # fmt: skip
 
 
 def _without_executor(candidate: Candidate) -> list[str]:
-    """Degrees and options that nothing executes."""
+    """Degrees and options that no executor supports."""
     degrees, options, features = candidate.degrees, candidate.options, []
     if degrees.pipeline > 1:
         features.append("pipeline stages")

@@ -1,4 +1,4 @@
-"""Checks that a model can be split as a layout says."""
+"""Check that a model's dimensions are divisible by the degrees of a layout."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,8 +7,7 @@ from moe.spec.errors import Problem
 
 
 def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
-    """A problem for every dimension of the model that its degree does not divide; `degrees` by axis, as a plan has
-    them."""
+    """Return a Problem for each model dimension that its degree in `degrees` (by axis) does not divide."""
     problems = []
     for path, number, axis, why in divided_dims(model):
         degree = degrees.get(axis, 1)
@@ -27,7 +26,7 @@ def fit_problems(model: ModelSpec, degrees: Mapping[str, int]) -> list[Problem]:
 
 
 def divided_dims(model: ModelSpec) -> Iterator[tuple[str, int, str, str]]:
-    """(place in a spec, number, the axis whose degree divides it, why)."""
+    """Yield (spec path, number, axis whose degree must divide it, reason)."""
     for path, heads in model.heads.items():
         yield f"model.{path}", heads, "tensor", "since each rank has whole heads"
     for ffn_dim in sorted(model.ffn_dims()):

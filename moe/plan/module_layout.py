@@ -1,4 +1,4 @@
-"""Layout of a user's module in a plan: what `moe.sharding` has planned, as plain values, since no torch is here."""
+"""Sharding of a user's module as part of a plan: plain values, because this package imports no torch."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from moe.spec.base import Count, Frozen
 
 
 class ModuleLayout(Frozen):
-    """Plan of one module's tensors, made from what it computes."""
+    """Sharding plan of one module, made from its captured computation."""
 
     mesh: dict[str, Count]
-    """Ranks along each of its axes, outermost first."""
+    """Ranks along each mesh axis, outermost first."""
     plan: dict[str, Any]
-    """The plan of `moe.sharding`, as its JSON has it."""
+    """JSON form of the `moe.sharding` plan."""
     explained: str = Field(max_length=1_000_000)
-    """The plan in words."""
+    """The same plan in words."""

@@ -1,4 +1,4 @@
-"""Predicted price of a step, of an hour, of tokens and of a run, where a cluster has a price."""
+"""Predicted price of an hour, a step, tokens and a run, if the cluster has a price."""
 
 from moe.spec.base import Frozen, NonNegative
 
@@ -7,15 +7,15 @@ _MILLION = 10**6
 
 
 class MoneyEstimate(Frozen):
-    """Predicted price, in the currency that the cluster's `price_per_hour` counts in."""
+    """Predicted price, in the currency of the cluster's `price_per_hour`."""
 
     per_hour: NonNegative
-    """Price of the devices of all nodes that have workers, whatever they do."""
+    """Price of all billed devices."""
     per_step: NonNegative
     per_million_tokens: NonNegative
-    """Price of positions of a step, padding included, as the plan counts them; of a module, of rows."""
+    """Counts positions, padding included, as the plan does; of a module, rows."""
     run: NonNegative | None = None
-    """Price of all steps that the job takes; None where their number is not known."""
+    """Price of the whole job; None if its number of steps is unknown."""
 
 
 def money_of(
@@ -26,7 +26,7 @@ def money_of(
     tokens_per_step: int,
     num_steps: int | None,
 ) -> MoneyEstimate | None:
-    """The price of so many devices, at `price_per_hour` of one; None where that is not known."""
+    """Return the price of `billed_devices` at `price_per_hour` each; None if the price is unknown."""
     if price_per_hour is None:
         return None
     per_hour = price_per_hour * billed_devices
@@ -40,12 +40,12 @@ def money_of(
 
 
 def amount_of(money: float) -> str:
-    """`5,900`, `12.30`, `0.41`, `0.0031`."""
+    """Format an amount: `5,900`, `12.30`, `0.41`, `0.0031`."""
     if money >= 1000:
         return f"{money:,.0f}"
     return f"{money:.2f}" if money >= 0.1 else f"{money:.2g}"
 
 
 def _round_amount(money: float) -> float:
-    """The amount in six digits, as times are."""
+    """Round to six digits, as times are."""
     return float(f"{money:.6g}")

@@ -1,4 +1,4 @@
-"""One of a few names, as a request or an option says it."""
+"""Validation of an option against a fixed set of names."""
 
 from collections.abc import Collection
 from typing import TypeVar
@@ -9,7 +9,7 @@ Name = TypeVar("Name", bound=str)
 
 
 def one_of(place: str, value: object, names: Collection[Name]) -> Name | None:
-    """The name that is given; None where none is. Raises SpecError for what is none of `names`."""
+    """Return `value` as one of `names`; None if `value` is None. Raises SpecError if it is none of them."""
     if value is None:
         return None
     for name in names:

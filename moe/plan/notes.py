@@ -1,4 +1,4 @@
-"""Notes on the job that a plan was asked for: what it leaves out, and what it lacks to be run."""
+"""Notes on a planned job: unset values that matter, and inputs that a run would lack."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from moe.spec import JobSpec, ModuleModelSpec, Problem
 
 
 def with_notes(plan: Plan, spec: JobSpec, missing: Sequence[Problem] = ()) -> Plan:
-    """The plan with notes on its job, and with what the job is `missing` to be trained."""
+    """Return the plan with the job's relevant defaults and its `missing` inputs filled in."""
     is_module = isinstance(spec.model, ModuleModelSpec)
     defaults = {} if is_module else dict.fromkeys(unwritten_float32(spec), "float32")
     needs = tuple(str(replace(problem, remedy="")) for problem in missing)

@@ -1,4 +1,4 @@
-"""Placements of parameters: the shape of each, and the mesh axis that splits each of its dimensions."""
+"""Placements of parameters: the shape of each, and the mesh axes that split its dimensions."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,17 @@ FSDP_AXES = ("fsdp", "expert_fsdp")
 
 
 class Placement(Spec):
-    """Split of a parameter, the same in all layers that are alike."""
+    """Sharding of a parameter, the same in all identical layers."""
 
     parameter: Text
-    """Path in the model. `*` stands for the number of any layer; a placement with a layer's own number takes
-    precedence."""
+    """Path in the model; `*` is any layer number. A placement with a layer's own number takes precedence."""
     shape: tuple[Count, ...]
-    """Shape of the whole parameter."""
+    """Global shape."""
     splits: tuple[tuple[Axis, CountOrZero], ...] = ()
-    """Mesh axes and the dimension that each of them splits, one after another. Over `fsdp` and `expert_fsdp` that is
-    split which the plan's `sharding` names. What no axis splits lies whole on all ranks of its mesh."""
+    """(mesh axis, dimension) pairs, applied in order. `fsdp` and `expert_fsdp` split the state that the plan's
+    `sharding` names. Other axes of its mesh replicate the parameter."""
     blocks: tuple[Text, ...] = ()
-    """Kinds of blocks that have it."""
+    """Kinds of blocks that contain it."""
 
     @model_validator(mode="after")
     def _possible(self) -> "Placement":
@@ -66,12 +65,12 @@ class Placement(Spec):
         return self
 
     def over(self, degrees: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-        """Splits over more than one rank."""
+        """Return the splits over more than one rank."""
         return tuple((axis, dim) for axis, dim in self.splits if degrees.get(axis, 1) > 1)
 
 
 class Placements:
-    """The placements of all parameters of a model, found by path and shape."""
+    """Placements of all parameters of a model, looked up by path and shape."""
 
     def __init__(self, placements: Iterable[Placement]) -> None:
         self._of: dict[tuple[str, tuple[int, ...]], Placement] = {}
@@ -91,7 +90,7 @@ class Placements:
             self._unused_keys.add(key)
 
     def placement(self, path: str, shape: Sequence[int]) -> Placement:
-        """Placement of one parameter. Raises SpecError if there is none."""
+        """Return the placement of one parameter. Raises SpecError if there is none."""
         for key in ((path, tuple(shape)), (starred(path), tuple(shape))):
             if (placement := self._of.get(key)) is not None:
                 self._unused_keys.discard(key)
@@ -100,7 +99,7 @@ class Placements:
                                 "add a placement of that parameter and shape"))  # fmt: skip
 
     def check_used(self) -> None:
-        """Raises SpecError for placements that were asked for by no parameter."""
+        """Raise SpecError for placements that no parameter has looked up."""
         problems = [
             Problem(
                 "not_found",
@@ -117,21 +116,21 @@ class Placements:
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter as the planner counts it."""
+    """One parameter tensor as the planner counts it."""
 
     name: str
-    """Name within the unit."""
+    """Name within its unit."""
     shape: tuple[int, ...]
     axis_dims: tuple[tuple[Axis, int], ...] = ()
-    """(mesh axis, dimension divided by its degree); FSDP cuts once more."""
+    """(mesh axis, dimension divided by its degree) pairs, without FSDP's."""
     of_experts: bool = False
-    """Whether the first dimension counts experts."""
+    """Whether the first dimension is the expert dimension."""
     is_trained: bool = True
-    """Whether it has a gradient, and an optimizer remembers anything of it."""
+    """Whether it has gradients and optimizer state."""
     item_bytes: int | None = None
-    """Bytes of an element of codes or of their scales; None for other weights."""
+    """Bytes per element of a quantized weight or its scales; None for other weights, whose dtype the job decides."""
     num_coded: int = 0
-    """Numbers of the matrix that it is the codes of."""
+    """Elements of the matrix that this quantized weight encodes."""
 
     @property
     def numel(self) -> int:
@@ -139,30 +138,30 @@ class Weight:
 
     @property
     def num_weights(self) -> int:
-        """Number of the model's weights that it stands for."""
+        """Number of model parameters that it represents."""
         return self.numel if self.item_bytes is None else self.num_coded
 
     def product_numel(self, shards: ShardCounts) -> int:
-        """Numbers of the matrix on a rank when it is multiplied."""
+        """Elements of the rank's shard of the matrix when multiplied."""
         return (
             prod(self.unsharded_shape(shards)) if self.item_bytes is None else self.dequantized_numel(shards)
         )
 
     def dequantized_numel(self, shards: ShardCounts) -> int:
-        """Numbers of the matrix on a rank when codes are decoded to be multiplied; 0 of all else."""
+        """Elements of the rank's shard of the dequantized matrix; 0 if it is not quantized."""
         return self.num_coded * prod(self.unsharded_shape(shards)) // self.numel
 
     def unsharded_shape(self, shards: ShardCounts) -> tuple[int, ...]:
-        """Shape on a rank while the weight is used: gathered over FSDP ranks, still split over other axes."""
+        """Shape on a rank at use, gathered from FSDP."""
         return _local_shape(self.shape, self.axis_dims, shards)
 
     def local_shape(self, shards: ShardCounts) -> tuple[int, ...]:
-        """Shape on the fullest rank between uses, when it is sharded over FSDP ranks too."""
+        """Shape on the fullest rank between uses."""
         return _local_shape(self.shape, self.splits(shards), shards)
 
     def splits(self, shards: ShardCounts) -> tuple[tuple[Axis, int], ...]:
-        """Axes of more than one rank and the dimensions that they split: the one place that chooses FSDP's, which is
-        the first of the two outermost that comes out even, else the first."""
+        """Return (axis, dimension) pairs for the axes of more than one rank. The only place that chooses FSDP's
+        dimension: the first of the two outermost that the degree divides, else the first."""
         shape, axis = self.unsharded_shape(shards), "expert_fsdp" if self.of_experts else "fsdp"
         degree: int = getattr(shards, axis)
         outermost = 1 if shape[0] % degree and len(shape) > 1 and shape[1] % degree == 0 else 0
@@ -182,7 +181,7 @@ def _local_shape(
 def weights_of(
     parameters: Iterable[Parameter], axes: Axes, frozen: Collection[str] = ()
 ) -> tuple[Weight, ...]:
-    """Parameters of a table as they are kept, their dimensions split over mesh axes; those of these names are not
+    """Return the stored tensors of parameters, split over mesh axes; those whose names are in `frozen` are not
     trained."""
     return tuple(
         Weight(
@@ -202,7 +201,7 @@ def weights_of(
 def placed(
     parameters: Iterable[Parameter], shards: ShardCounts, axes: Axes = OURS.axes
 ) -> tuple[Placement, ...]:
-    """Placements of the parameters of a table."""
+    """Return the placements of parameters outside a model."""
     return tuple(
         Placement(parameter=weight.name, shape=weight.shape, splits=weight.splits(shards))
         for weight in weights_of(parameters, axes)
@@ -210,8 +209,8 @@ def placed(
 
 
 def placements_of(model: ModelSpec, shards: ShardCounts, axes: Axes = OURS.axes) -> tuple[Placement, ...]:
-    """Placements of a model's parameters: those of a planner's plan, and of a plan that an earlier release has made,
-    which names none."""
+    """Return the placements of a model's parameters, for a new plan, or for a plan of an earlier release without
+    placements."""
     blocks: dict[tuple[str, Weight], list[str]] = {}
     distinct_blocks = {(starred(path), block): None for path, block in model.blocks()}
     for path, block in distinct_blocks:

@@ -1,4 +1,4 @@
-"""The plan: how one job will be laid out, frozen, with its predictions and its reasons."""
+"""The plan: the frozen layout of one job, with its predictions and reasons."""
 
 from dataclasses import fields
 from math import fsum
@@ -24,20 +24,20 @@ class MemoryEstimate(Frozen):
     gradients: CountOrZero
     optimizer: CountOrZero
     activations: CountOrZero
-    """Values that the backward pass needs of the micro-batches in flight."""
+    """Activations saved for the backward pass, of all micro-batches in flight."""
     dispatch: CountOrZero
-    """Tokens on their way to experts and back, and inside experts."""
+    """Dispatched tokens: rows sent to experts and back, and activations inside experts."""
     workspace: CountOrZero = 0
-    """Values that the backward pass of one layer has for a while."""
+    """Temporary tensors of one layer's backward pass."""
     logits: CountOrZero
     communication: CountOrZero
-    """Gradients laid end to end for their all-reduce, what FSDP has gathered at a time, and what stages pass on."""
+    """Flat gradient buffers of the all-reduce, parameters gathered by FSDP, and pipeline send and receive buffers."""
     staging: CountOrZero
-    """The copy that a checkpoint is written from while training goes on; on a GPU it lies in the host's memory."""
+    """Copy of the state for asynchronous checkpoint writes; with a GPU it is in host memory."""
     allowance: CountOrZero = 0
-    """Left free for the framework and for what its allocator fragments."""
+    """Reserved for the framework and for allocator fragmentation."""
     limit: CountOrZero
-    """Memory of the device."""
+    """Device memory."""
 
     @property
     def total(self) -> int:
@@ -45,12 +45,12 @@ class MemoryEstimate(Frozen):
 
     @property
     def needed(self) -> int:
-        """Bytes that the job itself takes, without the allowance for the framework and fragmentation."""
+        """Bytes of the job itself, without the allowance."""
         return self.total - self.allowance
 
     @property
     def margin(self) -> int:
-        """Bytes of the device that the job leaves free; at least the allowance where it fits."""
+        """Free bytes of the device, allowance included; at least the allowance if the job fits."""
         return self.limit - self.needed
 
     def by_kind(self) -> dict[str, int]:
@@ -58,39 +58,39 @@ class MemoryEstimate(Frozen):
 
 
 class TimeEstimate(Frozen):
-    """Predicted seconds of one step, by kind: a prediction, to be read beside what is measured."""
+    """Predicted seconds of one step, by kind."""
 
     products_s: float = 0.0
     """Matrix products."""
     attention_s: float = 0.0
-    """Scores and the weighing of values."""
+    """Attention scores and the weighted sum of values."""
     routing_s: float = 0.0
-    """Scores of experts, and rows gathered and added up again."""
+    """Router scores, and the gather and the weighted sum of rows."""
     elementwise_s: float = 0.0
-    """Norms, activations, residuals: by their bytes."""
+    """Memory-bound operations: norms, activation functions, residuals."""
     launches_s: float = 0.0
-    """Time that no amount of work shortens."""
+    """Host and launch time, independent of the amount of work."""
     all_to_all_s: float = 0.0
-    """Rows on their way to experts and back."""
+    """All-to-all of rows to experts and back."""
     gather_s: float = 0.0
-    """Gathers and scatters of tensor and context ranks, and of FSDP."""
+    """All-gathers and reduce-scatters of tensor ranks, context ranks and FSDP."""
     send_s: float = 0.0
-    """Seconds of sends between pipeline stages."""
+    """Sends between pipeline stages."""
     bubble_s: float = 0.0
-    """Stages waiting for others."""
+    """Pipeline bubble."""
     all_reduce_s: float = 0.0
-    """Gradients over replicas."""
+    """All-reduce of gradients over replicas."""
     optimizer_s: float = 0.0
     data_s: float = 0.0
-    """Waiting for the next batch, which is made ready beside the step."""
+    """Waiting for the next batch, which is prepared during the step."""
     hidden_s: float = 0.0
-    """Collectives behind arithmetic: no part of the step's time."""
+    """Collectives overlapped with computation; not part of the step time."""
     module_s: float = 0.0
-    """Arithmetic and collectives of a user's module, which are predicted together."""
+    """Computation and collectives of a user's module, predicted together."""
 
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Times of this library's models are read by clients that know nothing of users' modules."""
+        """Omit `module_s` if it is 0: older clients reject unknown keys."""
         values: dict[str, Any] = handler(self)
         if not self.module_s:
             values.pop("module_s", None)
@@ -98,43 +98,43 @@ class TimeEstimate(Frozen):
 
     @property
     def step_s(self) -> float:
-        return fsum(self.by_kind().values())  # rounded once: releases of Python differ in how `sum` does it
+        return fsum(self.by_kind().values())  # rounded once: `sum` rounds differently across Python releases
 
     def by_kind(self) -> dict[str, float]:
-        """Seconds by kind, without hidden ones."""
+        """Seconds by kind, without `hidden_s`."""
         return {kind: getattr(self, kind) for kind in type(self).model_fields if kind != "hidden_s"}
 
 
 class RunnerUp(Frozen):
-    """A layout that was considered and not chosen, and why."""
+    """A layout that was considered but not chosen, and why."""
 
     layout: dict[str, bool | int | str] = Field(default_factory=dict)
-    """Degrees beyond 1 and options, as `parallel` takes them."""
+    """Degrees above 1 and options, as fields of `parallel`."""
     expert: Count
     data: Count
     why_not: str
     step_s: float | None = None
     memory_bytes: CountOrZero | None = None
     not_yet: tuple[str, ...] = ()
-    """Parts of it that cannot be run yet."""
+    """Features of the layout that cannot be run yet."""
     predicted: TimeEstimate | None = None
-    """Seconds by kind, as `memory` has bytes. Plans of earlier releases tell of sums alone."""
+    """None in plans of earlier releases, which have only the totals."""
     memory: MemoryEstimate | None = None
 
 
 class Measurement(Frozen):
-    """Measured step of a run under a plan."""
+    """Measured step of a run of the plan."""
 
     num_steps: Count
-    """The newest recorded steps that the figures are of, without the first of each worker group."""
+    """Number of latest recorded steps measured, without the first step of each worker group."""
     step_s: float
-    """Median of the steps' seconds."""
+    """Median."""
     tokens_per_s: float
-    """Positions per second, padding included, as the plan counts them."""
+    """All positions of a step, padding included, as in the plan."""
 
 
 class Trial(Frozen):
-    """A layout that was run for a few steps before one of them was chosen."""
+    """A layout that was run for a few steps before one was chosen."""
 
     layout: dict[str, bool | int | str]
     predicted_step_s: float
@@ -142,43 +142,43 @@ class Trial(Frozen):
 
 
 class BlockShare(Frozen):
-    """The parameters of layers that are alike, and where they are."""
+    """Parameters of identical layers, and their placement."""
 
     block: str
     count: Count
     parameters: Count
-    """Number of parameters of all blocks of the kind."""
+    """Sum over all of these layers."""
     placement: str
     bytes_per_device: CountOrZero
-    """Held on the fullest rank of its stage, parameters alone."""
+    """Parameter bytes on the fullest rank of the stage."""
 
 
 class StagePlace(Frozen):
-    """One pipeline stage of a plan on several pools."""
+    """One pipeline stage of a plan that spans several pools."""
 
     pool: str
     device_type: str
     units: Count
-    """Layers, and embeddings and head as one each."""
+    """Layers, plus one each for the embeddings and the head."""
     micro_batch_s: float
-    """Predicted seconds of a micro-batch, forward and backward."""
+    """Predicted seconds of one micro-batch, forward and backward."""
     memory_bytes: CountOrZero
-    """Predicted of its fullest device, allowance included."""
+    """Predicted bytes on the fullest device, allowance included."""
     limit_bytes: CountOrZero
-    """Memory of such a device."""
+    """Memory of one device."""
 
 
 class FewestWorkers(Frozen):
-    """Fewest workers of a kind of cluster, one per device, that hold a job; None where no number does."""
+    """Fewest workers of one kind of cluster, one per device, that can hold a job; None if no number can."""
 
     in_any_layout: Count | None
-    """Fewest workers in any layout, including layouts that cannot be run yet."""
+    """Including layouts that cannot be run yet."""
     to_run: Count | None
-    """Fewest workers in a layout that can be run."""
+    """In layouts that can be run."""
 
 
 class MadeFor(Frozen):
-    """Digests of what a plan was made for."""
+    """Digests of the planner's inputs, and of the planner."""
 
     spec: str
     cluster: str
@@ -187,9 +187,9 @@ class MadeFor(Frozen):
 
 
 class Plan(Spec):
-    """The layout of a job, from the planner or by hand: degrees, options and placements, and what is predicted of it.
+    """Layout of a job, planned or written by hand: degrees, options, placements and predictions.
 
-    Raises SpecError where the degrees do not multiply to the number of workers.
+    Raises SpecError if the product of the degrees is not the number of workers.
     """
 
     version: Literal[3] = 3
@@ -199,56 +199,57 @@ class Plan(Spec):
     profile: ProfileName = "ours"
     """Executor that runs it: ours, a peer's (Megatron-Core) or torchtitan's."""
     software: SoftwareName | None = None
-    """Software whose host times and sustained rates it was priced by. Plans of earlier releases do not say."""
+    """Software whose host times and sustained rates the prediction uses; None in plans of earlier releases."""
     placements: tuple[Placement, ...] | None = None
-    """Placement of each parameter. Plans of earlier releases have none: they follow from spec and degrees."""
+    """Placement of each parameter. None in plans of earlier releases, whose placements follow from spec and degrees."""
     device: Literal["cpu", "cuda", "tpu"]
     device_type: str
     memory: MemoryEstimate
     predicted: TimeEstimate
     tokens_per_step: Count
     flops_per_step: float = 0.0
-    """FLOPs of the model, forward and backward: no gradients of frozen weights, and nothing of recomputation."""
+    """Model FLOPs, forward and backward; excludes weight gradients of frozen weights and recomputation."""
     peak_flops_per_s: float | None = None
-    """Dense data-sheet rate of a device in the job's dtype; None where not known."""
+    """Dense peak of one device in the job's dtype, from its data sheet; None if unknown."""
     ends_s: tuple[float, float] | None = None
-    """Seconds of a step at the faster and the slower end of what is known of the software; None where both are one."""
+    """Step time at the fast and the slow end of the software's measured range; None if both are equal."""
     fewest: FewestWorkers | None = None
-    """Sizes of this kind of cluster that hold the job; set where asked for or where the plan cannot be run."""
+    """Smallest clusters of this kind that hold the job; set on request, or if the plan cannot be run."""
     num_steps: Count | None = None
-    """Number of steps of the job."""
+    """Steps of the whole job."""
     money: MoneyEstimate | None = None
-    """Price of the plan, if the cluster has one."""
+    """None if the cluster has no price."""
     num_billed_devices: Count | None = None
-    """Devices that are billed for it, in whole billing units; None where each has a worker."""
+    """Billed devices, rounded up to whole billing units; None if it equals the number of workers."""
     pool: str | None = None
-    """The pool that it lies on, of a cluster of several."""
+    """Pool that the job is placed on, if the cluster has several."""
     stages: tuple[StagePlace, ...] = ()
-    """Its pipeline stages in order, where they lie on several pools; their slowest is what `predicted` tells of, and
-    their fullest what `memory` does."""
+    """Pipeline stages in order, if they span several pools. `predicted` is of the slowest, `memory` of the fullest."""
     reasons: tuple[str, ...]
     not_yet: tuple[str, ...] = ()
-    """Parts of it that cannot be run yet; empty where it can be run."""
+    """Features of the plan that cannot be run yet; empty if it can be run."""
     blocks: tuple[BlockShare, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
-    """The next best, the fastest first."""
+    """Next best layouts, the fastest first."""
     ruled_out: tuple[str, ...] = ()
     made_for: MadeFor | None = None
     missing: tuple[str, ...] = ()
-    """Needs of a run that the job does not name, such as a model's weights: it can be planned, and not be submitted."""
+    """Inputs that a run needs and the job does not name, such as a model's weights: it can be planned but not
+    submitted."""
     defaults: dict[str, str] = Field(default_factory=dict)
-    """Values that the job leaves out and that decide its speed and memory, by their place."""
+    """Unset values that affect speed and memory: spec path to default."""
     tried: tuple[Trial, ...] = ()
-    """The layouts among which this one was measured to be the fastest, where `parallel.auto` is `measured`."""
+    """Layouts that were measured, of which this one was the fastest, if `parallel.auto` is `measured`."""
     measured: Measurement | None = None
-    """Beside what was predicted, once the plan has been run."""
+    """Measured step, once the plan has been run."""
     module: ModuleLayout | None = None
-    """Where the tensors of a user's module lie. All ranks then have the same batch, as tensor ranks do."""
+    """Sharding of a user's module. All ranks then have the same batch, as tensor ranks do."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_before(cls, values: Any) -> Any:
-        """Versions 1 and 2 had degrees and options beside the rest, the first one fewer kinds of time."""
+        """Convert versions 1 and 2, which had degrees and options at the top level; version 1 had fewer kinds of
+        time."""
         version = values.get("version") if isinstance(values, dict) else None
         if version not in (1, 2) or isinstance(version, bool):  # True equals 1
             return values
@@ -266,8 +267,7 @@ class Plan(Spec):
 
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans of this library's models on one kind of nodes, without a price, are read by clients that know of
-        nothing else."""
+        """Omit optional fields that are empty: older clients reject unknown keys."""
         values: dict[str, Any] = handler(self)
         for name in (
             "module",
@@ -346,24 +346,23 @@ class Plan(Spec):
 
     @property
     def candidate(self) -> Candidate:
-        """Candidate with the plan's degrees and options."""
         return Candidate(self.degrees, self.options)
 
     @property
     def billed_devices(self) -> int:
-        """Devices that are billed for it."""
+        """Number of devices billed."""
         return self.num_billed_devices or self.num_workers
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Pools that it lies on, in the order of its stages; none of a cluster of one kind."""
+        """Pools that the plan uses, in stage order; empty for a cluster of one kind."""
         if self.stages:
             return tuple(dict.fromkeys(stage.pool for stage in self.stages))
         return () if self.pool is None else (self.pool,)
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Mesh axes of the experts, outermost first, and beside them what else is split; a module's own axes."""
+        """Mesh axes of the experts, outermost first, then the other degrees above 1; of a module, its own axes."""
         if self.module is not None:
             return dict(self.module.mesh)
         beside = {axis: degree for axis, degree in vars(self.degrees).items() if degree > 1}
@@ -372,18 +371,18 @@ class Plan(Spec):
 
     @property
     def tokens_per_s(self) -> float:
-        """Predicted tokens per second; for a module, rows of its batch."""
+        """Predicted throughput; of a module, rows of its batch."""
         return self.tokens_per_step / self.predicted.step_s
 
     @property
     def flops_per_s_per_device(self) -> float:
-        """FLOP/s of the model for each worker, published elsewhere as TFLOP/s a GPU."""
+        """Model FLOP/s per worker, usually published as TFLOP/s per GPU."""
         return self.flops_per_step / self.predicted.step_s / self.num_workers
 
     @property
     def utilization(self) -> float | None:
-        """Model FLOPs utilization (MFU): the share of the device's dense peak that the model's operations reach; None
-        where no peak is known."""
+        """Model FLOPs utilization (MFU): share of the device's dense peak that the model FLOPs reach; None if the
+        peak is unknown."""
         if not self.peak_flops_per_s or not self.flops_per_step:
             return None
         return self.flops_per_s_per_device / self.peak_flops_per_s

@@ -1,4 +1,4 @@
-"""Profiles of executors: the differences between ours and those of published runs on which costs depend."""
+"""Executor profiles: cost-relevant differences between our executor and those of published runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,55 +7,56 @@ from typing import Literal
 from moe.spec.parameter import Dim
 
 Axis = Literal["tensor", "fsdp", "expert", "expert_tensor", "expert_fsdp"]
-"""Mesh axis that a parameter is split over."""
+"""Mesh axis that splits a parameter."""
 
 Axes = Mapping[Dim, Axis]
-"""Mesh axis that splits each logical dimension; none splits those that are left out."""
+"""Mesh axis that splits each logical dimension; missing dimensions are not split."""
 
 ProfileName = Literal["ours", "peer", "torchtitan", "torchtitan-25.06"]
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """One way to execute plans. The model's own facts are no part of it."""
+    """One way to execute plans, independent of the model."""
 
     name: ProfileName
     axes: Axes
     kept_hidden: Mapping[int, int]
-    """By the number of matrices, hidden widths kept of a feed-forward layer."""
+    """Hidden-sized tensors that a feed-forward layer saves, by its number of matrices."""
     kept_shared: Mapping[int, int]
-    """The same of shared experts."""
+    """The same for shared experts."""
     worked_hidden: Mapping[int, int]
-    """The same that the backward pass of a feed-forward layer holds beside."""
+    """Hidden-sized temporary tensors in the backward pass of a feed-forward layer, by its number of matrices."""
     recomputes_latents: bool
-    """Whether selective recomputation makes queries, keys and values again that come from latents."""
+    """Whether selective recomputation recomputes the queries, keys and values that derive from latents."""
     keeps_gathered_tokens: bool
-    """Whether what tensor ranks gather of one another's tokens is kept for the backward pass, or gathered again."""
+    """Whether the all-gathered tokens of a tensor group are saved for the backward pass, or gathered again."""
     gathers_wide: bool
-    """Whether weights are gathered and gradients scattered in float32, or as narrow as the arithmetic."""
+    """Whether weights are gathered and gradients scattered in float32, or in the compute dtype."""
     narrows_at_use: bool
-    """Whether layers narrow weights where they use them, and keep that until the backward pass; or once a step what is
-    not gathered."""
+    """Whether layers cast weights to the compute dtype at use and save the copies for the backward pass; otherwise
+    weights that are not gathered are cast once a step."""
     logits_in_parts: bool
-    """Whether the loss has a few logits at a time, or all of them at once."""
+    """Whether the loss computes the logits in chunks, or all at once."""
     loss_bytes: tuple[int, int] | None
     """Bytes per logit while the loss of all logits is computed, on a rank with the whole vocabulary and on one with a
     share of it. None if gradients overwrite the logits."""
     passes_gradients: bool
-    """Whether products give gradients in tensors of their own, to be added to what other micro-batches gave."""
+    """Whether weight gradients are computed in separate tensors and then accumulated."""
     reduces_beside_backward: bool
-    """Whether gradients are added up over replicas beside the backward pass, where they lie; or when it is over, laid
-    end to end."""
+    """Whether gradients are reduced over replicas during the backward pass, in place; otherwise after it, in flat
+    buffers."""
     gathers_flat: bool
     """Whether FSDP gathers into flat buffers and copies the weights out of them. The buffers belong to a separate
     stream, so other tensors do not reuse their memory."""
     keeps_messages: bool
-    """Whether pipeline stages keep the tensors that they receive and send, and the logits, of all micro-batches until
-    the step ends."""
+    """Whether pipeline stages keep the tensors that they receive and send, and the logits, of all micro-batches
+    until the step ends."""
 
     @property
     def splits_vocabulary(self) -> bool:
-        """Whether each tensor rank has a share of the logits of all tokens, or all logits of its share of tokens."""
+        """Whether each tensor rank has a share of the vocabulary for all tokens, or the whole vocabulary for its
+        share of tokens."""
         return "vocab" in self.axes
 
 
@@ -67,8 +68,8 @@ _AXES: Axes = {
 OURS = Profile(
     name="ours",
     axes=_AXES,
-    kept_hidden={2: 1, 3: 2},  # what the first matrices gave
-    kept_shared={2: 1, 3: 4},  # beside both products, the activated gate and the product of both
+    kept_hidden={2: 1, 3: 2},  # outputs of the first matrices
+    kept_shared={2: 1, 3: 4},  # both outputs, the activated gate and their product
     worked_hidden={2: 2, 3: 3},  # hidden states and their gradient, and the activated gate
     recomputes_latents=False,
     keeps_gathered_tokens=True,
@@ -86,7 +87,7 @@ OURS = Profile(
 PEER = Profile(
     name="peer",
     axes={**_AXES, "vocab": "tensor"},
-    kept_hidden={2: 1, 3: 3},  # one kernel activates the gate and weighs with it
+    kept_hidden={2: 1, 3: 3},  # one kernel activates the gate and multiplies by it
     kept_shared={2: 1, 3: 3},
     worked_hidden={2: 2, 3: 4},
     recomputes_latents=True,
@@ -100,7 +101,7 @@ PEER = Profile(
     gathers_flat=False,
     keeps_messages=False,
 )
-"""Megatron-Core, whose runs were published."""
+"""Megatron-Core, as in published runs."""
 
 TORCHTITAN = replace(
     PEER,
@@ -110,13 +111,13 @@ TORCHTITAN = replace(
     gathers_flat=True,
     keeps_messages=True,
 )
-"""torchtitan as of December 2024, with FSDP2. Its loss is not compiled: it holds log-probabilities, their gradients and
-those of the logits in float32, and one more tensor where tensor ranks share the vocabulary (`loss_parallel`). Linear
-layers of a tensor group keep their gathered input. FSDP gathers on a separate stream, and pipeline stages have buffers
-for all micro-batches (PyTorch's `_fsdp_collectives` and `pipelining.stage`)."""
+"""torchtitan as of December 2024, with FSDP2. Its loss is not compiled: it holds log-probabilities, their gradients
+and those of the logits in float32, and one more tensor if tensor ranks share the vocabulary (`loss_parallel`).
+Linear layers of a tensor group save their gathered input. FSDP gathers on a separate stream, and pipeline stages
+have buffers for all micro-batches (PyTorch's `_fsdp_collectives` and `pipelining.stage`)."""
 
 TORCHTITAN_25_06 = replace(TORCHTITAN, name="torchtitan-25.06", loss_bytes=(4, 4))
-"""torchtitan as of June 2025. Its loss is compiled: it holds logits and their gradients in the arithmetic's dtype."""
+"""torchtitan as of June 2025. Its loss is compiled: it holds logits and their gradients in the compute dtype."""
 
 PROFILES: Mapping[ProfileName, Profile] = {
     profile.name: profile for profile in (OURS, PEER, TORCHTITAN, TORCHTITAN_25_06)
@@ -127,9 +128,9 @@ EXECUTORS: Mapping[ProfileName, str] = {
     "ours": "this library", "peer": "Megatron-Core", "torchtitan": "torchtitan",
     "torchtitan-25.06": "torchtitan",
 }  # fmt: skip
-"""Executors in words."""
+"""Names of executors in messages."""
 
 
 def profile_of(name: ProfileName | None = None) -> Profile:
-    """The profile of this name; ours where none is named."""
+    """Return the profile with this name, by default ours."""
     return PROFILES[name or "ours"]

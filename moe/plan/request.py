@@ -1,4 +1,4 @@
-"""Request to the planner: a job, and the cluster to plan it for."""
+"""Plan request: a job, and the cluster to plan it for."""
 
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,29 @@ MAX_RUNNERS_UP = 100
 
 
 class PlanRequest(Frozen):
-    """A job file, or `{spec: ...}` with more keys, each of which may be left out: `cluster`, `num_workers`, `top`,
-    `profile`, `software`, `goal`. The body of `POST /v1/plans`, and what `shardyard plan` reads."""
+    """Job and planning options; the body of `POST /v1/plans`, and the input of `shardyard plan`.
+
+    Written as a job file, or as `{spec: ...}` with any of the other keys.
+    """
 
     spec: JobSpec
     cluster: Cluster | Pools | None = None
-    """Left out, the cluster at hand."""
+    """By default, the available cluster."""
     num_workers: Count | None = None
     top: Count = 5
-    """Layouts that are told of, the chosen one included."""
+    """Number of layouts to report, the chosen one included."""
     profile: ProfileName | None = None
-    """Whose executor it is priced for: `ours`, also where it is left out, or that of a `peer`, Megatron-Core, or
-    `torchtitan`."""
+    """Executor to price for: `ours` (default), `peer` (Megatron-Core) or `torchtitan`."""
     software: SoftwareName | None = None
-    """Software whose host times and sustained rates price it; left out, `ours-eager`, or of a peer `megatron-eager`."""
+    """Software whose host times and sustained rates are used; by default `ours-eager`, or `megatron-eager` for a
+    peer."""
     goal: Goal | None = None
-    """Goal by which the number of workers, of the range that the job may have, and the pool are chosen; left out, it
-    has the most workers that there are devices for, and of pools the fastest is taken."""
+    """Goal that selects the number of workers within the job's range, and the pool. By default, the most workers
+    that there are devices for, and the fastest pool."""
 
 
 def plan_request(fields: Any) -> PlanRequest:
-    """The request that plain data describes. Raises SpecError with every problem of its first wrong part."""
+    """Parse plain data into a request. Raises SpecError with every problem of the first invalid part."""
     parts = fields if isinstance(fields, dict) and "spec" in fields else {"spec": fields}
     for key in parts:
         if key not in PlanRequest.model_fields:
@@ -71,5 +73,5 @@ def _whole_number(name: str, value: Any, limit: int = 1_000_000) -> int | None:
 
 
 def read_plan_request(path: str | Path) -> PlanRequest:
-    """The request in a YAML or JSON file. Raises SpecError for what is wrong with it, OSError if it cannot be read."""
+    """Read a request from a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
     return plan_request(read_plain(path))

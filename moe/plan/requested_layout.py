@@ -1,4 +1,4 @@
-"""A layout that is asked for in place of what a job says: words for it, and its fields of `parallel`."""
+"""Layouts that override a job's `parallel`: their text form and fields."""
 
 from typing import Any
 
@@ -13,7 +13,8 @@ _EXAMPLE = "tensor=2,expert=8,micro_batch_groups=1"
 
 
 def parse_layout(text: str, place: str) -> Layout:
-    """`tensor=2,recompute=full` as `{"tensor": 2, "recompute": "full"}`. Raises SpecError, with `place` as its path."""
+    """Parse `tensor=2,recompute=full` into `{"tensor": 2, "recompute": "full"}`. Raises SpecError with the path
+    `place`."""
     layout: Layout = {}
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
@@ -53,7 +54,8 @@ def _value(text: str) -> bool | int | str:
 
 
 def layout_to_ask(plan: Plan) -> Layout:
-    """All that pins down the layout of a plan. Raises SpecError for that of a module, which `parallel` cannot say."""
+    """Return the `parallel` fields that pin down the layout of a plan. Raises SpecError for a module's plan, which
+    `parallel` cannot express."""
     if plan.module is not None:
         raise SpecError(
             Problem(
@@ -76,7 +78,7 @@ def layout_to_ask(plan: Plan) -> Layout:
 
 
 def asking_for(request: PlanRequest, layout: Layout, num_workers: int) -> PlanRequest:
-    """The request with `layout` in place of its own parallel settings, and without runners-up. Raises SpecError."""
+    """Return the request with this layout in place of the job's, and no runners-up. Raises SpecError."""
     fields: dict[str, Any] = request.spec.model_dump(mode="json", exclude_unset=True)
     spec = JobSpec.parse({**fields, "parallel": layout})
     return request.model_copy(update={"spec": spec, "num_workers": num_workers, "top": 1})

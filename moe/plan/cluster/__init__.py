@@ -1,4 +1,4 @@
-"""A cluster's devices and links, and what was measured of them."""
+"""Devices and links of a cluster, and their measured rates."""
 
 from moe.plan.cluster.calibration import Calibration
 from moe.plan.cluster.cluster import Cluster, Link

@@ -1,4 +1,4 @@
-"""Measured rates of a machine, in place of its device type's constants."""
+"""Measured rates of a machine, which override its device type's constants."""
 
 import json
 import os
@@ -14,36 +14,36 @@ from moe.spec.base import Count, CountOrZero, Latency, NonNegative, Rate, Spec
 from moe.spec.resources import DeviceKind
 
 METHOD = 2
-"""Changes with how figures are measured."""
+"""Version of the measurement method."""
 
 
 class Calibration(Spec):
-    """Rates of one device, measured: `shardyard calibrate` makes it. What is left out stays the device type's."""
+    """Measured rates of one device, from `shardyard calibrate`; missing rates are the device type's."""
 
     machine: str
-    """Processor or GPU, and the versions that it was measured with."""
+    """Processor or GPU, and the software versions of the measurement."""
     method: CountOrZero = METHOD
     device: DeviceKind = "cpu"
     accelerator: str | None = None
-    """Name that the cluster gives its GPUs, where one was measured."""
+    """The cluster's name for its GPUs, if one was measured."""
     flops_per_s: dict[Literal["float32", "bfloat16", "float64", "fp8"], Rate] = Field(default_factory=dict)
-    """Rate of large matrix products by dtype. Rates of other dtypes scale with bfloat16's, or else with float32's."""
+    """By dtype, of large matrix products. Other dtypes scale like bfloat16, or else float32."""
     memory_bytes_per_s: Rate | None = None
     half_rows: NonNegative | None = None
     expert_half_rows: NonNegative | None = None
     layer_s: Latency | None = None
     attention_flops_per_s: Rate | None = None
-    """Rate of fused attention: in bfloat16 on a GPU, in float32 on a CPU."""
+    """Fused attention: in bfloat16 on a GPU, in float32 on a CPU."""
     within_node_bytes_per_s: Rate | None = None
     across_nodes_bytes_per_s: Rate | None = None
     latency_s: Latency | None = None
     across_latency_s: Latency | None = None
 
     cores: Count | None = None
-    """Devices that reach these rates at once: where a node has more, they take turns."""
+    """Devices that reach these rates at the same time; if a node has more, they share them."""
 
     def on(self, device: Device, devices_per_node: int = 1) -> Device:
-        """The device with what was measured, one of so many of a node."""
+        """Return the device with the measured rates, as one of `devices_per_node`."""
         share = 1.0 if self.cores is None else min(1.0, self.cores / devices_per_node)
         memory = share * _or_default(self.memory_bytes_per_s, device.memory_bytes_per_s)
         layer_s = None if device.layer_s is None else _or_default(self.layer_s, device.layer_s) / share
@@ -55,8 +55,8 @@ class Calibration(Spec):
         )  # fmt: skip
 
     def _arithmetic(self, of: Kernels, memory: float, share: float) -> Kernels:
-        """Kernels at the rates that large ones reached. `memory`: times the rate of the type's. What few rows lose is
-        in the constants of kernels that were measured, of which `half_rows` says nothing."""
+        """Scale kernels to the measured rates of large ones. `memory`: ratio to the type's memory rate. `half_rows`
+        does not apply to kernels with fitted constants, which include the cost of few rows."""
         faster = {dtype: share * ratio for dtype, ratio in self._ratios(of).items()}
         is_measured = of.ring.start_s > 0
         products = {
@@ -87,7 +87,7 @@ class Calibration(Spec):
         return replace(of, products=products, experts=experts, attention=attention)
 
     def _links(self, of: Kernels, share: float) -> Kernels:
-        """Collectives at the rate that was measured; a step's latency is of either."""
+        """Set the measured bandwidth and step latency of collectives."""
         rate, latency_s = self.within_node_bytes_per_s, self.latency_s
         ring = replace(
             of.ring,
@@ -102,8 +102,7 @@ class Calibration(Spec):
         return replace(of, ring=ring, all_to_all=all_to_all)
 
     def _ratios(self, of: Kernels) -> dict[str, float]:
-        """Times that large products were as fast as those of the type, by dtype; of others as bfloat16's, or
-        float32's."""
+        """Measured over typical rate of large products, by dtype; other dtypes as bfloat16, or else float32."""
         ratios: dict[str, float] = {
             name: rate / of.products[name].achieved_flops_per_s(_LARGE)
             for name, rate in self.flops_per_s.items()
@@ -114,9 +113,9 @@ class Calibration(Spec):
 
 
 _LARGE = 8192
-"""Rows, inputs and outputs of a product that reaches its rate."""
+"""Rows, inputs and outputs of a product at its full rate."""
 _HEADS, _LENGTH = 64, 4096
-"""Heads and positions of attention as it is measured."""
+"""Heads and positions of the attention measurement."""
 
 
 def _or_default(measurement: float | None, otherwise: float) -> float:
@@ -124,13 +123,13 @@ def _or_default(measurement: float | None, otherwise: float) -> float:
 
 
 FILE = "calibration-cpu.json"
-"""File with the calibration of this machine's CPU."""
+"""File of this machine's CPU."""
 CLUSTER_FILE = "calibration-cluster-{}.json"
-"""File with the calibration of a cluster's devices, by kind of device, and of the links between its nodes."""
+"""File of a cluster's devices, by kind, and of the links between its nodes."""
 
 
 def read_calibration(folder: Path, file: str = FILE) -> Calibration | None:
-    """The calibration stored in a folder; None where none can be read, or it was measured otherwise."""
+    """Return the calibration stored in a folder; None if it cannot be read or was measured by another method."""
     try:
         fields = json.loads((folder / file).read_bytes())
         return Calibration.model_validate(fields) if fields["method"] == METHOD else None
@@ -139,7 +138,7 @@ def read_calibration(folder: Path, file: str = FILE) -> Calibration | None:
 
 
 def write_calibration(folder: Path, calibration: Calibration, file: str = FILE) -> None:
-    """Readers see all of it or what was there before."""
+    """Write a calibration atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"{file}.{os.getpid()}"
     draft.write_text(calibration.model_dump_json(indent=1))

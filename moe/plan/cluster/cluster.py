@@ -1,4 +1,4 @@
-"""A cluster: devices, and the links between them."""
+"""Cluster of equal nodes: devices, and the links between them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -40,62 +40,62 @@ class Link(Spec):
     devices: Count
     """Consecutive devices that it joins."""
     bytes_per_s: Rate
-    """One direction, of each device, as reached by large messages."""
+    """Bandwidth per device for large messages, one direction."""
     latency_s: Latency
 
 
 @dataclass(frozen=True)
 class Level:
-    """One level of the network, as collectives use it."""
+    """One level of the network, with its collective costs."""
 
     devices: int
     """Consecutive devices that it joins."""
     ring: CollectiveCost
     all_to_all: CollectiveCost
     is_measured: bool = False
-    """Whether constants are of a node whose collectives were measured: rings alone."""
+    """Whether the constants are of a node whose collectives were measured, which are rings only."""
 
 
 def _of_rate(bytes_per_s: float, latency_s: float) -> tuple[CollectiveCost, CollectiveCost]:
-    """(a ring's, an all-to-all's) constants over links of which a rate and a step's latency are known."""
+    """Return (ring, all-to-all) constants of links with a known bandwidth and step latency."""
     return CollectiveCost(bytes_per_s, step_s=latency_s), CollectiveCost(bytes_per_s, doubling_s=latency_s)
 
 
 def _at_rate(of: CollectiveCost, bytes_per_s: float) -> CollectiveCost:
-    """The collective's cost over links of another rate. A rank copies its own share no more slowly than the links
-    deliver the others'."""
+    """Return the constants at another bandwidth; copying a rank's own share is at least as fast."""
     return replace(of, bytes_per_s=bytes_per_s, own_bytes_per_s=max(of.own_bytes_per_s, bytes_per_s))
 
 
 class Cluster(Spec):
-    """The devices of a cluster, all of one type: facts that a plan is made for."""
+    """The devices of a cluster, all of one type."""
 
     num_nodes: Count
     devices_per_node: Count
     device: str = "cpu"
-    """A name in `DEVICES`; on `cpu` a device is one core. Where it is written as `DeviceFacts`, their name."""
+    """Name in `DEVICES`, or of the given `DeviceFacts`. A `cpu` device is one core."""
     device_facts: DeviceFacts | None = None
-    """Figures of a device type that is not in `DEVICES`."""
+    """Figures of a device type outside `DEVICES`."""
     memory_bytes: Count
-    """Memory of one device: the type's own when left out."""
+    """Memory of one device; by default its type's."""
     links: tuple[Link, ...] | None = Field(default=None, min_length=1)
-    """Links from the innermost level to the outermost, which joins all devices. Without them, the device type's own
-    links within a node and across nodes."""
+    """From the innermost level out; the last joins all devices. By default the device type's links within a node and
+    across nodes."""
     rails: StrictBool = False
-    """Whether devices reach only the device of the same place in other nodes, and others by way of it."""
+    """Rail-optimized network: a device reaches only the device with its local rank in other nodes, and others
+    through it."""
     torus: tuple[Count, Count] | None = None
-    """Devices along the two sides of a torus whose links join neighbours; links, then, are of one level."""
+    """Devices along the two sides of a 2D torus; there is one level of links then."""
     calibration: Calibration | None = None
-    """Rates that were measured, in place of the type's."""
+    """Measured rates, which override the device type's."""
     within_share: Share = 1.0
     across_share: Share = 1.0
-    """Shares of the type's rates within a node and across nodes that this cluster's links give: less than 1 of a
-    network that is oversubscribed."""
+    """Shares of the device type's bandwidth within a node and across nodes; below 1 if the network is
+    oversubscribed."""
     price_per_hour: Price | None = None
-    """Price of one device, in whatever currency the file counts in."""
+    """Price of one device, in the currency of the file."""
     billing_unit: Count | None = None
-    """Devices that are billed together, whether or not all have a worker: a node's when left out, 1 where devices are
-    rented singly."""
+    """Devices billed together, whether or not all have a worker: by default those of a node; 1 if they are rented
+    singly."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,11 +114,11 @@ class Cluster(Spec):
         return {
             **fields,
             "memory_bytes": device.memory_bytes if device else 1,
-        }  # an unknown device is told of below
+        }  # an unknown device is reported by _problems
 
     @model_serializer(mode="wrap")
     def _without_a_price(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A cluster without a price is written as before there were any, and is the same to a digest."""
+        """Omit fields that are None, so that digests of clusters without them do not change."""
         fields: dict[str, Any] = handler(self)
         for name in ("price_per_hour", "billing_unit", "device_facts"):
             if getattr(self, name) is None:
@@ -165,7 +165,7 @@ class Cluster(Spec):
         return self.num_nodes * self.devices_per_node
 
     def billed_devices(self, num_workers: int) -> int:
-        """Devices that are billed for so many workers: whole billing units."""
+        """Number of workers, rounded up to whole billing units."""
         unit = self.billing_unit or self.devices_per_node
         return -(-num_workers // unit) * unit
 
@@ -176,14 +176,14 @@ class Cluster(Spec):
 
     @property
     def traits(self) -> Device:
-        """The device's rates, as calibrated where they were."""
+        """The device's rates, with calibration if there is one."""
         device = self.device_type
         return device if self.calibration is None else self.calibration.on(device, self.devices_per_node)
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The links, as given or the device type's. What was measured of the type within a node beside its links' rate
-        and a step's latency (launches, channels that fill) is the same over links that are given."""
+        """Network levels, from the given links or the device type's. Given links keep the type's measured launch
+        time and channel setup within a node; only bandwidth and step latency are replaced."""
         device = self.traits
         ring, all_to_all = device.kernels.ring, device.kernels.all_to_all
         is_measured = ring.start_s > 0
@@ -213,7 +213,7 @@ class Cluster(Spec):
 
     @property
     def exchange(self) -> ExchangeCost | None:
-        """The fused exchange over this cluster's links; None where the device type's was not measured."""
+        """Fused dispatch kernel over this cluster's links; None if it was not measured on the device type."""
         kernel = self.traits.kernels.exchange
         if kernel is None:
             return None
@@ -231,14 +231,15 @@ class Cluster(Spec):
 
     @property
     def sides(self) -> tuple[int, int] | None:
-        """Sides of the torus: as given, or of the squarest torus if the device type has one. None without a torus."""
+        """Sides of the torus: as given, or the squarest one if the device type has a torus; else None."""
         if self.torus is not None or not self.traits.torus or self.links is not None:
             return self.torus
         side = next(side for side in range(int(self.num_devices**0.5), 0, -1) if self.num_devices % side == 0)
         return side, self.num_devices // side
 
     def with_links(self, within: float, across: float) -> "Cluster":
-        """The cluster with its link rates multiplied: the innermost level's by `within`, all others' by `across`."""
+        """Return the cluster with its bandwidths multiplied by `within` on the innermost level and `across` on the
+        others."""
         if self.links is None:
             shares = {"within_share": within * self.within_share, "across_share": across * self.across_share}
             return self.model_copy(update=shares)
@@ -250,11 +251,11 @@ class Cluster(Spec):
         return self.model_copy(update={"links": links})
 
     def at_least(self, num_devices: int) -> "Cluster":
-        """This cluster, or if it has fewer devices, as many nodes of its kind as have this many."""
+        """Return this cluster, or one of its kind with enough nodes if it has fewer devices."""
         return self if self.num_devices >= num_devices else self.sized_for(num_devices)
 
     def sized_for(self, num_devices: int) -> "Cluster":
-        """The same kind of cluster, as large as this many devices need."""
+        """Return a cluster of this kind with just enough nodes for `num_devices`."""
         per_node = min(self.devices_per_node, num_devices)
         nodes = -(-num_devices // per_node)
         update = {
@@ -268,7 +269,7 @@ class Cluster(Spec):
         return Cluster.model_validate({**self.model_dump(), **update})
 
     def exactly(self, num_devices: int) -> "Cluster":
-        """As `sized_for`, with exactly this many devices: the number per node divides it."""
+        """Return a cluster of this kind with exactly `num_devices`: the most per node that divide them."""
         limit = min(self.devices_per_node, num_devices)
         per_node = next(number for number in range(limit, 0, -1) if num_devices % number == 0)
         update = {
@@ -282,7 +283,7 @@ class Cluster(Spec):
         return Cluster.model_validate({**self.model_dump(), **update})
 
     def _links_of(self, num_devices: int) -> tuple[Link, ...] | None:
-        """The levels that join this many: the outermost reaches as far as it has to."""
+        """Levels that join `num_devices`; the outermost is shrunk or extended to them."""
         if self.links is None:
             return None
         outermost = next((link for link in self.links if link.devices >= num_devices), self.links[-1])
@@ -295,7 +296,7 @@ class Cluster(Spec):
 
 
 def _facts_of(fields: Any) -> DeviceFacts:
-    """Facts of a device type as a cluster writes them. Raises SpecError with every problem."""
+    """Validate device facts. Raises SpecError with every problem."""
     try:
         return DeviceFacts.model_validate(fields)
     except ValidationError as error:
@@ -305,7 +306,7 @@ def _facts_of(fields: Any) -> DeviceFacts:
 
 
 def one_cluster_of(fields: Any) -> Cluster:
-    """The cluster, of one kind of nodes, that plain data describes. Raises SpecError with every problem."""
+    """Parse plain data into a cluster of one kind of nodes. Raises SpecError with every problem."""
     if isinstance(fields, dict) and "pools" in fields:
         raise SpecError(of_several_kinds())
     try:
@@ -315,7 +316,7 @@ def one_cluster_of(fields: Any) -> Cluster:
 
 
 def of_several_kinds() -> Problem:
-    """Error where pools are given for what is planned for one kind of nodes."""
+    """Problem of pools given to a planner for one kind of nodes."""
     return Problem(
         "unsupported",
         "cluster.pools",
@@ -326,5 +327,5 @@ def of_several_kinds() -> Problem:
 
 
 def of_cluster(problems: Iterable[Problem]) -> list[Problem]:
-    """The problems with `cluster` put before their paths."""
+    """Return the problems with their paths under `cluster`."""
     return [replace(problem, path=".".join(filter(None, ("cluster", problem.path)))) for problem in problems]

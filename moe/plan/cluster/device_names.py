@@ -9,24 +9,26 @@ _GPU_NAMES = {
     "B300": "b300", "GB300": "gb300", "H20": "h20", "H800": "h800", "L40S": "l40s", "A10G": "a10g",
     "4090": "rtx-4090", "5090": "rtx-5090", "MI300X": "mi300x", "MI355X": "mi355x",
 }  # fmt: skip
-"""Device types by a part of such a name: `H100`, `A100-40G`, `NVIDIA H100 80GB HBM3`, `AMD-Instinct-MI300X-OAM`."""
+"""Device types by a part of the reported name: `H100`, `A100-40G`, `NVIDIA H100 80GB HBM3`,
+`AMD-Instinct-MI300X-OAM`."""
 _ASSUMED = "a100-80"
-"""The device type whose rates an unknown GPU is planned with; plans name it."""
+"""Device type whose rates are assumed for an unknown GPU; plans name it."""
 _ASSUMED_FACTS = {"bfloat16_flops_per_s": 312e12, "memory_bytes_per_s": 2.039e12, "link_bytes_per_s": 300e9,
                   "across_nodes_bytes_per_s": 25e9}  # fmt: skip
 
 
 _OTHER_CARDS = {"LAPTOP", "MOBILE", "D", "DD"}
-"""Parts that tell GeForce cards for laptops and for China from those in the table, which are faster."""
+"""Name parts of slower GeForce cards, for laptops and for China."""
 _BETWEEN_A100S = 60 * 1024**3
-"""Bytes of memory between the two A100s, which Ray gives one name."""
+"""Bytes of memory between those of the two A100s, for which Ray has one name."""
 
 
 def device_named(name: str, memory_bytes: int | None = None) -> str | None:
-    """The type in `DEVICES` of a GPU with this name; None for an unknown one. `memory_bytes`: where it is known.
+    """Return the key in `DEVICES` of a GPU with this name; None if unknown.
 
-    Ray 2.60 gives data-centre GPUs by their model (`H100` for all forms of it) and GeForce cards by their whole name
-    (`GeForce-RTX-4090`); earlier releases called those `G`, which says nothing (its accelerators/nvidia_gpu.py).
+    Ray 2.60 names data-centre GPUs by model (`H100` for all variants) and GeForce cards by their full name
+    (`GeForce-RTX-4090`); earlier releases named GeForce cards `G`, which is ambiguous (Ray's
+    accelerators/nvidia_gpu.py).
     """
     parts = set(re.split(r"[^A-Z0-9]+", name.upper()))
     if parts & {"4090", "5090"} and parts & _OTHER_CARDS:
@@ -37,7 +39,7 @@ def device_named(name: str, memory_bytes: int | None = None) -> str | None:
 
 
 def unknown_gpu(name: str, memory_bytes: int) -> DeviceFacts:
-    """Facts assumed of a GPU whose name is unknown."""
+    """Return facts assumed for a GPU of unknown name."""
     return DeviceFacts(
         name=f"unknown GPU {name}".strip()[:64],
         assumed_as=_ASSUMED,

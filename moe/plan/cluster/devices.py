@@ -1,4 +1,4 @@
-"""Devices of each type: memory, links, and the constants of their kernels. Every figure has its source beside it."""
+"""Device types: memory, links, and kernel constants. Every figure has its source beside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class Device:
-    """A device's hardware and kernels. The software that uses them is in `moe.plan.software`."""
+    """Hardware and kernels of one device; its software is in `moe.plan.software`."""
 
     kind: str
     """`cpu` or `cuda`, as torch names it; `tpu` can be planned for but not run on."""
@@ -20,32 +20,31 @@ class Device:
     memory_bytes_per_s: float
     kernels: Kernels
     devices_per_node: int
-    """Devices that are joined by fast links."""
+    """Devices joined by fast links."""
     across_nodes_bytes_per_s: float
-    """One direction, each device's share of its node's adapters, as large collectives reach it."""
+    """Bandwidth of each device's share of the node's adapters for large collectives, one direction."""
     across_latency_s: float
-    """Seconds of one step of a collective across nodes."""
+    """Latency of one collective step across nodes."""
     host_link_bytes_per_s: float = inf
-    """Rate to the host's memory, or back."""
+    """Bandwidth to host memory, one direction."""
     host_bytes_per_s: float = inf
-    """The device's share of the rate of the host's memory."""
+    """Each device's share of the host's memory bandwidth."""
     layer_s: float | None = None
-    """Seconds of a layer, forward and backward, that no amount of work shortens, where it was measured with the device;
-    of GPUs the software says it."""
+    """Fixed seconds per layer, forward and backward, if measured with the device; for GPUs the software has it."""
     decoded_per_s: float = inf
-    """Numbers of a frozen base that are decoded a second from 8 or 4 bits, where memory takes them as fast."""
+    """Elements of quantized weights dequantized per second; infinite if memory bandwidth is the limit."""
     peak_flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Dense rates of the data sheet by dtype, which utilisation is a share of; none of CPUs."""
+    """Dense peak by dtype from the data sheet, for utilization; empty for CPUs."""
     priced_by: str = ""
-    """The rates that its kernels are priced by, in words, where they were not measured."""
+    """Source of the kernel rates in words, if they were not measured."""
     fixed_shapes: bool = False
-    """Whether as many rows travel in every step, so that nobody asks how many will come."""
+    """Whether dispatch has the same number of rows in every step, so that no counts are exchanged."""
     torus: bool = False
-    """Whether links join neighbours on a two-dimensional torus, as large as the cluster."""
+    """Whether links join neighbours on a two-dimensional torus as large as the cluster."""
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Dtypes that it multiplies in."""
+        """Dtypes of its matrix products."""
         return tuple(self.kernels.products)
 
 
@@ -53,8 +52,8 @@ def plain_kernels(
     flops_per_s: dict[str, float], memory_bytes_per_s: float, attention_flops_per_s: float, link_bytes_per_s: float,
     latency_s: float, half_rows: float, expert_half_rows: float,
 ) -> Kernels:  # fmt: skip
-    """Kernels of which rates alone are known: products reach half of theirs with so many rows, rows are permuted at the
-    memory's rate, and a collective's steps take the same time each."""
+    """Return kernels known only by their rates: products reach half of theirs at `half_rows`, permutation is
+    memory-bound, and collective steps have equal latency."""
     width = {"float32": 4.0, "float64": 8.0}
     products, experts = {}, {}
     for dtype, rate in flops_per_s.items():
@@ -116,7 +115,7 @@ def _nvidia(
 
 
 def _with_memory(of: Kernels, share: float) -> Kernels:
-    """Kernels of a device with memory of another rate."""
+    """Return the kernels of a device with `share` times the memory bandwidth."""
     products = {
         dtype: replace(kernel, bytes_per_s=share * kernel.bytes_per_s)
         for dtype, kernel in of.products.items()
@@ -135,7 +134,7 @@ def _with_memory(of: Kernels, share: float) -> Kernels:
 
 
 _H100_LINK = 450e9
-"""Bytes a second of NVLink in one direction, by its data sheet."""
+"""NVLink bandwidth, one direction, from its data sheet."""
 _H100_MEMORY, _H100_FLOPS, _H100_FP8_FLOPS = 3.35e12, 989e12, 1979e12
 
 
@@ -143,8 +142,8 @@ def device_by_data_sheet(
     source: str, memory_bytes: int, bfloat16_flops_per_s: float, fp8_flops_per_s: float | None,
     memory_bytes_per_s: float, link_bytes_per_s: float, across_nodes_bytes_per_s: float, efficiency: float = 1.0,
 ) -> Device:  # fmt: skip
-    """A GPU by the rates of its data sheet. Its kernels reach the shares of them that H100's do of H100's, times
-    `efficiency` of products; no fused exchange was measured on it."""
+    """Return a GPU from its data-sheet rates. Its kernels are as efficient as H100's (products times `efficiency`);
+    there is no fused dispatch kernel, as none was measured."""
     h100, memory = MEASURED["h100"], memory_bytes_per_s / _H100_MEMORY
     ratios = {"bfloat16": bfloat16_flops_per_s / _H100_FLOPS * efficiency}
     if fp8_flops_per_s is not None:
@@ -199,12 +198,12 @@ def device_by_data_sheet(
 
 _SHEET = "the rates of its data sheet, of which H100's kernels reach as much"
 _AMD_SHEET, _AMD_REACHED = "the rates of its data sheet, of products less than half", 0.45 / 0.85
-"""Share of the data sheet's rates that kernels reach. MI300X reaches 54% in bfloat16 in its best product, 708 TFLOP/s,
-and 49% in fp8 (AMD, ROCm blogs, "Measuring Max-Achievable FLOPs - Part 2"). In the products of DeepSeek-V3, MI325X
-reaches 74% of its best (616 of 831 TFLOP/s; the same, "Understanding TAF"), which would be 40% here. 45% lies between;
-H100 reaches 85% (`measured.py`). No such figures were found for MI355X."""
+"""Share of the data sheet's rates that kernels reach. MI300X reaches 54% in bfloat16 in its best product, 708
+TFLOP/s, and 49% in fp8 (AMD, ROCm blogs, "Measuring Max-Achievable FLOPs - Part 2"). In the products of DeepSeek-V3,
+MI325X reaches 74% of its best (616 of 831 TFLOP/s; the same, "Understanding TAF"), which would be 40% here. 45% lies
+between; H100 reaches 85% (`measured.py`). No figures were found for MI355X."""
 _PCIE_4, _PCIE_5 = 32e9, 64e9
-"""Bytes a second of sixteen lanes in one direction."""
+"""Bandwidth of sixteen lanes, one direction."""
 
 
 def _by_sheet(

@@ -1,4 +1,4 @@
-"""Data-sheet figures of a device type that is not in the table."""
+"""Data-sheet figures of a device type outside the table."""
 
 from pydantic import Field
 
@@ -7,24 +7,24 @@ from moe.spec.base import Count, Rate, Spec, Text
 
 
 class DeviceFacts(Spec):
-    """Data-sheet figures of a GPU, given as a cluster's `device` in place of a name."""
+    """Data-sheet figures of a GPU, written as a cluster's `device` in place of a name."""
 
     name: Text = Field(default="unnamed", min_length=1, max_length=64)
     memory_bytes: Count
     bfloat16_flops_per_s: Rate
-    """Dense matrix products: half of the rate that data sheets give with sparsity."""
+    """Dense matrix products: half of the data-sheet rate with sparsity."""
     memory_bytes_per_s: Rate
     link_bytes_per_s: Rate
-    """Links of a device within its node, in one direction: half of the rate that data sheets give for both."""
+    """Bandwidth of a device's links within its node, one direction: half of the bidirectional data-sheet rate."""
     fp8_flops_per_s: Rate | None = None
-    """Dense matrix products in fp8; None where the device has no fp8."""
+    """Dense matrix products in fp8; None if the device has no fp8."""
     across_nodes_bytes_per_s: Rate = 50e9
-    """Network adapters of a device, in one direction; one of 400 Gb/s when left out."""
+    """Bandwidth of a device's network adapters, one direction; by default one of 400 Gb/s."""
     assumed_as: Text | None = None
-    """The device type whose rates are assumed, where the device's own are not known."""
+    """Device type whose rates are assumed, if the device's own are unknown."""
 
     def device(self) -> Device:
-        """The device. Its kernels are taken to reach the same share of its rates as those of H100 do of H100's."""
+        """Return the device; its kernels are assumed to be as efficient relative to the data sheet as H100's."""
         source = "the rates given, of which H100's kernels reach as much"
         if self.assumed_as is not None:
             source = f"the rates of {self.assumed_as}, since nothing is known of its own"

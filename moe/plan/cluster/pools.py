@@ -1,4 +1,4 @@
-"""A cluster of several kinds of nodes: pools, each of one kind."""
+"""Cluster of several pools, each of one kind of nodes."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from moe.spec.files import read_plain
 from moe.spec.problems import problems_of
 
 MAX_POOLS = 16
-"""Bound on the number of pools, since a plan is made for each."""
+"""Each is planned for separately."""
 
 
 class Pool(Spec):
-    """Nodes of one kind: their name, and beside it the facts of a `Cluster`."""
+    """Named nodes of one kind; written as the fields of a `Cluster` with a `name`."""
 
     name: Text = Field(min_length=1, max_length=100)
     cluster: Cluster
@@ -30,7 +30,7 @@ class Pool(Spec):
     @model_validator(mode="before")
     @classmethod
     def _flat(cls, fields: Any) -> Any:
-        """`{name, num_nodes, ...}`, as files have it."""
+        """Accept `{name, num_nodes, ...}`, the form in files."""
         if not isinstance(fields, dict) or isinstance(fields.get("cluster"), Cluster):
             return fields
         facts = {key: value for key, value in fields.items() if key != "name"}
@@ -46,24 +46,24 @@ class Pool(Spec):
 
 
 class Between(Spec):
-    """The links between devices of one pool and of another."""
+    """Links between devices of different pools."""
 
     bytes_per_s: Rate
-    """One direction, of each device, as reached by large messages."""
+    """Bandwidth per device for large messages, one direction."""
     latency_s: Latency
 
 
 class Pools(Spec):
-    """The pools of a cluster. A job lies in one of them, or where there are links between them, pipeline stages may lie
-    on several."""
+    """Pools of a cluster. A job is placed on one of them; with links between them, its pipeline stages may span
+    several."""
 
     pools: tuple[Pool, ...] = Field(max_length=MAX_POOLS)
     between: Between | None = None
-    """The links that join any two pools. Left out, no job lies on several."""
+    """Links between any two pools; None confines a job to one pool."""
 
     @model_serializer(mode="wrap")
     def _without_what_others_do_not_know(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Pools that nothing joins are read by those that know of no joined ones."""
+        """Omit `between` if it is None: older clients reject unknown keys."""
         fields: dict[str, Any] = handler(self)
         if self.between is None:
             fields.pop("between", None)
@@ -91,18 +91,17 @@ class Pools(Spec):
         return self
 
     def cluster(self, name: str) -> Cluster:
-        """The devices of the pool of this name."""
+        """Return the cluster of the pool with this name."""
         return next(pool.cluster for pool in self.pools if pool.name == name)
 
 
 def read_cluster(path: str | Path) -> Cluster | Pools:
-    """The cluster that a YAML or JSON file describes. Raises SpecError for what is wrong with it, OSError if it cannot
-    be read."""
+    """Read a cluster from a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
     return cluster_of(read_plain(path))
 
 
 def cluster_of(fields: Any) -> Cluster | Pools:
-    """The cluster, or the pools of one, that plain data describes. Raises SpecError with every problem."""
+    """Parse plain data into a cluster, or into pools if it has `pools`. Raises SpecError with every problem."""
     if not isinstance(fields, dict) or "pools" not in fields:
         return one_cluster_of(fields)
     if flat := [key for key in fields if key in Cluster.model_fields]:

@@ -1,1 +1,1 @@
-"""Costs of a layout: bytes and seconds, predicted."""
+"""Cost models: predicted memory and step time of a layout."""

@@ -1,4 +1,4 @@
-"""Memory and time of a pipeline whose stages lie on pools of several kinds of devices."""
+"""Memory and time of a pipeline whose stages are on pools of different devices."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from moe.plan.plan import MemoryEstimate, TimeEstimate
 
 
 class AcrossMemory:
-    """Bytes of pipeline stages, each on the pool that the dealer gives it. `models` has a memory model per pool."""
+    """Predicts the memory of stages, each on the pool that the dealer assigns. `models`: one per pool."""
 
     def __init__(self, models: Sequence[MemoryModel], dealer: Dealer) -> None:
         self._models, self._dealer = models, dealer
@@ -27,7 +27,7 @@ class AcrossMemory:
         self._fits = cache(self._can_be_dealt)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether units can be dealt so that each stage fits its devices."""
+        """Whether some assignment of units to stages fits every stage's devices."""
         return self._fits(placed_of(candidate), RunChoices.from_candidate(candidate))
 
     def _can_be_dealt(self, layout: StateOptions, run: RunChoices) -> bool:
@@ -36,18 +36,17 @@ class AcrossMemory:
         return self._dealer.can_be_dealt(partial(self._stage_fits, layout, run))
 
     def _has_room(self, layout: StateOptions, run: RunChoices) -> bool:
-        """Whether all stages together have room for all units, as the last stage has them: no stage has fewer
-        micro-batches in flight, and parts take no less than the whole."""
+        """Whether all stages together hold all units at the last stage's cost, a necessary condition: no stage has
+        fewer micro-batches in flight, and the parts take no less than the whole."""
         whole, model = self._dealer.whole, self._models[self._dealer.pools[-1]]
         return model.stage_state(whole, layout) + model.stage_beside(whole, run) <= self._usable_bytes
 
     def stage_fits(self, candidate: Candidate) -> "partial[bool]":
-        """The question whether a stage fits the devices of its pool."""
+        """Return the predicate whether a stage fits the devices of its pool."""
         return partial(self._stage_fits, placed_of(candidate), RunChoices.from_candidate(candidate))
 
     def may_hold(self, shape: Degrees) -> bool:
-        """Whether all devices of a rank's place in the stages together have room for what it has of the state at
-        least."""
+        """Whether the devices at one rank's place in all stages together have room for the lower bound of its state."""
         least = self._models[self._dealer.pools[0]].bound_of_state(replace(shape, pipeline=1))
         return least <= self._usable_bytes
 
@@ -62,11 +61,11 @@ class AcrossMemory:
 
 
 class Dealt(NamedTuple):
-    """The stages of a candidate."""
+    """Units of a candidate assigned to stages."""
 
     stages: tuple[Stage, ...]
     micro_batch_s: tuple[float, ...]
-    """Seconds of each for a micro-batch, forward and backward."""
+    """Seconds per micro-batch of each stage, forward and backward."""
 
     @property
     def slowest(self) -> int:
@@ -74,12 +73,11 @@ class Dealt(NamedTuple):
 
 
 class AcrossTime:
-    """Seconds of steps, as `TimeModel` has them on one pool. `models`: of each pool. What is told of units is told for
-    each pool in turn.
+    """Predicts step times as `TimeModel` does on one pool. `models`: one per pool. Values by unit kind are
+    concatenated pool by pool.
 
-    The slowest stage decides, as it does on one pool: the bubble is as long as so many of its micro-batches as there
-    are other stages. Its pace is that of all, so that the longest of their ends comes behind. Stages have one run of
-    units.
+    The slowest stage sets the pace of all: the bubble is as many of its micro-batches as there are other stages. The
+    longest end of a step of any stage follows. Virtual stages are not supported.
     """
 
     def __init__(
@@ -90,7 +88,8 @@ class AcrossTime:
         self._least = cache(self._least_on_stages_s)
 
     def deal_units(self, candidate: Candidate) -> Dealt:
-        """Units dealt so that the slowest stage is as fast as can be. Raises ValueError where they fit nowhere."""
+        """Assign units to stages so that the slowest stage is as fast as possible. Raises ValueError if nothing
+        fits."""
         of_units = [
             [model.unit_s(kind, candidate) for kind in self._dealer.kinds]
             if pool in self._pools_in_use
@@ -117,7 +116,7 @@ class AcrossTime:
         return self._model(of).of_step_on(candidate, deal.stages[of], one_s, hops, end)
 
     def _end(self, candidate: Candidate, deal: Dealt) -> StageEnd:
-        """The longest end of any stage's step."""
+        """The longest end of a step over all stages."""
         ends = (
             self._model(stage.index).end_of(candidate, stage, one_s)
             for stage, one_s in zip(deal.stages, deal.micro_batch_s, strict=True)
@@ -125,14 +124,14 @@ class AcrossTime:
         return max(ends, key=lambda end: end.total_s)
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
-        """The least that a micro-batch could take on the slowest stage."""
+        """Lower bound of the slowest stage's time per micro-batch."""
         of_units = self.least_of_units(candidate, ranks_per_node)
         return self.on_even_stages_s(of_units, candidate.degrees.pipeline)
 
     def least_of_units(
         self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
     ) -> tuple[float, ...]:
-        """Seconds of a micro-batch that each kind of unit takes at least, of each pool in turn."""
+        """Lower bound of the seconds per micro-batch of each kind of unit, pool by pool."""
         return tuple(
             seconds
             for pool in self._pools_in_use
@@ -140,21 +139,21 @@ class AcrossTime:
         )
 
     def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
-        """Seconds that gathers of parameters add to a micro-batch of each kind at least, of each pool in turn."""
+        """Lower bound of the seconds that parameter gathers add to a micro-batch of each kind of unit, pool by pool."""
         return tuple(
             seconds for pool in self._pools_in_use for seconds in self._models[pool].least_gathers(candidate)
         )
 
     def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
-        """Seconds of the slowest stage at least, were units divisible."""
+        """Lower bound of the slowest stage's seconds, as if units were divisible."""
         return self._dealer.least_s(self._by_pool(of_units))
 
     def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float:
-        """Seconds of the slowest stage at least, with memory for anything."""
+        """Lower bound of the slowest stage's seconds, ignoring memory."""
         return self._least(tuple(of_units))
 
     def least_beside_s(self, candidate: Candidate) -> float:
-        """The least that a step takes beside its micro-batches and their bubble: what stages send."""
+        """Lower bound of a step's seconds beside micro-batches and bubble: the sends between stages."""
         return self._models[self._pools_in_use[0]].sends_s(candidate, float("inf"), self._hops(candidate))
 
     def _least_on_stages_s(self, of_units: tuple[float, ...]) -> float:

@@ -1,4 +1,4 @@
-"""Bytes that an attention keeps of a micro-batch for its backward pass."""
+"""Activation bytes that attention saves for the backward pass of one micro-batch."""
 
 from collections.abc import Iterable
 
@@ -17,9 +17,11 @@ def kept_bytes(
     on_cpu: bool,
     selective: bool,
 ) -> int:
-    """Bytes on one of `tensor` ranks that share `positions` of `m` channels: the input of the layer's norm (a rank's
-    share), the norm's output (whole if gathered tokens are kept), and the tensors that the heads keep. `width`: bytes
-    of an element."""
+    """Return the saved bytes on one of `tensor` ranks that share `positions` of `m` channels.
+
+    They are the norm's input (the rank's share), its output (of all ranks if gathered tokens are kept) and the
+    tensors of the rank's heads. `width`: bytes per element.
+    """
     if profile.name == "ours" and dims.kept is not None:
         return _by_ours(dims, dims.kept, m, positions, tensor, width, on_cpu=on_cpu)
     return width * _elements(dims, m, positions, tensor, profile, selective=selective)
@@ -28,8 +30,8 @@ def kept_bytes(
 def _elements(
     dims: AttentionDims, m: int, positions: int, tensor: int, profile: Profile, *, selective: bool
 ) -> int:
-    """Queries, keys, values and what heads gave, of the rank's heads. Selective recomputation makes what comes from
-    latents again, where the profile says so."""
+    """Queries, keys, values and outputs of the rank's heads. Selective recomputation recomputes what derives from
+    latents, if the profile says so."""
     split = (
         dims.values
         if selective and profile.recomputes_latents and dims.latent
@@ -74,8 +76,8 @@ def _by_ours(
 
 
 def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tokens: int, width: int) -> int:
-    """Masks of packed documents on a CPU, which layers with the same window share for a pass: whether a position sees
-    another, and what that adds to its score. On GPUs they are told in blocks."""
+    """Bytes of the attention masks of packed documents on a CPU, shared by layers of equal window during a pass: a
+    boolean mask and an additive bias. On GPUs block masks replace them."""
     windows = {dims.window for dims in attentions if dims.kept is not None and not dims.linear}
     return len(windows) * positions * sequence_tokens * (1 + max(4, width))
 
@@ -83,7 +85,7 @@ def mask_bytes(attentions: Iterable[AttentionDims], positions: int, sequence_tok
 def worked_bytes(
     dims: AttentionDims, positions: int, sequence_tokens: int, tensor: int, profile: Profile
 ) -> int:
-    """Held beside for a while by the backward pass of ours: of fused attention little, of states the chunks at work."""
+    """Temporary bytes of our backward pass: none for fused attention; for linear attention, the current chunks."""
     if profile.name != "ours" or dims.kept is None or not dims.kept.worked:
         return 0
     at_once = min(dims.kept.worked_positions, sequence_tokens) * (positions // sequence_tokens)

@@ -1,4 +1,4 @@
-"""Seconds of collectives, by the links that their ranks are joined with."""
+"""Predicted time of collectives, from the links between their ranks."""
 
 import math
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from moe.spec import MoESpec
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of one group: `count` of them, `stride` apart."""
+    """Process group of `count` ranks, `stride` apart."""
 
     count: int
     stride: int = 1
 
 
 class _Ring(NamedTuple):
-    """Seconds of a ring's parts."""
+    """Time components of a ring collective."""
 
     begin_s: float = 0.0
-    """Launch, and channels that fill."""
+    """Launch and channel setup."""
     steps_s: float = 0.0
-    """Latency of its steps, one after the other."""
+    """Latency of the sequential steps."""
     bytes_s: float = 0.0
     own_s: float = 0.0
-    """A rank's own share copied."""
+    """Local copy of the rank's own share."""
 
 
 class Network:
-    """Seconds of collectives on a cluster. Ranks are numbered node by node."""
+    """Predicts the time of collectives on a cluster. Ranks are numbered node by node."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._levels, self._rails, self._sides = cluster.levels, cluster.rails, cluster.sides
@@ -41,8 +41,8 @@ class Network:
         self.gather = cache(self._gather)
 
     def all_reduce(self, num_bytes: float, ranks: Ranks) -> float:
-        """A sum of `num_bytes` on each rank: a reduce-scatter and an all-gather, or a tree where its fewer steps count
-        for more, `α log2(n)` each way. What was measured within nodes are rings alone."""
+        """Time of an all-reduce of `num_bytes` per rank: a ring reduce-scatter and all-gather, or a tree (`α
+        log2(n)` each way) if its latency is lower. Measured links within nodes are of rings only."""
         of = self._ring(num_bytes, ranks)
         within = (
             Ranks(self._ranks_per_level(ranks)[0], ranks.stride) if self._has_measured_nodes else Ranks(1)
@@ -52,20 +52,20 @@ class Network:
         return of.begin_s + 2 * (steps_s + of.bytes_s) + of.own_s
 
     def _gather(self, num_bytes: float, ranks: Ranks) -> float:
-        """An all-gather to, or a reduce-scatter of, `num_bytes` on each rank, by a ring."""
+        """Time of a ring all-gather to, or reduce-scatter of, `num_bytes` per rank."""
         of = self._ring(num_bytes, ranks)
         return of.begin_s + of.steps_s + of.bytes_s + of.own_s
 
     def _ring(self, num_bytes: float, ranks: Ranks) -> _Ring:
-        """Parts of a ring's time.
+        """Time components of a ring.
 
-        A ring passes all but a rank's own share through each of its links, in n - 1 steps one after the other:
-        `α (n - 1) + B (n - 1) / (n · bandwidth)`. Bytes wait for the slowest level; of the steps, as many leave a
-        node as there are nodes but one (NCCL's own model of its rings). Ranks of a group in a node share its ways out.
+        A ring passes all but a rank's own share through each link, in n - 1 sequential steps: `α (n - 1) + B (n - 1)
+        / (n · bandwidth)`. The slowest level bounds the bandwidth term; one step less than there are nodes crosses
+        nodes (NCCL's model of its rings). The ranks of a group in one node share the node's outgoing links.
         """
         if ranks.count == 1:
             return _Ring()
-        if self._sides is not None:  # four links a device, in both directions of two rings
+        if self._sides is not None:  # four links per device: both directions of two rings
             link, hops = self._levels[0].ring, _root(ranks.count)
             moved_bytes = num_bytes * (ranks.count - 1) / ranks.count
             return _Ring(steps_s=link.step_s * hops, bytes_s=moved_bytes / (4 * link.bytes_per_s))
@@ -75,7 +75,7 @@ class Network:
             if groups > 1:
                 innermost = innermost or link
                 moved_bytes = num_bytes * (groups - 1) / groups
-                ways = min(inside, reach - inside * (groups - 1))  # out of the group that has the fewest
+                ways = min(inside, reach - inside * (groups - 1))  # outgoing links of the smallest group
                 slowest = max(slowest, moved_bytes / (ways * link.bytes_per_s))
                 latency += link.step_s * (-(-ranks.count // inside) - -(-ranks.count // reach))
             inside = max(inside, reach)
@@ -84,8 +84,8 @@ class Network:
         return _Ring(innermost.begin_s(num_bytes), latency, slowest, own_s)
 
     def _tree_s(self, ranks: Ranks) -> float:
-        """Latency of the steps from the leaves of a tree to its root. There is none on a torus, whose rings have its
-        sides for their steps."""
+        """Latency from the leaves of a tree to its root; infinite on a torus, whose rings take a number of steps
+        proportional to its side."""
         if self._sides is not None:
             return math.inf
         latency, inside = 0.0, 1
@@ -95,12 +95,12 @@ class Network:
         return latency
 
     def _all_to_all(self, num_bytes: float, ranks: Ranks, copies: float = 1.0) -> float:
-        """An exchange of `num_bytes` from each rank, an equal share for each other one.
+        """Time of an all-to-all of `num_bytes` from each rank, in equal shares.
 
-        What stays within a level and what leaves it are on their ways at once: the slowest decides. `copies` divides
-        what crosses the outermost level that the group spans, and is spread again within: hierarchical dispatch sends a
-        token to each node once. On a torus half of all bytes cross its middle, over twice its shorter side of links:
-        `B √D / 8` of a link's time.
+        Traffic within a level and out of it overlaps, so the slowest level decides. Hierarchical dispatch sends a
+        token to each node once: `copies` divides the bytes that cross the group's outermost level, which are then
+        spread within the node. On a torus half of all bytes cross the middle, over twice the shorter side's number of
+        links: `B √D / 8` of link time.
         """
         if ranks.count == 1:
             return 0.0
@@ -116,7 +116,7 @@ class Network:
                 if copies > 1:
                     spread = num_bytes * (reaches[index] - inside) / ranks.count
                     moved_bytes /= copies
-                elif self._rails:  # first to the device whose rail it travels on
+                elif self._rails:  # first within the node, to the device on the target's rail
                     spread = moved_bytes * (inside - 1) / inside
             if reaches[index] > inside:
                 innermost = innermost or link
@@ -131,15 +131,16 @@ class Network:
         return innermost.begin_s(num_bytes) + latency + slowest + own_s
 
     def _ranks_per_level(self, ranks: Ranks) -> list[int]:
-        """Ranks that each level joins; the last joins all, also where workers share devices."""
+        """Number of the ranks within one group of each level; the last level holds all, even if workers share
+        devices."""
         within = [min(ranks.count, max(1, link.devices // ranks.stride)) for link in self._levels[:-1]]
         return [*within, ranks.count]
 
     def fused(
         self, kernel: ExchangeCost, tokens: float, row_bytes: float, moe: MoESpec, copies: int, ranks: Ranks
     ) -> float:
-        """A fused exchange of `tokens` of each rank, to experts of which each is on `copies` ranks; where routing is
-        limited to groups, a token goes to as many nodes at most."""
+        """Time of a fused dispatch kernel for `tokens` tokens per rank and `copies` ranks per expert. Group-limited
+        routing bounds the number of nodes that a token is sent to."""
         nodes = self.nodes_of(ranks)
         in_node = -(-ranks.count // nodes)
         target_nodes = min(nodes, moe.routing.max_expert_groups or nodes)
@@ -149,26 +150,27 @@ class Network:
         return kernel.seconds(tokens, row_bytes, to_ranks, across, nodes, in_node)
 
     def send(self, num_bytes: float, stride: int) -> float:
-        """Seconds to send bytes from a rank to the rank `stride` after it."""
+        """Time of a point-to-point send to the rank `stride` further on."""
         level = next((level for level in self._levels if level.devices > stride), self._levels[-1])
         link = level.ring
         return link.begin_s(num_bytes) + link.step_s + num_bytes / link.bytes_per_s
 
     def nodes_of(self, ranks: Ranks) -> int:
-        """Nodes that the ranks span."""
+        """Number of nodes that the ranks span."""
         return min(ranks.count, -(-ranks.count * ranks.stride // self._per_node))
 
 
 @lru_cache(4096)
 def distinct(bins: int, experts: int, chosen: int) -> float:
-    """Bins that so many different experts fall into, drawn evenly of all that are spread over the bins."""
+    """Return the expected number of distinct bins hit by `chosen` different experts, drawn uniformly from experts
+    spread evenly over `bins`."""
     per_bin = max(1, experts // bins)
     experts = max(experts, bins * per_bin, chosen)
     return bins * (1 - math.comb(experts - per_bin, chosen) / math.comb(experts, chosen))
 
 
 def _log2(count: int) -> int:
-    """Rounded up."""
+    """Base-2 logarithm, rounded up."""
     return (count - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""Units dealt out to pipeline stages on pools of several kinds of devices: to slower stages, or fuller ones, fewer."""
+"""Assignment of units to pipeline stages on pools of different devices: slower or fuller stages get fewer units."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -12,24 +12,24 @@ from moe.plan.cost.stages import Stage
 from moe.plan.cost.units import Unit
 
 OfUnits = Sequence[Sequence[float]]
-"""Seconds of each kind of unit, on each pool."""
+"""Seconds of each kind of unit, by pool."""
 Fits = Callable[[Stage], bool]
 
 
 class Dealer:
-    """Deals a model's units to the stages of a pipeline of which each lies on one pool, in runs of one unit at least.
+    """Assigns runs of consecutive units, at least one each, to pipeline stages that are on one pool each.
 
-    `pools`: of each stage, the number of its pool.
+    `pools`: index of each stage's pool.
     """
 
     def __init__(self, units: Sequence[Unit], pools: Sequence[int]) -> None:
         self.units, self.pools = tuple(unit.apart for unit in units), tuple(pools)
         """A stage has its own copy of a table that two units share."""
         self.kinds = tuple(dict.fromkeys(self.units))
-        """Kinds of units, in order."""
+        """Distinct units, in order."""
         self.kind_numbers = [self.kinds.index(unit) for unit in self.units]
         self.firsts = [self.units.index(kind) for kind in self.kinds]
-        """The first unit of each kind."""
+        """Index of the first unit of each kind."""
         self.stages_of_pool = Counter(self.pools)
         so_far = [Counter[Unit]()]
         for unit in self.units:
@@ -39,19 +39,19 @@ class Dealer:
         self._stages: dict[tuple[int, tuple[int, ...]], Stage] = {}
 
     def counts(self, start: int, end: int) -> tuple[int, ...]:
-        """Units of each kind in a run."""
+        """Number of units of each kind in a run."""
         pairs = zip(self._so_far[start], self._so_far[end], strict=True)
         return tuple(after - before for before, after in pairs)
 
     @cached_property
     def run_counts(self) -> list[tuple[int, ...]]:
-        """Units of each kind that a run may have."""
+        """Distinct unit counts by kind of all possible runs."""
         runs = combinations(range(len(self.units) + 1), 2)
         return list(dict.fromkeys(self.counts(*run) for run in runs))
 
     @cached_property
     def runs(self) -> list[list[int]]:
-        """Index into `run_counts` by start and end of a run; -1 if the run is none."""
+        """Index into `run_counts` by start and end of a run; -1 if there is no such run."""
         numbers, places = (
             {counts: number for number, counts in enumerate(self.run_counts)},
             range(len(self.units) + 1),
@@ -60,20 +60,20 @@ class Dealer:
 
     @cached_property
     def whole(self) -> Stage:
-        """The last stage, had it all units."""
+        """The last stage with all units."""
         return self._stage(len(self.pools) - 1, 0, len(self.units))
 
     @cached_property
     def single(self) -> list[int]:
-        """The number of the run of one unit of each kind."""
+        """Index into `run_counts` of a run of one unit, by kind."""
         return [self.runs[first][first + 1] for first in self.firsts]
 
     def stages(self, ends: Sequence[int]) -> tuple[Stage, ...]:
-        """The stages whose runs of units end before these."""
+        """Return the stages whose runs end before `ends`."""
         return tuple(self.stage(index, *run) for index, run in enumerate(pairwise((0, *ends))))
 
     def _stage(self, index: int, start: int, end: int) -> Stage:
-        """Stage of a run of units. Equal units give the same object, since caches are keyed by it."""
+        """Return one object for equal units, as caches are keyed by stage."""
         counts = self.counts(start, end)
         if (stage := self._stages.get((index, counts))) is None:
             units = tuple((unit, count) for unit, count in zip(self.kinds, counts, strict=True) if count)
@@ -86,10 +86,11 @@ class Dealer:
         return sum(count * of_kind[unit] for unit, count in stage.units)
 
     def least_s(self, of_units: OfUnits) -> float:
-        """Seconds of the slowest stage at least, were units divisible.
+        """Lower bound of the slowest stage's seconds, as if units were divisible.
 
-        Whatever pools units go to, a pool's stages have `T` seconds each: `Σ_k λ_k p_k T ≥ Σ_u n_u min_k λ_k t_uk` for
-        any weights λ of pools. These are the shares of the whole that a second on each pool is.
+        However units are assigned to pools, each stage has at most `T` seconds: `Σ_k λ_k p_k T ≥ Σ_u n_u min_k λ_k
+        t_uk` for any weights λ of pools. The weights are the share of the whole model that a pool computes in a
+        second.
         """
         counts = self._so_far[-1]
         weights = {pool: 1 / dot(counts, of_units[pool]) for pool in self.stages_of_pool}
@@ -100,22 +101,22 @@ class Dealer:
         return work / sum(weights[pool] * number for pool, number in self.stages_of_pool.items())
 
     def can_be_dealt(self, fits: Fits) -> bool:
-        """Whether runs of units fit on all stages. A run that is a part of one that fits, fits."""
+        """Whether some assignment fits all stages. Any part of a run that fits must fit too."""
         return _Deal(self, None, fits).latest(inf) is not None
 
     def slowest_s(self, of_units: OfUnits) -> float:
-        """Seconds of the slowest stage, with memory for anything: as few as can be."""
+        """Least seconds of the slowest stage, ignoring memory."""
         return _Deal(self, of_units, None).fastest_s
 
     def deal(self, of_units: OfUnits, fits: Fits) -> tuple[int, ...] | None:
-        """The end of each stage's run: the slowest stage is as fast as can be, and the others as even as units come.
-        None where no runs fit. A run that is a part of one that fits, fits."""
+        """Return the end of each stage's run: the slowest stage is as fast as possible, the others as even as
+        possible. None if nothing fits. Any part of a run that fits must fit too."""
         deal = _Deal(self, of_units, fits)
         return None if deal.fastest_s == inf else deal.even(deal.fastest_s)
 
     @cached_property
     def any_can_follow(self) -> list[list[bool]]:
-        """`_Deal._can_follow` where any stage can have any unit: as long as there is one for each."""
+        """`_Deal._can_follow` if any stage can have any unit: there must be one for each stage."""
         number, stages = len(self.units), len(self.pools)
         return [
             [unit + stages - index <= number for unit in range(number + 1)] for index in range(stages + 1)
@@ -123,7 +124,7 @@ class Dealer:
 
 
 class _Deal:
-    """One problem of dealing units to stages: no stage may exceed a number of seconds, or every run must fit."""
+    """One assignment problem: unit seconds to balance, a predicate that stages must fit, or both."""
 
     def __init__(self, dealer: Dealer, of_units: OfUnits | None, fits: Fits | None) -> None:
         self._dealer, self._fits, self._number = dealer, fits, len(dealer.units)
@@ -138,9 +139,9 @@ class _Deal:
 
     @cached_property
     def fastest_s(self) -> float:
-        """Seconds of the slowest stage: as few as can be; infinitely many where no runs fit."""
+        """Least seconds of the slowest stage; infinite if nothing fits."""
         limits = sorted({seconds for of_pool in self._seconds.values() for seconds in of_pool})
-        # The least of them is seldom far beyond the bound: it is looked for in longer and longer strides from there.
+        # The solution is usually close to the lower bound: galloping search from there.
         below, stride = bisect_left(limits, self._least_s * (1 - 1e-9)), 1
         place = below
         while place < len(limits) and not self._is_enough(limits[place]):
@@ -150,7 +151,7 @@ class _Deal:
 
     @cached_property
     def _fit_alone(self) -> list[list[bool]]:
-        """Whether one unit of each kind fits, by stage."""
+        """Whether a single unit fits, by stage and kind."""
         firsts, indices = self._dealer.firsts, range(len(self._dealer.pools))
         return [[self._may_be(index, first, first + 1, inf) for first in firsts] for index in indices]
 
@@ -158,10 +159,11 @@ class _Deal:
         return self.latest(limit_s) is not None
 
     def latest(self, limit_s: float) -> list[int] | None:
-        """Ends of runs that are as long as may be, from the first on; None where they leave units over.
+        """Return the ends of the longest runs within the limit, greedily from the first stage; None if units are left
+        over.
 
-        The longer, the better: what follows then has a part of what it had after a shorter run, as long as each stage
-        that follows has a unit.
+        Greedy is optimal: a longer run leaves the following stages a part of what they would have had, as long as
+        each has a unit.
         """
         can_follow, ends, start = self._can_follow(limit_s), [], 0
         if not can_follow[0][0]:
@@ -174,7 +176,8 @@ class _Deal:
         return ends if start == self._number else None
 
     def even(self, limit_s: float) -> tuple[int, ...]:
-        """Runs within the limit, each as long as an even share of what is left, where the rest allows it."""
+        """Return the ends of runs within the limit, each as close to an even share of the remaining work as the rest
+        allows."""
         pools, can_follow = self._dealer.pools, self._can_follow(limit_s)
         earliest, ends, start = self._earliest(can_follow, limit_s), [], 0
         for index in range(len(pools) - 1):
@@ -191,13 +194,13 @@ class _Deal:
         return (*ends, self._number)
 
     def _may_be(self, index: int, start: int, end: int, limit_s: float) -> bool:
-        """Whether a run is short enough for a stage and fits."""
+        """Whether a run is within a stage's time limit and fits."""
         if limit_s < inf and self._seconds[self._dealer.pools[index]][self._runs[start][end]] > limit_s:
             return False
         return self._fits is None or self._fits(self._dealer.stage(index, start, end))
 
     def _longest(self, index: int, start: int, last: int, limit_s: float) -> int:
-        """End of the longest run from `start` that may be; `start` where none may."""
+        """End of the longest possible run from `start`; `start` if there is none."""
 
         def is_too_much(end: int) -> bool:
             return not self._may_be(index, start, end, limit_s)
@@ -205,8 +208,8 @@ class _Deal:
         return start + bisect_left(range(start + 1, last + 1), True, key=is_too_much)
 
     def _can_follow(self, limit_s: float) -> Sequence[Sequence[bool]]:
-        """Whether a stage and all that follow can have one unit at least each from a unit on, by stage, with one more
-        for the end, and by unit."""
+        """Return by stage (and one past the last) and by unit: whether this stage and the following ones can each
+        have at least one unit, starting from that unit."""
         dealer = self._dealer
         short = {
             pool: [limit_s == inf or self._seconds[pool][run] <= limit_s for run in dealer.single]
@@ -230,7 +233,7 @@ class _Deal:
         return can_follow[::-1]
 
     def _earliest(self, can_follow: Sequence[Sequence[bool]], limit_s: float) -> list[int]:
-        """The first start of each stage's run from which the rest can be dealt: as it can be from any later one that
+        """Return each stage's first start from which the rest can be assigned; it then can from any later start that
         leaves each stage a unit."""
         starts = [self._number]
         for index in reversed(range(len(self._dealer.pools))):
@@ -247,6 +250,6 @@ class _Deal:
 
 
 def dot(counts: Sequence[int], seconds: Sequence[float]) -> float:
-    """Seconds of so many of each."""
+    """Return the sum of count times seconds."""
     total: float = sum(map(mul, counts, seconds))
     return total

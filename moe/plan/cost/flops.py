@@ -1,4 +1,4 @@
-"""Floating-point operations of a model."""
+"""Model FLOPs."""
 
 from moe.plan.cost.units import BACKWARD, Part, Unit, units
 from moe.plan.profile import profile_of
@@ -7,19 +7,20 @@ from moe.spec.block import AttentionDims
 
 
 def model_flops_per_step(spec: JobSpec) -> float:
-    """Floating-point operations of one step, forward and backward, without recomputation: of projections, experts that
-    tokens choose, attention over the pairs that are looked at, and logits.
+    """Return the model FLOPs of one step, forward and backward, without recomputation: projections, chosen experts,
+    attention over unmasked pairs, and logits.
 
-    A matrix that is not trained has no gradient of its own, adapters' products count beside those of their base, and
-    preferences take one forward pass more: what is counted is what has to be computed. Counted as for whole sequences
-    of one document; a run of packed documents does fewer."""
+    A frozen matrix has no weight gradient, an adapter's products count beside those of its base, and DPO adds a
+    forward pass of the reference model. Each sequence counts as one document; packed documents have fewer attention
+    pairs.
+    """
     flops, width = 0.0, spec.model.model_dim
     of_reference = int(isinstance(spec.data, PreferenceSpec))
     for unit in units(spec.model, profile_of(), spec.train.freeze):
         positions = spec.train.batch_tokens / unit.sides
 
         def times(part: Part, unit: Unit = unit) -> float:
-            """Passes of one part's products, as a fraction of a forward pass and its whole backward pass."""
+            """Forward passes of all products of one part, over those of a fully trained step."""
             of = unit.products(part)
             return (of_reference + of.forward + unit.has_backward * of.backward) / _PASSES
 
@@ -43,12 +44,12 @@ def model_flops_per_step(spec: JobSpec) -> float:
 
 
 _PASSES = 1 + BACKWARD
-"""Forward passes that a step takes where everything is trained."""
+"""Cost of a step in forward passes if everything is trained."""
 
 
 def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:
-    """Positions that a query looks at, on average: with a window W of L positions, W - W²/2L, as those before the W-th
-    have fewer behind them. Of a state, those of its chunk."""
+    """Return the mean number of positions that a query attends to: with a causal window W of L positions, W - W²/2L,
+    because the first W queries have fewer. For linear attention, the positions of a chunk."""
     if dims.linear:
         return min(sequence_tokens, float(dims.chunk))
     length = min(sequence_tokens, float(dims.window or sequence_tokens))
@@ -56,11 +57,11 @@ def looked_at(dims: AttentionDims, sequence_tokens: float) -> float:
 
 
 def pairs_flops(dims: AttentionDims, positions: float) -> float:
-    """Of one query that looks at so many positions: scores and the weighing of values.
+    """Return the FLOPs of one query over `positions` keys: attention scores and the weighted sum of values.
 
-    Of a gated delta rule in chunks of so many (arXiv 2412.06464, section 3.3): the state is read for queries and for
-    keys, and written; a chunk's keys meet each other and its queries, its system is solved for values and for what
-    meets the state, and what is written is weighed.
+    For a gated delta rule in chunks of `positions` (arXiv 2412.06464, section 3.3): the state is read for queries and
+    for keys, and written; within a chunk, keys are multiplied by keys and by queries, the triangular system is solved
+    for values and for the keys that meet the state, and the written values are weighted.
     """
     if dims.linear:
         of_state = 6.0 * dims.keys * dims.linear

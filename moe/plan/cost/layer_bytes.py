@@ -1,4 +1,4 @@
-"""Predicted bytes that layers and logits take for one micro-batch, from the tensors saved for the backward pass."""
+"""Predicted bytes of layers and logits for one micro-batch, from the tensors saved for the backward pass."""
 
 from functools import cache
 from typing import NamedTuple
@@ -12,36 +12,36 @@ from moe.plan.profile import Profile
 from moe.spec import JobSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float64": 8, "fp8": 2}
-"""Bytes of an activation; under fp8 only the operands of matrix products are narrower."""
+"""Bytes per activation element; under fp8 only the operands of matrix products are narrower."""
 
 _LOGITS, _LOGITS_ON_CPU = (1 << 26, 1 << 26), (1 << 18, 1 << 24)
-"""Least and most logits that the loss holds at a time: on a GPU enough to fill it; on a CPU no fewer than stay in its
-cache, and no more than 200 MB in their three forms."""
+"""Fewest and most logits that the loss computes at a time: on a GPU enough to fill it; on a CPU at least what fits
+its cache, and at most 200 MB in three copies."""
 _TOKENS = 256
-"""Tokens that the loss takes at a time within these bounds: fewer make narrow products, more need memory without being
-faster. Loss and gradients of 2,048 tokens of width 512 over 4,096 words on two cores of an EPYC: 290 ms by 64, 209 by
-256, 214 by 2,048; of 1,024 over 32,000 words 4,550 ms by 8, 1,360 by 64, 960 by 256."""
+"""Tokens per chunk of the loss within these bounds: fewer make narrow products, more need memory without being
+faster. Loss and gradients of 2,048 tokens of width 512 over 4,096 words on two cores of an EPYC: 290 ms by 64, 209
+by 256, 214 by 2,048; of 1,024 over 32,000 words 4,550 ms by 8, 1,360 by 64, 960 by 256."""
 
 _WORKED_HIDDEN = {2: 2, 3: 4}
-"""Hidden widths that experts' backward pass holds beside, by the number of matrices: hidden states and their gradient;
-with a gate, also the activated gate and the gradients of both products."""
+"""Temporary hidden-sized tensors in the backward pass of experts, by number of matrices: hidden states and their
+gradient; with a gate, also the activated gate and the gradients of both products."""
 
 
 @cache
 def loss_tokens(device_type: str, vocabulary: int) -> int:
-    """Number of tokens whose logits the loss holds at a time."""
+    """Number of tokens per chunk of the loss."""
     lower, upper = (logits // vocabulary for logits in (_LOGITS_ON_CPU if device_type == "cpu" else _LOGITS))
     return max(1, min(max(lower, _TOKENS), upper))
 
 
 class LayerBytes(NamedTuple):
-    """Bytes that one layer takes for one micro-batch."""
+    """Bytes of one layer for one micro-batch."""
 
     activations: int
     dispatch: int
-    """Bytes of experts and of routing, kept for the backward pass as activations are."""
+    """Saved activations of experts and of routing."""
     workspace: int
-    """Bytes held beside them while the backward pass is in the layer."""
+    """Temporary bytes while the backward pass is in the layer."""
 
     @property
     def saved_bytes(self) -> int:
@@ -49,8 +49,8 @@ class LayerBytes(NamedTuple):
 
 
 class LayerMemory:
-    """Predicts bytes of layers, masks and logits of one job on one type of device, run as `profile` says. `load_skew`:
-    rows of the busiest expert over the mean."""
+    """Predicts the memory of layers, masks and logits of one job on one type of device, under an executor profile.
+    `load_skew`: rows of the busiest expert over the mean."""
 
     def __init__(self, spec: JobSpec, device_type: str, profile: Profile, load_skew: float) -> None:
         self._kind, self._profile, self._load_skew = device_type, profile, load_skew
@@ -61,18 +61,19 @@ class LayerMemory:
         self.layer_bytes = cache(self._layer_bytes)
 
     def of_masks(self, stage: Stage, positions: int) -> int:
-        """Bytes of a stage's masks of packed documents, which only CPUs keep."""
+        """Bytes of a stage's attention masks for packed documents; CPUs only."""
         if self._kind != "cpu" or not self._packs_documents:
             return 0
         attentions = (attention for unit, _ in stage.units for attention in unit.attentions)
         return mask_bytes(attentions, positions, self._row_tokens, self._width)
 
     def of_logits(self, positions: int, unit: Unit, tensor: int = 1) -> tuple[int, int]:
-        """Bytes (kept, held while the loss is computed) for a rank's share of a tensor group's positions.
+        """Return (saved bytes, temporary bytes of the loss) for a rank's share of a tensor group's positions.
 
-        With logits in parts, a part is held in three forms; the table's gradient and five tensors of hidden states
-        around the last norms are kept. With all logits at once, the loss holds them (their gradients overwrite them) or
-        the profile's `loss_bytes`; the hidden states before and after the last norm are kept."""
+        With chunked logits, a chunk is held in three copies; the table's gradient and five tensors of hidden states
+        around the last norms are saved. Otherwise the loss holds all logits, which their gradients overwrite, or
+        `loss_bytes` of the profile per logit; the hidden states before and after the last norm are saved.
+        """
         vocabulary = unit.vocabulary or 0
         if not self._profile.logits_in_parts:
             loss_bytes = self._profile.loss_bytes
@@ -118,9 +119,9 @@ class LayerMemory:
                 + recomputed_hidden
                 + 2 * positions * m
             )
-            workspace_bytes -= width * elements  # what this layer kept is free when attention's turn comes
-            # CPUs without narrow products widen what they multiply, and have the product wide too: hidden states, those
-            # outside, and the matrix between them; a plan does not know which CPUs those are.
+            workspace_bytes -= width * elements  # freed before the backward pass reaches attention
+            # CPUs without bfloat16 products cast the operands and the product to float32: hidden states, model-sized
+            # states and the matrix. The plan assumes such a CPU, as it cannot know.
             widens = on_cpu and width < 4 and self._profile.name == "ours"
             widened_bytes = 4 * widens * (hidden_elements + positions * m + m * dims.hidden // tensor)
             return LayerBytes(
@@ -132,8 +133,8 @@ class LayerMemory:
         assert moe is not None
         rows = int(tokens * moe.experts_per_token * expert_tensor * rank_skew(self._load_skew, moe, expert))
         hidden_elements = rows * moe.hidden_dim // expert_tensor
-        # Tokens before their norm, and after it where the router learns from them, which has them in float32, or shared
-        # experts do; rows as experts take them, and what their first matrices gave; scores and choices.
+        # Saved: tokens before the norm, and after it for a trained router (in float32) or shared experts; the experts'
+        # input rows and the outputs of their first matrices; scores and choices.
         routes = unit.trains("router")
         elements += (1 + (routes or moe.shared_hidden_dim is not None)) * tokens * m
         router = 4 * tokens * m if width < 4 and routes else 0
@@ -142,9 +143,9 @@ class LayerMemory:
         saved_elements = rows * m + (0 if selective else first_products)
         shared_elements = tokens * (moe.shared_hidden_dim or 0)
         kept_shared = 0 if selective else self._profile.kept_shared[moe.num_matrices] * shared_elements
-        # Rows as they come and their gradients, and where they travel those that leave too, one of the copies for each
-        # part of an expert; first products made again; where gradients are passed on, that of one matrix, which lies
-        # elsewhere where the last step's did. What shared experts kept is free by then.
+        # Temporary: received rows and their gradients, with an all-to-all also the rows sent, one copy for all ranks of
+        # an expert-tensor group; recomputed first products; with `passes_gradients`, the raw gradient of one matrix.
+        # The tensors of shared experts are freed by then.
         travelling = 2 * rows // expert_tensor if expert * expert_tensor > 1 else 0
         moved_elements = (2 * rows + travelling + 2 * tokens) * m
         work = (

@@ -1,7 +1,7 @@
-"""Predicted bytes of a layout on its fullest device.
+"""Predicted memory of a layout on its fullest device.
 
-State (parameters, gradients, moments) is counted weight by weight, activations from the tensors that the layers save
-for their backward pass.
+State (parameters, gradients, moments) is counted weight by weight; activations are counted from the tensors that the
+layers save for the backward pass.
 """
 
 from functools import cache
@@ -22,22 +22,22 @@ from moe.plan.profile import Profile
 from moe.spec import AdamWSpec, JobSpec
 
 ALLOWANCE = 0.1
-"""Share of a device's memory that is left to the framework and to fragmentation."""
+"""Share of device memory reserved for the framework and for fragmentation."""
 
 
 def moment_bytes(spec: JobSpec) -> int:
-    """Bytes of an element of the optimizer's moments."""
+    """Bytes per element of optimizer state."""
     is_narrow = isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.moments == "bfloat16"
     return 2 if is_narrow else max(4, BYTES_PER_ELEMENT[spec.train.dtype])
 
 
 def on_host(spec: JobSpec, kind: str) -> bool:
-    """Whether what the optimizer remembers lies in another memory than the device's."""
+    """Whether the optimizer state is offloaded from a device of type `kind` to host memory."""
     return isinstance(spec.train.optimizer, AdamWSpec) and spec.train.optimizer.offload and kind != "cpu"
 
 
 class _StateBytes(NamedTuple):
-    """Bytes of a stage's state."""
+    """State bytes of a stage."""
 
     parameters: int
     gradients: int
@@ -60,8 +60,8 @@ _NOTHING = LayerBytes(0, 0, 0)
 
 
 class MemoryModel:
-    """Predicts the memory of candidates of one job on one cluster, run as `profile` says. `load_skew`: rows of the
-    busiest expert over the mean."""
+    """Predicts the memory of candidate layouts of one job on one cluster, under an executor profile. `load_skew`:
+    rows of the busiest expert over the mean."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster, profile: Profile, load_skew: float = 1.0) -> None:
         self._limit, self._kind = cluster.memory_bytes, cluster.traits.kind
@@ -69,7 +69,7 @@ class MemoryModel:
         self._num_groups, self._group_tokens = spec.num_groups, spec.group_tokens
         self._m, self._units = spec.model.model_dim, units(spec.model, profile, spec.train.freeze)
         self._layers = LayerMemory(spec, self._kind, profile, load_skew)
-        # An adapter's frozen base takes memory, even if the job names no folder to load it from.
+        # The frozen base of an adapter takes memory even if the job names no folder to load it from.
         self._keeps_frozen = getattr(spec.model, "adapter", None) is not None
         self.profile = profile
         self._width = BYTES_PER_ELEMENT[spec.train.dtype]
@@ -105,11 +105,11 @@ class MemoryModel:
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of a device without the allowance."""
+        """Device memory without the allowance."""
         return self._limit - self.allowance
 
     def stage_state(self, stage: Stage, options: StateOptions) -> int:
-        """Bytes of one stage's state, which is the same for every micro-batch."""
+        """State bytes of one stage; independent of the micro-batches and of the stage's index."""
         return self._state_of_units(stage.units, options)
 
     def _sum_of_state(self, of_units: tuple[tuple[Unit, int], ...], layout: StateOptions) -> int:
@@ -126,19 +126,19 @@ class MemoryModel:
         return fullest + self.allowance
 
     def beside_state(self, candidate: Candidate) -> tuple[int, ...]:
-        """Bytes of each stage beside its parameters' state, which do not depend on how parameters are sharded."""
+        """Bytes of each stage beside its state; independent of how parameters are sharded."""
         return self._sums_beside_state(RunChoices.from_candidate(candidate))
 
     def exceeds(self, candidate: Candidate, limit: float) -> bool:
-        """Whether the candidate is bound to take more, however many virtual stages there are: by the share of one
-        kind of unit alone."""
+        """Whether the candidate must exceed `limit` for any number of virtual stages, judged by single kinds of
+        units."""
         layout, usable = placed_of(candidate), limit - self.allowance
         pairs = zip(shares(self._units, layout.degrees.pipeline), self.beside_shares(candidate), strict=True)
         return any(sum(self._state(share, layout)) + beside > usable for share, beside in pairs)
 
     def exceeds_unplaced(self, candidate: Candidate, usable_bytes: float) -> bool:
-        """Whether the candidate is bound to take more than `usable_bytes`, however parameters are sharded too. The
-        larger micro-batches are, the sooner."""
+        """Whether the candidate must exceed `usable_bytes` however its parameters are sharded. Monotonic in the
+        micro-batch size."""
         run, degrees = self._alone(candidate), candidate.degrees
         layout = StateOptions(degrees, "parameters", candidate.options.recompute == "full")
         return any(
@@ -147,13 +147,13 @@ class MemoryModel:
         )
 
     def beside_shares(self, candidate: Candidate) -> tuple[int, ...]:
-        """Bytes beside the state that each share of a stage takes at least (`shares`), however many virtual stages
-        there are. The larger micro-batches are, the more."""
+        """Lower bound of the bytes beside the state, for each share of a stage (`shares`) and any number of virtual
+        stages. Monotonic in the micro-batch size."""
         run = self._alone(candidate)
         return tuple(self._share_beside(share, run) for share in shares(self._units, run.pipeline))
 
     def _alone(self, candidate: Candidate) -> RunChoices:
-        """The candidate's run with each group in a micro-batch of its own, and no virtual stages."""
+        """The candidate's run with one token group per micro-batch and no virtual stages."""
         groups = -(-self._num_groups // candidate.degrees.data_ranks)
         return RunChoices.from_candidate(candidate)._replace(virtual_stages=1, num_micro_batches=groups)
 
@@ -163,14 +163,14 @@ class MemoryModel:
         return self._in_flight(share, run)
 
     def _least_beside(self, share: Stage, run: RunChoices) -> int:
-        """Least bytes beside the state of a share, whichever stage it is on. Stage buffers for all micro-batches are
-        left out: the first and last stages have fewer."""
+        """Lower bound of a share's bytes beside its state, on any stage. Omits stage buffers for all micro-batches:
+        the first and last stages have fewer."""
         *buffers, messages = self._beside(share, run)
         return sum(buffers) + (0 if self.profile.keeps_messages else messages)
 
     def _even_part(self, share: Stage, layout: StateOptions) -> int:
-        """Bytes of state that a share takes at least, of which each rank that shares it has an even part. Weights that
-        are not sharded are narrower than those that are, where their float32 masters lie on the host."""
+        """Lower bound of a share's state bytes, split evenly over the ranks that can shard it. If the float32 master
+        weights are on the host, unsharded weights are narrower than sharded ones."""
         ((unit, count),) = share.units
         shardings: tuple[Sharding, ...] = ("parameters", "gradients") if self._offloads else ("parameters",)
         return count * min(
@@ -182,8 +182,8 @@ class MemoryModel:
         return dense // layout.degrees.replica_ranks + experts // layout.degrees.data
 
     def _in_flight(self, share: Stage, run: RunChoices) -> int:
-        """Bytes of a share's micro-batches that wait for their backward pass: those in flight, or all there are,
-        however many groups are in one."""
+        """Activation bytes of a share's micro-batches in flight, at most all there are, for any number of token
+        groups in one."""
         ((unit, count),) = share.units
         full, context = run.recompute == "full", run.split.context
         group_positions, all_at_once = (
@@ -208,14 +208,14 @@ class MemoryModel:
         )
 
     def state_of_shares(self, options: StateOptions) -> tuple[int, ...]:
-        """Bytes of state that each share takes at least."""
+        """Lower bound of the state bytes of each share."""
         unit_counts = [share.units[0] for share in shares(self._units, options.degrees.pipeline)]
         of_unit = {unit: sum(self._least_of_unit(unit, options)) for unit in dict(unit_counts)}
         return tuple(count * of_unit[unit] for unit, count in unit_counts)
 
     def bound_of_state(self, shape: Degrees) -> int:
-        """Bytes of state that a rank has at least in a shape, however parameters are sharded, on stages that are as
-        even as can be."""
+        """Lower bound of the state bytes of a rank under the degrees `shape`, for any parameter sharding and
+        perfectly even stages."""
         layout = StateOptions(shape, "parameters", recomputes_blocks=True)
         unit_counts = stages(self._units, 1, 1)[0].units
         return (
@@ -226,11 +226,12 @@ class MemoryModel:
     def fewest_workers(
         self, pipeline: int, split: WorkSplit, recompute: Recompute, *, overlaps: bool
     ) -> float:
-        """Workers that it takes at least, by even shares in micro-batches of one group, however parameters are sharded;
-        infinitely many where what more workers do not share takes too much.
+        """Lower bound of the number of workers, from even shares in micro-batches of one token group, for any
+        parameter sharding; infinite if the memory that more workers do not divide is too large.
 
-        Those are what FSDP has gathered of two layers, or of fewer all narrow copies, which no sharding is without; and
-        where layers narrow all weights themselves, these copies."""
+        That memory is the weights of two layers gathered by FSDP, or narrow copies of all weights if those are
+        smaller (no sharding avoids both); and if layers cast weights themselves, the narrow copies.
+        """
         run = RunChoices(pipeline, 1, split, 1, 1, recompute, overlaps)
         width, narrow = self._state_width, self._width if self._width < self._state_width else 0
         wide = self.profile.gathers_wide or not self.profile.reduces_beside_backward
@@ -256,7 +257,7 @@ class MemoryModel:
         return fewest
 
     def _least_of_unit(self, unit: Unit, layout: StateOptions) -> tuple[int, int]:
-        """Bytes of state that a unit takes at least: outside experts, and in them."""
+        """Lower bound of a unit's state bytes: (outside experts, in experts)."""
         of, sharding, recomputes = layout
         dense = self._least_of_part(unit, False, ShardCounts(of.tensor, of.fsdp), sharding, recomputes)
         if unit.moe is None:
@@ -267,7 +268,7 @@ class MemoryModel:
     def _bytes_of_part(
         self, unit: Unit, of_experts: bool, shards: ShardCounts, sharding: Sharding, recomputes: bool
     ) -> int:
-        """Bytes of state of a unit's experts, or of the rest of the unit, without what FSDP has gathered for a time."""
+        """State bytes of a unit's experts, or of its other weights, without the temporary gathers of FSDP."""
         stored_elements, used_elements, trained_stored, trained_used, optimizer, coded_stored, coded_used = (
             self._counter.of_part(unit, of_experts, shards)
         )
@@ -286,7 +287,7 @@ class MemoryModel:
         return weights + width * gradients + self._moment_width * optimizer
 
     def _of_state(self, layout: StateOptions, virtual_stages: int) -> tuple[int, ...]:
-        """Bytes of each stage's state."""
+        """State bytes of each stage."""
         distinct_stages = stages(self._units, layout.degrees.pipeline, virtual_stages)
         return tuple(self.stage_state(stage, layout) for stage in distinct_stages)
 
@@ -295,7 +296,7 @@ class MemoryModel:
         return tuple(self.stage_beside(stage, run) for stage in distinct_stages)
 
     def _state(self, stage: Stage, layout: StateOptions) -> tuple[int, int, int, int, int]:
-        """Bytes of parameters, gradients and the rest of the state, as `_StateBytes`."""
+        """State bytes of one stage, in the field order of `_StateBytes`."""
         degrees, sharding, recomputes = layout
         of, width = self._counter.of_units(stage.units, degrees.shards), self._state_width
         narrow = self._width if self._width < width else 0
@@ -304,7 +305,7 @@ class MemoryModel:
         gradients = of.trained_used if sharding == "optimizer" else of.trained_stored
         if sharding == "parameters":
             parameters = width * of.stored.total + narrow * self._narrow_elements(of, degrees, recomputes)
-        elif narrow:  # weights as narrow as the arithmetic; the optimizer has their float32 masters
+        elif narrow:  # weights in the compute dtype; the optimizer has their float32 masters
             parameters = narrow * of.used.total
             optimizer += self._master_width * of.stored.total
         else:
@@ -322,24 +323,24 @@ class MemoryModel:
         )
 
     def _narrow_elements(self, of: StateElements, degrees: Degrees, recomputes: bool) -> int:
-        """Numbers that are there as narrow as the arithmetic too. Where layers narrow weights
-        when they use them, until the backward pass: of what is gathered for it, all; of what is computed again, a layer
-        at a time. Else what is not gathered is narrowed once a step, and the rest is gathered narrow."""
+        """Elements of weight copies in the compute dtype. If layers cast weights at use, the copies live until the
+        backward pass: those of all layers, or of one layer under full recomputation. Otherwise only weights that are
+        not gathered are cast, once a step; the others are gathered in the compute dtype."""
         if self.profile.narrows_at_use:
             return of.largest_layer if recomputes else of.in_layers
         dense = of.used.dense if degrees.fsdp == 1 else 0
         return dense + (of.used.in_experts if degrees.expert_fsdp == 1 else 0)
 
     def _passing(self, of: StateElements, stage: Stage, degrees: Degrees) -> int:
-        """Bytes of gradients that products have written and that are not yet added to those of other micro-batches: of
-        one layer and of the logits' table. Gradients of experts are part of their layer's workspace."""
+        """Bytes of the raw weight gradients before accumulation, in the compute dtype: those of one layer and of the
+        logits' table. Those of experts are part of their layer's workspace."""
         if not self.profile.passes_gradients:
             return 0
         vocabulary = sum(unit.vocabulary or 0 for unit, _ in stage.units)
         return self._width * (of.largest.dense + self._m * -(-vocabulary // degrees.tensor))
 
     def _beside(self, stage: Stage, run: RunChoices) -> tuple[int, int, int, int, int]:
-        """Bytes that the layers keep of micro-batches, and of what passes from stage to stage, as `_BytesBeside`."""
+        """Bytes of saved activations, workspace, logits and pipeline buffers, in the field order of `_BytesBeside`."""
         width, (tensor, context, *_) = self._width, run.split
         activations = dispatch = logits = of_loss = let_go = input_again = 0
         largest = _NOTHING
@@ -348,13 +349,13 @@ class MemoryModel:
             positions = run.groups * self._group_tokens // unit.sides // context
             if unit.vocabulary is not None:
                 logits, of_loss = self._layers.of_logits(positions // tensor, unit, tensor)
-                # What the loss kept is let go before the backward pass comes to a layer. Of two stacks it stands for
-                # what all of the second keep of the first: its output, and that one's gradient.
+                # The loss's tensors are freed before the backward pass reaches a layer. With two stacks they stand for
+                # the first stack's output and its gradient, which all layers of the second one keep.
                 let_go = logits if self.profile.logits_in_parts and unit.sides == 1 else 0
             if not unit.is_layer:
                 continue
             layer = self._layers.layer_bytes(unit, positions, run.split, selective)
-            if full:  # the input of each, and one as it is computed again, whose input is among what it keeps
+            if full:  # each layer's input, and one recomputed layer, whose saved tensors include its input
                 one_input = width * positions * self._m // tensor
                 activations += count * one_input
                 if layer.saved_bytes + layer.workspace > largest.saved_bytes + largest.workspace:
@@ -377,11 +378,12 @@ class MemoryModel:
         )
 
     def _boundary_bytes(self, stage: Stage, run: RunChoices, tokens: int) -> int:
-        """Bytes of the tensors that a pipeline stage receives and sends, with so many tokens in a micro-batch.
+        """Bytes of the tensors that a pipeline stage receives and sends, for `tokens` tokens per micro-batch.
 
-        Without `keeps_messages`, those of one micro-batch: in and out, forward and backward. With it, those of all:
-        buffers for inputs and for gradients of outputs, the inputs' gradients, and the logits on the last stage. Inputs
-        of micro-batches in flight are counted with the layers."""
+        Without `keeps_messages`, those of one micro-batch: input and output, forward and backward. With it, those of
+        all micro-batches: buffers for inputs and for output gradients, the input gradients, and the logits on the
+        last stage. The inputs of micro-batches in flight are counted with the layers.
+        """
         if run.pipeline == 1:
             return 0
         hidden_bytes = self._width * tokens * self._m
@@ -392,14 +394,14 @@ class MemoryModel:
         return run.num_micro_batches * (kinds * hidden_bytes + self._width * tokens * vocabulary)
 
     def _communication(self, degrees: Degrees, sharding: Sharding, of: StateElements) -> int:
-        """Bytes of communication buffers: the parameters that FSDP has gathered at a time, a layer's float32 gradients
-        while they are scattered, and the flat buffer of gradients for their all-reduce."""
+        """Bytes of weights gathered by FSDP, of one layer's float32 gradients during their reduce-scatter, and of
+        the flat gradient buffers of the all-reduce."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         code_bytes = dense * of.coded_gathered.dense + experts * of.coded_gathered.in_experts
         scattered_elements = dense * of.largest.dense + experts * of.largest.in_experts
         gathers = sharding == "parameters"
         code_bytes *= gathers
-        if self.profile.reduces_beside_backward:  # all of `optimizer`'s gradients lie end to end
+        if self.profile.reduces_beside_backward:  # `optimizer`: gradients are in flat buffers
             gathered_elements = gathers * (dense * of.gathered.dense + experts * of.gathered.in_experts)
             gathered_width = self._state_width if self.profile.gathers_wide else self._width
             scattered_elements *= sharding != "optimizer"
@@ -409,7 +411,7 @@ class MemoryModel:
                 + self._state_width * scattered_elements
                 + code_bytes
             )
-        # Weights that are gathered leave scattered gradients their room.
+        # Reduce-scatter reuses the memory of the gathered weights.
         elements = (sharding == "gradients") * scattered_elements
         if degrees.stage_workers > 1:
             elements += of.gathered.dense if gathers and dense else of.trained_stored.dense
@@ -420,6 +422,7 @@ class MemoryModel:
         return self._state_width * elements + code_bytes
 
     def _flat(self, degrees: Degrees, of: StateElements) -> int:
-        """Elements of FSDP's flat gather buffers: the larger of the weights outside layers and two layers' weights."""
+        """Elements of FSDP's flat gather buffers: the larger of the weights outside layers and the weights of two
+        layers."""
         dense, experts = degrees.fsdp > 1, degrees.expert_fsdp > 1
         return max(dense * of.outside, dense * of.two_layers.dense + experts * of.two_layers.in_experts)

@@ -1,4 +1,4 @@
-"""Choices that a unit's time for one micro-batch depends on, and the passes that a micro-batch takes."""
+"""Cache key of a unit's time for one micro-batch, and the passes that a micro-batch takes."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from moe.plan.degrees import WorkSplit
 
 
 class MicroBatch(NamedTuple):
-    """Choices of a candidate that a unit's time for one micro-batch depends on."""
+    """Choices of a candidate that affect a unit's time for one micro-batch."""
 
     groups: int
     recompute: Recompute
@@ -18,11 +18,11 @@ class MicroBatch(NamedTuple):
     overlap: bool = False
     fsdp: int = 1
     expert_fsdp: int = 1
-    """Ranks that parameters are gathered from."""
+    """Ranks that expert parameters are gathered from, as `fsdp` is for the others; 1 if they are not gathered."""
     prefetches: bool = True
-    """Whether that hides behind arithmetic, as far as it can."""
+    """Whether the parameter gathers overlap with computation."""
     adds_gradients: bool = False
-    """Whether gradients are added to those of other micro-batches."""
+    """Whether gradients are accumulated over micro-batches."""
 
     @classmethod
     def from_candidate(cls, candidate: Candidate) -> "MicroBatch":
@@ -36,27 +36,28 @@ class MicroBatch(NamedTuple):
 
     @property
     def full_recompute(self) -> float:
-        """Forward passes of whole blocks that a backward pass recomputes."""
+        """Recomputed forward passes of whole blocks."""
         return recomputed_passes(self.recompute)[0]
 
     @property
     def hidden_recompute(self) -> float:
-        """Forward passes of the first products, which give hidden states, that a backward pass recomputes."""
+        """Recomputed forward passes of the first matrix products, which give the hidden states."""
         return recomputed_passes(self.recompute)[1]
 
 
 def recomputed_passes(recompute: Recompute) -> tuple[float, float]:
-    """(recomputed forward passes of whole blocks, of the products that give hidden states), per backward pass."""
+    """Return the forward passes recomputed in the backward pass: (of whole blocks, of the products that give hidden
+    states)."""
     return (1.0 if recompute == "full" else 0.0), (0.0 if recompute == "none" else 1.0)
 
 
 class Passes(NamedTuple):
-    """Passes over a unit that one micro-batch takes."""
+    """Passes over a unit for one micro-batch."""
 
     of_reference: int
-    """Forward passes of the model without its adapter, as the reference of preference learning."""
+    """Forward passes of the DPO reference model: the model without its adapter."""
     forward: float
-    """Forward passes of the trained model, with those that the backward pass recomputes."""
+    """Forward passes of the trained model, recomputation included."""
     backward: int
 
     @property
@@ -65,10 +66,10 @@ class Passes(NamedTuple):
 
     @property
     def over_activations(self) -> float:
-        """Passes over activations, counted as forward ones, where all is trained."""
+        """Passes over activations, in forward passes, if everything is trained."""
         return self.forwards + BACKWARD * self.backward
 
     def total(self, products: Products) -> float:
-        """Matrix products of all of them."""
+        """Matrix products of all passes, in forward passes without adapters."""
         backward = products.backward + products.again
         return self.of_reference + self.forward * products.forward + self.backward * backward

@@ -1,4 +1,4 @@
-"""Choices of a candidate that what a stage holds depends on: its state, and what is beside it."""
+"""Cache keys of the memory model: the choices that affect a stage's state, and those that affect its other memory."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,13 @@ from moe.plan.degrees import Degrees, WorkSplit
 
 
 class StateOptions(NamedTuple):
-    """Choices of a candidate that the state of a stage depends on."""
+    """Choices of a candidate that affect a stage's state."""
 
     degrees: Degrees
     sharding: Sharding
-    """`parameters` where nothing is sharded."""
+    """`parameters` if nothing is sharded."""
     recomputes_blocks: bool
-    """Whether whole blocks are computed again."""
+    """Whether whole blocks are recomputed."""
 
     @classmethod
     def from_degrees(cls, degrees: Degrees, sharding: Sharding, recompute: Recompute) -> "StateOptions":
@@ -22,7 +22,7 @@ class StateOptions(NamedTuple):
 
 
 class RunChoices(NamedTuple):
-    """Choices of a candidate that the memory beside its state depends on."""
+    """Choices of a candidate that affect the memory beside its state."""
 
     pipeline: int
     virtual_stages: int
@@ -42,7 +42,7 @@ class RunChoices(NamedTuple):
 
 
 def placed_of(candidate: Candidate) -> StateOptions:
-    """The choices of a candidate that its state depends on."""
+    """Return the choices of a candidate that affect its state."""
     return StateOptions.from_degrees(
         candidate.degrees, candidate.options.sharding, candidate.options.recompute
     )

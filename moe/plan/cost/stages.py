@@ -1,4 +1,4 @@
-"""Pipeline stages: the units of each, and the micro-batches in flight on it."""
+"""Pipeline stages: their units, and their micro-batches in flight."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,21 +9,20 @@ from moe.plan.cost.units import Unit
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A pipeline stage. It stands for all stages with the same units: the first of them, with the most micro-batches
-    in flight."""
+    """One stage; of stages with the same units, the first, which has the most micro-batches in flight."""
 
     index: int
     units: tuple[tuple[Unit, int], ...]
-    """Kinds of units, with their counts."""
+    """(unit, count) pairs."""
 
 
 @lru_cache(512)
 def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple[Stage, ...]:
-    """Stages that differ, in order.
+    """Return the distinct stages of a pipeline, in order.
 
-    Units are dealt out in runs as even as they come, the longer ones first; embeddings and head count as one each. With
-    `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... In a pipeline the head has its own copy of a table that
-    it shares with the embeddings.
+    Units are split into runs of consecutive units, as even as possible, the longer runs first; embeddings and head
+    count as one unit each. With `virtual_stages`, stage i has the runs i, p + i, 2p + i, ... In a pipeline the head
+    has its own copy of an embedding table that it shares with the embeddings.
     """
     if pipeline > 1:
         units = tuple(unit.apart for unit in units)
@@ -42,11 +41,13 @@ def stages(units: tuple[Unit, ...], pipeline: int, virtual_stages: int) -> tuple
 
 @lru_cache(512)
 def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
-    """Numbers of one kind of unit that some stage has at least, as if that had nothing else, however many virtual
-    stages there are.
+    """Return lower bounds on how many units of one kind some stage has, each as a stage of these units alone. They
+    hold for any number of virtual stages.
 
-    Of each kind some stage has the even share, which may be the last stage. And all stages have as many units, or one
-    more: so of the first j, one has as many less a j-th of all other units, and it is the j-th or one before."""
+    Some stage, possibly the last, has the even share of each kind. And stages differ by at most one unit: of the
+    first j stages, one has at least units // p less a j-th of all units of other kinds, and it is stage j or an
+    earlier one.
+    """
     if pipeline == 1:
         return tuple(Stage(0, ((unit, count),)) for unit, count in Counter(units).items())
     counts = Counter(unit.apart for unit in units)
@@ -62,10 +63,11 @@ def shares(units: tuple[Unit, ...], pipeline: int) -> tuple[Stage, ...]:
 
 
 def in_flight(stage: int, pipeline: int, virtual_stages: int, num_micro_batches: int) -> float:
-    """Micro-batches, of all the stage's units, whose activations wait for their backward pass at most.
+    """Return the most micro-batches whose activations wait for their backward pass, counted in all units of the
+    stage.
 
-    One forward, one backward in turns (arXiv 2104.04473): `p - i` of them; with virtual stages, warm-up takes
-    `2(p - i - 1) + (v - 1)p` runs of a v-th of the units each, and one more is at work.
+    1F1B schedule (arXiv 2104.04473): `p - i`. Interleaved 1F1B: `2(p - i - 1) + (v - 1)p` warm-up runs, each of a
+    v-th of the units, plus the current one.
     """
     if virtual_stages == 1:
         return min(num_micro_batches, pipeline - stage)

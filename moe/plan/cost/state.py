@@ -1,4 +1,4 @@
-"""Numbers that the fullest rank has of parameters, gradients and the optimizer's state, counted weight by weight."""
+"""Element counts of parameters, gradients and optimizer state on the fullest rank, counted weight by weight."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -14,7 +14,7 @@ from moe.spec import ModelSpec, OptimizerSpec
 
 
 class Elements(NamedTuple):
-    """Number of elements of parameters, those of experts apart."""
+    """Number of parameter elements, outside experts and in experts."""
 
     dense: int
     in_experts: int
@@ -25,59 +25,60 @@ class Elements(NamedTuple):
 
 
 class UnitState(NamedTuple):
-    """Elements of one unit's parameters on the fullest rank, without what is kept as codes; of that bytes."""
+    """State of one unit on the fullest rank: elements of its weights, and bytes of its quantized weights."""
 
     stored: Elements
-    """Cut up over data ranks."""
+    """Sharded over data ranks."""
     used: Elements
-    """Gathered from them."""
+    """Gathered over data ranks."""
     trained_stored: Elements
-    """Of both, what has gradients."""
+    """Trained part of `stored`."""
     trained_used: Elements
     optimizer: Elements
-    """Numbers that the optimizer remembers."""
+    """Elements of optimizer state."""
     coded_stored: Elements
-    """Bytes of codes and their scales, cut up over data ranks."""
+    """Bytes of quantized weights and their scales, sharded over data ranks."""
     coded_used: Elements
-    """The same gathered from them."""
+    """Bytes of quantized weights and their scales, gathered."""
 
 
 _NOTHING = Elements(0, 0)
 
 
 class StateElements(NamedTuple):
-    """Elements of some units' parameters on the fullest rank, exactly; what is kept as codes is counted apart."""
+    """State of some units on the fullest rank: elements of their weights, and bytes of their quantized weights."""
 
     stored: Elements
-    """Cut up over data ranks."""
+    """Sharded over data ranks."""
     used: Elements
-    """Elements as they are used: those sharded over data ranks count as gathered."""
+    """Gathered over data ranks."""
     trained_stored: Elements
-    """Of what is stored, what has gradients, which frozen parameters have not."""
+    """Trained part of `stored`."""
     trained_used: Elements
     coded_stored: Elements
-    """Bytes of codes and their scales, cut up over data ranks."""
+    """Bytes of quantized weights and their scales, sharded over data ranks."""
     coded_used: Elements
-    """The same gathered from them."""
+    """Bytes of quantized weights and their scales, gathered."""
     coded_gathered: Elements
-    """Of these bytes, what FSDP has at a time: two layers'."""
+    """Part of `coded_used` that FSDP has gathered at a time: two layers."""
     gathered: Elements
-    """Of those used, what FSDP has at a time: two layers, the one at work and the next, and what lies in none."""
+    """Part of `used` that FSDP has gathered at a time: two layers, the current and the next, and the weights outside
+    layers."""
     outside: int
-    """Elements used outside layers."""
+    """Elements of `used` outside layers."""
     two_layers: Elements
-    """Elements used in the two largest layers."""
+    """Elements of `used` in the two largest layers."""
     in_layers: int
-    """Of those used, what lies in layers."""
+    """Elements of `used` in layers."""
     largest_layer: int
     largest: Elements
-    """Largest number of elements in a layer outside its experts, and in a layer's experts."""
+    """The most of any layer outside experts, and the most of any layer in experts."""
     optimizer: int
-    """Numbers that the optimizer remembers of what is held."""
+    """Elements of optimizer state."""
 
 
 class StateCounter:
-    """Counts the state of units, each kind of them once for the axes that it depends on."""
+    """Counts the state of units, cached by kind of unit and by the axes that matter."""
 
     def __init__(self, optimizer: OptimizerSpec) -> None:
         self._optimizer = optimizer
@@ -86,7 +87,6 @@ class StateCounter:
         self.of_units = cache(self._of_units)
 
     def _of_unit(self, unit: Unit, shards: ShardCounts) -> UnitState:
-        """State of one unit."""
         tensor, fsdp, expert, expert_tensor, expert_fsdp = shards
         dense = self.of_part(unit, False, ShardCounts(tensor=tensor, fsdp=fsdp))
         experts = (0,) * len(dense)
@@ -99,7 +99,7 @@ class StateCounter:
     def _of_units(self, unit_counts: tuple[tuple[Unit, int], ...], shards: ShardCounts) -> StateElements:
         sums = [0] * 2 * len(UnitState._fields)
         outside = largest_layer = 0
-        dense, experts = [0, 0], [0, 0]  # of two layers, at least
+        dense, experts = [0, 0], [0, 0]  # two zeros, in case there are fewer than two layers
         codes = [_NOTHING, _NOTHING]
         for unit, count in unit_counts:
             unit_state = self.of_unit(unit, shards)
@@ -128,7 +128,7 @@ class StateCounter:
         )  # fmt: skip
 
     def _count(self, unit: Unit, of_experts: bool, shards: ShardCounts) -> tuple[int, ...]:
-        """Numbers of what of a unit is of experts, or is not, in the order of `UnitState`."""
+        """Count the unit's expert weights, or its other weights, in the field order of `UnitState`."""
         part_weights = [weight for weight in unit.weights if weight.of_experts == of_experts]
         weights = [weight for weight in part_weights if weight.item_bytes is None]
         coded_weights = [
@@ -154,6 +154,6 @@ def _two_most(numbers: Iterable[int]) -> int:
 def state_of(
     model: ModelSpec, degrees: Degrees, optimizer: OptimizerSpec, freeze: tuple[str, ...] = ()
 ) -> StateElements:
-    """State of a whole model, of which the parameters that match a pattern of `freeze` are not trained."""
+    """State of a whole model; parameters that match a pattern of `freeze` are not trained."""
     (whole,) = stages(units(model, profile_of(), freeze), 1, 1)
     return StateCounter(optimizer).of_units(whole.units, degrees.shards)

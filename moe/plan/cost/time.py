@@ -1,4 +1,4 @@
-"""Predicted seconds of a step: its units, stages and micro-batches, and what ends it. Predictions only."""
+"""Predicted time of a step: units, stages, micro-batches, and the end of the step."""
 
 import math
 from collections.abc import Sequence
@@ -23,25 +23,25 @@ from moe.plan.software import Software
 from moe.spec import JobSpec
 
 BATCH_S, DRAWN_TOKENS_PER_S, LAID_TOKENS_PER_S = 1e-4, 1.8e9, 1.1e8
-"""A batch made ready on a core of the host: at least, drawing the global batch, and laying out a rank's share of it.
-Measured of `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,048,576 tokens."""
+"""Batch preparation on one host core: constant part, drawing the global batch, laying out one rank's share. Measured
+of `moe.train.batches` on an AMD EPYC (Zen 5), batches of 1,024 to 1,048,576 tokens."""
 
 
 class Hops(NamedTuple):
-    """Seconds of what a stage sends to the next, one way."""
+    """Seconds of the sends between neighbouring stages, one way."""
 
     longest_s: float = 0.0
     all_s: float = 0.0
-    """Seconds from the first stage to the last."""
+    """Sum from the first stage to the last."""
 
 
 class StageEnd(NamedTuple):
-    """Seconds that end a stage's step, once its last micro-batch is through."""
+    """Seconds of a stage's step after its last micro-batch."""
 
     all_reduce_s: float
     optimizer_s: float
     hidden_s: float
-    """Seconds of collectives behind the last backward passes."""
+    """Collectives overlapped with the last backward passes."""
 
     @property
     def total_s(self) -> float:
@@ -49,8 +49,8 @@ class StageEnd(NamedTuple):
 
 
 class TimeModel:
-    """Predicts the step of candidates of one job on one cluster, run by `software` as `profile` says. `load_skew`: rows
-    of the busiest expert over the mean."""
+    """Predicts the step time of candidate layouts of one job on one cluster, under an executor profile and its
+    software. `load_skew`: rows of the busiest expert over the mean."""
 
     def __init__(
         self, spec: JobSpec, cluster: Cluster, profile: Profile, software: Software, load_skew: float = 1.0
@@ -83,13 +83,13 @@ class TimeModel:
         return self.of_step_on(candidate, slowest, one_s, self._hops(candidate), end)
 
     def step_on(self, candidate: Candidate, one_s: float, hops: Hops, end: StageEnd) -> float:
-        """Seconds of a step whose slowest stage takes `one_s` of a micro-batch."""
+        """Seconds of a step whose slowest stage takes `one_s` per micro-batch."""
         return self._sum(candidate, one_s, hops, end)[0]
 
     def of_step_on(
         self, candidate: Candidate, stage: Stage, one_s: float, hops: Hops, end: StageEnd
     ) -> TimeEstimate:
-        """Seconds of a step by kind, whose slowest stage is `stage`."""
+        """Seconds by kind of a step whose slowest stage is `stage`, which takes `one_s` per micro-batch."""
         kinds, micro_batch = dict.fromkeys(KINDS, 0.0), MicroBatch.from_candidate(candidate)
         for unit, count in stage.units:
             seconds = self._unit(unit, micro_batch)
@@ -102,12 +102,12 @@ class TimeModel:
         )
 
     def unit_s(self, unit: Unit, candidate: Candidate) -> float:
-        """Seconds of one unit for a micro-batch, forward and backward."""
+        """Seconds of one unit for one micro-batch, forward and backward."""
         return self._unit(unit, MicroBatch.from_candidate(candidate)).total_s
 
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float:
-        """The least that a micro-batch could take on the slowest stage, without gathers and however rows travel: on
-        stages that are as even as can be, with exchanges hidden as well as can be."""
+        """Lower bound of the slowest stage's time per micro-batch: perfectly even stages, no parameter gathers, and
+        all-to-all in the best way and overlapped as far as possible."""
         of_units = self.least_of_units(candidate, ranks_per_node)
         total = sum(count * seconds for (_, count), seconds in zip(self._whole, of_units, strict=True))
         return total / candidate.degrees.pipeline
@@ -115,12 +115,13 @@ class TimeModel:
     def least_of_units(
         self, candidate: Candidate, ranks_per_node: int | None, *, overlaps: bool = True
     ) -> tuple[float, ...]:
-        """Seconds of a micro-batch that each kind of unit takes at least, without gathers and however rows travel:
-        where it `overlaps`, behind another micro-batch, which hides as much as any chunks do."""
+        """Lower bound of the seconds per micro-batch of each kind of unit, without parameter gathers, for any
+        dispatch. With `overlaps`, the all-to-all overlaps with another micro-batch, which hides at least as much as
+        any number of chunks."""
         return self._least_of_units(MicroBatch.from_candidate(candidate), ranks_per_node, overlaps)
 
     def least_gathers(self, candidate: Candidate) -> tuple[float, ...]:
-        """Seconds that gathers of parameters add to a micro-batch of each kind of unit at least."""
+        """Lower bound of the seconds that parameter gathers add to a micro-batch of each kind of unit."""
         if not candidate.gathers:
             return (0.0,) * len(self._whole)
         of = candidate.degrees
@@ -131,8 +132,8 @@ class TimeModel:
         )
 
     def on_even_stages_s(self, of_units: Sequence[float], pipeline: int) -> float:
-        """Seconds of the slowest stage at least, by those of each kind of unit: it has no less than the mean, and some
-        stage has the even share of each kind, rounded up."""
+        """Lower bound of the slowest stage's seconds, given those of each kind of unit: the mean over stages, and
+        for each kind its even share, rounded up."""
         total = largest = 0.0
         for (_, count), seconds in zip(self._whole, of_units, strict=True):
             total += count * seconds
@@ -140,15 +141,15 @@ class TimeModel:
         return max(total / pipeline, largest)
 
     def on_stages_s(self, of_units: Sequence[float], pipeline: int, virtual_stages: int) -> float:
-        """Seconds of the slowest stage, by those of each kind of unit."""
+        """Seconds of the slowest stage, given those of each kind of unit."""
         return max(
             sum(count * of_units[self._kinds[unit]] for unit, count in stage.units)
             for stage in stages(self._units, pipeline, virtual_stages)
         )
 
     def least_beside_s(self, candidate: Candidate) -> float:
-        """The least that a step takes beside its micro-batches and their bubble: what stages send, and the end of the
-        stage that ends soonest, with all of it hidden that can be."""
+        """Lower bound of a step's seconds beside micro-batches and bubble: sends between stages, and the shortest
+        end of a step of any stage, overlapped as far as possible."""
         degrees, sharding = candidate.degrees, candidate.options.sharding
         scatters = candidate.options.num_micro_batches if sharding == "gradients" else 1
         behind = scatters if degrees.pipeline == 1 else 1
@@ -173,7 +174,7 @@ class TimeModel:
         )
 
     def _slowest(self, candidate: Candidate) -> tuple[Stage, float]:
-        """(the slowest stage, its seconds of one micro-batch, forward and backward)."""
+        """Return (the slowest stage, its seconds per micro-batch, forward and backward)."""
         of_unit: dict[Unit, float] = {}
         slowest, slowest_s, micro_batch = None, -1.0, MicroBatch.from_candidate(candidate)
         for stage in stages(self._units, candidate.degrees.pipeline, candidate.options.virtual_stages):
@@ -188,16 +189,16 @@ class TimeModel:
         return slowest, slowest_s
 
     def end_of(self, candidate: Candidate, stage: Stage, one: float) -> StageEnd:
-        """The end of the step of a stage that takes `one` second of a micro-batch."""
+        """End of the step of a stage that takes `one` seconds per micro-batch."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         scatter, once, optimizer = self._end_of_step(stage.units, degrees, candidate.options.sharding)
         scatters = (
             times if candidate.options.sharding == "gradients" else 1
-        )  # sharded, they cannot wait for the last
-        behind = scatters if degrees.pipeline == 1 else 1  # backward passes that hide it: a pipeline's last
+        )  # sharded gradients cannot be accumulated whole
+        behind = scatters if degrees.pipeline == 1 else 1  # overlapping passes: in a pipeline, the last
         hidden_s = 0.0
         if self._profile.reduces_beside_backward:
-            # What comes once a step has none but the last to hide behind.
+            # Collectives once a step overlap with the last backward pass only.
             backward, share = one * BACKWARD / (1 + BACKWARD), self._software.overlap
             of_the_last = min(share * (scatter + once), backward)
             hidden_s = (behind - 1) * min(share * scatter, backward) + of_the_last
@@ -206,7 +207,7 @@ class TimeModel:
     def _sum(
         self, candidate: Candidate, micro_batch_s: float, hops: Hops, end: StageEnd
     ) -> tuple[float, dict[str, float]]:
-        """(seconds of a step, what comes to those of the slowest stage's units)."""
+        """Return (seconds of a step, its terms by kind beside the units of the slowest stage)."""
         degrees, times = candidate.degrees, candidate.options.num_micro_batches
         terms = {
             "bubble_s": micro_batch_s * (degrees.pipeline - 1) / candidate.options.virtual_stages,
@@ -218,7 +219,7 @@ class TimeModel:
         return micro_batch_s * times + sum(terms.values()), {**terms, "hidden_s": end.hidden_s}
 
     def _batch_s(self, degrees: Degrees) -> float:
-        """Until a batch is ready."""
+        """Seconds to prepare a batch."""
         tokens = self._spec.num_groups * self._spec.group_tokens
         return BATCH_S + tokens / DRAWN_TOKENS_PER_S + tokens / degrees.data_ranks / LAID_TOKENS_PER_S
 
@@ -229,7 +230,7 @@ class TimeModel:
         return self._width * tokens * self._m
 
     def hop_s(self, candidate: Candidate) -> float:
-        """Seconds of what a stage sends to the next, one way, where both are on this cluster."""
+        """Seconds to send a micro-batch to the next stage on this cluster, one way."""
         return self._network.send(self.hop_bytes(candidate), candidate.degrees.stage_workers)
 
     def _hops(self, candidate: Candidate) -> Hops:
@@ -239,8 +240,8 @@ class TimeModel:
         return Hops(one_s, one_s * (candidate.degrees.pipeline - 1))
 
     def sends_s(self, candidate: Candidate, busy_s: float, hops: Hops) -> float:
-        """Seconds of sending from stage to stage and back that are not behind another micro-batch's arithmetic, of
-        which a stage has `busy_s`."""
+        """Exposed seconds of the sends between stages, both ways. `busy_s`: a stage's computation, which the sends
+        overlap with."""
         if candidate.degrees.pipeline == 1:
             return 0.0
         runs = candidate.options.num_micro_batches * candidate.options.virtual_stages
@@ -251,7 +252,7 @@ class TimeModel:
     def _reduce_and_update(
         self, unit_counts: tuple[tuple[Unit, int], ...], degrees: Degrees, sharding: Sharding
     ) -> tuple[float, float, float]:
-        """(gradients scattered, what comes once a step to add them up over replicas, the optimizer's update)."""
+        """Return seconds of (one reduce-scatter of gradients, the collectives once a step, the optimizer's update)."""
         of = self._counter.of_units(unit_counts, degrees.shards)
         dense, experts = (
             Ranks(degrees.stage_workers // degrees.tensor, degrees.tensor),
@@ -264,14 +265,14 @@ class TimeModel:
         of_experts = self._reduction(
             used_elements.in_experts, stored_elements.in_experts, experts, degrees.expert_fsdp, sharding
         )
-        # Reads weight and gradient, reads and writes what is remembered, writes the weight.
+        # Reads weight and gradient, reads and writes the optimizer state, writes the weight.
         moved_bytes = float(
             3 * self._state_width * stored_elements.total + 2 * self._moment_width * of.optimizer
         )
         if self._software.passes_over_weights and not self._is_on_host:
             moved_bytes += self._over_weights(of)
         update = moved_bytes / self._device.memory_bytes_per_s
-        if self._is_on_host:  # gradients there, updated weights back
+        if self._is_on_host:  # gradients to the host, updated weights back
             update = moved_bytes / self._device.host_bytes_per_s
             update += (
                 (self._state_width + self._width) * stored_elements.total / self._device.host_link_bytes_per_s
@@ -280,8 +281,8 @@ class TimeModel:
         return scatter + of_experts[0], once + of_experts[1], update
 
     def _over_weights(self, of: StateElements) -> float:
-        """Bytes moved once a step to convert updated weights to the compute dtype, and to clip gradients: their norm
-        is computed, then they are scaled."""
+        """Bytes moved once a step to cast the updated weights to the compute dtype, and to clip gradients: a pass
+        for their norm, and a pass to scale them."""
         clip_bytes = (
             3 * self._state_width * of.trained_stored.total if self._spec.train.clip_norm is not None else 0
         )
@@ -291,12 +292,13 @@ class TimeModel:
     def _reduction(
         self, num_used: int, num_stored: int, ranks: Ranks, fsdp: int, sharding: Sharding
     ) -> tuple[float, float]:
-        """(seconds to scatter gradients over `ranks`, of which runs of `fsdp` have parts of parameters; seconds of what
-        follows once a step: updated weights gathered, or an all-reduce where nothing is scattered)."""
+        """Return seconds of (a reduce-scatter of gradients over `ranks`, the collectives once a step). The latter
+        are an all-gather of the updated weights, or an all-reduce if nothing is scattered here. `fsdp`: ranks that
+        shard parameters."""
         width = self._state_width
         if not num_used or ranks.count == 1:
             return 0.0, 0.0
-        if fsdp > 1 and sharding == "parameters":  # what is left after the scatter: over the replicas
+        if fsdp > 1 and sharding == "parameters":  # after the reduce-scatter: an all-reduce over the replicas
             left = Ranks(max(1, ranks.count // fsdp), ranks.stride * fsdp)
             return 0.0, self._network.all_reduce(width * num_stored, left)
         if fsdp > 1:
@@ -307,5 +309,5 @@ class TimeModel:
 
 
 def _round_seconds(seconds: float) -> float:
-    """Seconds rounded to six digits: the last bits of a sum may differ between machines, but plans may not."""
+    """Round to six digits: plans must not differ between machines in the last bits of a sum."""
     return float(f"{seconds:.6g}")

@@ -1,4 +1,4 @@
-"""Predicted seconds of a unit and a micro-batch: arithmetic at a device's rates, exchanges at its links'."""
+"""Predicted time of a unit and a micro-batch: computation at the device's rates, collectives at the links' rates."""
 
 from functools import cache
 from operator import add
@@ -39,7 +39,7 @@ class UnitSeconds(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """Seconds of arithmetic and of waiting for it to be launched, behind which collectives can hide."""
+        """Computation and launches, which collectives can overlap with."""
         return self.products_s + self.attention_s + self.routing_s + self.elementwise_s + self.launches_s
 
     def plus(self, other: "UnitSeconds") -> "UnitSeconds":
@@ -50,13 +50,13 @@ KINDS = UnitSeconds._fields
 
 
 _WIDE = 4
-"""Bytes of an element of the optimizer's weights and gradients."""
+"""Bytes per element of the optimizer's weights and gradients."""
 _NARROW = 1 + 4 / 128
-"""Bytes of an 8-bit element, with its share of a scale for 128 elements."""
+"""Bytes per fp8 element, with a scale for each 128 of them."""
 
 
 class UnitTime:
-    """Predicts units of one job on one cluster; each question is worked out once."""
+    """Predicts the time of units of one job on one cluster; results are cached."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class UnitTime:
             seconds = seconds._replace(elementwise_s=seconds.elementwise_s + over_gradients_s)
         if not of.overlap:
             return seconds
-        idle_s = seconds.busy_s - seconds.hidden_s  # nothing hides twice
+        idle_s = seconds.busy_s - seconds.hidden_s  # computation hides one collective only
         hidden_s = self._software.exchange_overlap * min(seconds.all_to_all_s, idle_s)
         left = seconds.all_to_all_s - hidden_s
         return seconds._replace(all_to_all_s=left, hidden_s=seconds.hidden_s + hidden_s)
@@ -118,8 +118,8 @@ class UnitTime:
     def _seconds_of_rows(
         self, unit: Unit, part: Part, positions: float, tensor: int, passes: Passes, hidden_again: float
     ) -> float:
-        """Seconds of the matrices of one part of a unit. `hidden_again`: forward passes in the backward one of those
-        that give hidden states, beside those of whole blocks."""
+        """Seconds of the matrix products of one part of a unit. `hidden_again`: recomputed forward passes of the
+        products that give hidden states, beside the recomputation of whole blocks."""
         products = self._wide_products if unit.vocabulary is not None else self._products
         seconds = 0.0
         for matrix, count in unit.matrices(tensor, part):
@@ -136,10 +136,10 @@ class UnitTime:
 
     @staticmethod
     def _backward_s(products: MatrixProducts, matrix: Matrix, rows: float, forward_s: float) -> float:
-        """Seconds of the gradients of both factors, and of what goes through an adapter's first half once more."""
+        """Seconds of the gradients of both factors, and of the recomputed first half of an adapter."""
         seconds = products.seconds(rows, matrix.outputs, matrix.inputs)
         if matrix.is_trained:
-            seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantises=False)  # both are
+            seconds += products.seconds(matrix.inputs, rows, matrix.outputs, quantises=False)  # already are
         return seconds + forward_s if matrix.again else seconds
 
     def _of_attention(
@@ -149,7 +149,7 @@ class UnitTime:
         positions, m = self._positions(unit, groups, context), self._m
         width, software = self._width, self._software
         own = software.elementwise
-        # Logits of preferences are made again, as their loss is no sum over tokens.
+        # DPO recomputes the logits, as its loss is not a sum over tokens.
         again = self._reference_passes if unit.vocabulary is not None else full_recompute
         passes = self._passes(unit, again)
         products = self._rows_s(unit, "others", positions, tensor, passes, 0.0)
@@ -162,7 +162,7 @@ class UnitTime:
             )
             moved_bytes += passes.over_activations * 2 * width * positions * elements
             gather += self._into_and_out(positions, tensor, passes.over_activations, dims.gathered)
-            if context > 1:  # keys and values go round, their gradients back
+            if context > 1:  # ring of keys and values, and of their gradients
                 keys = width * positions * dims.kept_keys_and_values / tensor * context
                 times = passes.over_activations + passes.backward
                 gather += times * self._network.gather(keys, Ranks(context, tensor))
@@ -171,7 +171,7 @@ class UnitTime:
         if unit.vocabulary is not None:
             split = tensor if self._profile.splits_vocabulary else 1
             moved_bytes += passes.over_activations * 4 * positions / tensor * unit.vocabulary
-            if split > 1:  # gathered for each pass, gradients scattered
+            if split > 1:  # all-gather for each pass, reduce-scatter of gradients
                 gather += passes.over_activations * self._network.gather(width * positions * m, Ranks(tensor))
         launches = software.host.layer_s / 2 * passes.over_activations / 3 if unit.attentions else 0.0
         return UnitSeconds(
@@ -182,14 +182,14 @@ class UnitTime:
     def _pairs_s(
         self, dims: AttentionDims, positions: float, tensor: int, context: int, passes: Passes
     ) -> float:
-        """Seconds of scores and of weighing values. The backward pass computes scores again."""
+        """Seconds of attention scores and the weighted sum of values. The backward pass recomputes the scores."""
         length, heads = self._spec.data.padded_tokens, dims.heads / tensor
         widths, dtype = (dims.queries + dims.values) / dims.heads, self._spec.train.dtype
         kernel = self._kernels.attention_of(widths, "bfloat16" if dtype == "fp8" else dtype)
         if dims.linear:
             forward = positions / tensor * pairs_flops(dims, looked_at(dims, length)) / kernel.flops_per_s
         else:
-            # Of each sequence a context rank has a share of the queries, and all keys.
+            # A context rank has a share of each sequence's queries, and all keys.
             forward = kernel.seconds(
                 positions * context, length, heads, dims.key_heads / tensor, (dims.queries + dims.values) / dims.heads,
                 dims.window, causal=dims.causal,
@@ -197,14 +197,14 @@ class UnitTime:
         return (passes.forwards + kernel.backward * passes.backward) * forward
 
     def _moved_s(self, num_bytes: float) -> float:
-        """Seconds of elementwise kernels."""
+        """Seconds of memory-bound elementwise kernels that move `num_bytes`."""
         own = self._software.elementwise
         share = self._software.host.sustained if own == FUSED else own.share
         return num_bytes / self._device.memory_bytes_per_s / share
 
     def _over_gradients_s(self, unit: Unit, of: MicroBatch) -> float:
-        """Seconds of gradients as they are widened into their buffers, or added there, and of weights narrowed anew
-        where no narrow copy is kept."""
+        """Seconds to cast gradients to float32 and accumulate them, and to cast weights again if no copy in the
+        compute dtype is kept."""
         if not self._software.passes_over_weights or self._width >= _WIDE:
             return 0.0
         tensor, _, expert, expert_tensor = of.split
@@ -218,18 +218,19 @@ class UnitTime:
         return self._moved_s(moved_bytes)
 
     def _narrowed_again(self, unit: Unit, of: MicroBatch) -> float:
-        """Bytes moved per element of a weight that every pass converts to the compute dtype."""
+        """Bytes moved per weight element by the casts of all passes."""
         passes = self._passes(unit, of.full_recompute)
         return (passes.forwards + passes.backward) * (_WIDE + self._width)
 
     def _passes(self, unit: Unit, recompute_passes: float) -> Passes:
-        """Passes over a unit where a backward one makes so much of a forward one again."""
+        """Passes over a unit if its backward pass recomputes `recompute_passes` forward passes."""
         backward = int(unit.has_backward)
         return Passes(self._reference_passes, 1 + recompute_passes * backward, backward)
 
     def _decoded_s(self, unit: Unit, of: MicroBatch) -> float:
-        """Seconds of decoding a frozen base's matrices wherever they are multiplied, experts' for each chunk. Of a
-        layer without experts all are decoded where its hidden states are made again, of experts the first."""
+        """Seconds to dequantize a frozen base's matrices for each product, experts' for each chunk. The
+        recomputation of hidden states dequantizes all matrices of a dense feed-forward layer, but only the first
+        ones of experts."""
         tensor, _, expert, expert_tensor = of.split
         shards, device = ShardCounts(tensor=tensor, expert=expert, expert_tensor=expert_tensor), self._device
         seconds = 0.0
@@ -250,8 +251,8 @@ class UnitTime:
     def _into_and_out(
         self, positions: float, tensor: int, passes: float, input_channels: int | None = None
     ) -> float:
-        """Seconds of the all-gather into a layer that tensor ranks split, and of the reduce-scatter out of it, in every
-        pass. `input_channels`: channels that go in, where they are not those of hidden states."""
+        """Exposed seconds of the all-gather into a tensor-parallel layer and of the reduce-scatter out of it, over
+        `passes`. `input_channels`: by default the model dimension."""
         if tensor == 1:
             return 0.0
         width, ranks = self._width * positions, Ranks(tensor)
@@ -265,7 +266,7 @@ class UnitTime:
     def _of_dense(
         self, unit: Unit, groups: int, tensor: int, context: int, recompute: Recompute
     ) -> UnitSeconds:
-        """Seconds of a feed-forward layer without experts."""
+        """Seconds of a dense feed-forward layer."""
         dims = unit.feed_forward
         assert dims is not None
         positions, m = self._positions(unit, groups, context), self._m
@@ -304,7 +305,7 @@ class UnitTime:
         permutation_s = self._experts.permuted_s(*chunk, m)
         products = times * num_chunks * (chunk_s - permutation_s) / software.host.sustained
         permutation = times * num_chunks * permutation_s / software.host.sustained
-        # Shared experts are whole on every rank.
+        # Shared experts are replicated on every rank.
         products += self._rows_s(unit, "feed_forward", tokens, 1, passes, again)
         # Scores in float32 for all tokens of a tensor group, some ten passes over them.
         scores = self._moved_s(10 * 4 * positions * moe.num_experts)
@@ -330,7 +331,7 @@ class UnitTime:
         )  # fmt: skip
 
     def _exchange_s(self, moe: MoESpec, of: MicroBatch, tokens: float, skew: float, passes: Passes) -> float:
-        """Seconds of rows out and back, forward and backward; rows that are not kept travel out once more."""
+        """Seconds of dispatch and combine, forward and backward; rows that are not saved are dispatched again."""
         _, _, expert, expert_tensor = of.split
         ranks = Ranks(expert * expert_tensor)
         if ranks.count == 1:
@@ -343,7 +344,7 @@ class UnitTime:
         copies = self._copies(moe, ranks.count // of.ranks_per_node) if of.ranks_per_node else 1.0
 
         def one_s(width: float) -> float:
-            """Seconds one way, with numbers of so many bytes."""
+            """Seconds one way, at `width` bytes per element."""
             row_bytes = width * self._m
             if kernel is not None:
                 return self._network.fused(kernel, chunk * skew, row_bytes, moe, expert_tensor, ranks)
@@ -351,12 +352,12 @@ class UnitTime:
             return self._network.all_to_all(send_bytes, ranks, copies)
 
         exchange = of.num_chunks * (out * one_s(narrow) + back * one_s(wide))
-        if kernel is None and not self._device.fixed_shapes:  # each pass begins with counts
+        if kernel is None and not self._device.fixed_shapes:  # each pass begins with an all-to-all of counts
             exchange += passes.forwards * self._network.all_to_all(0.0, ranks)
         return exchange
 
     def _copies(self, moe: MoESpec, nodes: int) -> float:
-        """Experts that a token has in each node that it has any in, where its K are spread evenly."""
+        """Mean number of a token's K experts per node that has any of them, if they are spread evenly."""
         experts_per_token = moe.experts_per_token
         if (groups := moe.routing.max_expert_groups) is not None:
             nodes = min(nodes, groups)
@@ -366,11 +367,11 @@ class UnitTime:
         return max(1.0, experts_per_token / (nodes * (1 - miss_probability)))
 
     def _with_gathers(self, seconds: UnitSeconds, unit: Unit, of: MicroBatch) -> UnitSeconds:
-        """Seconds of a unit whose parameters are gathered."""
+        """Seconds of a unit with parameter gathers."""
         cost = self.gathers_s(unit, of.split, of.fsdp, of.expert_fsdp)
         busy = (
             seconds.busy_s - seconds.hidden_s if of.prefetches else 0.0
-        )  # not behind what others hide behind
+        )  # computation hides one collective only
         hidden_s = min(self._software.overlap * cost, busy)
         return seconds._replace(
             gather_s=seconds.gather_s + cost - hidden_s, hidden_s=seconds.hidden_s + hidden_s,
@@ -378,7 +379,7 @@ class UnitTime:
         )  # fmt: skip
 
     def _over_gathered_s(self, unit: Unit, of: MicroBatch) -> float:
-        """Seconds of narrowing what is gathered, where no block is computed again, for which all is narrowed anew."""
+        """Seconds to cast gathered weights; 0 under full recomputation, whose casts are counted with the gradients."""
         if not self._software.passes_over_weights or self._width >= _WIDE or of.recompute == "full":
             return 0.0
         tensor, _, expert, expert_tensor = of.split
@@ -387,7 +388,8 @@ class UnitTime:
         return self._moved_s(self._narrowed_again(unit, of) * num_gathered)
 
     def gathers_s(self, unit: Unit, split: WorkSplit, fsdp: int, expert_fsdp: int) -> float:
-        """Seconds of gathering parameters for each forward pass and the backward one, and of scattering gradients."""
+        """Seconds of the all-gathers of parameters for each forward pass and the backward pass, and of the
+        reduce-scatter of gradients."""
         tensor, _, expert, expert_tensor = split
         cost = self._gathers_s(unit, False, ShardCounts(tensor, fsdp), Ranks(fsdp, tensor))
         if unit.moe is None:
@@ -396,7 +398,7 @@ class UnitTime:
         return cost + self._gathers_s(unit, True, shards, Ranks(expert_fsdp, expert * expert_tensor))
 
     def _of_gathers(self, unit: Unit, of_experts: bool, shards: ShardCounts, ranks: Ranks) -> float:
-        """Seconds of gathering a unit's experts, or the rest of the unit."""
+        """Seconds of the gathers of a unit's experts, or of its other weights."""
         if ranks.count == 1:
             return 0.0
         _, elements, _, trained_elements, _, _, coded_bytes = self._counter.of_part(unit, of_experts, shards)

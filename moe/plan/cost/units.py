@@ -1,4 +1,4 @@
-"""A model as the planner sees it: the units that a pipeline stage has whole, with their parameters and dimensions."""
+"""Units of a model as the planner sees it: the layers, embeddings and head that pipeline stages are made of."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -15,60 +15,60 @@ from moe.spec.parameter import Parameter, within
 from moe.spec.patterns import matches
 
 BACKWARD = 2.0
-"""Times the forward pass that a backward pass takes: products for the gradients of both factors."""
+"""Cost of a backward pass in forward passes: products for the gradients of both factors."""
 
 
 Part = Literal["experts", "feed_forward", "others"]
-"""Matrices of a unit: experts; the rest of the second half of a layer; attention, or logits."""
+"""Groups of a unit's matrices: experts; the feed-forward half outside experts; the rest (attention, or logits)."""
 _ROUTER = "moe.router"
 
 
 class Matrix(NamedTuple):
-    """A matrix as a rank multiplies it."""
+    """A weight matrix as one rank multiplies it."""
 
     inputs: int
     outputs: int
     is_split: bool
-    """Whether tensor ranks have parts of it, and multiply all tokens of their group; or all of it, and their own."""
+    """Whether tensor ranks have shards of it and multiply all tokens of their group; otherwise each has all of it
+    and multiplies its own tokens."""
     is_trained: bool
     is_adapter: bool
     gives_hidden: bool
-    """Whether what it gives is hidden states of a feed-forward layer."""
+    """Whether its output is hidden states of a feed-forward layer."""
     again: bool
-    """Whether it is an adapter's first half of which nothing is kept."""
+    """Whether it is the first half of an adapter whose output is not saved but recomputed."""
     is_first: bool
-    """Whether it is the first of those that are multiplied by the same rows, for which these are made narrow."""
+    """Whether it is the first of the matrices with the same input, which is cast to the compute dtype for it."""
 
 
 class Products(NamedTuple):
-    """Matrix products of a pass, where one is what a forward pass takes without adapters."""
+    """Matrix products of a pass, in units of the forward pass without adapters."""
 
     forward: float
     backward: float
     again: float
-    """Forward products that the backward pass recomputes: those with the first halves of adapters, whose outputs are
-    not kept."""
+    """Recomputed forward products of adapter halves whose output is not saved."""
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Smallest part of a model that a pipeline stage has whole. Alike units are one object."""
+    """Smallest part of a model that pipeline stages do not split. Identical units are one object."""
 
     kind: str
-    """Kind in words: `embeddings`, `encoder layer with experts`, `head`."""
+    """Description: `embeddings`, `encoder layer with experts`, `head`."""
     weights: tuple[Weight, ...]
     sides: int = 1
-    """Runs of positions that the batch's positions are shared among: each passes through one of two stacks in an
-    encoder-decoder."""
+    """Number of stacks that share the batch's positions: 2 in an encoder-decoder, where each position passes through
+    one."""
     attentions: tuple[AttentionDims, ...] = ()
     feed_forward: FeedForwardDims | None = None
     moe: MoESpec | None = None
     vocabulary: int | None = None
-    """Logits of each position, where it is the head."""
+    """Logits per position of the head."""
     tied_weights: tuple[Weight, ...] = ()
-    """Weights of another unit. If that unit is on another stage, this one has a copy."""
+    """Weights of another unit; on another stage this unit has its own copy."""
     has_backward: bool = True
-    """Whether gradients go through it: where neither it nor anything before it is trained, none do."""
+    """Whether gradients pass through it; False if neither it nor any unit before it is trained."""
 
     @property
     def is_layer(self) -> bool:
@@ -76,7 +76,7 @@ class Unit:
 
     @cached_property
     def apart(self) -> "Unit":
-        """The unit on a stage that has nothing of the units that its weights are tied to."""
+        """The unit on a stage without the units that its weights are tied to: with its own copy of them."""
         return (
             replace(self, weights=(*self.weights, *self.tied_weights), tied_weights=())
             if self.tied_weights
@@ -85,18 +85,18 @@ class Unit:
 
     @cached_property
     def adapted_widths(self) -> int:
-        """Numbers that adapters outside experts keep of each position: what their first halves gave."""
+        """Elements per position that adapters outside experts save: the outputs of their first halves."""
         narrow = (weight for weight in self.weights if weight.name.endswith(A) and not weight.of_experts)
         return sum(weight.shape[0] for weight in narrow)
 
     @cached_property
     def quantized_weights(self) -> tuple[Weight, ...]:
-        """Weights that are codes of a matrix, which is decoded where it is multiplied."""
+        """Quantized weights, which are dequantized where they are multiplied."""
         return tuple(weight for weight in self.weights if weight.num_coded)
 
     def matrices(self, tensor: int, part: Part) -> tuple[tuple[Matrix, int], ...]:
-        """Matrices of one part of the unit on each of `tensor` ranks, and how many there are alike; but for the
-        router's."""
+        """Return (matrix, count) pairs of one part of the unit on each of `tensor` ranks, without the router's
+        matrix."""
         shards, counts, seen_inputs = ShardCounts(tensor=tensor), Counter[Matrix](), set()
         for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
@@ -119,8 +119,8 @@ class Unit:
 
     @lru_cache(1024)  # noqa: B019
     def products(self, part: Part, shards: ShardCounts = ShardCounts()) -> Products:
-        """Products of a rank with the matrices of one part, but for the router's. A frozen matrix has none for a
-        gradient of its own; an adapter has all of its own, and ranks that split the matrix split only a half of it."""
+        """Matrix products of one part on a rank, without the router's. A frozen matrix has no weight gradient. An
+        adapter's matrices count in full: ranks that split the base matrix split only one of the adapter's halves."""
         own = adapters = trainable = again = 0
         for weight in (*self.weights, *self.tied_weights):
             if _part_of(weight) != part or len(weight.shape) < 2 or weight.name.endswith(_ROUTER):
@@ -129,7 +129,7 @@ class Unit:
             if weight.name.endswith((A, B)):
                 adapters += elements
                 if weight.name.endswith(A):
-                    again += elements  # what goes through it is not kept
+                    again += elements  # its output is not saved
             else:
                 own += elements
             trainable += elements if weight.is_trained else 0
@@ -139,8 +139,8 @@ class Unit:
         return Products(forward, forward + trainable / own, again / own)
 
     def decoded_bytes(self, shards: ShardCounts, width: int) -> int:
-        """Bytes of the largest matrix on a rank among those that are dequantized to an element of `width` bytes. A
-        matrix whose elements have that width already is multiplied as it is."""
+        """Bytes of the rank's largest dequantized matrix in a compute dtype of `width` bytes; matrices stored at
+        that width are not dequantized."""
         sizes = (
             weight.dequantized_numel(shards)
             for weight in self.quantized_weights
@@ -153,15 +153,17 @@ class Unit:
         return any(weight.is_trained and weight.name.endswith(_ROUTER) for weight in self.weights)
 
     def trains(self, part: str) -> bool:
-        """Whether anything that is called so has a gradient."""
+        """Whether any weight whose name contains `part` is trained."""
         return any(weight.is_trained and part in weight.name for weight in self.weights)
 
 
 @lru_cache(64)
 def units(model: ModelSpec, profile: Profile, freeze: tuple[str, ...] = ()) -> tuple[Unit, ...]:
-    """All units of a model, in the order in which it uses them: embeddings, layers, head. Parameters whose names match
-    a pattern of `freeze` are not trained; layers that differ in these, or in whether any before them is, are not
-    alike."""
+    """Return all units of a model in execution order: embeddings, layers, head.
+
+    Parameters whose names match a pattern of `freeze` are not trained. Layers are identical only if the same of their
+    parameters are frozen, and if all or none of them follow a trained parameter.
+    """
     unique_units: dict[tuple[Block, frozenset[str], frozenset[str], bool], Unit] = {}
     all_units, has_backward = [], False
     for path, block in model.blocks():
@@ -194,7 +196,7 @@ def _part_of(weight: Weight) -> Part:
 
 
 def _frozen_names(path: str, parameters: tuple[Parameter, ...], freeze: tuple[str, ...]) -> frozenset[str]:
-    """Names in their block of the parameters that a pattern matches."""
+    """Names within the block of the parameters that match a pattern."""
     if not freeze:
         return frozenset()
     whole = zip(parameters, within(path, parameters), strict=True)

@@ -1,4 +1,4 @@
-"""The layouts that there are to choose from, ranked; the plan of the best, and why."""
+"""Layout search: ranks candidate layouts, and explains the best."""
 
 from moe.plan.search.search import LayoutSearch, plan_job
 

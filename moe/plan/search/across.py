@@ -1,4 +1,4 @@
-"""The best plan of a job whose pipeline stages lie on several pools."""
+"""Search for plans whose pipeline stages span several pools."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,17 +35,16 @@ from moe.plan.search.search import LayoutSearch
 from moe.spec import JobSpec
 
 MOST_POOLS = 3
-"""Bound on the pools that a job's stages lie on. Of more pools of one kind, those with the highest arithmetic rate
-count."""
+"""Most pools of one kind that a job's stages may span: those with the highest total FLOP/s are tried."""
 
 
 class PoolSplit(NamedTuple):
-    """Pipeline stages on pools."""
+    """Assignment of pipeline stages to pools."""
 
     pools: tuple[int, ...]
-    """Numbers of the pools, in the order of the stages."""
+    """Pool indices, in stage order."""
     stages: tuple[int, ...]
-    """Stages on each."""
+    """Number of stages on each of these pools."""
     stage_workers: int
 
     @property
@@ -58,14 +57,14 @@ class PoolSplit(NamedTuple):
 
     @property
     def of_stages(self) -> tuple[int, ...]:
-        """The pool of each stage."""
+        """Pool index of each stage."""
         return tuple(
             pool for pool, number in zip(self.pools, self.stages, strict=True) for _ in range(number)
         )
 
 
 class _PoolWays(Ways):
-    """Ways to run a shape on stages of several pools, and those of them that fit."""
+    """Layouts of one shape on stages of several pools, and which of them fit."""
 
     def __init__(self, choices: LayoutChoices, memory: AcrossMemory, shape: Degrees) -> None:
         super().__init__(choices, shape)
@@ -74,11 +73,12 @@ class _PoolWays(Ways):
 
     @property
     def largest(self) -> list[tuple[Recompute, int]]:
-        """The largest size of each recomputation; whether it fits is asked of what is fast enough alone."""
+        """(recomputation, 0) pairs: memory is checked later, only for candidates that are fast enough."""
         return [(recompute, 0) for recompute in self._choices.recomputes()]
 
     def maybe_feasible(self, run: Candidate) -> Iterable[int]:
-        """Numbers of all placements, where the smallest micro-batches, which take the least, fit in one of them."""
+        """Indices of all placements if the smallest micro-batches, which take the least memory, fit in one; else
+        none."""
         return self._with_room(run.options.recompute)
 
     def _placements_of(self, recompute: Recompute) -> range:
@@ -87,14 +87,14 @@ class _PoolWays(Ways):
         return numbers if any(True for _ in self.feasible(smallest, numbers)) else numbers[:0]
 
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Numbers of these placements in which units can be dealt so that all stages fit."""
+        """Indices, out of `numbers`, of placements for which some assignment of units fits all stages."""
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
             if self._memory.fits(Candidate(degrees, replace(run.options, sharding=sharding))):
                 yield number
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether units can be dealt so that all stages fit, however rows travel."""
+        """Whether some assignment of units fits all stages."""
         return self._memory.fits(candidate)
 
 
@@ -108,7 +108,7 @@ class SplitResult:
 
 
 class OnSplit:
-    """Models of a job on one split, and what ranks its layouts."""
+    """Cost models of a job on one split, and the ranker of its layouts."""
 
     def __init__(
         self,
@@ -147,11 +147,11 @@ class OnSplit:
 
     @property
     def bound_s(self) -> float:
-        """Seconds that a step takes at least; infinitely many where there are no degrees."""
+        """Lower bound of the step time; infinite if there are no degrees."""
         return min(map(self.ranker.bound_s, self.shapes), default=inf)
 
     def times_at_ends(self) -> list[AcrossTime]:
-        """The times of steps at both ends of the software's spread."""
+        """Time models at both ends of the software's spread."""
         times_of_pool = {pool: self._searches[pool].times_at_ends() for pool in self.split.pools}
         usual = [search.time for search in self._searches]
         return [
@@ -166,9 +166,9 @@ class OnSplit:
 
 
 class Across:
-    """Searches the layouts of one job whose stages lie on several of the pools.
+    """Searches the layouts of one job whose stages span several pools.
 
-    `searches`: of the job on each pool, in their order. A stage has part of a node or whole nodes, in all pools, and
+    `searches`: of the job on each pool, in pool order. In all pools, a stage has part of a node or whole nodes, and
     one run of layers.
     """
 
@@ -183,7 +183,8 @@ class Across:
     def fastest(
         self, num_workers: int | None, goal: Goal | None, less_than: float = inf
     ) -> SplitResult | None:
-        """The best by the goal, or the fastest, of all splits, where it takes less effort; None where there is none."""
+        """Return the best result over all splits by the goal (by default the fastest) with an objective below
+        `less_than`; None if there is none."""
         best = None
         bounds = [
             (self.effort(split, self._bound_s(split), goal), split)
@@ -199,19 +200,19 @@ class Across:
         return best
 
     def _bound_s(self, split: PoolSplit) -> float:
-        """Seconds that a step takes at least, which is the same in any order of the pools."""
+        """Lower bound of the step time, which does not depend on the order of the pools."""
         key = (split.stage_workers, frozenset(zip(split.pools, split.stages, strict=True)))
         if (bound_s := self._bounds.get(key)) is None:
             bound_s = self._bounds[key] = self.on(split).bound_s
         return bound_s
 
     def effort(self, split: PoolSplit, step_s: float, goal: Goal | None) -> float:
-        """Amount that the goal wants little of, as `effort` of one pool."""
+        """Objective of the goal, as `moe.plan.goal.effort` for one pool."""
         return effort(goal or "time", self._billed_devices(split), step_s, self.price(split))
 
     def splits(self, num_workers: int | None, goal: Goal | None = None) -> Iterator[PoolSplit]:
-        """Splits over so many workers, or the most of the job's range that there are stages for; with a goal, over
-        fewer too. None where the job asks for virtual stages, or for what only they have."""
+        """Yield splits over `num_workers`, or the most of the job's range that there are stages for; with a goal,
+        fewer too. Nothing if the job asks for virtual stages or for overlap, which needs them."""
         resources, parallel = self._spec.resources, self._spec.parallel
         if (parallel.virtual_stages or 1) > 1 or parallel.overlap:
             return
@@ -221,7 +222,7 @@ class Across:
         by_kind: dict[str, list[int]] = {}
         for pool in sorted(range(len(self._pools)), key=self._flops_per_s, reverse=True):
             by_kind.setdefault(self._pools[pool].cluster.traits.kind, []).append(pool)
-        for of_kind in by_kind.values():  # one program runs on all of them
+        for of_kind in by_kind.values():  # stages must run on devices of the same kind
             largest = sorted(of_kind[:MOST_POOLS], key=self._memory_bytes)
             for number in range(2, len(largest) + 1):
                 for pools in combinations(largest, number):
@@ -252,18 +253,18 @@ class Across:
                         yield PoolSplit(pools, stages, stage_workers)
 
     def _sizes(self, clusters: Sequence[Cluster], min_workers: int, max_workers: int) -> list[int]:
-        """Workers that a stage may have: a divisor of each pool's nodes, or whole nodes of each."""
+        """Possible numbers of workers per stage: divisors of every pool's node size, or whole nodes of each."""
         nodes = [cluster.devices_per_node for cluster in clusters]
         limit, whole = min(cluster.num_devices for cluster in clusters), lcm(*nodes)
         sizes = set(divisors(gcd(*nodes), limit))
         sizes |= {whole << power for power in range((limit // whole).bit_length())}
-        if min_workers == max_workers:  # stages of any number of whole nodes that come out even
+        if min_workers == max_workers:  # stages of any number of whole nodes that divides the workers
             sizes |= {size for size in divisors(max_workers, limit) if size % whole == 0}
             sizes = {size for size in sizes if max_workers % size == 0}
         return sorted(sizes)
 
     def plan(self, found: SplitResult, top: int) -> Plan:
-        """The plan of what was found, with the next best layouts on the same split, and its reasons."""
+        """Return the plan of a result, with its reasons and the next best layouts on the same split."""
         on = self.on(found.split)
         ranking = on.ranker.rank(on.shapes, top)
         choice, ends = on.ranker.under_both(ranking, on.shapes, on.times_at_ends())
@@ -333,7 +334,7 @@ class Across:
         )  # fmt: skip
 
     def price(self, split: PoolSplit) -> float | None:
-        """Price of one device an hour, on the mean of all that are paid; None where a pool's is not known."""
+        """Mean price per hour of a billed device; None if a pool has no price."""
         total = 0.0
         for pool, num_billed in self._billed_devices_per_pool(split):
             if (price := self._pools[pool].cluster.price_per_hour) is None:
@@ -342,7 +343,7 @@ class Across:
         return total / self._billed_devices(split)
 
     def _billed_devices_per_pool(self, split: PoolSplit) -> list[tuple[int, int]]:
-        """(pool, devices of it that are paid for its stages)."""
+        """(pool index, devices billed for its stages) pairs."""
         return [
             (pool, self._pools[pool].cluster.billed_devices(number * split.stage_workers))
             for pool, number in zip(split.pools, split.stages, strict=True)
@@ -352,14 +353,14 @@ class Across:
         return sum(num_billed for _, num_billed in self._billed_devices_per_pool(split))
 
     def _peak_flops_per_s(self, split: PoolSplit) -> float | None:
-        """Dense rate of a device by its data sheet, on the mean of all stages; None where one is not known."""
+        """Mean dense peak of a device over all stages; None if one is unknown."""
         dtype = self._spec.train.dtype
         peaks = [self._pools[pool].cluster.traits.peak_flops_per_s.get(dtype) for pool in split.of_stages]
         known_peaks = [peak for peak in peaks if peak is not None]
         return sum(known_peaks) / len(known_peaks) if len(known_peaks) == len(peaks) else None
 
     def _of_stages(self, plan: Plan) -> Iterator[str]:
-        """Lines on the stages of each pool."""
+        """Reasons about the stages of each pool."""
         stages_of_pool: dict[str, list[tuple[int, StagePlace]]] = {}
         for number, stage in enumerate(plan.stages, start=1):
             stages_of_pool.setdefault(stage.pool, []).append((number, stage))
@@ -376,14 +377,14 @@ class Across:
 
 
 def narrowest(clusters: Sequence[Cluster]) -> Cluster:
-    """The first, with nodes of so many devices as divide those of each."""
+    """Return the first cluster, with a node size that divides those of all clusters."""
     return clusters[0].model_copy(
         update={"devices_per_node": gcd(*(cluster.devices_per_node for cluster in clusters))}
     )
 
 
 def _stage_splits(rooms: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:
-    """Stages on each pool, of `number`: one pool after the other is filled, in any order, and each has one."""
+    """Distribute `number` stages over pools: fill one pool after another, in any order; each has at least one."""
     for order in permutations(range(len(rooms))):
         left, counts = number, dict.fromkeys(order, 0)
         for place, pool in enumerate(order):

@@ -1,4 +1,4 @@
-"""Choices of a search: degrees that multiply to the workers, and ways to run a step under them."""
+"""Search space: degrees whose product is the number of workers, and options under them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,18 +12,18 @@ from moe.plan.fit import divided_dims
 from moe.spec import JobSpec, Problem, SpecError
 
 _SHORTEST_CONTEXT = 4096
-"""Tokens of a sequence that each context rank has at least: attention over fewer is little of a layer."""
+"""Fewest tokens of a sequence per context rank; with fewer, attention is a small part of a layer."""
 
 
 class LayoutChoices:
-    """The choices of one job on one cluster: what `parallel` says is kept to, what it leaves out is tried."""
+    """Search space of one job on one cluster: fields set in `parallel` are fixed, the others are enumerated."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
         self._spec, self._parallel, self._per_node = spec, spec.parallel, cluster.devices_per_node
         self._num_units = sum(1 for _ in spec.model.blocks())
 
     def check(self) -> None:
-        """Raises SpecError for a pipeline of more runs of layers than there are."""
+        """Raise SpecError if the pipeline needs more runs of layers than there are units."""
         pipeline, per_stage = self._parallel.pipeline or 1, self._min_virtual
         if pipeline > 1 and pipeline * per_stage > self._num_units:
             runs = f"{pipeline * per_stage} runs of layers" + f", {per_stage} a stage" * (per_stage > 1)
@@ -38,9 +38,10 @@ class LayoutChoices:
             )
 
     def shapes(self, workers: int) -> Iterator[Degrees]:
-        """All degrees that the model, the workers and the nodes allow, with nothing sharded over data ranks yet.
+        """Yield all degrees that the model, the workers and the nodes allow, without sharding over data ranks (fsdp
+        1).
 
-        Tensor and expert-tensor ranks share a node unless the user asks for more of them.
+        Tensor and expert-tensor groups do not span nodes, unless the job asks for larger degrees.
         """
         parallel, moe = self._parallel, self._spec.model.moe
         by_axis: dict[str, list[int]] = {}
@@ -71,14 +72,14 @@ class LayoutChoices:
 
     @property
     def multiple(self) -> int:
-        """Number that the workers must be a multiple of, by the degrees that are asked for."""
+        """Number that must divide the number of workers, given the degrees set in `parallel`."""
         degrees = {axis: getattr(self._parallel, axis) or 1 for axis in vars(Degrees())}
         experts = degrees["expert"] * degrees["expert_tensor"]
         dense = lcm(degrees["tensor"] * degrees["context"], degrees["tensor"] * degrees["fsdp"])
         return degrees["pipeline"] * lcm(experts * degrees["data"], experts * degrees["expert_fsdp"], dense)
 
     def _is_possible(self, shape: Degrees) -> bool:
-        """Whether there is a pipeline for virtual stages, and what overlaps, where they are asked for."""
+        """Whether the shape allows the virtual stages and the overlap that the job asks for."""
         if (self._parallel.virtual_stages or 1) > 1 and shape.pipeline == 1:
             return False
         if self._parallel.overlap and self._parallel.virtual_stages == 1 and shape.pipeline > 1:
@@ -87,12 +88,12 @@ class LayoutChoices:
         return not self._parallel.overlap or (travels and bool(self.micro_batches(shape)))
 
     def _max_context(self) -> int:
-        whole = self._spec.model.sides > 1  # rows of two lengths are not split
+        whole = self._spec.model.sides > 1  # encoder-decoder: rows have two lengths and are not split
         return 1 if whole else max(1, self._spec.data.max_tokens // _SHORTEST_CONTEXT)
 
     def with_fsdp(self, shape: Degrees) -> Iterator[Degrees]:
-        """The shape with what is outside experts, and with experts, on all ranks that share it, sharded over all of
-        these, or over those of a node."""
+        """Yield the shape with each FSDP degree: dense and expert parameters sharded over one rank, a node's ranks
+        or all."""
         parallel, moe = self._parallel, self._spec.model.moe
         dense = self._fsdp_degrees(shape.replica_ranks, shape.tensor, parallel.fsdp)
         experts = [1]
@@ -102,15 +103,14 @@ class LayoutChoices:
             yield replace(shape, fsdp=fsdp, expert_fsdp=expert_fsdp)
 
     def _fsdp_degrees(self, ranks: int, stride: int, user_degree: int | None) -> list[int]:
-        """FSDP degrees of `ranks` that are `stride` apart: all ranks, those of a node, and 1; or the user's degree if
-        it divides them."""
+        """FSDP degrees of `ranks` ranks, `stride` apart; only `user_degree`, if set and a divisor."""
         in_node = self._per_node // stride
         candidates = {1, in_node, ranks} if user_degree is None else {user_degree}
         return sorted(degree for degree in candidates if degree > 0 and ranks % degree == 0)
 
     def shardings(self, degrees: Degrees) -> tuple[Sharding, ...]:
-        """Shardings to try. What is not gathered where it is used is sharded over all replicas: over a node's is no
-        faster, and takes as much memory or more, but for a thousandth under Adafactor."""
+        """Shardings to try. Optimizer and gradient sharding is tried over all replicas only: over a node's it is not
+        faster and takes as much memory or more, except for 0.1% under Adafactor."""
         if self._parallel.sharding is not None:
             whole = degrees.fsdp == degrees.expert_fsdp == 1 < degrees.replica_ranks
             return () if whole and self._parallel.sharding != "parameters" else (self._parallel.sharding,)
@@ -123,7 +123,7 @@ class LayoutChoices:
         return SHARDINGS
 
     def virtual_stages(self, pipeline: int) -> list[int]:
-        """The fewest first."""
+        """Numbers of virtual stages to try, in increasing order."""
         if pipeline == 1:
             return [1]
         if self._parallel.virtual_stages is not None:
@@ -132,17 +132,18 @@ class LayoutChoices:
 
     @property
     def _min_virtual(self) -> int:
-        """Smallest number of virtual stages per pipeline stage."""
+        """Fewest virtual stages per stage of a pipeline."""
         return self._parallel.virtual_stages or (2 if self._parallel.overlap else 1)
 
     def recomputes(self) -> tuple[Recompute, ...]:
-        """The least first."""
+        """Recomputations to try, from least to most."""
         if self._parallel.recompute is not None:
             return (self._parallel.recompute,)
         return RECOMPUTES[:-1] if self._parallel.overlap else RECOMPUTES
 
     def micro_batches(self, degrees: Degrees) -> list[tuple[int, int]]:
-        """(groups at a time, how often), the most groups first; of sizes that come as often, the smallest."""
+        """Return (token groups per micro-batch, number of micro-batches) pairs, from the largest; for each number,
+        the smallest size."""
         groups = -(-self._spec.num_groups // degrees.data_ranks)
         user_groups = self._parallel.micro_batch_groups
         sizes = (
@@ -154,7 +155,7 @@ class LayoutChoices:
         return [(size, times) for size, times in counts if times > 1] if self._parallel.overlap else counts
 
     def plain(self, shape: Degrees) -> Candidate:
-        """The smallest micro-batch, dispatched as plainly as the user allows."""
+        """Return the candidate with the smallest micro-batch and the simplest dispatch that the job allows."""
         size, times = self.micro_batches(shape)[-1]
         in_nodes = self._parallel.dispatch == "hierarchical"
         options = Options(
@@ -165,13 +166,13 @@ class LayoutChoices:
         return Candidate(shape, options)
 
     def data_shardings(self, shape: Degrees) -> Iterator[tuple[Degrees, Sharding]]:
-        """All ways to shard what data ranks share."""
+        """Yield all ways to shard state over data ranks."""
         for degrees in self.with_fsdp(shape):
             for sharding in self.shardings(degrees):
                 yield degrees, sharding
 
     def dispatches(self, candidate: Candidate) -> Iterator[Candidate]:
-        """The candidate with other kinds of dispatch, if rows travel."""
+        """Yield the candidate with other dispatch options, if there is an all-to-all."""
         parallel, degrees = self._parallel, candidate.degrees
         if degrees.expert * degrees.expert_tensor == 1:
             return
@@ -188,20 +189,22 @@ class LayoutChoices:
                 yield variant
 
     def can_overlap(self, candidate: Candidate) -> bool:
-        """Blocks of two micro-batches take turns where each is interrupted for its exchanges: so it is not computed
-        again as a whole. In a pipeline the two come from virtual stages. Both as in Megatron-Core."""
+        """Whether the blocks of two micro-batches can be interleaved, each pausing for its all-to-all, as in
+        Megatron-Core. A block that pauses cannot be recomputed as a whole; in a pipeline, the two micro-batches come
+        from virtual stages."""
         of_stages = candidate.degrees.pipeline == 1 or candidate.options.virtual_stages > 1
         return candidate.options.num_micro_batches > 1 and candidate.options.recompute != "full" and of_stages
 
     def ranks_per_node(self, degrees: Degrees) -> int | None:
-        """Ranks per node for hierarchical dispatch; None unless an expert group spans whole nodes and nodes hold whole
-        experts."""
+        """Ranks per node for hierarchical dispatch, if an expert group spans whole nodes and nodes hold whole
+        experts; else None."""
         per_node, group = self._per_node, degrees.expert * degrees.expert_tensor
         fits = group > per_node > 1 and group % per_node == 0 and per_node % degrees.expert_tensor == 0
         return per_node if fits else None
 
     def fits_nodes(self, degrees: Degrees) -> bool:
-        """Whether nodes divide expert groups and hold whole experts, where dispatch was asked to use that."""
+        """Whether hierarchical dispatch is possible, if the job asks for it: nodes divide expert groups and hold
+        whole experts."""
         spans = degrees.expert * degrees.expert_tensor > self._per_node > 1
         return (
             self._parallel.dispatch != "hierarchical" or not spans or self.ranks_per_node(degrees) is not None
@@ -209,13 +212,13 @@ class LayoutChoices:
 
 
 def divisors(number: int, limit: int) -> list[int]:
-    """Divisors of the number up to `limit`, in order."""
+    """Divisors of `number` up to `limit`, in order."""
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return sorted({factor for divisor in small for factor in (divisor, number // divisor) if factor <= limit})
 
 
 def steps(limit: int) -> list[int]:
-    """Whole numbers up to `limit`, and that: all to 8, then four to each doubling."""
+    """Numbers from 1 to `limit`, both included: all to 8, then four per doubling."""
     numbers = [
         quarters << doublings for doublings in range(max(1, limit.bit_length())) for quarters in (4, 5, 6, 7)
     ]

@@ -1,4 +1,4 @@
-"""Explanation of a plan, in words."""
+"""Explanation of a plan in words."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from moe.spec.errors import Problem
 from moe.spec.patterns import matches, starred
 
 IGNORED = "ignored of config.json"
-"""Prefix of the reason that lists keys of the folder's config without an effect on the model."""
+"""Prefix of the reason that lists keys of the folder's config that do not affect the model."""
 _AXES = {
     "pipeline": "stages of consecutive layers",
     "tensor": "attention heads and feed-forward layers split over as many ranks, which share their tokens",
@@ -35,7 +35,7 @@ _AXES = {
 
 
 def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -> list[str]:
-    """Each choice of a plan, and what speaks for it."""
+    """Return a reason for each choice of a plan."""
     parallel, moe, reasons = spec.parallel, spec.model.moe, []
     degrees, options = plan.degrees, plan.options
     user_fields = {name for name in type(parallel).model_fields if getattr(parallel, name) is not None}
@@ -90,7 +90,7 @@ def reasons_for(spec: JobSpec, cluster: Cluster, plan: Plan, num_degrees: int) -
 
 
 def _of_freezing(spec: JobSpec) -> Iterator[str]:
-    """Line about what is trained, where not all is."""
+    """Reasons about frozen parameters and adapters; none if everything is trained."""
     freeze, table = spec.train.freeze, spec.model.parameters()
     num_trained = sum(
         parameter.numel
@@ -114,13 +114,13 @@ def _of_freezing(spec: JobSpec) -> Iterator[str]:
 
 
 def exchanges_s(plan: Plan) -> float:
-    """Seconds of a step that pass between workers."""
+    """Seconds of a step spent on communication between workers."""
     of = plan.predicted
     return of.all_to_all_s + of.gather_s + of.send_s + of.all_reduce_s
 
 
 def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
-    """Line about the software that a plan counts with; none where it was measured with the device."""
+    """Reason about the software that a plan is priced by; none if it was measured with the device."""
     spread = ""
     if at_ends_s:
         low_s, high_s = sorted(at_ends_s)
@@ -137,7 +137,7 @@ def priced_by(software: Software, at_ends_s: Sequence[float]) -> Iterator[str]:
 
 
 def of_other_devices(software: Software, cluster: Cluster) -> Iterator[str]:
-    """Line about software fitted only on other devices; none where it was fitted on this one, or on many."""
+    """Warning about software fitted only on other devices; none if it was fitted on this one, or on many."""
     if software.fitted_on and cluster.device not in software.fitted_on:
         yield (
             f"{software.name} was fitted on runs on {' and '.join(software.fitted_on)} alone: on {cluster.device} it "
@@ -146,7 +146,7 @@ def of_other_devices(software: Software, cluster: Cluster) -> Iterator[str]:
 
 
 def of_device(cluster: Cluster) -> Iterator[str]:
-    """Line about a device type whose kernels were not measured; none where they were or the cluster is calibrated."""
+    """Warning about a device type whose kernels were not measured; none if they were or the cluster is calibrated."""
     if (source := cluster.device_type.priced_by) and cluster.calibration is None:
         yield (
             f"kernels of {cluster.device} were never measured: priced by {source}; shardyard calibrate --cluster "
@@ -155,7 +155,7 @@ def of_device(cluster: Cluster) -> Iterator[str]:
 
 
 def of_fused(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator[str]:
-    """Line about fused exchanges that go beyond what was measured; none where they do not."""
+    """Warning about a fused dispatch beyond the measured range; none if within it."""
     ranks = degrees.expert * degrees.expert_tensor
     nodes = min(ranks, -(-ranks // cluster.devices_per_node))
     if not software.is_fused or ranks == 1:
@@ -170,13 +170,13 @@ def of_fused(software: Software, cluster: Cluster, degrees: Degrees) -> Iterator
 
 
 def shared_s(plan: Plan) -> float:
-    """Seconds of work that halve with twice as many workers."""
+    """Seconds of a step that halve with twice as many workers."""
     of = plan.predicted
     return of.products_s + of.attention_s + of.routing_s + of.elementwise_s
 
 
 def on_fewer(plan: Plan, fewer: Plan | None) -> Iterator[str]:
-    """Line about a plan of fewer workers that is predicted to be the faster one."""
+    """Warning about a plan on fewer workers that is predicted to be faster."""
     if fewer is None or fewer.predicted.step_s >= plan.predicted.step_s:
         return
     step_s, fewer_s = plan.predicted.step_s, fewer.predicted.step_s
@@ -228,7 +228,7 @@ def _of_options(spec: JobSpec, plan: Plan, user_fields: set[str]) -> Iterator[st
 
 
 def layout_of(plan: Plan) -> dict[str, bool | int | str]:
-    """Degrees beyond 1 and options that are on, as `parallel` takes them; of a module its mesh."""
+    """Degrees above 1 and options that differ from the defaults, as fields of `parallel`; of a module, its mesh."""
     if plan.module is not None:
         return dict(plan.module.mesh)
     always = ("expert", "data")
@@ -243,11 +243,11 @@ def layout_of(plan: Plan) -> dict[str, bool | int | str]:
 
 
 _NAMED = [name for name in vars(Options()) if name in ParallelSpec.model_fields]
-"""Options that a user may ask for by their own names."""
+"""Options that are fields of `parallel` under the same name."""
 
 
 def runner_up(plan: Plan, best: Plan) -> RunnerUp:
-    """Line about a plan beside the best."""
+    """Summary of a plan that was not chosen."""
     return RunnerUp(
         layout=layout_of(plan), expert=plan.degrees.expert, data=plan.degrees.data, why_not=_why_not(plan, best),
         step_s=plan.predicted.step_s, memory_bytes=plan.memory.total, not_yet=plan.not_yet,
@@ -256,7 +256,8 @@ def runner_up(plan: Plan, best: Plan) -> RunnerUp:
 
 
 def _why_not(plan: Plan, best: Plan) -> str:
-    """Difference to the best plan, and the kind of time with most of it; or what keeps this one from being run."""
+    """What keeps this plan from being run; or its speed compared with the best, and the kind of time with the
+    largest difference."""
     time, best_time = plan.predicted, best.predicted
     speed = speed_in_words(time.step_s, best_time.step_s)
     if plan.not_yet and not best.not_yet:
@@ -270,7 +271,7 @@ def _why_not(plan: Plan, best: Plan) -> str:
 
 
 def kind_of_time(name: str) -> str:
-    """`all_to_all_s` in words."""
+    """Words for a kind of time, such as `all_to_all_s`."""
     words = {"products_s": "matrix products", "all_to_all_s": "all-to-all", "gather_s": "gather and scatter",
              "all_reduce_s": "all-reduce", "send_s": "sending", "bubble_s": "pipeline bubble",
              "data_s": "waiting for data", "module_s": "arithmetic and collectives"}  # fmt: skip
@@ -278,7 +279,7 @@ def kind_of_time(name: str) -> str:
 
 
 def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
-    """Candidates that were considered and dropped, in a line a kind."""
+    """One line per reason for which shapes were dropped."""
     lines = []
     if number := ranking.num_too_slow:
         lines.append(
@@ -294,8 +295,7 @@ def ruled_out(ranking: Ranking, cluster: Cluster) -> tuple[str, ...]:
 def blocks_of(
     spec: JobSpec, candidate: Candidate, profile: Profile, stages: Sequence[Stage] = ()
 ) -> tuple[BlockShare, ...]:
-    """Parameters by kind of unit, those of experts apart from what is beside them. `stages`: where they were dealt
-    otherwise than as even as they come."""
+    """Parameters by kind of unit, with experts separate. `stages`: actual stages, if units are not evenly assigned."""
     counter, degrees = StateCounter(spec.train.optimizer), candidate.degrees
     width = BYTES_PER_ELEMENT[spec.train.dtype]
     width = width if candidate.is_sharded and candidate.options.sharding != "parameters" else max(4, width)
@@ -304,7 +304,7 @@ def blocks_of(
     is_sharded = candidate.gathers
 
     def here_at_most(unit: Unit, count: int) -> int:
-        """Units of a kind on the stage that has the most of it."""
+        """Units of this kind on the stage with the most of them."""
         if stages:
             return max(dict(stage.units).get(unit.apart, 0) for stage in stages)
         return -(-count // (degrees.pipeline if unit.is_layer else 1))
@@ -345,7 +345,7 @@ def _placement(unit: Unit, degrees: Degrees, experts: bool, is_sharded: bool) ->
 
 
 def split_shape(placement: Placement, degrees: Degrees) -> str:
-    """`256 / expert 64 x 7,168 x 2,048 / expert_fsdp 2`: each dimension, and what splits it."""
+    """Format `256 / expert 64 x 7,168 x 2,048 / expert_fsdp 2`: each dimension, and what splits it."""
     of = vars(degrees)
     sizes = [f"{size:,}" for size in placement.shape]
     for axis, dim in placement.splits:
@@ -354,7 +354,7 @@ def split_shape(placement: Placement, degrees: Degrees) -> str:
 
 
 def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Problem]:
-    """Error where no degrees are left, with the nearest that work."""
+    """Return the problem of a job for which no degrees are possible, with the nearest ones that are."""
     user_degrees = {
         axis: degree for axis in vars(Degrees()) if (degree := getattr(spec.parallel, axis)) is not None
     }
@@ -382,7 +382,7 @@ def no_degrees(spec: JobSpec, workers: int, possible: list[Degrees]) -> list[Pro
 
 
 def _distance(degrees: Degrees, user_degrees: dict[str, int]) -> int:
-    """Distance of degrees from those asked for, in doublings, and then how much they split beside."""
+    """Distance to the requested degrees: doublings first, then the number of further splits."""
     by_axis: dict[str, int] = vars(degrees)
     doublings = sum(
         abs(by_axis[axis].bit_length() - degree.bit_length()) for axis, degree in user_degrees.items()
@@ -399,7 +399,7 @@ def number_of(number: int, noun: str, plural: str = "s") -> str:
 
 
 def count_of(number: int) -> str:
-    """`1.2 B parameters`, as models are named."""
+    """Format `1.2 B parameters`, as models are named."""
     for unit, letter in ((10**9, " B"), (10**6, " M"), (10**3, " K")):
         if number >= unit:
             return f"{number / unit:.1f}{letter} parameters"

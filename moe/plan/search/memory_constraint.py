@@ -1,4 +1,4 @@
-"""The room that a shape's ways to run have in memory, whatever they are priced by."""
+"""Memory constraint of the search: which layouts of a shape fit."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -14,17 +14,17 @@ from moe.plan.search.choices import LayoutChoices
 
 
 class Ways(ABC):
-    """Ways to run one shape, and those of them that fit."""
+    """Layouts of one shape, and which of them fit."""
 
     def __init__(self, choices: LayoutChoices, shape: Degrees) -> None:
         self._choices = choices
         self.sizes = choices.micro_batches(shape)
-        """Sizes of micro-batches, the largest first, and how often they come."""
+        """(token groups per micro-batch, number of micro-batches) pairs, from the largest."""
         self._shape, self._plain = shape, choices.plain(shape)
         self.run = cache(self._run)
 
     def _run(self, recompute: Recompute, number: int, virtual_stages: int = 1) -> Candidate:
-        """A way to run the shape, in micro-batches of one of the sizes."""
+        """Candidate with the micro-batch size of index `number`."""
         size, times = self.sizes[number]
         return self._plain.having(
             micro_batch_groups=size,
@@ -35,29 +35,29 @@ class Ways(ABC):
 
     @cached_property
     def data_shardings(self) -> list[tuple[Degrees, Sharding]]:
-        """Ways to shard what data ranks share."""
+        """Placements: ways to shard state over data ranks, referred to by index."""
         return list(self._choices.data_shardings(self._shape))
 
     @property
     @abstractmethod
     def largest(self) -> list[tuple[Recompute, int]]:
-        """The largest size of each recomputation that may fit."""
+        """(recomputation, index of the largest micro-batch size that may fit) pairs."""
 
     @abstractmethod
     def maybe_feasible(self, run: Candidate) -> Iterable[int]:
-        """Numbers of the placements in which a run is not bound to take too much."""
+        """Indices of placements in which the run may fit: no lower bound rules them out."""
 
     @abstractmethod
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Numbers of these placements in which a run does fit."""
+        """Indices, out of `numbers`, of placements in which the run fits."""
 
     @abstractmethod
     def fits(self, candidate: Candidate) -> bool:
-        """Whether it fits, however rows travel."""
+        """Whether the candidate fits."""
 
 
 class MemoryConstraint(Ways):
-    """Ways to run one shape on devices of one kind, and those of them that fit."""
+    """Layouts of one shape on devices of one kind, and which of them fit."""
 
     def __init__(self, choices: LayoutChoices, memory: MemoryModel, limit_bytes: int, shape: Degrees) -> None:
         super().__init__(choices, shape)
@@ -67,8 +67,8 @@ class MemoryConstraint(Ways):
 
     @cached_property
     def largest(self) -> list[tuple[Recompute, int]]:
-        """The largest size of each recomputation that is not bound to take too much, however it is placed: the smaller
-        a micro-batch, the less."""
+        """(recomputation, index of the largest micro-batch size that may fit in some placement) pairs. Memory is
+        monotonic in the micro-batch size."""
         indices, largest_sizes = range(len(self.sizes)), []
         for recompute in self._choices.recomputes():
             first = bisect_left(indices, True, key=partial(self._may_fit, recompute))
@@ -80,7 +80,7 @@ class MemoryConstraint(Ways):
         return not self._memory.exceeds_unplaced(self.run(recompute, number), self._usable_bytes)
 
     def maybe_feasible(self, run: Candidate) -> Iterator[int]:
-        """Numbers of the placements in which a run is not bound to take too much."""
+        """Indices of placements in which the run may fit: no lower bound rules them out."""
         beside, states = (
             self._memory.beside_shares(run),
             self._state_of_shares(run.options.recompute == "full"),
@@ -90,7 +90,7 @@ class MemoryConstraint(Ways):
                 yield number
 
     def feasible(self, run: Candidate, numbers: Iterable[int]) -> Iterator[int]:
-        """Numbers of these placements in which a run does fit."""
+        """Indices, out of `numbers`, of placements in which the run fits."""
         beside, options = self._memory.beside_state(run), run.options
         for number in numbers:
             degrees, sharding = self.data_shardings[number]
@@ -100,7 +100,7 @@ class MemoryConstraint(Ways):
                 yield number
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether it fits, however rows travel."""
+        """Whether the candidate fits."""
         return self._memory.total(candidate) <= self._limit_bytes
 
     def _states_of_shares(self, recomputes: bool) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The plan of a job on a cluster of several kinds of nodes: on the pool where it is best."""
+"""Plan of a job on a cluster of one or several pools: on the pool where it is best."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,7 +25,7 @@ _THAN: Mapping[Goal, str] = {"time": "faster", "cost": "cheaper"}
 
 @dataclass(frozen=True)
 class How:
-    """Options of planning, as `plan_job` takes them."""
+    """Planning options, as of `plan_job`."""
 
     goal: Goal | None = None
     load_skew: float | None = None
@@ -35,21 +35,21 @@ class How:
     software: SoftwareName | None = None
 
     def search(self, spec: JobSpec, cluster: Cluster) -> LayoutSearch:
-        """Raises SpecError for what no layout can mend."""
+        """Return the search of a job on one cluster. Raises SpecError for what no layout can fix."""
         skew = LOAD_SKEW if self.load_skew is None else self.load_skew
         return LayoutSearch(spec, cluster, skew, self.profile, self.software)
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """The best of a job on one pool, or across several."""
+    """Best plan of a job on one pool, or across several."""
 
     where: str
     plan: Plan
     price_per_hour: float | None
-    """Price of a device, where it has one."""
+    """Price of a device, if known."""
     whole: Callable[[], Plan]
-    """Makes the same plan with its reasons and the next best layouts."""
+    """Returns the same plan with its reasons and the next best layouts."""
 
     def order(self, goal: Goal) -> tuple[bool, float, int]:
         return order(goal, self.plan, self.price_per_hour)
@@ -58,14 +58,15 @@ class _Offer:
 def plan_anywhere(
     spec: JobSpec, on: Cluster | Pools, num_workers: int | None = None, how: How = How()
 ) -> Plan:
-    """Plan as of `plan_job`; with a goal, of the number of workers that is the best by it; of pools, on the one where
-    the job is the best by the goal, or where none is said the fastest. Unless the plan is wanted `to_run`, a cluster
-    with fewer devices than the job has workers counts with as many nodes as it takes. Raises SpecError where no pool
-    holds it, with what each lacks."""
+    """Plan as `plan_job` does, on a cluster or on the best of its pools by the goal, by default the fastest.
+
+    With a goal, the number of workers is chosen too. Unless `to_run`, a cluster with fewer devices than the job has
+    workers is extended by nodes. Raises SpecError if no pool holds the job, with the reason for each.
+    """
     if isinstance(on, Pools):
         return _plan_pools(spec, on, num_workers, how)
     if not how.to_run:
-        # Workers beyond the cluster's devices need more nodes, and links between nodes are slower than within one.
+        # Workers beyond the cluster's devices need more nodes, whose links are slower than those within one.
         on = on.at_least(num_workers or spec.resources.min_num_workers)
     if how.goal is None:
         return plan_job(
@@ -114,13 +115,13 @@ def _on_pool(pool: Pool, search: LayoutSearch, best: Best, how: How) -> _Offer:
 def _across(
     spec: JobSpec, pools: Pools, num_workers: int | None, how: How, search_of: Callable[[str], LayoutSearch]
 ) -> Callable[[float], _Offer | None] | None:
-    """Search for stages on several pools that take less effort; None where none are joined, where the layout is to be
-    run, which no pipeline is yet, or where there are no such stages to look at."""
+    """Return a search for better plans with stages on several pools; None if no pools are linked, with `to_run` (no
+    pipeline can be run yet), or if there are no splits to try."""
     if pools.between is None or how.to_run:
         return None
     usable, searches = [], []
     for pool in pools.pools:
-        with suppress(SpecError):  # which is told of the pool alone
+        with suppress(SpecError):  # reported for the pool itself
             searches.append(search_of(pool.name))
             usable.append(pool)
     across = Across(spec, usable, searches, pools.between)
@@ -135,9 +136,9 @@ def _across(
 
 
 def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Cluster]:
-    """(the plan on it, the smallest cluster of a pool's kind that can run the job, with a worker on each device): of
-    pools the one where it is the best by the goal, or where none is said of the fewest devices. Raises SpecError where
-    no kind holds it."""
+    """Return (plan, cluster): the smallest cluster of a pool's kind that can run the job, one worker per device, for
+    the best pool by the goal, or by default for the one that needs the fewest devices. Raises SpecError if no kind
+    holds it."""
     smallest: dict[str, Cluster] = {}
 
     def best(pool: Pool) -> _Offer:
@@ -165,7 +166,7 @@ def fit_pools(spec: JobSpec, pools: Pools, how: How = How()) -> tuple[Plan, Clus
 
 
 def no_smallest() -> Problem:
-    """Error where no number of nodes of a kind holds a job."""
+    """Problem of a job that no number of nodes holds."""
     return Problem("does_not_fit", "resources", f"{MAX_NODES:,} nodes", "do not hold the model",
                    "use devices with more memory, smaller groups or a smaller model")  # fmt: skip
 
@@ -178,8 +179,8 @@ def _best_of(
     kind: str,
     across: Callable[[float], _Offer | None] | None = None,
 ) -> Plan:
-    """The plan on the pool, or `across` several, whose offer ranks the least, with what is to say of the others. Raises
-    SpecError where there is none."""
+    """Return the plan of the best offer by `rank`, of the pools and of `across`, with reasons about the others.
+    Raises SpecError if there is none."""
     offers, refusals, goal = [], {}, how.goal or "time"
     for pool in pools.pools:
         try:
@@ -209,7 +210,7 @@ def _best_of(
 
 
 def _whole(search: LayoutSearch, best: Best, how: How) -> Plan:
-    """The best plan with its reasons and runners-up."""
+    """The same plan with its reasons and the next best layouts."""
     workers = best.plan.num_workers
     return search.plan(workers, how.top, to_run=how.to_run, why_workers=best.why_workers)
 
@@ -226,7 +227,7 @@ def _choice_line(offer: _Offer, kind: str, fitting: int, num_pools: int, how: Ho
 
 
 def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
-    """Line on what the job would take elsewhere."""
+    """Reason about an offer that was not chosen."""
     plan, than = offer.plan, first.plan
     comparison = effort_in_words(offer.order(goal)[1], first.order(goal)[1], goal)
     caveat = ", but cannot be run yet" if plan.not_yet and not than.not_yet else ""
@@ -237,7 +238,7 @@ def _alternative_line(offer: _Offer, first: _Offer, goal: Goal) -> str:
 
 
 def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> None:
-    """Raises SpecError where the pool has fewer devices than the job needs."""
+    """Raise SpecError if the pool has fewer devices than the job needs."""
     least = spec.resources.min_num_workers if num_workers is None else num_workers
     if least > cluster.num_devices:
         place = "resources" if num_workers is None else "num_workers"
@@ -253,7 +254,7 @@ def _check_room(spec: JobSpec, cluster: Cluster, num_workers: int | None) -> Non
 
 
 def _check_prices(pools: Pools, goal: Goal | None) -> None:
-    """Raises SpecError where costs cannot be compared."""
+    """Raise SpecError if costs cannot be compared."""
     if goal != "cost" or len(pools.pools) == 1:
         return
     if problems := [

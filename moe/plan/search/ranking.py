@@ -1,4 +1,4 @@
-"""The fastest layouts that fit, of all that there is to choose from."""
+"""Ranking of the fastest layouts that fit."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -19,12 +19,12 @@ from moe.plan.search.spread import NEAR, WITHIN_ERROR, Chosen, SpreadEnd, choose
 from moe.spec import JobSpec
 
 _ENDS = ("the least time of the host", "the most time of the host")
-"""Names of the ends: most hides behind arithmetic at the first, and least at the second."""
+"""Names of the ends of the spread: the most communication is overlapped at the first, the least at the second."""
 _ROOMS = 1024
-"""Shapes whose room in memory is kept for further searches."""
+"""Size of the cache of memory constraints, in shapes."""
 LEAST = 3
-"""How many of the fastest are found at least, of all and of those that can be run: what is chosen among, and what
-`auto: measured` measures."""
+"""Fewest layouts found, of all and of those that can be run: those that the choice is made among, and that `auto:
+measured` measures."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Ranking:
     """Result of a search."""
 
     fitting: list[RankedCandidate]
-    """The fastest first: one of each shape, and behind them more of the same where there are too few shapes."""
+    """The fastest first, one per shape; followed by more of the same shapes if there are too few."""
     num_shapes: int
     num_too_slow: int
-    """Shapes that could not be among the fastest whatever else is chosen."""
+    """Shapes whose lower bound is above the slowest of the fastest."""
 
     @property
     def runnable(self) -> list[RankedCandidate]:
@@ -45,9 +45,8 @@ class Ranking:
 class Ranker:
     """Ranks the layouts of one job on one cluster.
 
-    What is bound to take the least is looked into first, of all shapes, sizes of micro-batches and virtual stages.
-    Where the bound of all that is left says that it is none of the fastest, the search ends: so what comes out is what
-    trying every choice would give.
+    Best-first branch and bound over shapes, micro-batch sizes and virtual stages. The search ends when the lower
+    bound of everything left exceeds the fastest found, so its result equals that of exhaustive enumeration.
     """
 
     def __init__(
@@ -64,19 +63,20 @@ class Ranker:
     def of_one_kind(
         cls, spec: JobSpec, limit_bytes: int, choices: LayoutChoices, memory: MemoryModel, time: TimeModel
     ) -> "Ranker":
-        """A ranker on devices of one kind."""
+        """Return a ranker on devices of one kind."""
         return cls(
             spec, memory.profile.name, choices, time, partial(MemoryConstraint, choices, memory, limit_bytes)
         )
 
     def priced_by(self, time: StepTimes) -> "Ranker":
-        """A ranker of the same job by another time."""
+        """Return a ranker of the same job with another time model."""
         ranker = copy(self)
         ranker._models = replace(self._models, time=time)
         return ranker
 
     def rank(self, shapes: Sequence[Degrees], top: int) -> Ranking:
-        """The fastest of `top` shapes, `LEAST` at least, and of as many that can be run, or as many of fewer shapes."""
+        """Return the fastest of `top` shapes (at least `LEAST`), and as many that can be run; if there are fewer
+        shapes, several of each."""
         number = max(top, LEAST)
         of_any, to_run = Fastest(number), Fastest(number)
         self._search(shapes, of_any)
@@ -100,8 +100,8 @@ class Ranker:
     def fastest(
         self, shapes: Sequence[Degrees], at_most_s: float = inf, *, to_run: bool = False
     ) -> RankedCandidate | None:
-        """The fastest of those that take `at_most_s`, where they are wanted `to_run`, of those that can be run; None
-        where there is none."""
+        """Return the fastest candidate within `at_most_s`, with `to_run` of those that can be run; None if there is
+        none."""
         best = Fastest(1, at_most_s=at_most_s * TIES)
         self._search(shapes, best, to_run=to_run)
         return next(iter(best.entries), None)
@@ -109,13 +109,13 @@ class Ranker:
     def under_both(
         self, ranking: Ranking, shapes: Sequence[Degrees], times: Sequence[StepTimes]
     ) -> tuple[Chosen, list[SpreadEnd]]:
-        """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
-        software's spread, whose `times` these are."""
+        """Return the chosen layout, one that can be run if any can, and the ends of the software's spread. `times`:
+        time models at the ends."""
         entries = ranking.runnable or ranking.fitting
         first, step_s, to_run = entries[0].candidate, self._models.time.step_s, bool(ranking.runnable)
 
         def fastest(time: StepTimes) -> Candidate | None:
-            """The fastest where it is faster than the first of all by more than a little."""
+            """The fastest at an end, if faster than the first there by more than `NEAR`."""
             entry = self.priced_by(time).fastest(shapes, time.step_s(first) / NEAR, to_run=to_run)
             return None if entry is None else entry.candidate
 
@@ -133,7 +133,7 @@ class Ranker:
         ), ends
 
     def _simpler(self, first: Candidate, shapes: Sequence[Degrees], *, to_run: bool) -> Iterator[Candidate]:
-        """The fastest that split along each smaller number of axes, as far as they are within the error."""
+        """The fastest for each smaller number of split axes, if within the prediction error."""
         limit_s = self._models.time.step_s(first) * WITHIN_ERROR
         for number in range(first.degrees.num_further_axes):
             alike = [shape for shape in shapes if shape.num_further_axes == number]
@@ -147,7 +147,7 @@ class Ranker:
         return best.entries
 
     def _search(self, shapes: Iterable[Degrees], fastest: Fastest, *, to_run: bool = False) -> None:
-        """Adds the fastest that fit of all shapes; where they are wanted `to_run`, of those that can be run."""
+        """Add the fastest that fit, over all shapes; with `to_run`, only those that can be run."""
         waiting = []
         for number, shape in enumerate(shapes):
             if not (to_run and self._models.not_yet(Candidate(shape))):
@@ -163,8 +163,8 @@ class Ranker:
                 heapreplace(waiting, (next_s, number, steps))
 
     def bound_s(self, shape: Degrees) -> float:
-        """Seconds that a step of the shape takes at least: no group takes less than all of them at once, with nothing
-        sharded or recomputed."""
+        """Lower bound of the shape's step time: a token group is never faster than in one micro-batch of all token
+        groups, without sharding or recomputation."""
         whole, ranks_per_node = self._whole(shape)
         of_units = self._models.time.least_of_units(whole, ranks_per_node)
         one_s = (
@@ -174,7 +174,7 @@ class Ranker:
         return one_s * self._models.least_groups(shape, smallest)
 
     def _shown_bound_s(self, shape: Degrees) -> float:
-        """Lower bound of the step without a pipeline's bubble, in the digits that are shown."""
+        """Lower bound of the shape's step time without a pipeline bubble, rounded as shown."""
         return float(f"{self._models.time.bound_s(*self._whole(shape)):.6g}")
 
     def _whole(self, shape: Degrees) -> tuple[Candidate, int | None]:

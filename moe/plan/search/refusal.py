@@ -1,4 +1,4 @@
-"""Refusal of a job that fits in no layout: how much memory lacks, and what would be enough."""
+"""Refusal of a job that does not fit in any layout: missing memory, and what would be enough."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,20 @@ from moe.spec.errors import Problem
 
 @dataclass(frozen=True)
 class Lacking:
-    """The layout that needs the least memory, which still does not fit."""
+    """The layout with the least memory, which still does not fit."""
 
     candidate: Candidate
     memory: MemoryEstimate
     not_yet: tuple[str, ...]
-    """Parts of it that cannot be run yet."""
+    """Features of it that cannot be run yet."""
     unwritten: tuple[str, ...] = ()
-    """Keys that the job leaves out and whose default is float32, where the devices have bfloat16."""
+    """Keys that the job leaves unset and that default to float32, if the devices have bfloat16."""
 
 
 def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, adapter: str | None) -> Problem:
-    """Error for a job that fits in no layout: the missing memory, the number of workers that would hold it in any
-    layout and in one that can be run, and changes to the job, if any, that would make it fit on its own workers."""
+    """Return the problem of a job that does not fit in any layout: the missing memory, the number of workers that
+    would hold it in any layout and in one that can be run, and changes to the job, if any, that would make it fit on
+    its workers."""
     kinds = {kind: amount for kind, amount in lacking.memory.by_kind().items() if kind != "allowance"}
     largest, usable = (
         max(kinds, key=lambda kind: kinds[kind]),
@@ -47,7 +48,7 @@ def does_not_fit(lacking: Lacking, fewest: FewestWorkers, narrow: str | None, ad
 
 
 def would_hold(fewest: FewestWorkers) -> str:
-    """Remedy: the sizes of this kind of cluster that hold a job."""
+    """Remedy: cluster sizes of this kind that hold the job."""
     if fewest.in_any_layout is None:
         return (
             "no number of workers would do: use devices with more memory, smaller groups or a smaller model"

@@ -7,7 +7,7 @@ from moe.spec import AdapterSpec, JobSpec, LanguageModelSpec
 
 _RANK = 16
 _BASES = ("bfloat16", "nf4")
-"""Bases of the adapters that are tried, the simplest first."""
+"""Adapter bases to try, the simplest first."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Remedy:
 
 
 def unwritten_float32(spec: JobSpec) -> tuple[str, ...]:
-    """Keys that the job leaves out and whose default is float32."""
+    """Keys that the job leaves unset and that default to float32."""
     keys = []
     if spec.train.dtype == "float32" and "dtype" not in spec.train.model_fields_set:
         keys.append("train.dtype")
@@ -30,7 +30,7 @@ def unwritten_float32(spec: JobSpec) -> tuple[str, ...]:
 
 
 def bfloat16_remedy(spec: JobSpec) -> Remedy | None:
-    """The job with bfloat16 for each key whose float32 is a default; None if there is no such key."""
+    """Return the job with bfloat16 for each key that defaults to float32; None if there is no such key."""
     if not (keys := unwritten_float32(spec)):
         return None
     new_spec = _in_bfloat16(spec) if "train.dtype" in keys else spec
@@ -40,8 +40,8 @@ def bfloat16_remedy(spec: JobSpec) -> Remedy | None:
 
 
 def adapter_remedy(spec: JobSpec, holds: Callable[[JobSpec], bool], *, has_bfloat16: bool) -> Remedy | None:
-    """The job with the simplest adapter, or the simplest narrower base of its adapter, that the workers hold; None if
-    there is none or the model takes no adapter. `has_bfloat16`: whether devices compute in bfloat16."""
+    """Return the job with the simplest adapter, or the simplest narrower base of its adapter, for which `holds` is
+    true; None if there is none or the model takes no adapter. `has_bfloat16`: whether devices compute in bfloat16."""
     return next(
         (remedy for remedy in _adapter_remedies(spec, has_bfloat16=has_bfloat16) if holds(remedy.spec)), None
     )

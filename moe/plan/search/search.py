@@ -1,4 +1,5 @@
-"""From a job and a cluster to the plan: enumerate, drop what does not fit, rank by predicted step."""
+"""Planner of a job on a cluster of equal nodes: enumerate layouts, drop those that do not fit, rank by predicted
+step."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,9 +42,9 @@ from moe.spec import JobSpec
 from moe.spec.errors import Problem, SpecError
 
 MAX_SKEW = 4
-"""Times the rows that a rank would get of even routing, before they come in more chunks."""
+"""Bound of a rank's rows per chunk, as a multiple of balanced routing; more rows take more chunks."""
 LOAD_SKEW = 1.2
-"""Rows of the busiest expert over the mean, where none were measured: what balanced routers were seen to keep."""
+"""Rows of the busiest expert over the mean, if not measured: typical of balanced routers."""
 
 
 def plan_job(
@@ -57,13 +58,14 @@ def plan_job(
     profile: ProfileName | None = None,
     software: SoftwareName | None = None,
 ) -> Plan:
-    """The layout for `num_workers` (as many as the job wants and the cluster has, when left out), with the next best
-    of the `top` fastest. `load_skew`: rows of the busiest expert over the mean, where they were measured. `profile`:
-    whose executor it is priced for; ours when left out. `software`: whose host times and sustained rates; those of the
-    profile's own when left out.
+    """Plan the layout for `num_workers`, by default the most that the job allows and the cluster has.
 
-    The fastest that can be run is chosen, and the fastest of all where none can be, unless it is wanted `to_run`.
-    Raises SpecError when no degrees multiply to the number of workers, or nothing fits the memory.
+    The plan is the fastest layout that can be run, or, unless `to_run`, the fastest of all if none can be; its
+    runners-up are the rest of the `top` fastest. `load_skew`: measured rows of the busiest expert over the mean.
+    `profile`: executor to price for, by default ours. `software`: source of host times and sustained rates, by
+    default the profile's.
+
+    Raises SpecError if no degrees multiply to the number of workers, or nothing fits in memory.
     """
     skew = LOAD_SKEW if load_skew is None else load_skew
     return LayoutSearch(spec, cluster, skew, profile, software).plan(num_workers, top, to_run=to_run)
@@ -104,7 +106,7 @@ class LayoutSearch:
         to_run: bool = False,
         why_workers: Sequence[str] = (),
     ) -> Plan:
-        """Plan as of `plan_job`. `why_workers`: why so many, where whoever asks for them knows."""
+        """Plan as `plan_job` does. `why_workers`: reasons for the number of workers, from the caller."""
         workers, why = self.workers(num_workers)
         ranking = self.ranking(workers, top, to_run=to_run)
         choice, ends = self._under_both_ends(workers, ranking)
@@ -131,23 +133,22 @@ class LayoutSearch:
         )
 
     def _under_both_ends(self, workers: int, ranking: Ranking) -> tuple[Chosen, list[SpreadEnd]]:
-        """The layout that is chosen of those that can be run, or of all where none can be, and the ends of the
-        software's spread."""
+        """Return the chosen layout, one that can be run if any can, and the ends of the software's spread."""
         return self._ranker.under_both(ranking, self._placeable(workers), self.times_at_ends())
 
     def times_at_ends(self) -> list[TimeModel]:
-        """The times of steps at the ends of the software's spread."""
+        """Time models at the two ends of the software's spread."""
         return [
             TimeModel(self.spec, self.cluster, self.profile, software, self._load_skew)
             for software in self.software.extremes
         ]
 
     def best_of(self, workers: int, ranking: Ranking) -> Plan:
-        """The layout of a ranking that `plan` chooses, without reasons."""
+        """Return the plan chosen from a ranking, without reasons."""
         return self.plan_of(self._under_both_ends(workers, ranking)[0].candidate)
 
     def bound_s(self, workers: int) -> float:
-        """Seconds that a step takes at least, in whatever layout. Raises SpecError where there is none."""
+        """Lower bound of the step time over all layouts. Raises SpecError if there are none."""
         whole = (
             Candidate(shape, Options(micro_batch_groups=-(-self.spec.num_groups // shape.data_ranks)))
             for shape in self._placeable(workers)
@@ -158,8 +159,9 @@ class LayoutSearch:
         )
 
     def _on_fewer(self, plan: Plan) -> Plan | None:
-        """The fastest on half as many workers, a quarter and so on, where it is faster than the plan; looked for where
-        exchanges take longer than the work that workers share: else it is shorter on more of them."""
+        """Return the fastest plan on half as many workers, a quarter and so on, if faster than `plan`; else None.
+        Searched only while communication takes longer than the work that workers share; otherwise more workers are
+        faster."""
         fastest, limit_s, workers = None, plan.predicted.step_s, plan.num_workers // 2
         while workers and exchanges_s(plan) > shared_s(plan):
             try:
@@ -175,18 +177,19 @@ class LayoutSearch:
         return fastest
 
     def best_to_run(self, num_workers: int | None = None, number: int = LEAST) -> list[Plan]:
-        """The fastest that can be run, without reasons. Raises SpecError where there are none."""
+        """Return the fastest plans that can be run, without reasons. Raises SpecError if there are none."""
         ranking = self.ranking(self.workers(num_workers)[0], number, to_run=True)
         return [self.plan_of(entry.candidate) for entry in ranking.runnable[:number]]
 
     def ranking(self, workers: int, top: int, *, to_run: bool = False) -> Ranking:
-        """The fastest that fit, of at least `top` shapes where there are as many. Raises SpecError as `plan_job`."""
+        """Rank the fastest layouts that fit, of at least `top` shapes if there are as many. Raises SpecError as
+        `plan_job` does."""
         shapes = self._placeable(workers)
         self._check_fits(shapes, to_run)
         return self._ranker.rank(shapes, top)
 
     def _placeable(self, workers: int) -> list[Degrees]:
-        """Shapes that nodes can hold as dispatch was asked for. Raises SpecError where there are none."""
+        """Shapes that nodes can hold with the requested dispatch. Raises SpecError if there are none."""
         shapes = [shape for shape in self._shapes(workers) if self._choices.fits_nodes(shape)]
         if not shapes:
             raise SpecError(
@@ -197,12 +200,12 @@ class LayoutSearch:
         return shapes
 
     def check(self, workers: int) -> None:
-        """Raises SpecError where no degrees multiply to the number of workers: what no memory can mend. And
-        ArithmeticError or ValidationError for numbers beyond all arithmetic."""
+        """Raise SpecError if no degrees multiply to the number of workers, which no amount of memory can fix;
+        ArithmeticError or ValidationError for numbers beyond arithmetic range."""
         self.memory.estimate(self._first(self._shapes(workers)))
 
     def _first(self, shapes: Sequence[Degrees]) -> Candidate:
-        """The first way to cut the first shape up, in the smallest micro-batches."""
+        """The first placement of the first shape, with the smallest micro-batches."""
         degrees, sharding = next(self._choices.data_shardings(shapes[0]))
         return Candidate(degrees, replace(self._choices.plain(shapes[0]).options, sharding=sharding))
 
@@ -222,7 +225,7 @@ class LayoutSearch:
         )  # fmt: skip
 
     def plan_of(self, candidate: Candidate) -> Plan:
-        """The plan that runs a candidate, without reasons."""
+        """Return the plan of a candidate, without reasons."""
         degrees, options, spec, cluster = candidate.degrees, candidate.options, self.spec, self.cluster
         estimate, tokens = self.time.estimate(candidate), spec.train.batch_tokens
         num_billed = cluster.billed_devices(degrees.num_workers)
@@ -244,7 +247,8 @@ class LayoutSearch:
         )  # fmt: skip
 
     def workers(self, num_workers: int | None) -> tuple[int, list[str]]:
-        """(their number, why): as asked for, or the most of the job's range that the cluster holds."""
+        """Return (number of workers, why): as requested, or the most of the job's range that the cluster has devices
+        for."""
         resources = self.spec.resources
         if num_workers is not None:
             return num_workers, [f"{number_of(num_workers, 'worker')}, as asked for"]
@@ -259,7 +263,7 @@ class LayoutSearch:
         ]
 
     def _free(self, workers: int) -> list[Degrees]:
-        """The ranking without the user's `parallel`, for the axes that it names."""
+        """Degrees possible without the job's `parallel`, splitting only the axes that it names, expert and data."""
         free = self.spec.model_copy(update={"parallel": type(self.spec.parallel)()})
         axes = vars(Degrees())
         user_axes = {
@@ -276,7 +280,7 @@ class LayoutSearch:
         ]
 
     def _check_fits(self, shapes: Sequence[Degrees], to_run: bool) -> None:
-        """Raises SpecError where nothing fits: which memory alone decides, and no time has to be predicted for."""
+        """Raise SpecError if nothing fits, from memory alone: no time is predicted."""
         if self._smallest.fits(self._choices, shapes, self.cluster.memory_bytes, to_run=to_run):
             return
         least = self._smallest.candidate(self._choices, shapes, to_run=to_run)
@@ -291,7 +295,7 @@ class LayoutSearch:
         raise SpecError(does_not_fit(lacking, self.fewest(), *self._changes(shapes[0].num_workers)))
 
     def fewest(self) -> FewestWorkers:
-        """The fewest workers of this kind of cluster that hold the job, and that can run it."""
+        """Return the fewest workers on this kind of cluster that hold the job, and that can run it."""
         of = (self.smallest(to_run=to_run) for to_run in (False, True))
         in_any_layout, to_run = (None if cluster is None else cluster.num_devices for cluster in of)
         return FewestWorkers(in_any_layout=in_any_layout, to_run=to_run)
@@ -301,8 +305,8 @@ class LayoutSearch:
         return "bfloat16" in self.cluster.traits.dtypes
 
     def _changes(self, workers: int) -> tuple[str | None, str | None]:
-        """(bfloat16 in place of default float32, an adapter or a narrower base of one): changes that would let this
-        many workers hold the job in a layout that can be run; None for a change that would not."""
+        """Return changes that would let the job run on this many workers: (bfloat16 in place of the default float32,
+        an adapter or a narrower base of one). None for a change that would not help."""
         if self.profile.name != "ours":
             return None, None
 
@@ -318,7 +322,7 @@ class LayoutSearch:
         return (None if narrow is None else narrow.change), (None if adapter is None else adapter.change)
 
     def _holds(self, spec: JobSpec, workers: int) -> bool:
-        """Whether this many workers hold a changed job in a layout that can be run."""
+        """Whether a changed job fits on this many workers in a layout that can be run."""
         memory, choices = (
             MemoryModel(spec, self.cluster, self.profile, self._load_skew),
             LayoutChoices(spec, self.cluster),
@@ -329,7 +333,7 @@ class LayoutSearch:
         )
 
     def smallest(self, *, to_run: bool = False) -> Cluster | None:
-        """The smallest cluster of this kind that holds the job, with a worker on each device; None where none does."""
+        """Return the smallest cluster of this kind that holds the job, one worker per device; None if none does."""
         return self._smallest.cluster(to_run=to_run)
 
 
@@ -343,9 +347,9 @@ def _check_dtype(spec: JobSpec, cluster: Cluster) -> None:
 
 
 def _max_rows(spec: JobSpec, degrees: Degrees, groups: int) -> int | None:
-    """Most rows that a rank takes from others at a time: `MAX_SKEW` times what even routing would give it of a layer
-    of either stack, were both as long. What is more comes in more chunks, and travels twice. None at expert degrees
-    so small that there would hardly be more."""
+    """Most rows that a rank receives per chunk: `MAX_SKEW` times balanced routing. Excess rows take more chunks, at
+    twice the traffic. For an encoder-decoder, assumes stacks of equal length. None if the expert degree is too small
+    for an excess."""
     moe = spec.model.moe
     if moe is None or degrees.expert <= MAX_SKEW:
         return None

@@ -1,4 +1,4 @@
-"""Sensitivity of a plan: the same layout, and the fastest, where links, memory, kernels or the host are otherwise."""
+"""Sensitivity of a plan to slower links, less memory, slower kernels and other host times."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,19 +15,19 @@ _LINKS, _KERNELS, _MEMORY = 0.8, 0.8, 0.9
 
 @dataclass(frozen=True)
 class Otherwise:
-    """A change of the machine, and its effect on the plan."""
+    """One change of the machine, and its effect."""
 
     description: str
     step_s: float | None
-    """Seconds of the plan's own layout; None where it does not fit then."""
+    """Step time of the plan's own layout; None if it no longer fits."""
     best: Plan | None
-    """The fastest layout then; None where none fits."""
+    """The fastest layout under the change; None if nothing fits."""
     why_not: str = ""
-    """None fits: why."""
+    """Why nothing fits."""
 
 
 def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Otherwise]:
-    """The plan under each change. `request` and `cluster` are what it was made for."""
+    """Evaluate the plan under each change. `request` and `cluster`: what it was made for."""
     outcomes = []
     for change, changed_cluster, software in _changes(request, cluster):
         search = LayoutSearch(request.spec, changed_cluster, profile=request.profile, software=software)
@@ -41,7 +41,7 @@ def sensitivity(request: PlanRequest, cluster: Cluster, plan: Plan) -> list[Othe
 
 
 def _changes(request: PlanRequest, cluster: Cluster) -> Iterator[tuple[str, Cluster, Software]]:
-    """(what is otherwise, the cluster then, the software then)."""
+    """Yield (description, changed cluster, changed software)."""
     software = LayoutSearch(
         request.spec, cluster, profile=request.profile, software=request.software
     ).software

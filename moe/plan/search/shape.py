@@ -1,4 +1,4 @@
-"""The fastest ways to run one shape, step by step."""
+"""Branch-and-bound search for the fastest layouts of one shape."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +19,12 @@ from moe.plan.search.memory_constraint import Ways
 from moe.spec import JobSpec
 
 TIES = 1 + 1e-5
-"""Seconds are told apart by six digits: what is this much slower may be shown as fast."""
+"""Factor within which step times can be equal after rounding to six digits."""
 
 
 @dataclass(frozen=True)
 class RankedCandidate:
-    """A candidate that fits."""
+    """A candidate that fits in memory."""
 
     candidate: Candidate
     shape: Degrees
@@ -33,26 +33,26 @@ class RankedCandidate:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Key of its place: the time that is shown, then what decides between equals."""
+        """Sort key: the rounded step time, then the tie-breaking key."""
         return (float(f"{self.step_s:.6g}"), *self.candidate.key)
 
 
 @dataclass
 class Fastest:
-    """The `number` fastest of what was added: one of each shape, or of any."""
+    """The `number` fastest of the added candidates: one per shape, or of any shapes."""
 
     number: int
     one_of_each: bool = True
     at_most_s: float = inf
     entries: list[RankedCandidate] = field(default_factory=list)
     limit_s: float = field(init=False)
-    """Longest step of these."""
+    """Step time above which a candidate cannot enter."""
 
     def __post_init__(self) -> None:
         self.limit_s = self.at_most_s
 
     def limit_of(self, shape: Degrees) -> float:
-        """Longest step of one shape that may be among them."""
+        """Step time above which a candidate of this shape cannot enter."""
         incumbent = self._of(shape)
         return self.limit_s if incumbent is None else min(self.limit_s, incumbent.step_s * TIES)
 
@@ -73,8 +73,8 @@ class Fastest:
 
 
 class StepTimes(Protocol):
-    """Seconds of steps, and bounds of them, as the methods of `TimeModel`. What is told of units has numbers of its own
-    kinds, which the same model alone reads; of two such, their sums are those of both."""
+    """Step times and their lower bounds; the methods of `TimeModel`. Tuples of seconds by unit kind are opaque to
+    callers, who may only add them elementwise."""
 
     def step_s(self, candidate: Candidate) -> float: ...
     def bound_s(self, candidate: Candidate, ranks_per_node: int | None) -> float: ...
@@ -89,7 +89,7 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True)
 class Models:
-    """All that a shape's ways are chosen and judged by."""
+    """Search space and cost models of a search."""
 
     spec: JobSpec
     profile: ProfileName
@@ -101,33 +101,33 @@ class Models:
         return not_yet(self.spec, candidate, self.profile)
 
     def groups(self, shape: Degrees) -> int:
-        """Groups of a data rank."""
+        """Token groups per data rank."""
         return -(-self.spec.num_groups // shape.data_ranks)
 
     def least_groups(self, shape: Degrees, smallest: int) -> float:
-        """Groups whose time a step takes at least, where a micro-batch has no fewer than the `smallest`: those of a
-        data rank, and those that a pipeline's bubble is as long as."""
+        """Lower bound of a step's length in token groups, with micro-batches of at least `smallest` of them: those
+        of a data rank, plus the bubble."""
         bubble = (shape.pipeline - 1) / self.choices.virtual_stages(shape.pipeline)[-1]
         return self.groups(shape) + smallest * bubble
 
 
 class _Open(NamedTuple):
-    """Ways to run the shape that are not looked into yet, however it is placed and rows travel."""
+    """Open node of the search: a set of layouts not yet explored, of any placement and dispatch."""
 
     bound_s: float
-    """Seconds that a step takes at least."""
+    """Lower bound of the step time."""
     number: int
-    """Number that decides between equals: the first comes first."""
+    """Tie-breaker: insertion order."""
     recompute: Recompute
     size: int
-    """Index of the micro-batch size; sizes are in descending order."""
+    """Index of the micro-batch size, the largest first."""
     virtual_stages: int | None = None
-    """Runs of layers a stage, of that size alone; None for any, of that size and all that are smaller."""
+    """Number of virtual stages, for this size only; None for any number, with this size and all smaller ones."""
 
 
 class ShapeSearch:
-    """Looks for the fastest ways to run one shape that fit; where they are wanted `to_run`, of those that can be run.
-    `bound_s`: the least that a step of the shape could take."""
+    """Searches the fastest layouts of one shape that fit; with `to_run`, only those that can be run. `bound_s`:
+    lower bound of the shape's step time."""
 
     def __init__(
         self, models: Models, shape: Degrees, bound_s: float, fastest: Fastest, *, to_run: bool
@@ -139,8 +139,8 @@ class ShapeSearch:
         self._numbers = count()
 
     def steps(self) -> Iterator[float]:
-        """Adds what it finds to the fastest, the most promising ways first. Tells before each step the least that any
-        way that is left could take."""
+        """Add found candidates to `fastest`, the most promising first. Yields before each step the lower bound of
+        what is left."""
         self._room = self._models.room_of(self._shape)
         waiting = [_Open(self._bound_s, next(self._numbers), *largest) for largest in self._room.largest]
         while waiting and waiting[0].bound_s <= self._fastest.limit_of(self._shape):
@@ -154,8 +154,8 @@ class ShapeSearch:
 
     @cached_property
     def _gathers(self) -> dict[int, tuple[float, ...]]:
-        """Seconds that gathers of parameters add to a micro-batch of each kind of unit at least, by the number of the
-        placement; of those that can be run, where it is wanted `to_run`."""
+        """Lower bound of the seconds that parameter gathers add per micro-batch and unit kind, by placement index;
+        with `to_run`, only of placements that can be run."""
         gathers = {}
         for number, (degrees, sharding) in enumerate(self._room.data_shardings):
             candidate = Candidate(degrees, Options(sharding=sharding))
@@ -167,7 +167,7 @@ class ShapeSearch:
         return self._models.time.least_of_units(run, self._ranks_per_node, overlaps=overlaps)
 
     def _within(self, branch: _Open) -> Iterator[_Open]:
-        """The size with each number of virtual stages, and the smaller ones together."""
+        """Branch into this size with each number of virtual stages, and all smaller sizes together."""
         run, time = self._room.run(branch.recompute, branch.size), self._models.time
         pipeline, limit_s = self._shape.pipeline, self._fastest.limit_of(self._shape)
         overlaps = branch.recompute != "full"
@@ -186,20 +186,20 @@ class ShapeSearch:
                         bound_s=bound_s, number=next(self._numbers), virtual_stages=virtual_stages
                     )
         sizes = self._room.sizes
-        if branch.size + 1 < len(sizes):  # a group takes no less in a smaller micro-batch
+        if branch.size + 1 < len(sizes):  # a token group is no faster in a smaller micro-batch
             least_groups = self._models.least_groups(self._shape, sizes[-1][0])
             bound_s = alone_s / run.options.micro_batch_groups * least_groups
             yield branch._replace(bound_s=bound_s, number=next(self._numbers), size=branch.size + 1)
 
     def _turns(self, run: Candidate, virtual_stages: int) -> float:
-        """Micro-batches, and those that the bubble is as long as."""
+        """Number of micro-batches, plus the length of the bubble in micro-batches."""
         return run.options.num_micro_batches + (self._shape.pipeline - 1) / virtual_stages
 
     def _can_overlap(self, run: Candidate) -> bool:
         return self._models.choices.can_overlap(run)
 
     def _least_s(self, run: Candidate, overlaps: bool) -> float:
-        """Seconds of a micro-batch at least, in any placement that may fit."""
+        """Lower bound of the seconds of a micro-batch, in any placement that may fit."""
         of_units, time = self._of_units(run, overlaps=overlaps), self._models.time
         gathers = {
             self._gathers[number] for number in self._room.maybe_feasible(run) if number in self._gathers
@@ -208,7 +208,7 @@ class ShapeSearch:
         return min((time.on_even_stages_s(total, self._shape.pipeline) for total in totals), default=inf)
 
     def _look_into(self, branch: _Open) -> None:
-        """Adds what fits of one way, however it is placed and rows travel."""
+        """Add what fits of one leaf, for all placements and dispatches."""
         run = self._room.run(branch.recompute, branch.size, branch.virtual_stages or 1)
         models, options, limit_s = self._models, run.options, self._fastest.limit_of(self._shape)
         of_units = self._of_units(run, overlaps=self._can_overlap(run))
@@ -230,7 +230,7 @@ class ShapeSearch:
     def _bound_of_placed_s(
         self, run: Candidate, of_units: tuple[float, ...], gathers: tuple[float, ...]
     ) -> float:
-        """Seconds of all micro-batches and the bubble at least, by what gathers take."""
+        """Lower bound of the seconds of all micro-batches and the bubble, given the gathers of a placement."""
         virtual_stages, totals = run.options.virtual_stages, tuple(map(add, of_units, gathers))
         one_s = self._models.time.on_stages_s(totals, self._shape.pipeline, virtual_stages)
         return one_s * self._turns(run, virtual_stages)

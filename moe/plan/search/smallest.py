@@ -1,4 +1,4 @@
-"""The candidate with the least memory, and the smallest cluster that it fits."""
+"""Candidate with the least memory, and the smallest cluster that holds a job."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -19,16 +19,16 @@ from moe.spec import JobSpec
 
 MAX_NODES = 16_384
 _EACH = 16
-"""Up to as many nodes each number is tried, where no doubling holds the job."""
+"""Every number of nodes up to this one is tried, if no power of two holds the job."""
 
 
 class _Least(NamedTuple):
-    """A candidate of the smallest micro-batches, in any virtual stages."""
+    """A candidate with the smallest micro-batches, for any number of virtual stages."""
 
     bound_bytes: int
-    """Lower bound of its bytes."""
+    """Lower bound of its memory."""
     number: int
-    """Number that decides between equals: the first comes first."""
+    """Tie-breaker: insertion order."""
     degrees: Degrees
     options: Options
 
@@ -38,7 +38,7 @@ class _Least(NamedTuple):
 
 
 class Smallest:
-    """Finds the least that one job needs, on clusters of one kind."""
+    """Finds the least memory and the smallest cluster for one job on one kind of cluster."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster, memory: MemoryModel) -> None:
         self._spec, self._cluster, self._memory = spec, cluster, memory
@@ -48,8 +48,7 @@ class Smallest:
     def candidate(
         self, choices: LayoutChoices, shapes: Iterable[Degrees], *, to_run: bool = False
     ) -> Candidate | None:
-        """The candidate of the least memory, where it is wanted `to_run` of those that can be run; None where there is
-        none."""
+        """Return the candidate with the least memory, with `to_run` of those that can be run; None if there is none."""
         best: Candidate | None = None
         least: float = inf
         entries = (entry for shape in shapes for entry in self._of_shape(choices, shape, to_run=to_run))
@@ -82,7 +81,7 @@ class Smallest:
         return False
 
     def _of_shape(self, choices: LayoutChoices, shape: Degrees, *, to_run: bool) -> Iterator[_Least]:
-        """A lower bound for each recomputation and placement of a shape."""
+        """One entry per recomputation and placement."""
         if to_run and self._not_yet(Candidate(shape)):
             return
         memory, plain, numbers = self._memory, choices.plain(shape), count()
@@ -105,7 +104,7 @@ class Smallest:
     def _within(
         self, choices: LayoutChoices, entry: _Least, limit_bytes: float
     ) -> Iterator[tuple[Candidate, int]]:
-        """The virtual stages in which the candidate takes at most `limit_bytes`, and what it takes."""
+        """(candidate, bytes) pairs for the numbers of virtual stages that take at most `limit_bytes`."""
         if self._memory.exceeds(entry.candidate, limit_bytes):
             return
         for virtual_stages in choices.virtual_stages(entry.degrees.pipeline):
@@ -114,8 +113,9 @@ class Smallest:
                 yield candidate, total
 
     def cluster(self, *, to_run: bool = False) -> Cluster | None:
-        """The fewest devices that hold the job with a worker on each: of one node, or of whole nodes, as many as the
-        first doubling that holds it at most. None where no doubling up to `MAX_NODES` does, and no number to 16."""
+        """Return the smallest cluster that holds the job with a worker on each device: part of a node, or whole
+        nodes, at most the first power of two that holds it. None if no power of two up to `MAX_NODES` and no number
+        of nodes to 16 does."""
         per_node, multiple = self._cluster.devices_per_node, LayoutChoices(self._spec, self._cluster).multiple
         usable = max(1, self._cluster.memory_bytes - self._memory.allowance)
         fewest = -(-self._memory.bound_of_state(Degrees()) // usable)
@@ -133,7 +133,7 @@ class Smallest:
         return None if num_devices is None else self._cluster.sized_for(num_devices)
 
     def holds(self, workers: int, *, to_run: bool = False) -> bool:
-        """Whether any layout over so many workers fits."""
+        """Whether any layout on this many workers fits."""
         choices = LayoutChoices(self._spec, self._cluster.sized_for(workers))
         shapes = (
             shape for shape in choices.shapes(workers)
@@ -143,7 +143,7 @@ class Smallest:
         return self.fits(choices, shapes, self._cluster.memory_bytes, to_run=to_run)
 
     def _fewest(self, pipeline: int, split: WorkSplit) -> float:
-        """Workers that degrees need at least, however many data ranks there are and whatever else is chosen."""
+        """Lower bound of the number of workers for these degrees, for any data degree and options."""
         overlaps = bool(self._spec.parallel.overlap)
         return min(
             self._memory.fewest_workers(pipeline, split, recompute, overlaps=overlaps)

@@ -1,4 +1,4 @@
-"""The choice of a layout under both ends of what is known of the software that runs it."""
+"""Choice of a layout under both ends of the software's measured spread."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,41 +7,42 @@ from moe.plan.candidate import Candidate
 from moe.plan.speed import speed_in_words
 
 NEAR = 1.02
-"""Factor below which no layout is taken for the faster one at an end."""
+"""Ratio of step times below which two layouts count as equally fast at an end."""
 WITHIN_ERROR = 1.05
-"""Factor between steps that are predicted as well as equal: published runs that differ by less are not told apart."""
+"""Ratio of predicted steps within the prediction error: published runs that differ by less are not told apart."""
 
 StepS = Callable[[Candidate], float]
 
 
 @dataclass(frozen=True)
 class SpreadEnd:
-    """One end of a spread: seconds of a candidate's step there, and the candidate that is fastest."""
+    """One end of the spread: step times there, and the fastest candidate."""
 
     name: str
-    """Name in words, after `with`."""
+    """Description, to follow `with`."""
     step_s: StepS
     fastest: Candidate
 
     def regret(self, candidate: Candidate) -> float:
-        """Times the fastest's step that the candidate's takes here."""
+        """Ratio of the candidate's step to the fastest here."""
         return self.step_s(candidate) / self.step_s(self.fastest)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A candidate, and why it is that one, in words; none where nothing else was in question."""
+    """The chosen candidate, and why; no reasons if there was no alternative."""
 
     candidate: Candidate
     reasons: tuple[str, ...] = ()
 
 
 def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]) -> Chosen:
-    """Choice among candidates, ranked by `step_s`, their step between the ends.
+    """Choose among candidates ranked by `step_s`, their step time between the ends.
 
-    It is the fastest, unless one within the error of it splits along fewer axes and is within the error at both ends
-    too; another that splits along no more axes replaces that only if it is faster at both ends. So the choice is never
-    slower than the fastest by more than the error, and a candidate better between the ends and at one end stays.
+    The fastest is chosen, unless another within the prediction error of it, between and at both ends, splits along
+    fewer axes. That is replaced only by one that splits along no more axes and is faster at both ends. So the choice
+    is slower than the fastest by at most the error, and a candidate that is better between the ends and at one end is
+    kept.
     """
     first = ranked[0]
     limit_s = step_s(first) * WITHIN_ERROR
@@ -68,12 +69,12 @@ def choose(ranked: Sequence[Candidate], step_s: StepS, ends: Sequence[SpreadEnd]
 
 
 def _is_behind_by(candidate: Candidate, first: Candidate, ends: Sequence[SpreadEnd]) -> float:
-    """Largest ratio, over the ends, of the candidate's step to that of the first."""
+    """Largest ratio of the candidate's step to the first's, over the ends."""
     return max((end.step_s(candidate) / end.step_s(first) for end in ends), default=1.0)
 
 
 def _disagreement(choice: Candidate, ends: Sequence[SpreadEnd]) -> Iterator[str]:
-    """Line on the layouts that are faster by more than 2% at an end; none where there are none."""
+    """Message on layouts that are more than 2% faster at an end; empty if there are none."""
     behind = [
         f"with {end.name} {end.fastest} would be {speed_in_words(end.step_s(end.fastest), end.step_s(choice))}"
         for end in ends

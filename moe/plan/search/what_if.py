@@ -1,4 +1,5 @@
-"""The same job on other clusters, or a little different: a plan for each cell of a grid, and the smallest that fits."""
+"""What-if plans: the same job with other values of its spec or cluster, as a grid of plans; and the smallest
+cluster."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ AXES = (*_MODEL, *_CLUSTER)
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination, and its plan, or why there is none."""
+    """One combination of values, and its plan, or why there is none."""
 
     values: Mapping[str, str]
     plan: Plan | None
@@ -40,7 +41,7 @@ class Cell:
 
 
 def parse_axes(text: str) -> dict[str, list[str]]:
-    """`experts=128,256,nodes=64` as `{"experts": ["128", "256"], "nodes": ["64"]}`. Raises SpecError."""
+    """Parse `experts=128,256,nodes=64` into `{"experts": ["128", "256"], "nodes": ["64"]}`. Raises SpecError."""
     values_by_axis: dict[str, list[str]] = {}
     axis = None
     for part in text.split(","):
@@ -85,11 +86,11 @@ def parse_axes(text: str) -> dict[str, list[str]]:
 
 
 def grid(request: PlanRequest, cluster: Cluster | Pools, axes: Mapping[str, Sequence[str]]) -> list[Cell]:
-    """A plan for each combination of the values of `axes`, the last running fastest.
+    """Plan each combination of the values of `axes`, the last varying fastest.
 
-    On other numbers of nodes or devices every device has a worker; on the same the job's own number stays, or the
-    request's goal chooses it. Of pools each plan has the one where it is best. Raises SpecError for other numbers of
-    nodes where there are pools: of which, nothing says.
+    If the number of nodes or devices is varied, every device has a worker; otherwise the job's number, the request's
+    or its goal's applies. With pools, each plan is on the best pool; SpecError if the cluster is varied, as no pool
+    is named.
     """
     if isinstance(cluster, Pools) and (of_nodes := [axis for axis in axes if axis in _CLUSTER]):
         raise SpecError(
@@ -119,7 +120,7 @@ def _with_values(
         else:
             facts[_CLUSTER[axis]] = _value(text)
             facts["torus"] = None
-            if axis == "device":  # with what is its own
+            if axis == "device":  # reset what belongs to the old device
                 facts |= {"links": None, "calibration": None, "memory_bytes": None, "price_per_hour": None}
     if values.keys() & {"nodes", "devices"}:
         workers = facts["num_nodes"] * facts["devices_per_node"]
@@ -153,8 +154,8 @@ def _value(text: str) -> int | float | str:
 def smallest_cluster(
     spec: JobSpec, cluster: Cluster, profile: ProfileName | None = None
 ) -> tuple[Cluster, FewestWorkers]:
-    """(the smallest cluster of this kind that can run the job with a worker on each device, or where no layout can be
-    run the smallest that holds it; the fewest workers for either). Raises SpecError where none holds it."""
+    """Return (the smallest cluster of this kind that can run the job with a worker on each device, or that holds it
+    if no layout can be run; the fewest workers for both). Raises SpecError if none holds it."""
     search = LayoutSearch(spec, cluster, profile=profile)
     fewest = search.fewest()
     num_devices = fewest.to_run or fewest.in_any_layout

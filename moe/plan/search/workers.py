@@ -1,4 +1,4 @@
-"""The number of workers that a goal chooses, of those that a job may have."""
+"""Choice of the number of workers by a goal."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from moe.plan.speed import speed_in_words
 from moe.spec.errors import SpecError
 
 _EACH = 16
-"""Up to as many workers each number is looked at."""
+"""Every number of workers up to this one is tried."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """The plan of a job on one kind of nodes, without its reasons, and why it has so many workers."""
+    """Plan of a job on one kind of nodes, without reasons, and why it has this number of workers."""
 
     plan: Plan
     why_workers: tuple[str, ...]
     why_no_choice: str = ""
-    """Why a goal had no number of workers to choose, where it had none."""
+    """Why the goal had no choice of the number of workers, if so."""
 
 
 def best_on(
     search: LayoutSearch, num_workers: int | None, goal: Goal | None, top: int, *, to_run: bool = False
 ) -> Best:
-    """The best on the search's cluster by the goal, of as many workers as are asked for, or as the job's range and the
-    cluster leave. Raises SpecError where there is none."""
+    """Return the best plan on the search's cluster by the goal, for the requested number of workers or for any that
+    the job's range and the cluster allow. Raises SpecError if there is none."""
     if goal is not None and num_workers is None and (numbers := _numbers(search)):
         return _best_of(search, numbers, goal, top, to_run)
     workers, why = search.workers(num_workers)
@@ -44,9 +44,8 @@ def best_on(
 
 
 def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: int = 1) -> list[int]:
-    """Numbers from `least` to `max_workers` that a goal looks at: each to 16, then whole nodes, or numbers within a
-    node that has more devices than that, four to a doubling; and `max_workers`. All are multiples of what degrees that
-    were asked for need."""
+    """Numbers of workers to try: each to 16, then whole nodes, or numbers within a larger node, at four per
+    doubling; and `max_workers`. All are multiples of `multiple`, which the requested degrees need."""
     whole = lcm(per_node, multiple)
     numbers = {
         *range(1, _EACH + 1),
@@ -58,14 +57,14 @@ def numbers_of_workers(least: int, max_workers: int, per_node: int, multiple: in
 
 
 def _range(search: LayoutSearch) -> tuple[int, int]:
-    """(the fewest, the most) workers that the job may have on the cluster."""
+    """(fewest, most) workers that the job may have on the cluster."""
     resources = search.spec.resources
     least = resources.min_num_workers
     return least, max(least, min(resources.max_num_workers, search.cluster.num_devices))
 
 
 def _numbers(search: LayoutSearch) -> list[int]:
-    """Numbers to look at; none where the job or the cluster leaves only one."""
+    """Numbers of workers to try; empty if the job or the cluster allows only one."""
     (min_workers, max_workers), multiple = _range(search), LayoutChoices(search.spec, search.cluster).multiple
     return (
         []
@@ -75,7 +74,8 @@ def _numbers(search: LayoutSearch) -> list[int]:
 
 
 def _that_divide(search: LayoutSearch, workers: int) -> int:
-    """The most, up to `workers`, that the degrees asked for divide; all where the job may not have so few."""
+    """The most workers, up to `workers`, that the requested degrees divide; `workers` if that is below the job's
+    range."""
     largest = workers - workers % LayoutChoices(search.spec, search.cluster).multiple
     return largest if largest >= search.spec.resources.min_num_workers else workers
 
@@ -91,7 +91,7 @@ def _why_one(search: LayoutSearch, num_workers: int | None) -> str:
 
 @dataclass(frozen=True)
 class _WorkersResult:
-    """A number of workers, with the ranking and the plan as far as they are known."""
+    """A number of workers, with its ranking and plan as far as computed."""
 
     workers: int
     ranking: Ranking | None = None
@@ -99,8 +99,9 @@ class _WorkersResult:
 
 
 def _best_of(search: LayoutSearch, numbers: list[int], goal: Goal, top: int, to_run: bool) -> Best:
-    """The best of these numbers. Each is looked into only as far as it may be the best or the next best: the least that
-    a step takes, the fastest layout, then the one that is chosen under both ends of the software's spread."""
+    """Return the best of these numbers of workers. Best-first search: each number is evaluated in stages (lower
+    bound, fastest layout, layout chosen under both ends of the spread), only while it may be the best or the second
+    best."""
     refusals: dict[int, SpecError] = {}
     queue = list(_bounds(search, numbers, goal, refusals))
     heapify(queue)
@@ -120,7 +121,7 @@ def _best_of(search: LayoutSearch, numbers: list[int], goal: Goal, top: int, to_
 
 
 _Entry = tuple[bool, float, int, int, _WorkersResult]
-"""(whether it cannot be run, the effort at least, workers, how far it was looked into, what was found)."""
+"""(whether it cannot be run, lower bound of the objective, workers, stages evaluated, result)."""
 
 
 def _bounds(
@@ -142,7 +143,7 @@ def _bounds(
 def _looked_into(
     search: LayoutSearch, progress: _WorkersResult, goal: Goal, top: int, to_run: bool
 ) -> _Entry:
-    """The entry after the next stage of the search. Raises SpecError if no layout exists or none fits."""
+    """Evaluate the next stage. Raises SpecError if no layout exists or fits."""
     workers = progress.workers
     if progress.ranking is None:
         ranking = search.ranking(workers, top, to_run=to_run)
@@ -178,12 +179,12 @@ def _reasons(
 
 
 def effort_of(plan: Plan, goal: Goal) -> float:
-    """Seconds or device-seconds of a step."""
+    """Objective of a plan: seconds or device-seconds of a step."""
     return effort(goal, plan.billed_devices, plan.predicted.step_s)
 
 
 def effort_in_words(effort: float, than: float, goal: Goal) -> str:
-    """Comparison of efforts in words: as speeds where the goal is time, else as `12.3% dearer`."""
+    """Compare objectives in words: as speeds for goal time, otherwise as `12.3% dearer`."""
     if goal == "time":
         return speed_in_words(effort, than)
     excess = effort / than - 1
@@ -191,7 +192,7 @@ def effort_in_words(effort: float, than: float, goal: Goal) -> str:
 
 
 def effort_and_money(plan: Plan, goal: Goal) -> str:
-    """`1.2 s`, or `9.6 device-seconds (1.2 s on 8, 0.41 a million tokens)`."""
+    """Format `1.2 s`, or `9.6 device-seconds (1.2 s on 8, 0.41 a million tokens)`."""
     step = seconds_of(plan.predicted.step_s)
     money = "" if plan.money is None else f", {amount_of(plan.money.per_million_tokens)} a million tokens"
     if goal == "time":
@@ -202,7 +203,7 @@ def effort_and_money(plan: Plan, goal: Goal) -> str:
 
 
 def _runs(numbers: list[int]) -> str:
-    """`1 to 16, 24, 32`."""
+    """Format `1 to 16, 24, 32`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
