@@ -1,4 +1,4 @@
-"""Interface of a kind of model to whatever trains, measures, exports and uses models. Loads no torch."""
+"""Task interface between one kind of model and the code that trains, measures, exports and serves it. No torch."""
 
 import collections.abc
 from abc import ABC, abstractmethod
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class PreparedData(Protocol):
-    """Data that is ready to be read by every rank of a run."""
+    """Prepared data that every rank of a run can read."""
 
     @property
     def key(self) -> str:
-        """Hash of everything that determines its content: the same on every rank, and throughout a run."""
+        """Content hash: the same on every rank and throughout the run."""
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """Tokenizer files by name, which every checkpoint carries."""
+        """Tokenizer files by name; every checkpoint includes them."""
 
     def carried_files(self) -> dict[str, bytes]:
-        """Further files that every checkpoint carries beside them: what an export of a given model will need."""
+        """Further files for every checkpoint, by name: what exporting a pretrained model needs."""
 
 
 Data = TypeVar("Data", bound=PreparedData)
@@ -41,39 +41,39 @@ MicroBatch = TypeVar("MicroBatch")
 
 @dataclass(frozen=True)
 class RankBatch(Generic[MicroBatch]):
-    """One rank's part of the global batch of a step, with the counts of the whole."""
+    """One rank's part of a step's global batch, with global counts."""
 
     step: int
-    """From 0."""
+    """Counted from 0."""
     micro_batches: Sequence[MicroBatch]
-    """As many on every rank; some may be empty."""
+    """The same number on every rank; some may be empty."""
     num_targets: int
-    """Tokens of the global batch that are predicted, which its loss is divided by."""
+    """Predicted tokens in the global batch; the loss is divided by it."""
     num_tokens: int
-    """Real tokens of the global batch, without padding."""
+    """Tokens in the global batch, without padding."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Sums over the tokens that this rank predicts of a micro-batch. Scalars of float32 at least.
+    """Loss sums over this rank's target tokens of one micro-batch: scalars, float32 or wider.
 
-    Tensor ranks predict their own shares of the tokens where the model shares them out (`SharesTokens`), else all of
-    them the same, which are counted once.
+    Under sequence parallelism (`SequenceSharded`) each tensor rank predicts its own shard of the tokens; otherwise
+    all tensor ranks predict the same tokens, which count once.
     """
 
     objective: "Tensor"
-    """The sum that training makes smaller. The auxiliary losses of experts enter the backward pass in their layers."""
+    """Sum to minimize. MoE layers add their auxiliary losses in the backward pass."""
     nll: "Tensor"
-    """Negative log-likelihood, for people to read."""
+    """Negative log-likelihood, for reporting."""
     numbers: Mapping[str, "Tensor"] = field(default_factory=dict)
     """Further scalars to record with the step, by name; the same on every rank."""
 
 
 class Task(ABC, Generic[Data, MicroBatch]):
-    """Contract of a kind of model: the trainer, the driver, the workers and the control plane know nothing else of it.
+    """Interface of one kind of model to the trainer, driver, workers and control plane.
 
-    All ranks call methods that take a model or a layout together. A model is any `nn.Module` whose parameters were
-    given out by `moe.parallel.apply`; its MoE layers are found in it.
+    Methods that take a model or a layout are collective. A model is any `nn.Module` whose parameters were
+    materialized by `moe.parallel.apply`; its MoE layers are found by inspection.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -81,10 +81,9 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @abstractmethod
     def check_data(self, roots: Sequence[str]) -> Sequence[str]:
-        """Warnings about the data, as far as it can be looked at before anything is launched. Raises SpecError for what
-        is wrong with it.
+        """Check the data as far as possible before launch; return warnings. Loads no torch.
 
-        The user's files must lie under `roots` (folders or fsspec URLs). Loads no torch.
+        User files must lie under `roots` (folders or fsspec URLs). Raises SpecError if the data is invalid.
         """
 
     @abstractmethod
@@ -97,43 +96,42 @@ class Task(ABC, Generic[Data, MicroBatch]):
         read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
         progress: Tell | None = None,
     ) -> Data:
-        """The data, found in the folder `cache` or built there; several processes may call this at once.
+        """Return the prepared data from the folder `cache`, building it if absent. Safe across processes; no torch.
 
-        `report` is told decisions, `progress` how far it has come. `read_checkpoint_files` gives `tokenizer_files` and
-        `carried_files` of the newest checkpoint of this very run, none where there is none: what a run took from
-        elsewhere at first it has from there. Raises SpecError.
-        Loads no torch.
+        `report` receives decisions, `progress` the progress. `read_checkpoint_files` returns `tokenizer_files` and
+        `carried_files` from this run's newest checkpoint, or nothing: a resumed run uses those, not their original
+        source. Raises SpecError.
         """
 
     @abstractmethod
     def build_model(self, layout: "Layout") -> "nn.Module":
-        """The model with its initial weights, which `train.seed` decides: this rank's part under `layout`."""
+        """This rank's part of the model under `layout`, with initial weights drawn from `train.seed`."""
 
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
-        """Fill in what a new run begins with in place of initial weights; one that resumes does so only where some are
-        `kept_elsewhere`. What users should be told of it.
+        """Load pretrained weights into a new run's model; return notes for the user.
 
-        The user's files must lie under `roots`. Raises SpecError on all ranks.
+        A resumed run calls it only if it has parameters `kept_elsewhere`. User files must lie under `roots`. Raises
+        SpecError on all ranks.
         """
         return ()
 
     def begin_trained(
         self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None
     ) -> Sequence[str]:
-        """Fill in what a new run goes on to train from where that was trained before, after `begin`; one that resumes
-        has it in its checkpoint. What users should be told of it.
+        """Load pretrained adapter weights into a new run's model, after `begin`; return notes for the user.
 
-        The user's files must lie under `roots`. Raises SpecError on all ranks.
+        A resumed run has them in its checkpoint. User files must lie under `roots`. Raises SpecError on all ranks.
         """
         return ()
 
     def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
-        """Raise SpecError where what is `kept_elsewhere` is no longer what the tokenizers' files of a checkpoint tell
-        of."""
+        """Raise SpecError if weights `kept_elsewhere` differ from those recorded in a checkpoint's tokenizer files."""
 
     def kept_elsewhere(self) -> frozenset[str]:
-        """Names of the parameters that never change and lie where `begin` finds them: checkpoints do without, and
-        whoever loads one calls `begin` first."""
+        """Names of frozen parameters that checkpoints omit because `begin` loads them from elsewhere.
+
+        Call `begin` before loading a checkpoint.
+        """
         if not getattr(self.spec.model, "keeps_frozen", False):
             return frozenset()
         frozen_parameters = (parameter for parameter in self.spec.model.parameters() if parameter.frozen)
@@ -143,7 +141,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
     def model_of(
         cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
     ) -> "nn.Module":
-        """The model of its own spec alone, as an exported folder has it. A kind that is not exported has none."""
+        """Model from its spec without a job, for exported folders. Raises SpecError for kinds without export."""
         raise SpecError(
             Problem(
                 "unsupported", "model.kind", spec.kind, "is not built without a job", "load its checkpoint"
@@ -152,10 +150,10 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @classmethod
     def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "Generator":
-        """A trained model put to use, which was trained on texts of at most `max_tokens` tokens.
+        """Generator for a trained model whose training texts had at most `max_tokens` tokens.
 
-        `read` gives the tokenizers' files by name. Raises ValueError or FileNotFoundError for what cannot be read. A
-        kind that generates nothing has none.
+        `read` returns tokenizer files by name. Raises ValueError or FileNotFoundError for unreadable files, SpecError
+        for kinds that generate nothing.
         """
         raise SpecError(
             Problem("unsupported", "model", None, "generates nothing", "load its weights with torch alone")
@@ -163,45 +161,48 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @abstractmethod
     def batches(self, data: Data, plan: "Plan", layout: "Layout") -> "Callable[[int], RankBatch[MicroBatch]]":
-        """Source of this rank's batch of any step (from 0), on the mesh's device: a function of seed and step."""
+        """Function from step (from 0) to this rank's batch on the mesh's device; depends on seed and step only."""
 
     @abstractmethod
     def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> MicroBatch:
-        """A micro-batch of made-up rows of so many tokens, to measure with."""
+        """Synthetic micro-batch of `num_rows` rows of `num_tokens` tokens, for measurements."""
 
     @abstractmethod
     def loss(self, model: "nn.Module", micro_batch: MicroBatch) -> Loss:
-        """The forward pass: the one place that says what is computed of a micro-batch."""
+        """Forward pass and loss of one micro-batch."""
 
     @abstractmethod
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Data) -> HeldOutLosses:
-        """Nats a token on a part of each held-out set, to follow a run by; None where a set is empty."""
+        """Loss on a sample of each held-out set (nats per token), to monitor a run; None for an empty set."""
 
     @abstractmethod
     def evaluate(self, model: "nn.Module", layout: "Layout", data: Data) -> JsonRecord:
-        """The report of a finished run, the same on every rank."""
+        """Report of a finished run, the same on every rank."""
 
 
 class Generator(ABC):
-    """A trained model in use, in one process: text in, text out."""
+    """Inference with a trained model in one process: text in, text out."""
 
     @abstractmethod
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
-        """Generate an output for each text, as `spec` says; the likeliest tokens when left out. Raises SpecError for
-        what this kind of model cannot be asked."""
+        """Generate an output for each text; greedy decoding without `spec`.
+
+        Raises SpecError for requests that this kind of model does not support.
+        """
 
     @abstractmethod
     def stream(
         self, text: str, spec: GenerationSpec | None = None
     ) -> collections.abc.Generator[str, None, Ending]:
-        """The output for one text, in pieces as it is made, and at last how it ended; joined, the pieces are what
-        `generate` gives. One may be empty: whoever iterates can break off where it is. Raises SpecError as `generate`
-        does, before the first piece."""
+        """Generate the output for one text in pieces, which join to what `generate` returns; return how it ended.
+
+        Pieces may be empty, so that the consumer can stop at any token. Raises SpecError before the first piece, as
+        `generate` does.
+        """
 
     def lay_out_for_texts(self) -> None:  # noqa: B027
-        """Lay the model out for texts alone, which are the same and made faster then: it must not be trained any
-        more."""
+        """Prepare the model for inference only: same outputs, faster. It must not be trained afterwards."""
 
     @abstractmethod
     def save_tokenizers(self, folder: Path) -> None:
-        """Write the files that an exported model carries beside its weights."""
+        """Write the tokenizer files that an exported model includes."""

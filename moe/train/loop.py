@@ -1,4 +1,4 @@
-"""The run: from the newest whole checkpoint to the last step, then the evaluation."""
+"""Training loop: resume from the newest intact checkpoint, step, checkpoint, evaluate."""
 
 import json
 import time
@@ -38,7 +38,7 @@ _ENDINGS: dict[Request, Literal["paused", "cancelled"]] = {"pause": "paused", "c
 
 @dataclass(frozen=True)
 class Outcome:
-    """End of a run, and after how many steps; a run that went all the way has the task's report."""
+    """How a run ended and after how many steps; `report` only if it succeeded."""
 
     kind: Literal["succeeded", "paused", "cancelled"]
     step: int
@@ -59,19 +59,17 @@ def train(
     control: Control,
     roots: Sequence[str] | None = None,
 ) -> Outcome:
-    """Train a task's model to `train.num_steps` from whatever is committed in `storage`. All ranks call it together.
+    """Train a task's model to `train.num_steps`, resuming from checkpoints in `storage`. Collective.
 
-    The newest whole checkpoint decides where the run resumes, also one of another number of ranks.
-    `cache` is a folder of this machine, for what was measured on it; `roots` are where users' files may lie.
-    `attempt` and `group` tell what this worker group writes from what another one wrote. Steps are counted
-    from 1 in what is recorded: step n is the one that makes n steps finished. Metrics and checkpoints are
-    recorded on rank 0; logs on every rank. At a pause or cancel a checkpoint is committed before this
-    returns.
+    The run resumes from the newest intact checkpoint, whatever number of ranks wrote it. `cache` is a folder on this
+    machine for measured expert timings; user files must lie under `roots`. `attempt` and `group` identify this worker
+    group's checkpoints. Recorded steps count from 1: record n completes n steps. Rank 0 records metrics and
+    checkpoints; every rank logs. A pause or cancel commits a checkpoint before returning.
 
-    Raises NonFiniteLoss on all ranks where training diverges, without taking the update; CheckpointError
-    where the last checkpoint cannot be written, or none can be read; SpecError where `storage` holds another
-    run's checkpoints, or no whole one though the run starts from another job's, or where the data is no longer what
-    they were trained on, or not the same on every rank, or where micro-batches leave out a part of it.
+    Raises NonFiniteLoss on all ranks if training diverges, without applying the update; CheckpointError if the last
+    checkpoint cannot be written or none can be read; SpecError if `storage` holds another run's checkpoints or lost
+    the copy that `start_from` made, if the data changed since the checkpoint or differs between ranks, or if the
+    micro-batches do not cover all token groups.
     """
     require_same_data(data)
     require_all_groups(task.spec, plan, layout)
@@ -140,20 +138,20 @@ def train(
     with doing("evaluation", "evaluation of the finished model"):
         report = task.evaluate(state.model, layout, data)
     if isinstance(report, ModuleReport):
-        report = replace(report, num_steps=num_done)  # fewer than were asked for, where its time was over
+        report = replace(report, num_steps=num_done)  # fewer than requested if `max_duration` ran out
     if layout.rank == 0:
         folder.write(REPORT, json.dumps(report.to_plain(), indent=1, ensure_ascii=False).encode())
     return Outcome("succeeded", num_done, report)
 
 
 def _next_request(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
-    """The request that rank 0 hands to all ranks before a step."""
+    """Request that rank 0 passes to all ranks before a step."""
     limit_s = spec.train.max_duration_s
     return "finish" if limit_s is not None and trained_s >= limit_s else control.poll()
 
 
 def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
-    """Seconds of training that the checkpoint has behind it which a run goes on from; none of another job's."""
+    """Seconds of training before the checkpoint that the run resumes from; 0 if copied from another job."""
     name = checkpointer.last_committed
     if name is None or markers.is_copy(name):
         return 0.0
@@ -161,8 +159,10 @@ def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
 
 
 def require_same_data(data: PreparedData) -> None:
-    """Raise SpecError on all ranks unless each has prepared the same content: what changes while ranks start would
-    have them train on different batches. All ranks call it together."""
+    """Raise SpecError on all ranks unless all prepared the same data. Collective.
+
+    Data that changes while ranks start would give them different batches.
+    """
     keys = sorted(set(plain_collectives.all_gather_json(data.key)))
     if len(keys) > 1:
         rule = f"is not the same for every worker (prepared as {' and as '.join(keys)}): it was changed meanwhile"
@@ -174,7 +174,7 @@ def require_same_data(data: PreparedData) -> None:
 
 
 def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
-    """Raise SpecError unless a plan's micro-batches have room for all groups of the fullest data rank."""
+    """Raise SpecError unless the micro-batches hold all token groups of the fullest data rank."""
     batch_groups, number = plan.options.micro_batch_groups, plan.options.num_micro_batches
     groups = -(-spec.num_groups // layout.data_ranks)
     if batch_groups * number < groups:
@@ -191,15 +191,17 @@ def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
 
 
 def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
-    """Says so where nothing will train it: a new job of that kind is refused, one that goes on keeps what it has."""
+    """Warn about a router that nothing trains. New jobs with one are refused; resumed jobs keep theirs."""
     moe = spec.model.moe
     if moe is not None and (never := moe.routing.never_trained()) is not None:
         recorder.log("warning", str(replace(never, path=f"model.moe.{never.path}", remedy="")))
 
 
 def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
-    """Lists what is frozen, or what is trained where that is adapters, by kind of parameter, and the share of all
-    weights that is trained. Of a user's module there is no table."""
+    """Log the trained share of all weights and the kinds of frozen parameters, or of adapters.
+
+    Nothing is logged for user modules or if no parameter is frozen.
+    """
     if isinstance(spec.model, ModuleModelSpec):
         return
     kinds, counts = {True: dict[str, None](), False: dict[str, None]()}, {True: 0, False: 0}
@@ -226,11 +228,11 @@ def _resume(
     recorder: Recorder,
     roots: Sequence[str] | None,
 ) -> int:
-    """Steps already finished, by the newest whole checkpoint; everything is loaded then."""
+    """Load the newest intact checkpoint or the initial weights; return the number of finished steps."""
     spec, layout = state.task.spec, state.layout
 
     def check(parameters: Folder) -> None:
-        # Every rank looks, since each reads data and packages of its own machine; all of them raise the same.
+        # All ranks check, since each reads its machine's data and packages; all raise the same problems.
         own_problems = other_run(spec, data, parameters) or _other_base(state.task, parameters, roots)
         for problems in plain_collectives.all_gather_json([problem.to_dict() for problem in own_problems]):
             if problems:
@@ -266,7 +268,7 @@ def _resume(
 
 
 def _other_base(task: Task[Any, Any], checkpoint: Folder, roots: Sequence[str] | None) -> list[Problem]:
-    """Differences of the weights that a checkpoint does without from those that it was made beside."""
+    """Differences between the adapter's base weights and those that the checkpoint was trained with."""
     try:
         task.check_base(files_of(checkpoint), roots)
     except SpecError as error:
@@ -279,7 +281,7 @@ def _is_due(step: int, every_steps: int | None) -> bool:
 
 
 def _with_timing(record: StepRecord, step_s: float, data_s: float) -> StepRecord:
-    """The record with how long its step took, and what it waited for data."""
+    """Record with step time, throughput, data wait and timestamp."""
     return replace(
         record,
         step_s=step_s,

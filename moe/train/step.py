@@ -1,4 +1,4 @@
-"""One training step, top to bottom."""
+"""One training step."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,20 +14,20 @@ from moe.train.train_state import TrainState
 
 @dataclass(frozen=True)
 class StepResult:
-    """Findings of one step over the global batch; the same on every rank."""
+    """Result of one step over the global batch; the same on every rank."""
 
     record: StepRecord
-    """Record of the step, without its duration. If it is not finite, nothing was updated."""
+    """Without timings. If it is not finite, no parameter was updated."""
     signals: Signals
-    """Signals summed over all ranks."""
+    """Summed over all ranks."""
 
 
 def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResult:
-    """Take one step: all ranks together, each with its micro-batches of the same global batch.
+    """Run one training step over the global batch: forward, backward, clip, update. Collective.
 
-    loss = the task's objective / predicted tokens + sum over MoE layers of coefficient * mean auxiliary losses,
-    all over the global batch, so that a rank's gradients add up to the whole whatever the layout. The auxiliary
-    losses enter the backward pass in the layers themselves.
+    Loss = task objective / target tokens + sum over MoE layers of coefficient * mean auxiliary loss, both over the
+    global batch, so that summing the ranks' gradients gives the full gradient under any layout. MoE layers add their
+    auxiliary losses to the backward pass themselves.
     """
     task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
     forget_gradients(parameters)

@@ -1,4 +1,4 @@
-"""Language: a decoder that goes on from texts. Loads no torch, and a name only what it needs."""
+"""Language modeling: a decoder-only model and its task. Names load lazily; the package itself loads no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

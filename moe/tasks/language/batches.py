@@ -16,53 +16,53 @@ from moe.tasks.language.context import SequenceContext
 from moe.tasks.task import RankBatch
 
 NOTHING = -1
-"""The label of a position that predicts no token."""
+"""Label of positions that predict no token."""
 
 
 @dataclass(frozen=True)
 class SequencesBatch:
-    """Whole groups that one forward and backward pass takes; possibly none."""
+    """Token groups of one micro-batch; possibly none."""
 
     tokens: Tensor
     """int64 `[b, L]`"""
     labels: Tensor
-    """int64 `[b, L]`: the token after each, -1 where there is none."""
+    """int64 `[b, L]`: next token of each position, -1 for none."""
     context: SequenceContext
 
     @classmethod
     def from_part(
         cls, part: SequenceBatchPart | SequenceRows, context: SequenceContext, layout: Layout
     ) -> "SequencesBatch":
-        """The part of a global batch on the layout's device; `context` still without its documents."""
+        """Move a part of a global batch to the layout's device; `context` does not have its documents yet."""
         tokens, labels, documents = (
             accelerator(layout.device).take(torch.from_numpy(array))
             for array in (part.tokens, part.labels, part.documents)
         )
-        # Rows of one whole document each need no mask but the causal one.
+        # Rows that are one document each need only the causal mask.
         in_documents = documents if part.documents.any() else None
         return cls(tokens, labels, context.within(in_documents))
 
     def for_evaluation(self) -> "SequencesBatch":
-        """The same outside of training, each row a group."""
+        """The same rows for evaluation: no training, one row per token group."""
         context = replace(self.context, training=False, rows_per_group=1, counts=None)
         return replace(self, context=context)
 
     @classmethod
     def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "SequencesBatch":
-        """Rows of so many tokens, as one group."""
+        """Random rows of `num_tokens` tokens, as one token group."""
         tokens = torch.randint(vocab_size, (num_rows, num_tokens), device=layout.device)
         return cls(tokens, tokens, SequenceContext(rows_per_group=num_rows))
 
 
 class SequencesBatches:
-    """Makes this rank's batch of any step."""
+    """Function from step to this rank's batch."""
 
     def __init__(self, store: SequenceStore, spec: JobSpec, plan: Plan, layout: Layout) -> None:
         self._sampler = SequenceSampler(store, spec)
         self._seed, self._options, self._layout = spec.train.seed, plan.options, layout
 
     def __call__(self, step: int) -> RankBatch[SequencesBatch]:
-        """Every rank makes the same number of micro-batches: those with fewer groups have empty ones."""
+        """Build the batch of `step`. Every rank makes the same number of micro-batches, possibly empty ones."""
         batch = self._sampler.batch(step)
         counts = BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, batch.num_tokens)
         own_groups, micro_batch_groups = (

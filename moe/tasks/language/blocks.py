@@ -1,6 +1,6 @@
-"""The block of a decoder: attention of one kind or another, then a feed-forward layer or experts, each in a residual.
+"""Decoder block: attention (grouped-query, latent or linear), then feed-forward or MoE layer, with residuals.
 
-Between layers a tensor rank has its share of the tokens, `[t, M]`; where there is one, that is all of them.
+Between layers a tensor rank holds its sequence-parallel shard of the tokens, `[t, M]`; all of them with one rank.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
 
 @dataclass(frozen=True)
 class LanguagePass:
-    """Facts of one forward pass that every block needs."""
+    """Inputs of one forward pass that every block needs."""
 
     tokens: TokenContext
-    """Ids and padding `[G, S]`: whole rows are the groups, the last perhaps filled up."""
+    """Token ids and padding `[G, S]`: token groups are whole rows; the last group may be padded."""
     rows: PassRows
 
 
 class FeedForwardBlock(nn.Module):
-    """Norm, then a feed-forward layer or experts."""
+    """RMSNorm, then a feed-forward or MoE layer."""
 
     draws_by_key = True
 
@@ -47,7 +47,7 @@ class FeedForwardBlock(nn.Module):
             self.dense = FeedForward(spec.ffn_activation)
 
     def forward(self, x: Tensor, run: LanguagePass) -> Tensor:
-        """`[t, M]` for `x` `[t, M]`."""
+        """`x` `[t, M]` to `[t, M]`."""
         x_norm = self.norm(x)
         if self.moe is not None:
             if (y := self.moe.decode_forward(x_norm, run.tokens)) is not None:
@@ -58,7 +58,7 @@ class FeedForwardBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention to the tokens so far, then feed-forward."""
+    """Causal attention, then feed-forward, each with a residual."""
 
     draws_by_key = True
 
@@ -70,7 +70,7 @@ class DecoderBlock(nn.Module):
         self.feed_forward = FeedForwardBlock(spec, layer)
 
     def forward(self, x: Tensor, run: LanguagePass, kept: LayerCache | None = None) -> Tensor:
-        """`[t, M]` for `x` `[t, M]`; the tokens join what is `kept`, where it is given, and go on from it."""
+        """`x` `[t, M]` to `[t, M]`; with a KV cache (`kept`), attend to it and append to it."""
         rows = run.rows.within(f"layer {self.layer}")
         run = LanguagePass(run.tokens, rows)
         x = x + self._scale(self.attention(self.norm(x), rows, kept))

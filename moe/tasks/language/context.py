@@ -1,4 +1,4 @@
-"""Identity of a batch of sequences, and this rank's rows in it."""
+"""Context of a batch of sequences: random key, rows and documents."""
 
 from dataclasses import dataclass, replace
 
@@ -10,33 +10,34 @@ from moe.routing import BatchCounts
 
 @dataclass(frozen=True)
 class SequenceContext:
-    """The key of every random choice that a batch meets, how its rows form groups, and the documents in them."""
+    """Random key of a batch, its rows per token group and its packed documents."""
 
     documents: Tensor | None = None
-    """int `[B, L]`: each position's document, counted in its row, -1 for padding. Positions begin anew in each, and no
-    document sees another. Left out, each row is one."""
+    """int `[B, L]`: document index of each position within its row, -1 for padding. Positions restart in each
+    document, and attention stays within documents. None: each row is one document.
+    """
     step: int | Tensor = 0
     seed: int = 0
     training: bool = True
     first_row: int = 0
-    """Index in the global batch of the first row given."""
+    """Index of the first row in the global batch."""
     rows_per_group: int | None = None
-    """Whole rows in order that are routed together; left out, as many as the spec's `group_tokens` holds."""
+    """Consecutive rows routed together as a token group; None: as many as fit in the spec's `group_tokens`."""
     counts: BatchCounts | None = None
-    """Of the global batch; left out, these rows are all of it."""
+    """Counts of the global batch; None: these rows are all of it."""
 
     @property
     def padding(self) -> Tensor | None:
-        """bool `[B, L]`, True where padded; None where nothing is."""
+        """bool `[B, L]`, True at padding; None without padding."""
         return None if self.documents is None else self.documents < 0
 
     def within(self, documents: Tensor | None) -> "SequenceContext":
-        """The same, of rows that have these documents."""
+        """Copy with these documents."""
         return replace(self, documents=documents)
 
 
 def positions_of(documents: Tensor) -> Tensor:
-    """int64 `[B, L]`: each position's place in its document; padding counts as documents of its own."""
+    """int64 `[B, L]`: position of each token within its document; padding counts as documents."""
     num_positions = documents.shape[1]
     place = torch.arange(num_positions, device=documents.device).expand(documents.shape)
     begins = torch.ones_like(documents, dtype=torch.bool)
@@ -45,7 +46,7 @@ def positions_of(documents: Tensor) -> Tensor:
 
 
 def lengths_of(positions: Tensor) -> Tensor:
-    """int64 `[B, L]`: the length of each position's document, from its place there (`positions_of`)."""
+    """int64 `[B, L]`: length of each position's document, from its `positions_of`."""
     document = (positions == 0).cumsum(dim=1) - 1
     lengths = torch.zeros_like(positions).scatter_reduce_(1, document, positions + 1, "amax")
     return lengths.gather(1, document)

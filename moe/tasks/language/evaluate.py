@@ -1,4 +1,4 @@
-"""Evaluation of a language model on held-out text by source, beside baselines without learning."""
+"""Evaluation of a language model on held-out text by source, with unigram and xz baselines."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -32,20 +32,20 @@ from moe.tasks.language.model import LanguageModel
 from moe.tasks.language.preference import preferences_of
 
 _POSITIONS_PER_RANK = 8192
-"""Positions of a batch that one rank takes at a time."""
+"""Positions per rank and evaluation batch."""
 _MAX_COMPRESSED_BYTES = 1 << 26
-"""Bytes of all sources together for xz, which takes a second for a megabyte while all ranks wait."""
+"""Limit for xz over all sources: it takes about 1 s per MB while all ranks wait."""
 _MAX_CONVERSATION_TOKENS = 1024
-"""Tokens at the end of what precedes an answer, as a prompt."""
+"""Last tokens of a conversation to use as a prompt."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
 def evaluate(
     model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec
 ) -> LanguageReport:
-    """The report of a finished run, the same on every rank. All ranks call it together.
+    """Report of a finished run, the same on every rank. Collective.
 
-    With `max_sequences`, the loss is that of a fixed part of each source.
+    `max_sequences` limits the loss to a fixed sample of each source.
     """
     evaluation, clock = spec.train.evaluation, Clock()
     baselines = plain_collectives.broadcast_from_rank0(lambda: _baselines(corpus, model.spec.vocab_size))
@@ -71,8 +71,10 @@ def evaluate(
 def held_out_losses(
     model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec
 ) -> HeldOutLosses:
-    """Nats a token on a fixed part of each source, by source, or the loss of a pair; None where it has none. All ranks
-    call it together."""
+    """Loss on a fixed sample of each source: nats per token, or DPO loss per pair. Collective.
+
+    None for an empty source.
+    """
     measure, max_sequences = (
         _Measuring(model, layout, spec),
         spec.train.evaluation.max_sequences_along_the_way,
@@ -82,19 +84,19 @@ def held_out_losses(
 
 @dataclass(frozen=True)
 class _HeldOutLoss:
-    """Means over held-out text; None without any."""
+    """Mean losses on held-out text; None without any."""
 
     loss: float | None
-    """Nats a token, or the loss of a pair."""
+    """Nats per token, or DPO loss per pair."""
     base: float | None = None
-    """The same by the model beneath an adapter."""
+    """The same for the base model without its adapter."""
     preferred_share: float | None = None
-    """Share of the pairs whose preferred answer is preferred."""
+    """Share of pairs ranked as preferred (DPO accuracy)."""
 
 
 @dataclass(frozen=True)
 class _Measuring:
-    """Measures a model on rows of a store; all ranks together."""
+    """Measures held-out losses on rows of a store. Collective."""
 
     model: LanguageModel
     layout: Layout
@@ -104,7 +106,7 @@ class _Measuring:
     def __call__(
         self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False
     ) -> _HeldOutLoss:
-        """Over all ranks' rows; `beside`: with what the model beneath an adapter has."""
+        """Mean over all ranks' rows; `beside` adds the loss of the base without its adapter."""
         if isinstance(self.spec.data, PreferenceSpec):
             sums = self._sums(store, max_sequences, self._of_pairs)
             return _HeldOutLoss(_mean(sums[0], sums[1]), preferred_share=_mean(sums[2], sums[1]))
@@ -141,8 +143,10 @@ def _mean(total: float, number: float, *_: float) -> float | None:
 
 
 def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> Iterator[np.ndarray]:
-    """This rank's rows, a batch at a time. Every rank has as many batches, some perhaps empty. A part of the rows is
-    taken at even distances."""
+    """Batches of this rank's row numbers, evenly spaced over the store.
+
+    Every rank yields the same number of batches, possibly empty ones.
+    """
     number = store.num_rows if max_sequences is None else min(max_sequences, store.num_rows)
     row_numbers = np.arange(number) * store.num_rows // max(1, number)
     at_once = max(1, _POSITIONS_PER_RANK // store.max_tokens) * layout.data_ranks
@@ -153,7 +157,7 @@ def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> It
 
 
 def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
-    """By source: (nats per token by the frequencies of training tokens, bits per byte of xz)."""
+    """(nats per token of a unigram model of the training tokens, bits per byte of xz), by source."""
     unigram = unigram_nats_per_source(data.train, data.held_out, vocab_size)
     max_bytes = _MAX_COMPRESSED_BYTES // max(1, len(data.held_out))
     return {
@@ -164,25 +168,25 @@ def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[floa
 
 @dataclass(frozen=True)
 class _SourceTotals:
-    """Totals of held-out text; None where it has no token."""
+    """Sums over held-out text; None without tokens."""
 
     num_documents: int
     num_tokens: int
     num_bytes: int
     nats: float | None
-    """Sum over all its tokens."""
+    """Over all tokens."""
     unigram_nats: float | None
     xz_bits: float | None
-    """Sum over all its bytes."""
+    """Over all bytes."""
     base_nats: float | None = None
     preference: _HeldOutLoss | None = None
-    """Loss of pairs, which have none of these."""
+    """For preference pairs, which have no sums in nats or bits."""
 
     @classmethod
     def from_loss(
         cls, store: SequenceStore, held_out_loss: _HeldOutLoss, unigram: float | None, xz: float | None
     ) -> "_SourceTotals":
-        """Totals from nats per token, and bits per byte of xz."""
+        """Totals from the mean loss and unigram nats per token and xz bits per byte."""
         num_tokens, num_bytes = store.num_targets, store.num_bytes
         if store.num_each > 1:
             return cls(store.num_documents, num_tokens, num_bytes, None, None, None, preference=held_out_loss)
@@ -237,7 +241,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _completions(
     model: LanguageModel, layout: Layout, data: PreparedSequences, number: int
 ) -> tuple[Completion, ...]:
-    """Prompts from documents in the middle of each source, and the model's continuations."""
+    """Prompts from documents in the middle of each source, and the model's completions."""
     sources = [(name, store) for name, store in data.held_out.items() if store.num_documents]
     documents = [
         (name, store, store.num_documents * (turn + 1) // (turn + 2))
@@ -271,7 +275,7 @@ def _completions(
 
 
 def _prompt(tokenizer: Tokenizer, store: SequenceStore, index: int) -> list[int]:
-    """Prompt from a document: its beginning, or the end of what precedes a conversation's answer."""
+    """Prompt tokens from within a document, or a conversation up to an answer; truncated."""
     if store.has_spans:
         return [int(id) for id in store.beginning(index)[-_MAX_CONVERSATION_TOKENS:]]
     text = store.text(index).decode("utf-8", "replace")
@@ -279,7 +283,7 @@ def _prompt(tokenizer: Tokenizer, store: SequenceStore, index: int) -> list[int]
 
 
 def _beginning(text: str) -> str:
-    """Some lines of a text, whole ones: those after its head, where it is long enough."""
+    """Whole lines after the first third of a text, about `_PROMPT_CHARS` / 10 characters."""
     lines, beginning = text.splitlines(keepends=True), ""
     for line in lines[len(lines) // 3 :]:
         if beginning and len(beginning) + len(line) > _PROMPT_CHARS // 10:

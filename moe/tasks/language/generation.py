@@ -1,4 +1,4 @@
-"""Texts that a language model makes, as tokens."""
+"""Token generation by a language model: greedy, sampled or beam search."""
 
 import collections.abc
 from collections.abc import Collection, Sequence
@@ -15,11 +15,13 @@ from moe.tasks.language.model import LanguageModel
 
 
 class Growing:
-    """Rows of tokens that a model goes on from, as `moe.tasks.decoding` takes them."""
+    """Batch of prompts and its KV cache: the `DecodingSteps` of a language model."""
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-        """Takes in the prompts; rows that are shorter than others begin later. Raises ValueError for one without a
-        token, or with one that the model does not have."""
+        """Prefill the prompts, left-padded to the longest.
+
+        Raises ValueError for an empty prompt or a token outside the vocabulary.
+        """
         for row, prompt in enumerate(prompts):
             if not prompt:
                 raise ValueError(
@@ -40,7 +42,7 @@ class Growing:
             padding = torch.arange(length, device=device) < begins[:, None]
         self._model, self._state = model, model.start(len(prompts), length + max_tokens)
         self.logits = model.extend(tokens, self._state, padding)
-        """`[B, V]`, of each row's first new token."""
+        """`[B, V]`: logits of each row's first new token."""
 
     def next(self, tokens: Tensor) -> Tensor:
         return self._model.extend(tokens[:, None], self._state)
@@ -59,20 +61,18 @@ def generate(
     texts: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
-    """New tokens of each of `prompts`, without the one of `ends` that ended it: as many as `spec.max_tokens` where none
-    did. Stop strings are for who knows text (`LanguageGenerator`).
+    """Generate new tokens for each prompt, without the token of `ends` that ended it; at most `spec.max_tokens`.
 
-    Every expert has room for all its tokens. Draws are keyed by `texts`, the prompts' numbers when left out: a rank
-    that has some of the prompts gives their numbers among all, and they are those of one process. Where a pass on one
-    rank needs one on others (`Layout.in_step`), all ranks of the group `together` call it, each with prompts of its
-    own, possibly none.
+    Stop strings are handled by `LanguageGenerator`. Expert capacity is unlimited. Sampling is keyed by `texts`, the
+    prompts' global indices (default: their indices here), so that prompts split over ranks give the same tokens as on
+    one process. If a forward pass needs other ranks (`Layout.in_step`), all ranks of the process group `together`
+    must call, each with its own prompts, possibly none.
 
-    `moe.routing.recorded` around it records position p of this rank's prompt r under r · L + p, with L = its longest
-    prompt + `spec.max_tokens`: training on rows of L positions, which begin with the prompts, replays that, filled up
-    with -1 to a row for each position. A search has several texts of a prompt, and cannot be recorded.
+    Under `moe.routing.recorded`, position p of this rank's prompt r is recorded at r * L + p, where L = longest
+    prompt here + `spec.max_tokens`. Training on rows of L positions that begin with the prompts replays it; pad the
+    recording with -1 to one row per position. Beam search cannot be recorded: it has several texts per prompt.
 
-    Raises ValueError for a prompt without a token or with one that the model does not have, and for `texts` that are
-    not as many as `prompts`.
+    Raises ValueError for an empty prompt, a token outside the vocabulary, or `texts` not as many as `prompts`.
     """
     new_tokens: list[list[int]] = [[] for _ in prompts]
     if spec.num_beams > 1:
@@ -96,15 +96,17 @@ def going_on(
     texts: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
-    """As `generate`, a token at a time, likeliest or drawn: see `one_by_one`."""
+    """Like `generate`, one token at a time, greedy or sampled: see `one_by_one`."""
     _check_texts(prompts, texts)
     rows = Growing(model, prompts, spec.max_tokens)
     yield from one_by_one(rows, rows.logits, spec, ends, texts=texts, together=together)
 
 
 def lay_out_for_texts(model: LanguageModel) -> None:
-    """Lay a model out for texts alone, which are made faster then: experts' weights become as narrow as the arithmetic,
-    and lie as few rows want them; narrow copies of the others are kept. It must not be trained any more."""
+    """Prepare a model for inference only: faster decoding, no training afterwards.
+
+    Expert weights are cast to the compute dtype and laid out for few rows; other weights keep copies in that dtype.
+    """
     for module in model.modules():
         if isinstance(module, Experts):
             module.lay_out_for_few_rows(model.compute_dtype)

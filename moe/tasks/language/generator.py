@@ -1,4 +1,4 @@
-"""A trained language model in use, in one process: it continues texts."""
+"""Text generation with a trained language model, in one process."""
 
 import collections.abc
 import json
@@ -23,13 +23,13 @@ from moe.tasks.language.scoring import TextScorer
 from moe.tasks.task import Generator
 
 _BATCH_ROWS = 32
-"""Rows of a batch, each prompt counted once per beam."""
+"""Rows per batch of prompts, counting beams."""
 _BATCH_PAIRS = 1 << 26
-"""Pairs of positions of a batch, of which masks have some bytes each."""
+"""Position pairs per batch: an attention mask takes some bytes for each."""
 
 
 class LanguageGenerator(Generator):
-    """Continues texts with a trained model."""
+    """Generates continuations of texts with a trained language model."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class LanguageGenerator(Generator):
         tokenizer_files: dict[str, bytes] | None = None,
         template_files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """`max_tokens`: of the texts that the model was trained on. `tokenizer_files`: the files, by name, that the
-        tokenizer was read from, with what else ends a given model's texts. `template_files`: those that say how it
-        writes conversations."""
+        """`max_tokens`: longest training text. `tokenizer_files`: files of the tokenizer by name, with further
+        end-of-text ids. `template_files`: files of the chat template.
+        """
         self._model, self._tokenizer, self.max_tokens = model, tokenizer, max_tokens
         self._files, self._template_files = tokenizer_files or {}, template_files or {}
         further = {id for name in (ENDS, CLOSERS) for id in json.loads(self._files.get(name, b"[]"))}
@@ -54,7 +54,7 @@ class LanguageGenerator(Generator):
     def from_files(
         cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]
     ) -> "LanguageGenerator":
-        """The generator whose tokenizer `read` gives by the names of its files."""
+        """Generator with the tokenizer and chat template that `read` returns by file name."""
         assert isinstance(model, LanguageModel)
         files = dict[str, bytes]()
 
@@ -76,20 +76,20 @@ class LanguageGenerator(Generator):
         lay_out_for_texts(self._model)
 
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
-        """Continuation of each text: the likeliest tokens where no `spec` says otherwise.
+        """Continuation of each text; greedy decoding without `spec`.
 
-        Raises SpecError for a text of more tokens than those that the model was trained on.
+        Raises SpecError for a text longer than the model's training texts.
         """
         spec = spec or GenerationSpec()
         prompts = [self._encode_prompt(text, chat=spec.chat) for text in texts]
         return self._generate(prompts, spec, self._ends)
 
     def generate_cut(self, texts: Sequence[str], spec: GenerationSpec) -> tuple[list[str], int]:
-        """(the same of texts of any length; how many lost their beginning, so that they and what is generated have at
-        most as many tokens as the texts that the model was trained on). As in lm-evaluation-harness, the EOS of the
-        tokenizer ends a text too, whether or not the config of the model names it.
+        """(continuations of texts of any length, number of truncated prompts).
 
-        Raises SpecError where what is generated would take all of them.
+        Prompts lose tokens on the left so that prompt and output fit into the model's training length. As in
+        lm-evaluation-harness, the tokenizer's EOS also ends a text, even if the model's config does not name it.
+        Raises SpecError if the output alone would take that length.
         """
         room = self.max_tokens - spec.max_tokens
         if room < 1:
@@ -115,7 +115,7 @@ class LanguageGenerator(Generator):
     def stream(
         self, text: str, spec: GenerationSpec | None = None
     ) -> collections.abc.Generator[str, None, Ending]:
-        """The same for one text, in pieces of whole characters; of a search all at its end."""
+        """Continuation of one text in pieces of whole characters; beam search yields all at its end."""
         spec = spec or GenerationSpec()
         return self._stream_text(self._encode_prompt(text, chat=spec.chat), spec)
 
@@ -147,8 +147,7 @@ class LanguageGenerator(Generator):
             raise SpecError(Problem("missing", "chat", True, rule, remedy)) from None
 
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
-        """Tokens of a prompt, with what the tokenizer puts before a text; in a chat, those of a user's message as the
-        template renders it."""
+        """Encode a prompt with the tokenizer's prefix; in a chat, as a user message rendered by the chat template."""
         if chat:
             (encoding,) = self._tokenizer.encode_written([self._template().render_prompt(text)])
             ids = encoding.ids
@@ -167,7 +166,7 @@ class LanguageGenerator(Generator):
         return TextSoFar(self._tokenizer.decode, spec.stop, last_of(prompt, self._tokenizer.decode))
 
     def _tokens(self, prompt: list[int], spec: GenerationSpec) -> collections.abc.Iterator[int]:
-        """New tokens of one prompt, with the one that ends it."""
+        """New tokens of one prompt, including the end-of-text token."""
         if spec.num_beams == 1:
             for new_tokens in going_on(self._model, [prompt], spec, self._ends):
                 yield new_tokens[0]

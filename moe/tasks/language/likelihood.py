@@ -1,4 +1,4 @@
-"""Log-likelihoods of tokens that follow others, as a model gives them."""
+"""Log-likelihood of continuations under a language model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,27 +19,25 @@ from moe.tasks.language.model import LanguageModel
 _BATCH_POSITIONS = 8192
 
 Pair = tuple[Sequence[int], Sequence[int]]
-"""Tokens of a context, and those of its continuation."""
+"""Tokens of a context and of its continuation."""
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Log-likelihood of a continuation."""
+    """Log-likelihood of a continuation, in nats."""
 
     nats: float
     is_greedy: bool
-    """Whether each of its tokens is the likeliest one."""
+    """Whether greedy decoding would produce it."""
 
 
 @torch.no_grad()
 def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int) -> list[Likelihood]:
-    """Log-likelihood of each continuation given its context, which loses tokens on the left where the model would
-    read more than `max_tokens`.
+    """Log-likelihood of each continuation given its context, truncated on the left to `max_tokens`.
 
-    Rows of unequal length are computed together, filled up on the right: no row sees another, and every expert has room
-    for all tokens. Where experts choose tokens, a row is their group, and only rows of one length are together. Sums
-    are float64. Raises ValueError for a context or a continuation without a token, and for a
-    continuation of more than `max_tokens`.
+    Rows are right-padded and batched; no row sees another, and expert capacity is unlimited. Under expert-choice
+    routing each row is a token group and only rows of equal length are batched. Sums are float64. Raises ValueError
+    for an empty context or continuation, or a continuation longer than `max_tokens`.
     """
     rows = [_LikelihoodRow.from_pair(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
     likelihoods: list[Likelihood | None] = [None] * len(rows)
@@ -57,8 +55,10 @@ def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int
 
 
 def rolling_pairs(tokens: Sequence[int], begin: int, max_tokens: int) -> Iterator[Pair]:
-    """Pairs whose continuations are together a whole text, which follows the token `begin`. Each has as much of what
-    comes before as the model reads beside it (`log_likelihoods` cuts what is more)."""
+    """Pairs whose continuations form a whole text after the token `begin`, for rolling log-likelihood.
+
+    Each context holds as much of the preceding text as fits (`log_likelihoods` truncates the excess).
+    """
     before = [begin, *tokens]
     for first in range(0, len(tokens), max_tokens):
         continuation = tokens[first : first + max_tokens]
@@ -69,9 +69,9 @@ def rolling_pairs(tokens: Sequence[int], begin: int, max_tokens: int) -> Iterato
 class _LikelihoodRow:
     number: int
     tokens: Sequence[int]
-    """The model reads these."""
+    """Input tokens."""
     continuation: Sequence[int]
-    """Labels of its last positions."""
+    """Labels of the last positions."""
 
     @classmethod
     def from_pair(
@@ -92,7 +92,7 @@ class _LikelihoodRow:
 
 
 def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Likelihood]:
-    """Likelihoods of rows, of which the first is the longest."""
+    """Log-likelihoods of one batch of rows, the longest first."""
     device, length = model.embedding.weight.device, len(rows[0].tokens)
     tokens_BL = torch.zeros(len(rows), length, dtype=torch.int64)
     labels_BL = torch.full((len(rows), length), NOTHING, dtype=torch.int64)
@@ -121,7 +121,7 @@ def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Like
 def _of_labels(
     model: LanguageModel, hidden_TM: Tensor, places_P: Tensor, labels_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(log-probability of each label, in float32 at least; whether it is the likeliest), some logits at a time."""
+    """(log-probability of each label, in float32 or wider; whether it is the argmax), chunked over logits."""
     wide = torch.promote_types(hidden_TM.dtype, torch.float32)
     at_once = loss_tokens(accelerator(hidden_TM.device).kind, model.spec.vocab_size)
     nats, likeliest = [], []

@@ -1,4 +1,4 @@
-"""Loss of a micro-batch of sequences: cross-entropy of the next token."""
+"""Next-token cross-entropy of a micro-batch of sequences."""
 
 from moe.layers.nll import smoothed_nll
 from moe.tasks.language.batches import NOTHING, SequencesBatch
@@ -7,7 +7,7 @@ from moe.tasks.task import Loss
 
 
 def loss_of(model: LanguageModel, batch: SequencesBatch, smoothing: float = 0.0) -> Loss:
-    """Sums over the predicted tokens of which this rank has the share: smoothed, and as they are."""
+    """Label-smoothed and plain NLL, summed over this rank's shard of target tokens."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
     return Loss(
         *smoothed_nll(hidden_states, model.output_embedding, model.share(batch.labels), smoothing, NOTHING)

@@ -1,4 +1,4 @@
-"""A decoder-only language model, of any family that its spec describes."""
+"""Decoder-only language model; the spec selects its family."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from moe.tasks.language.context import SequenceContext, lengths_of, positions_of
 
 
 class Table(nn.Module):
-    """A row for each token."""
+    """Token embedding table."""
 
     weight: nn.Parameter
     """`[V, M]`"""
@@ -39,7 +39,7 @@ class Table(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The model, as for one device. It has no values until it is applied to a layout."""
+    """Decoder-only transformer. Parameters have no values until `moe.parallel.apply` lays the model out."""
 
     entry_points = ("hidden_states", "extend")
     tensor_group: dist.ProcessGroup | None = None
@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
                 self._set_dropout(spec.adapter.dropout)
 
     def _set_dropout(self, probability: float) -> None:
-        """Of what adapters take in, those of experts left out: rows go to them without their tokens' names."""
+        """Set dropout on LoRA inputs, except for routed experts: their rows arrive without token ids."""
         for path, module in self.named_modules():
             if isinstance(module, Linear):
                 module.dropout = AdapterDropout(probability, f"{path}.weight")
@@ -69,22 +69,24 @@ class LanguageModel(nn.Module):
 
     @property
     def output_embedding(self) -> nn.Parameter:
-        """`[V, M]`: the output projection, which may be the table of tokens."""
+        """`[V, M]`: output projection, possibly tied to the token embedding."""
         return self.embedding.weight if self.output is None else self.output.weight
 
     def forward(self, tokens: Tensor, context: SequenceContext | None = None) -> Tensor:
-        """Logits `[B, L, V]` of the token after each of `tokens` int64 `[B, L]`. Without a `context` each row is one
-        document, at step 0 of seed 0, in training or not as `train()` and `eval()` have set it.
+        """Next-token logits `[B, L, V]` of `tokens` int64 `[B, L]`.
 
-        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden_states`,
-        which needs no logits of other ranks' tokens.
+        Without `context` each row is one document, at step 0 and seed 0, in training mode as set by `train()` or
+        `eval()`. Tensor ranks get the same logits and must compute the same loss; training uses `hidden_states`,
+        which needs no logits for other ranks' tokens.
         """
         logits = self._project(self.hidden_states(tokens, context))
         return self._shares(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
 
     def hidden_states(self, tokens: Tensor, context: SequenceContext | None = None) -> Tensor:
-        """This rank's share `[t, M]` of what is projected to logits, for those who need few of them. `share` gives the
-        tokens that it is of; one tensor rank has all of them."""
+        """Final normalized hidden states `[t, M]` of this rank's shard of the tokens, before the output projection.
+
+        `share` selects the matching tokens; with one tensor rank that is all of them.
+        """
         context = context or SequenceContext(training=self.training)
         run, x = self._pass(tokens, context), self._embed(tokens)
         for block in self.layers:
@@ -92,16 +94,16 @@ class LanguageModel(nn.Module):
         return self._last(x)
 
     def share(self, tokens: Tensor) -> Tensor:
-        """This rank's share `[t]` of tokens `[B, L]` that its tensor ranks all have."""
+        """This rank's sequence-parallel shard `[t]` of `tokens` `[B, L]`, which all tensor ranks hold."""
         return self._shares(tokens).take(tokens.reshape(-1))
 
     def gather_tokens(self, tokens: Tensor, share: Tensor) -> Tensor:
-        """`[T, ...]` of all tensor ranks' shares `[t, ...]` of tokens `[B, L]`, the same on all of them."""
+        """All-gather `[T, ...]` over tensor ranks of `share` `[t, ...]`, for tokens `[B, L]`."""
         return self._shares(tokens).gather_results(share)
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
-        """Context in which the model computes without its adapters."""
+        """Disable the LoRA adapters within the block."""
         assert self.spec.adapter is not None
         self._scale_adapters(0.0)
         try:
@@ -115,18 +117,18 @@ class LanguageModel(nn.Module):
                 module.lora_scale = scale
 
     def start(self, num_rows: int, num_positions: int) -> "GenerationState":
-        """Initial state for generating `num_rows` rows of up to `num_positions` positions."""
-        # Of the weight only its device: where FSDP shards it, what it makes is as sharded as itself.
+        """Empty generation state (KV caches) for `num_rows` rows of up to `num_positions` positions."""
+        # Only the device is taken from the weight: under FSDP, tensors derived from it would be sharded too.
         like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
         caches = [block.attention.new_cache(num_rows, num_positions, like) for block in self._blocks()]
         return GenerationState(caches, torch.arange(num_rows, device=like.device), num_positions)
 
     def extend(self, tokens: Tensor, state: "GenerationState", padding: Tensor | None = None) -> Tensor:
-        """Logits `[B, V]` of the token after `tokens` `[B, N]`, which go on from `state`, and join it.
+        """Append `tokens` `[B, N]` to `state` and return the next-token logits `[B, V]`.
 
-        `padding` bool `[B, N]` is True before the first token of rows that are shorter than others; only those who
-        begin may have any. Raises ValueError for padding elsewhere, for another number of rows than `state` has, for no
-        position, and for more of them than there is room for.
+        `padding` bool `[B, N]` is True before the first token of shorter rows; only the first call may have any.
+        Raises ValueError for padding elsewhere, a wrong number of rows, no position, or more positions than `state`
+        has room for.
         """
         if tokens.dim() != 2 or tokens.shape[0] != len(state.rows) or not tokens.shape[1]:
             raise ValueError(
@@ -161,7 +163,7 @@ class LanguageModel(nn.Module):
         return iter(self.layers)  # type: ignore[arg-type]
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """`[t, M]`: this rank's share of tokens `[B, L]`."""
+        """Embeddings `[t, M]` of this rank's shard of tokens `[B, L]`."""
         x = functional.embedding(self.share(tokens), self.embedding.weight).to(self.compute_dtype)
         return x if self.spec.embedding_multiplier == 1 else x * self.spec.embedding_multiplier
 
@@ -170,11 +172,11 @@ class LanguageModel(nn.Module):
         return x if self.spec.logits_divisor == 1 else x / self.spec.logits_divisor
 
     def _project(self, hidden_states: Tensor) -> Tensor:
-        """Logits `[..., V]` for hidden states `[..., M]`."""
+        """Logits `[..., V]` of hidden states `[..., M]`."""
         return linear(hidden_states, self.output_embedding)
 
     def _pass(self, tokens: Tensor, context: SequenceContext) -> LanguagePass:
-        """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
+        """Pass inputs for `tokens` `[B, L]` in token groups of whole rows, the last group padded with empty rows."""
         if tokens.dim() != 2:
             raise ValueError(f"tokens {tuple(tokens.shape)} must be [B, L]; give a row for each sequence")
         num_rows, length = tokens.shape
@@ -208,7 +210,7 @@ class LanguageModel(nn.Module):
         return LanguagePass(facts, replace(rows, draws=draws))
 
     def _going_on(self, tokens: Tensor, state: "GenerationState") -> LanguagePass:
-        """The same for tokens `[B, N]` behind those of `state`, each of which all experts have room for."""
+        """Pass inputs for tokens `[B, N]` after those of `state`, with unlimited expert capacity."""
         num_rows, num_new = tokens.shape
         begins = state.num_positions
         places = torch.arange(begins, begins + num_new, device=tokens.device).expand(num_rows, -1)
@@ -246,24 +248,25 @@ class LanguageModel(nn.Module):
         return max(1, group_tokens // max(1, row_tokens))
 
     def _shares(self, tokens: Tensor) -> SequenceShard:
-        """Of tokens `[B, L]`."""
+        """Sequence sharding of tokens `[B, L]`."""
         num_rows, length = tokens.shape
         return SequenceShard(tokens.numel(), self.tensor_group, shape=(num_rows, length))
 
 
 class GenerationState:
-    """Caches of all layers for rows that grow."""
+    """KV caches and other layer state of rows of tokens being generated."""
 
     def __init__(self, caches: Sequence[LayerCache], rows: Tensor, room: int) -> None:
         self.caches, self.rows, self.room = caches, rows, room
-        """`rows` int64 `[B]`: their numbers at first. The token at position p of row r is known by r · `room` + p
-        (`moe.routing.recorded`), where p counts from the row's own beginning."""
+        """`rows` int64 `[B]`: original row numbers. The token at position p of row r (from the row's first token) has
+        the id r * `room` + p (`moe.routing.recorded`).
+        """
         self.first: Tensor | None = None
-        """int64 `[B]`: where each row begins; all at 0 where it is None."""
+        """int64 `[B]`: first position of each row (after left padding); None: 0 for all."""
         self.num_positions = 0
 
     def take_rows(self, rows: Tensor) -> None:
-        """Keep these rows alone, in this order (int64 indices, also several times the same)."""
+        """Select rows by int64 index, in this order; indices may repeat."""
         for cache in self.caches:
             cache.take_rows(rows)
         self.rows = self.rows.index_select(0, rows)

@@ -1,9 +1,11 @@
-"""Loss of pairs of answers, one preferred: direct preference optimisation (arXiv 2305.18290, eq. 7).
+"""Direct preference optimization (DPO, arXiv 2305.18290, eq. 7): loss over pairs of answers.
 
-L = -Σ log σ(β · ((log π(y_w) - log π_ref(y_w)) - (log π(y_l) - log π_ref(y_l)))) over pairs of a preferred answer
-y_w and another y_l, where π is the model with its adapter and π_ref the one beneath it, without capacity limits. A row
-holds both answers of each of its pairs as two of its documents, the preferred one first, so that no pair lies on two
-ranks.
+L = -Σ log σ(β · ((log π(y_w) - log π_ref(y_w)) - (log π(y_l) - log π_ref(y_l))))
+
+y_w is the preferred (chosen) answer, y_l the rejected one; log π is the log-probability of an answer under the
+policy, the model with its adapter, and log π_ref under the reference model, the base without its adapter, evaluated
+without capacity limits. A row holds both answers of a pair as adjacent documents, the preferred one first, so that a
+pair never spans ranks.
 """
 
 from dataclasses import dataclass
@@ -20,17 +22,20 @@ from moe.tasks.task import Loss
 
 @dataclass(frozen=True)
 class Preferences:
-    """Sums over the pairs of some rows, the same on tensor ranks that share their tokens."""
+    """DPO loss and counts, summed over the preference pairs of some rows; the same on all tensor ranks."""
 
     loss: Tensor
-    """Scalar, in float32 at least, as the others."""
+    """Scalar, float32 or wider; likewise the counts."""
     num_pairs: Tensor
     num_right: Tensor
-    """Pairs whose preferred answer has gained more than the other."""
+    """Pairs whose preferred answer has the higher implicit reward, log π - log π_ref (DPO accuracy)."""
 
 
 def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> Loss:
-    """Sums over pairs. Tensor ranks have equal parts of the loss, and the gradient by their own tokens."""
+    """DPO loss summed over preference pairs.
+
+    Each tensor rank gets an equal part of its value and the gradient of its own tokens.
+    """
     reference_t = _reference_nll(model, batch)
     nll_t = _nll(model, batch)
     nll_T = model.gather_tokens(batch.tokens, nll_t.detach()).requires_grad_()
@@ -44,7 +49,7 @@ def preference_loss_of(model: LanguageModel, batch: SequencesBatch, beta: float)
 
 @torch.no_grad()
 def preferences_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> Preferences:
-    """Sums over pairs, without gradients: this rank's part of what all tensor ranks have together."""
+    """DPO loss and counts without gradients: this rank's part of the sums over its tensor ranks."""
     nll_T = model.gather_tokens(batch.tokens, _nll(model, batch))
     preferences = _preferences(
         nll_T, model.gather_tokens(batch.tokens, _reference_nll(model, batch)), batch, beta
@@ -54,20 +59,20 @@ def preferences_of(model: LanguageModel, batch: SequencesBatch, beta: float) -> 
 
 
 def _nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
-    """`[t]`, of the labels that this rank has."""
+    """Negative log-probability `[t]` of this rank's labels."""
     hidden_states = model.hidden_states(batch.tokens, batch.context)
     return token_nll(hidden_states, model.output_embedding, model.share(batch.labels), NOTHING)
 
 
 @torch.no_grad()
 def _reference_nll(model: LanguageModel, batch: SequencesBatch) -> Tensor:
-    """`[t]`, of the reference model: the base without its adapter."""
+    """Negative log-probability `[t]` under the reference model: the base without its adapter."""
     with model.without_adapters():
         return _nll(model, batch.for_evaluation())
 
 
 def _part_of(model: LanguageModel, batch: SequencesBatch) -> float:
-    """Share of a tensor rank in what all of them have alike."""
+    """1 / number of tensor ranks: this rank's part of a value that all of them hold."""
     return 1.0 if model.tensor_group is None else 1.0 / model.tensor_group.size()
 
 

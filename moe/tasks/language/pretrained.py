@@ -1,4 +1,4 @@
-"""The folder in the Hugging Face format that a model begins with: tokenizer and weights."""
+"""Pretrained model folder in the Hugging Face format: tokenizer, chat template, weights and adapter."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,10 @@ GENERATION = "generation_config.json"
 def model_tokenizer(
     spec: LanguageModelSpec, roots: Sequence[str] | None, digest: str | None = None
 ) -> ModelTokenizer:
-    """The tokenizer of the folder, with all that an export will need of it, the digest of its weights where that is
-    given. Reads no weights. Raises SpecError."""
+    """Tokenizer of the pretrained folder with the files that an export needs, including the weight digest if given.
+
+    Reads no weights. Raises SpecError.
+    """
     assert spec.from_folder is not None
     origin = replace(Origin.of_folder(spec.from_folder, spec, roots), digest=digest)
     files = export_tokenizer(origin.files, PLACE)
@@ -47,7 +49,7 @@ def model_tokenizer(
 def with_template(
     tokenizer: ModelTokenizer, data: SequencesSpec, roots: Sequence[str] | None
 ) -> ModelTokenizer:
-    """The tokenizer with a job's own chat template and template arguments, if it has any. Raises SpecError."""
+    """Tokenizer with the chat template and template arguments of a conversation job, if given. Raises SpecError."""
     if not isinstance(data, ConversationsSpec):
         return tokenizer
     files = dict(tokenizer.files)
@@ -76,16 +78,17 @@ def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
 
 
 def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None:
-    """The same tokenizer from a checkpoint, for a run that resumes without the folder; None if the checkpoint has
-    none."""
+    """Tokenizer from a checkpoint, to resume without the pretrained folder; None if the checkpoint has none."""
     return ModelTokenizer.of_files(files) if RECORD in files else None
 
 
 def base_digest(
     spec: LanguageModelSpec, roots: Sequence[str] | None, checkpoint_files: Mapping[str, bytes]
 ) -> str | None:
-    """Digest of the weights beneath an adapter, which checkpoints omit; None if nothing is omitted. Raises SpecError if
-    the digest in `checkpoint_files` is another one."""
+    """Digest of an adapter's base weights, which checkpoints omit; None if the model has no such base.
+
+    Raises SpecError if it differs from the digest in `checkpoint_files`.
+    """
     if not spec.keeps_frozen:
         return None
     from moe.interchange.digest import digest_of
@@ -106,8 +109,10 @@ def base_digest(
 def load(
     model: "LanguageModel", spec: LanguageModelSpec, layout: "Layout", roots: Sequence[str] | None, seed: int
 ) -> tuple[str, ...]:
-    """Fill this rank's part of a model with the folder's weights, and by `seed` with what a mixture has beside those of
-    a dense folder; all ranks together. What a user should be told. Raises SpecError on all of them."""
+    """Load the folder's weights into this rank's part of a model; return notes for the user. Collective.
+
+    Weights that upcycling a dense folder adds are drawn from `seed`. Raises SpecError on all ranks.
+    """
     from moe.interchange.load import load_weights
 
     assert spec.from_folder is not None
@@ -116,7 +121,7 @@ def load(
 
 
 def check_trained_adapter(spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
-    """Whether the folder that an adapter is to begin as has one of this model. Reads no weights. Raises SpecError."""
+    """Raise SpecError unless the adapter folder to start from fits this model. Reads no weights."""
     if spec.adapter is None or spec.adapter.from_folder is None:
         return
     assert spec.from_folder is not None
@@ -127,8 +132,10 @@ def check_trained_adapter(spec: LanguageModelSpec, roots: Sequence[str] | None) 
 def load_trained_adapter(
     model: "LanguageModel", spec: LanguageModelSpec, layout: "Layout", roots: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """Fill this rank's part of an adapter with that of the folder which it is to begin as; all ranks together. What a
-    user should be told. Raises SpecError on all of them."""
+    """Load pretrained adapter weights into this rank's part of a model; return notes for the user. Collective.
+
+    Raises SpecError on all ranks.
+    """
     from moe.interchange.adapters import load_adapter
 
     if spec.adapter is None or (folder := spec.adapter.from_folder) is None:
@@ -138,7 +145,7 @@ def load_trained_adapter(
 
 
 def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
-    """Warning, before training, if the model cannot be written in the Hugging Face format."""
+    """Warning that a model cannot be exported in the Hugging Face format; empty if it can."""
     try:
         build_config(spec, None, "float32")
     except SpecError as error:
@@ -151,10 +158,10 @@ def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
 
 
 def _ids_of(origin: Origin, role: str) -> list[int]:
-    """Ids of the tokens that end a text, or begin one: that of documents, then further ones. Raises SpecError.
+    """End-of-text (`eos`) or begin-of-text (`bos`) token ids; the first delimits documents. Raises SpecError.
 
-    Documents go by `config.json` first. Texts that are made end as transformers has it: by `generation_config.json`
-    where that says anything, by `config.json` where not.
+    The first id comes from `config.json`. Further ids come from `generation_config.json` if it has any, as in
+    transformers, else from `config.json`.
     """
     key = f"{role}_token_id"
     of_config = _ids(origin.config.get(key), "config.json", key)
@@ -174,7 +181,7 @@ def _ids(value: Any, file: str, key: str) -> list[int]:
 
 
 def _special_token_ids(tokenizer_config: Mapping[str, Any], role: str) -> list[int]:
-    """The id of the token that a `tokenizer_config.json` names."""
+    """Ids of the token that `tokenizer_config.json` names for this role."""
     token = tokenizer_config.get(f"{role}_token")
     text = token.get("content") if isinstance(token, dict) else token
     ids = special_tokens(tokenizer_config)

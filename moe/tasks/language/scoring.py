@@ -1,4 +1,4 @@
-"""Scoring of texts by a language model: how likely they are, alone or after others."""
+"""Log-likelihood scoring of texts by a language model."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,20 @@ from moe.tasks.language.model import LanguageModel
 
 
 class TextScorer:
-    """Log-likelihoods of texts, as lm-evaluation-harness asks a model of transformers for them: a text begins with what
-    its tokenizer puts there. It is read as text: special tokens that are written in it are letters."""
+    """Log-likelihoods of texts as lm-evaluation-harness computes them for transformers models.
+
+    Texts begin with the tokenizer's prefix. Special tokens written in them are read as plain text.
+    """
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, max_tokens: int) -> None:
-        """`max_tokens`: of the texts that the model was trained on."""
+        """`max_tokens`: longest training text."""
         self._model, self._tokenizer, self._max_tokens = model, tokenizer, max_tokens
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Likelihood], int]:
-        """(log-likelihood of each continuation given its context; number of contexts that lost their beginning, as the
-        model was trained on shorter texts). Raises SpecError for a continuation that is empty, or too long by
-        itself."""
+        """(log-likelihood of each continuation given its context, number of contexts truncated on the left).
+
+        Raises SpecError for a continuation that is empty or longer than the model's training texts.
+        """
         token_pairs = [self._encode_pair(*pair) for pair in pairs]
         for (_, text), (_, continuation) in zip(pairs, token_pairs, strict=True):
             if not 0 < len(continuation) <= self._max_tokens:
@@ -36,9 +39,11 @@ class TextScorer:
         return log_likelihoods(self._model, token_pairs, self._max_tokens), num_cut
 
     def rolling(self, texts: Sequence[str]) -> list[float]:
-        """Log-likelihood of each whole text, in nats: the sum over its tokens, each given those before it, as many as
-        the model was trained on. As the harness has it, a BOS that the tokenizer puts before the text is one of its
-        tokens, and stands behind another."""
+        """Rolling log-likelihood of each text in nats: each token given the preceding ones in the window.
+
+        As in lm-evaluation-harness, a BOS that the tokenizer puts before the text counts as one of its tokens and
+        follows another start token.
+        """
         prefix, start = self._tokenizer.prefix_ids, self._tokenizer.start_id
         token_lists = self._tokenizer.encode_batch(texts)
         pairs = [list(rolling_pairs([*prefix, *tokens], start, self._max_tokens)) for tokens in token_lists]
@@ -50,9 +55,11 @@ class TextScorer:
         return [sum(next(likelihoods).nats for _ in text_pairs) for text_pairs in pairs]
 
     def _encode_pair(self, context: str, continuation: str) -> Pair:
-        """Tokens of both, as in lm-evaluation-harness: white space between them belongs to the continuation, with which
-        tokens mostly join it, and the continuation's tokens are those of the whole text beyond the number of the
-        context's."""
+        """Tokens of context and continuation, split as lm-evaluation-harness does.
+
+        Whitespace at the context's end moves to the continuation. The continuation is what the tokens of the joined
+        text have beyond the number of the context's tokens.
+        """
         is_alone = not context
         stripped_context = context.rstrip()
         continuation, context = context[len(stripped_context) :] + continuation, stripped_context

@@ -1,4 +1,4 @@
-"""The task of language: the next token of a text. Loads no torch until a model is built."""
+"""Language modeling task: next-token prediction. Loads no torch until a model is built."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
-    """A decoder that learns to go on from texts."""
+    """Next-token prediction with a decoder-only model, or DPO on preference pairs."""
 
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec)
@@ -167,7 +167,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
 @lru_cache(maxsize=256)
 def _check_packages(data: PackagesSpec) -> None:
-    """Once for each spec: what is installed stays so while this process runs, and to look takes a while."""
+    """Check installed packages once per spec: slow, and constant while the process runs."""
     check(data, roots=())
 
 
