@@ -1,1 +1,1 @@
-"""The run: batches, steps, checkpoints, evaluation."""
+"""Training: batches, steps, checkpoints, evaluation."""

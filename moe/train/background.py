@@ -1,4 +1,4 @@
-"""Work in a thread of its own."""
+"""Future of a function that runs in its own thread."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Result = TypeVar("Result")
 
 
 class Background(Generic[Result]):
-    """Runs `work` at once in a daemon thread, which never keeps a process from ending."""
+    """Runs `work` in a daemon thread, which never keeps the process alive."""
 
     def __init__(self, work: Callable[[], Result], name: str) -> None:
         self._work = work
@@ -20,7 +20,7 @@ class Background(Generic[Result]):
     def _run(self) -> None:
         try:
             self._result = self._work()
-        except Exception as error:  # handed to whoever asks for the result
+        except Exception as error:  # re-raised by `result`
             self.error = error
 
     @property
@@ -31,7 +31,7 @@ class Background(Generic[Result]):
         self._thread.join()
 
     def result(self) -> Result:
-        """Wait for the work and return its result. Raises what it raised."""
+        """Wait for the result of `work`, or raise its exception."""
         self.wait()
         if self.error is not None:
             raise self.error

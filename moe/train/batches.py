@@ -1,4 +1,4 @@
-"""This rank's part of each global batch, made ready one step ahead of the step that needs it."""
+"""Prefetching of this rank's part of each global batch, one step ahead."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from moe.train.background import Background
 
 
 class BatchesAhead:
-    """Hands out the batches of a run in order of steps, while a thread makes the next one ready by `make`."""
+    """Returns a run's batches in step order; a thread prefetches the next one with `make`."""
 
     def __init__(self, make: Callable[[int], RankBatch[Any]]) -> None:
         self._make = make
@@ -18,7 +18,7 @@ class BatchesAhead:
         """Seconds that the last `take` waited for its batch."""
 
     def take(self, step: int) -> RankBatch[Any]:
-        """The batch of `step`; the one after it is begun. Raises what making the batch raised."""
+        """Batch of `step`; starts prefetching the next one. Raises what `make` raised."""
         began = time.perf_counter()
         if self._ahead is not None and self._ahead[0] == step:
             batch = self._ahead[1].result()
@@ -29,6 +29,6 @@ class BatchesAhead:
         return batch
 
     def close(self) -> None:
-        """Wait for the batch that is being made and nobody will take."""
+        """Wait for the pending prefetch."""
         if self._ahead is not None:
             self._ahead[1].wait()

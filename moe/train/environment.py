@@ -1,27 +1,28 @@
-"""Environment of a process that bounds its memory, before the process starts."""
+"""Environment variables that limit a process's memory, set before it starts."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 KEEP_FREED_MEMORY = {
-    # glibc maps each block of 32 MiB or more anew, and unmaps it when it is freed: the system then clears every page of
-    # gradients and activations again in every step. These keep what was freed, for the next block of its size.
+    # glibc maps each block of 32 MiB or more separately and unmaps it when freed, so the kernel zeroes the pages of
+    # gradients and activations again every step. These settings keep freed blocks for reuse.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
-    # Only the first arena can be as large as a model, and training runs in a thread that has another one otherwise.
+    # Only the first arena can grow to the size of a model; training's thread would use another one.
     "MALLOC_ARENA_MAX": "1",
-    # The heap asks for huge pages (glibc 2.35): 512 times fewer to be mapped. torch's own request for them
-    # (THP_MEM_ALLOC_ENABLE) aligns each block to 2 MiB, which finds no place in the hole that such a block left.
+    # The heap requests huge pages (glibc 2.35): 512 times fewer page mappings. torch's own option
+    # (THP_MEM_ALLOC_ENABLE) aligns each block to 2 MiB, so a block does not fit into the hole of a freed one.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""Environment of processes that train on a CPU. Memory that they have used once stays with them, as the planner
-assumes. C libraries other than glibc ignore these variables."""
+"""For processes that train on a CPU. They keep their peak memory, which is what the planner counts. C libraries other
+than glibc ignore these settings.
+"""
 
 
 @contextmanager
 def children_keep_freed_memory() -> Iterator[None]:
-    """Processes that are started within see `KEEP_FREED_MEMORY`; what the environment already says stays."""
+    """Set `KEEP_FREED_MEMORY` for processes started within, without overriding existing variables."""
     missing = KEEP_FREED_MEMORY.keys() - os.environ.keys()
     os.environ |= {name: KEEP_FREED_MEMORY[name] for name in missing}
     try:

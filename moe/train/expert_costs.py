@@ -1,4 +1,4 @@
-"""Backend of a run's experts: chosen once, kept with the run, the same on every rank."""
+"""Expert backend costs of a run: measured once, stored with the run, the same on every rank."""
 
 import json
 from collections.abc import Collection
@@ -13,17 +13,17 @@ from moe.parallel import plain_collectives
 from moe.storage.folder import Folder
 
 FILE = "expert-costs.json"
-"""File with the measured costs of each backend, by shape of the experts."""
+"""Measured costs of each backend, by shape."""
 
 
 def decide(
     layers: Collection[MoELayer], device: torch.device, dtype: torch.dtype, run: Folder, cache: Path
 ) -> None:
-    """Give experts that compute in `dtype` the measured costs of the backends.
+    """Set the measured backend costs of experts that compute in `dtype`. Collective.
 
-    All ranks call it together, each with the layers that it has, possibly none. What the run has taken before, on a
-    machine of the same kind, it takes again, so that a restart changes no bit; else what this machine's `cache` holds;
-    else it is measured now. Rank 0 decides for all, on its `device`, also for experts of a shape that it has not.
+    Each rank passes its own layers, possibly none. Costs come from the run's storage, if measured before on a machine
+    of the same kind, so that a restart is bitwise reproducible; else from this machine's `cache`; else they are
+    measured. Rank 0 decides for all ranks on its `device`, including shapes that it does not have.
     """
     shapes_by_rank = plain_collectives.all_gather_json([_shape(layer) for layer in layers])
     shapes = sorted({tuple(shape) for of_rank in shapes_by_rank for shape in of_rank})
@@ -38,7 +38,7 @@ def decide(
                 costs_by_key = {
                     key: new_costs,
                     **_read_costs(run),
-                }  # measuring takes a while: whoever was faster has decided
+                }  # measuring takes a while; an entry written meanwhile wins
                 run.write(FILE, json.dumps(costs_by_key, indent=1).encode())
             shape_costs.append(_read_costs(run)[key])
         return shape_costs
@@ -51,7 +51,7 @@ def decide(
 
 
 def _shape(layer: MoELayer) -> tuple[int, ...]:
-    """Shape of the local experts' first matrices `[E, M, H]`, as they are multiplied."""
+    """Local shape `[E, M, H]` of the first expert matrices, as multiplied."""
     return layer.experts.shape
 
 

@@ -1,4 +1,4 @@
-"""The MoE layers of a model by their numbers: those that this rank has, and what all ranks know of every one."""
+"""MoE layers of a model by number: this rank's layers, and facts about all of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from moe.routing import Routing
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """Facts of a layer that totals need, whether or not this rank has it."""
+    """Facts about a layer that totals need on every rank."""
 
     layer: int
     num_experts: int
@@ -28,12 +28,12 @@ class LayerFacts:
 
 
 class MoELayers:
-    """Layers of experts, found in a model: no rank needs to have all of them, or any."""
+    """MoE layers found in a model; a rank may have some of them or none."""
 
     def __init__(self, model: nn.Module) -> None:
-        """All ranks call it together. Raises ValueError where two layers have one number."""
+        """Collective. Raises ValueError if two layers have the same number."""
         self.local_layers: dict[int, MoELayer] = {}
-        """MoE layers of this rank by number, in the model's order."""
+        """This rank's layers by number, in model order."""
         for module in model.modules():
             if (
                 isinstance(module, MoELayer)
@@ -47,12 +47,11 @@ class MoELayers:
             facts["layer"]: LayerFacts(**facts) for of_rank in facts_by_rank for facts in of_rank
         }
         self.facts = tuple(facts_by_number[number] for number in sorted(facts_by_number))
-        """Facts of all ranks' layers, in order of their numbers."""
+        """Facts about the layers of all ranks, by number."""
 
     @contextmanager
     def routings(self) -> Iterator[list[tuple[int, Routing]]]:
-        """Record the routings of forward passes within whose gradients are tracked, each with its layer's number, only
-        to be looked at."""
+        """Collect (layer number, detached routing) of forward passes within that track gradients."""
         routings: list[tuple[int, Routing]] = []
 
         def note(layer: MoELayer, _inputs: object, output: tuple[object, Routing]) -> None:

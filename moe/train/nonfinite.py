@@ -1,4 +1,4 @@
-"""A loss or gradient that is no number: what is raised, and which part of the model it came from."""
+"""Non-finite losses and gradients: the exception, and the search for their origin."""
 
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from moe.train.train_state import TrainState
 
 
 class NonFiniteLoss(RuntimeError):
-    """Training diverged: names the step, the part of the model at fault, and the last good checkpoint."""
+    """Training diverged: names the step, the part of the model and the last good checkpoint."""
 
     def __init__(self, step: int, last_checkpoint: str | None, where: str | None = None) -> None:
         self.step, self.last_checkpoint, self.where = step, last_checkpoint, where
@@ -27,17 +27,16 @@ class NonFiniteLoss(RuntimeError):
 
 
 Finding = tuple[int, str]
-"""(how far along the search it was, what it is)"""
+"""(position in the search, description)"""
 
 
 def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
-    """The first parameter, module or gradient that holds what is no finite number; None if none does.
+    """First parameter, module output or gradient with a non-finite value; None if there is none. Collective.
 
-    Runs forward once more over the batch that went wrong, looking at every module's output in order of
-    computation. All ranks together; the earliest finding of any rank is what all are told, since tokens
-    exchanged between ranks carry what is no number to the others.
+    Runs the forward pass of the batch again, checking module outputs in order of execution. All ranks return the
+    earliest finding of any rank, since all-to-all spreads non-finite values to other ranks.
     """
-    # Ranks agree after each look: a forward pass exchanges tokens, so either all of them run it or none does.
+    # Ranks agree after each check: the forward pass is collective, so all ranks run it or none.
     looks = (
         partial(_in_parameters, state.parameters),
         partial(_in_outputs, state, batch),
@@ -58,7 +57,7 @@ def _in_parameters(parameters: list[LocalParameter]) -> Finding | None:
 
 
 def _in_gradients(parameters: list[LocalParameter]) -> Finding | None:
-    """The last layers' gradients are computed first."""
+    """In reverse, since the last layers' gradients are computed first."""
     for position, parameter in enumerate(reversed(parameters)):
         if parameter.local.grad is not None and not _finite(parameter.local.grad):
             return position, f"the gradient of {parameter.name}"

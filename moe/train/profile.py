@@ -1,4 +1,4 @@
-"""Traces of chosen steps by torch's profiler, as files of the job's storage that Perfetto and Chrome open."""
+"""torch profiler traces of selected steps, in the job's storage, for Perfetto and Chrome."""
 
 import gzip
 import tempfile
@@ -18,7 +18,7 @@ FOLDER = "profile"
 
 
 class StepProfile:
-    """Traces the steps that a spec chooses, on every rank; a trace that fails costs the trace alone."""
+    """Traces the steps that the spec selects, on every rank. A failed trace does not fail the run."""
 
     def __init__(self, spec: ProfileSpec | None, folder: Folder, layout: Layout, recorder: Recorder) -> None:
         self._spec, self._folder, self._layout, self._recorder = spec, folder, layout, recorder
@@ -27,7 +27,7 @@ class StepProfile:
 
     @contextmanager
     def of_step(self, step: int) -> Iterator[None]:
-        """Context of the step with this number, which counts from 1."""
+        """Context of one step, counted from 1."""
         if self._spec is None:
             yield
             return
@@ -41,7 +41,7 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Write what was traced, also where the run ends within the chosen steps."""
+        """Write the trace, even if the run ends before the last selected step."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return

@@ -1,4 +1,4 @@
-"""Recorder of a run's steps: one call a step, which must return at once."""
+"""Recorder of a run's metrics, checkpoints and logs. Its methods must not block."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Literal
@@ -9,36 +9,37 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class Recorder(ABC):
-    """Takes what a run reports. Rank 0 records metrics and checkpoints; every rank may log."""
+    """Receives a run's records. Rank 0 records metrics and checkpoints; every rank may log."""
 
     @abstractmethod
     def metric(self, record: StepRecord) -> None:
-        """Take the record of one finished step."""
+        """Record one finished step."""
 
     @abstractmethod
     def record_resume(self, step: int, checkpoint: str | None) -> None:
-        """Take the news that training goes on after `step` steps, from a checkpoint that is loaded; from the start
-        where there is none."""
+        """Record that training continues after `step` steps, from a loaded checkpoint or, without one, from the
+        start.
+        """
 
     @abstractmethod
     def checkpoint(self, record: CheckpointRecord) -> None:
-        """Take the news that a checkpoint is committed."""
+        """Record that a checkpoint was committed."""
 
     @abstractmethod
     def checkpoint_failed(self, step: int, reason: str) -> None:
-        """Take the news that the checkpoint of `step` could not be written, or not by all ranks, and was given up."""
+        """Record that the checkpoint of `step` failed on at least one rank and was given up."""
 
     @abstractmethod
     def log(self, level: Level, message: str, **fields: Any) -> None:
-        """Take a line for people to read: a decision and its reason."""
+        """Record a log line: a decision and its reason."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of whatever the recorder holds; nothing is recorded afterwards."""
+        """Release resources; nothing is recorded afterwards."""
 
 
 class MemoryRecorder(Recorder):
-    """Keeps everything in lists, for notebooks and tests."""
+    """Keeps all records in lists, for notebooks and tests."""
 
     def __init__(self) -> None:
         self.metrics: list[StepRecord] = []

@@ -1,4 +1,4 @@
-"""Totals of a step: sums over micro-batches and ranks, in one all-reduce that also carries signals."""
+"""Totals of a step, summed over micro-batches and ranks in one all-reduce that also carries signals."""
 
 import math
 from collections.abc import Iterable
@@ -24,14 +24,14 @@ _COLUMNS = (
     "aux_loss", "aux_units", "z_loss", "entropy", "tokens", "rejected", "dropped", "choices",
     "all_to_all_bytes", "all_to_all_s", "waiting_s",
 )  # fmt: skip
-"""Sums kept for each MoE layer; the loads and choices of its experts stand behind them."""
+"""Sums of each MoE layer; its experts' loads and choices follow."""
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Signals of a rank to the others at a step, so that all of them act on it at the same step.
+    """Signals between ranks in a step's all-reduce, so that all ranks act on them at the same step.
 
-    Rank 0 alone passes a request on; the counts are of ranks.
+    Only rank 0 sets `request`; the counts are numbers of ranks.
     """
 
     request: Ask | None = None
@@ -48,11 +48,10 @@ class Signals:
 
 
 class StepTotals:
-    """Adds up one step's losses and routing; `reduce` makes them those of the global batch.
+    """Accumulates one step's losses and routing statistics; `reduce` sums them over the global batch.
 
-    Tensor ranks of a model that shares tokens out among them have losses of different tokens, those of another model
-    the same losses. Every rank has a row for each MoE layer of the model: where it does not have the layer, the row
-    counts zero.
+    With sequence parallelism (`shares_tokens`) tensor ranks have losses of different tokens, otherwise the same
+    losses. Every rank has a row for each MoE layer of the model, zero for layers that it does not have.
     """
 
     def __init__(
@@ -63,18 +62,19 @@ class StepTotals:
         max_experts = max((facts.num_experts for facts in layers.facts), default=0)
         self._rows = self._losses.new_zeros(len(layers.facts), len(_COLUMNS) + 2 * max_experts)
         self._numbers: dict[str, Tensor] = {}
-        """Scalars of the last micro-batch: a step of a user's module has one micro-batch."""
+        """Scalars of the last micro-batch; a user module has one micro-batch per step."""
         self._index = {facts.layer: place for place, facts in enumerate(layers.facts)}
 
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
-        """Count one micro-batch. Means are weighted by what they are means over, so that no accumulation and no
-        layout changes the sums."""
+        """Add one micro-batch. Means are weighted by their counts, so that sums do not depend on accumulation or
+        layout.
+        """
         self._numbers |= loss.numbers
         first = self._layout.index("tensor") == 0
         if first or self._shares_tokens:
             self._losses += torch.stack((loss.objective.detach(), loss.nll.detach()))
         if not first:
-            return  # tensor ranks have the same routing, whether they share tokens or all have them
+            return  # tensor ranks have the same routing in either case
         for number, routing in routings:
             row = self._rows[self._index[number]]
             counts = torch.stack((routing.num_tokens, routing.num_choices)).to(row.dtype)
@@ -95,14 +95,14 @@ class StepTotals:
             row[len(_COLUMNS) : len(_COLUMNS) + len(of_experts)] += of_experts
 
     def reduce(self, signals: Signals) -> tuple[StepRecord, Signals]:
-        """(record of the global batch's losses and layers, every rank's signals summed). All ranks together."""
+        """(record of the global batch's losses and layers, signals summed over ranks). Collective."""
         self._add_traffic()
         sums = torch.cat((self._of_host(signals.to_numbers()), self._losses, self._rows.view(-1)))
         if self._layout.world_group is not None:
             with collective("all-reduce of the step's totals"):
                 dist.all_reduce(sums, group=self._layout.world_group)
         self._rows = sums[-self._rows.numel() :].view_as(self._rows) if self._rows.numel() else self._rows
-        values = iter(sums.tolist())  # at once: a GPU is waited for
+        values = iter(sums.tolist())  # one transfer, which waits for the GPU
         numbers = [next(values) for _ in signals.to_numbers()]
         objective, nll = (next(values) / self._batch.num_targets for _ in range(2))
         width = self._rows.shape[1]
@@ -122,13 +122,13 @@ class StepTotals:
         return record, Signals.from_numbers(numbers)
 
     def expert_choices(self, layer: int) -> Tensor:
-        """`[E]`, once reduced: the choices of each expert of a layer before capacity decided."""
+        """`[E]`: choices of each expert of a layer before capacity limits; after `reduce`."""
         place = self._index[layer]
         num_experts = self._layers.facts[place].num_experts
         return self._rows[place, len(_COLUMNS) + num_experts :][:num_experts]
 
     def _add_traffic(self) -> None:
-        """Add what each layer here exchanged, forward and backward. Seconds are means over the ranks."""
+        """Add all-to-all traffic of this rank's layers, forward and backward. Seconds are means over ranks."""
         first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
         traffic_rows = [[0.0, 0.0, 0.0] for _ in self._layers.facts]
         for number, layer in self._layers.local_layers.items():
@@ -143,7 +143,7 @@ class StepTotals:
 
 
 def _auxiliary(layers: Iterable[LayerFacts], records: Iterable[LayerRecord]) -> float:
-    """Sum of the auxiliary losses in the loss. Layers of one kind are added up before their coefficients."""
+    """Sum of the weighted auxiliary losses. Layers with equal coefficients are summed before weighting."""
     kinds: dict[tuple[float, float], list[LayerRecord]] = {}
     for facts, record in zip(layers, records, strict=True):
         kinds.setdefault((facts.aux_coefficient, facts.z_coefficient), []).append(record)

@@ -1,4 +1,4 @@
-"""A rank's state of a model in training."""
+"""Training state of one rank: model, optimizer, MoE layers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,19 +14,19 @@ from moe.train.optimizer.build import build_optimizer
 
 @dataclass(frozen=True)
 class TrainState:
-    """A model with its optimizer, laid out. The model is any module: what a step needs of it is found in it."""
+    """A model laid out for training, with its optimizer. Works with any module."""
 
     task: Task[Any, Any]
     layout: Layout
     model: nn.Module
     parameters: list[LocalParameter]
-    """Parameters of the model, as this rank has them."""
+    """This rank's parameters."""
     optimizer: torch.optim.Optimizer
     moe_layers: MoELayers
 
     @classmethod
     def build(cls, task: Task[Any, Any], layout: Layout) -> "TrainState":
-        """The state that a run begins with. All ranks call it together."""
+        """Initial state of a run. Collective."""
         model = task.build_model(layout)
         parameters = local_parameters(model)
         optimizer = build_optimizer(task.spec.train.optimizer, parameters, layout)
@@ -34,6 +34,6 @@ class TrainState:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype that the model computes in."""
+        """Compute dtype of the model."""
         dtype: torch.dtype = getattr(torch, self.task.spec.train.dtype)
         return dtype

@@ -1,1 +1,1 @@
-"""Checkpoints: written beside training, committed by a marker, read at any number of ranks."""
+"""Checkpoints: written asynchronously, committed by a marker, loaded on any number of ranks (resharding)."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written while training goes on, committed by a marker, kept to a number."""
+"""Asynchronous checkpointing: shards written in the background, committed by a marker, old ones removed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,12 +24,12 @@ from moe.train.recorder import Level, Recorder
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or does not fit the run; says which, why and what helps."""
+    """A checkpoint could not be written or does not fit the run; the message names it, the reason and a remedy."""
 
 
 @dataclass
 class _Saving:
-    """A checkpoint on its way: every rank writes, then rank 0 commits."""
+    """Checkpoint in progress: every rank writes its shards, then rank 0 commits."""
 
     step: int
     marker_name: str
@@ -44,12 +44,11 @@ class _Saving:
 
 
 class Checkpointer:
-    """Saves a run's tensors every now and then without stopping it.
+    """Saves a run's tensors without stopping it.
 
-    `start` copies the tensors aside (the only wait) and leaves the writing to a thread. Ranks learn of each
-    other's progress from the all-reduce that a step does anyway: each contributes `vote()`, and `advance`
-    is called with the sums, so that all move on at the same step. When all have written, rank 0 writes the
-    marker, again in a thread; when that is there, all ranks know it at the same step.
+    `start` copies the tensors to staging buffers (the only blocking part); a thread writes them. Ranks synchronize
+    through the all-reduce of the training step: each contributes `vote()`, and `advance` receives the sums, so that
+    all advance at the same step. Once all ranks have written, rank 0 writes the marker, also in a thread.
     """
 
     def __init__(
@@ -73,17 +72,16 @@ class Checkpointer:
         self._passed_over: set[str] = set()
         self._unreadable: set[str] = set()
         self.last_committed: str | None = None
-        """Name of the newest checkpoint this run knows to be whole."""
+        """Name of the newest checkpoint known to be intact."""
 
     def restore(self, check: Callable[[Folder], None] | None = None) -> Marker | None:
-        """Load the newest whole checkpoint into the tensors; None where there is none (`passed_over` says whether that
-        is for damage). All ranks together.
+        """Load the newest intact checkpoint into the tensors. Collective.
 
-        One that is torn, damaged or cannot be read is named in the log and passed over for the one before it.
-        Every rank checks a share of the files. `check` is given the checkpoint's folder before anything is
-        loaded, and may raise.
+        Returns None if there is none; `passed_over` tells whether any was damaged. Torn, damaged or unreadable
+        checkpoints are logged and skipped. Each rank verifies a share of the files. `check` receives the checkpoint's
+        folder before anything is loaded, and may raise.
 
-        Raises CheckpointError where no checkpoint is whole and one cannot be read: it may hold the run.
+        Raises CheckpointError if none is intact and one is unreadable, since that one may hold the run.
         """
         unreadable: list[str] = []
         for name in plain_collectives.broadcast_from_rank0(lambda: markers.list_committed(self._folder)):
@@ -117,13 +115,13 @@ class Checkpointer:
 
     @property
     def passed_over(self) -> bool:
-        """Whether there are checkpoints that `restore` found damaged."""
+        """Whether `restore` found damaged checkpoints."""
         return bool(self._passed_over)
 
     def start(self, step: int, run_state: bytes) -> None:
-        """Begin to save the tensors as they are now, as the checkpoint of `step`. All ranks together.
+        """Start saving the current tensors as the checkpoint of `step`. Collective.
 
-        Waits for one that is still being written: storage that is slower than the interval slows the run.
+        Waits for a checkpoint still in progress: storage slower than the save interval slows down training.
         """
         if self._saving is not None:
             self._log(
@@ -143,16 +141,17 @@ class Checkpointer:
         self._saving = _Saving(step, name, stall_s, time.perf_counter(), writing)
 
     def vote(self) -> tuple[int, int]:
-        """(1 if this rank's part of the present work is done, 1 if it failed), to be summed over ranks."""
+        """(1 if this rank finished the current phase, 1 if that failed), to be summed over ranks."""
         if self._saving is None:
             return 0, 0
         current = self._saving.current
         return int(current.is_done), int(current.is_done and current.error is not None)
 
     def advance(self, num_done: int, num_failed: int) -> None:
-        """Take the present work further, given every rank's vote. All ranks together, with the same sums.
+        """Move the current save to its next phase, given the summed votes. Collective, with the same sums on all
+        ranks.
 
-        A failed save is recorded and given up; the next one is a new chance.
+        A failed save is recorded and dropped.
         """
         saving = self._saving
         if saving is None or num_done < self._layout.world_size:
@@ -174,12 +173,12 @@ class Checkpointer:
             self._announce(saving, saving.committing.result())
 
     def finish(self) -> None:
-        """Wait until what is being saved is committed or has failed. All ranks together."""
+        """Wait until the save in progress is committed or has failed. Collective."""
         if self._saving is not None:
             self._finish()
 
     def save(self, step: int, run_state: bytes) -> None:
-        """Save and wait until it is committed. Raises CheckpointError on all ranks if it failed on any."""
+        """Save and wait for the commit. Raises CheckpointError on all ranks if any rank failed."""
         self.finish()
         if self._last_step() == step:
             return
@@ -193,7 +192,7 @@ class Checkpointer:
             )
 
     def _log(self, level: Level, message: str) -> None:
-        """Say once what all ranks know."""
+        """Log on rank 0 only."""
         if self._layout.rank == 0:
             self._recorder.log(level, message)
 
@@ -202,7 +201,7 @@ class Checkpointer:
         return order[0] if order else None
 
     def _finish(self) -> None:
-        """Go through the phases of the present save, waiting for the slowest rank in each."""
+        """Complete the save in progress, waiting for the slowest rank in each phase."""
         while self._saving is not None:
             with doing("checkpoint", f"waiting for checkpoint {self._saving.marker_name} to be written"):
                 self._saving.current.wait()
@@ -210,7 +209,7 @@ class Checkpointer:
                 self.advance(int(num_done), int(num_failed))
 
     def _write(self, name: str, run_state: bytes) -> ShardWriteResult:
-        """This rank's files; on rank 0 also those that say what the run is."""
+        """Write this rank's files; rank 0 also writes the run's metadata files."""
         with doing("checkpoint", f"checkpoint {name}"):
             return self._write_files(name, run_state)
 
@@ -228,7 +227,7 @@ class Checkpointer:
         return result
 
     def _commit(self, saving: _Saving, results: list[ShardWriteResult] | None) -> Marker | None:
-        """Rank 0: put the marker once every file is in place, then make room."""
+        """On rank 0, write the marker after all files, then remove old checkpoints."""
         if results is None:
             return None
         assert self._writer is not None
@@ -242,22 +241,22 @@ class Checkpointer:
         return marker
 
     def _make_room(self, saving: _Saving) -> None:
-        """Remove what is beyond `keep`, what is damaged, and what dead worker groups left unfinished.
+        """Remove checkpoints beyond `keep`, damaged ones, and unfinished ones of dead worker groups.
 
-        What could not be read may be whole: it does not count among those kept, and stays as long as they do.
-
-        Nothing of a later attempt or worker group is touched: this one may be thought dead.
+        Unreadable checkpoints may be intact: they do not count toward `keep`, and are removed only once `keep` newer
+        intact ones exist. Checkpoints of later attempts or worker groups stay, in case this worker group is presumed
+        dead.
         """
         own = (self._attempt, self._group)
         committed_names = markers.list_committed(self._folder)
         num_kept, superfluous = 0, set(self._passed_over)
-        for name in committed_names:  # the newest first
+        for name in committed_names:  # newest first
             if num_kept == self._keep:
                 superfluous.add(name)
             elif name not in self._passed_over | self._unreadable:
                 num_kept += 1
         for name in superfluous:
-            # The marker first, so that none is without its files.
+            # Marker first, so that no marker is left without its files.
             if (markers.order(name) or ())[1:] <= own and self._try_remove(name + markers.SUFFIX, name):
                 self._passed_over.discard(name)
         for name in set(self._folder.names()) - set(committed_names):
@@ -266,7 +265,7 @@ class Checkpointer:
                 self._try_remove(name)
 
     def _try_remove(self, *paths: str) -> bool:
-        """Whether all could be removed. What stays takes up room; it does not make a committed save a failed one."""
+        """Remove paths; return whether all could be removed. Leftovers take space but do not fail a committed save."""
         try:
             for path in paths:
                 self._folder.remove(path)
@@ -285,7 +284,7 @@ class Checkpointer:
 
 
 def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tuple[str, bool] | None]:
-    """The marker or its fault, as plain values."""
+    """(marker or None, fault or None), as plain values."""
     try:
         return markers.read(folder, name).model_dump(mode="json"), None
     except FileNotFoundError:
@@ -298,7 +297,7 @@ def _read_marker(folder: Folder, name: str) -> tuple[dict[str, Any] | None, tupl
 
 
 def _plain(fault: str | None) -> tuple[str, bool] | None:
-    """Plain value of a fault, from which `_fault` makes it."""
+    """Plain value of a fault; inverse of `_fault`."""
     return None if fault is None else (str(fault), isinstance(fault, UnreadableStorage))
 
 

@@ -1,4 +1,4 @@
-"""A committed checkpoint copied to another job's storage: checked on the way, and committed there last. No torch."""
+"""Copying a committed checkpoint to another job's storage: verified in transit, committed last. No torch."""
 
 import hashlib
 import posixpath
@@ -12,21 +12,21 @@ _BLOCK_BYTES = 1 << 20
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint is not what its marker says, or cannot be read; the message says how."""
+    """Checkpoint that does not match its marker or cannot be read; the message says how."""
 
 
 class CopyInterrupt(Exception):
-    """The copy was given up because its process is about to end."""
+    """Copying stopped because its process is about to end."""
 
 
 def copy_checkpoint(
     checkpoints: Folder, marker: Marker, to: Folder, should_stop: Callable[[], bool] = lambda: False
 ) -> Marker:
-    """Copies a checkpoint to other `checkpoints`, as one of before the first attempt; answers with its marker there.
+    """Copy a checkpoint into the folder `to` as attempt 0; return its new marker.
 
-    What is read is checked as it is written, and the marker comes last, when all of it is durable: whenever this is
-    killed, there is a whole checkpoint or none. `should_stop` is asked now and then. Raises DamagedCheckpoint,
-    CopyInterrupt, and OSError where `to` cannot be written.
+    Content is verified while it is copied. The marker is written last, after all files are durable: if the process is
+    killed, `to` has an intact checkpoint or none. `should_stop` is polled. Raises DamagedCheckpoint, CopyInterrupt,
+    and OSError if `to` cannot be written.
     """
     copy = marker.model_copy(update={"attempt": 0, "group": 0})
     for path, seal in marker.files.items():
@@ -42,7 +42,7 @@ def copy_checkpoint(
 
 
 def _checked_blocks(checkpoints: Folder, path: str, seal: FileSeal) -> Iterator[bytes]:
-    """The content of a file. Raises DamagedCheckpoint, at its end where it is not what was sealed."""
+    """Blocks of a file. Raises DamagedCheckpoint if it cannot be read, or at its end if it does not match its seal."""
     digest, size_bytes = hashlib.sha256(), 0
     try:
         with checkpoints.open(path) as stream:

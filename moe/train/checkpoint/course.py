@@ -1,4 +1,4 @@
-"""Fields that two specs must share for a run to go on from a checkpoint, its own or another job's. Loads no torch."""
+"""Spec fields that must match for a run to resume from a checkpoint, its own or another job's. No torch."""
 
 import json
 from collections.abc import Iterator
@@ -10,23 +10,23 @@ from moe.spec.patterns import matches, starred
 from moe.storage.folder import Folder
 
 SPEC = "spec.json"
-"""File in a checkpoint's folder with the run's spec."""
+"""File in a checkpoint's folder with the job spec of its run."""
 MAX_SPEC_BYTES = 1 << 24
-"""Bound on that file: many times what the service accepts."""
+"""Size limit of that file: many times what the service accepts."""
 _COURSE = (
     "model", "data", "train.batch_tokens", "train.seed", "train.optimizer", "train.schedule",
     "train.label_smoothing", "train.preference_beta", "train.clip_norm", "train.dtype", "train.freeze",
 )  # fmt: skip
-"""Fields that decide the course of a run; of `train` that is all but `num_steps` and `evaluation`."""
+"""Fields that determine the course of a run: in `train`, all but `num_steps` and `evaluation`."""
 _STATE = ("model", "data", "train.optimizer.name", "train.dtype")
-"""Fields that give a checkpoint's tensors their meaning: model, tokens of its embeddings, moments of the optimizer."""
+"""Fields that give a checkpoint's tensors their meaning: model, embedded tokens, optimizer state."""
 _LAYOUT = "model.hints"
-"""Likewise of a user's module: where its tensors lie."""
+"""Placement hints of a user module, which a new job may change."""
 _FREE = frozenset(f"data.{name}" for name in (*SAMPLING_FIELDS, "date"))
 
 
 def spec_of(checkpoint: Folder) -> JobSpec:
-    """Spec of the run that wrote a checkpoint. Raises SpecError for what this release does not read."""
+    """Spec of the run that wrote a checkpoint. Raises SpecError if this release cannot read it."""
     try:
         return JobSpec.parse(json.loads(checkpoint.read(SPEC, max_bytes=MAX_SPEC_BYTES)), accepted=True)
     except (ValueError, RecursionError) as error:
@@ -42,11 +42,10 @@ def spec_of(checkpoint: Folder) -> JobSpec:
 
 
 def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
-    """Differences that make a checkpoint that of another run than this job's, naming every field.
+    """Problems that prevent resuming a run with a changed spec, one per field.
 
-    What may change between attempts: how long (`train.num_steps`, over which the schedule is stretched), how
-    it is evaluated, where and on how many workers it goes, and what it is called. Everything that changes the
-    steps in between is refused rather than taken, so that a run is one course, whatever interrupts it.
+    Attempts may differ in length (`train.num_steps`, over which the schedule is stretched), evaluation, placement,
+    number of workers and name. Anything that would change the steps in between is rejected.
     """
     rule = "must be what the checkpoint in this storage was trained with"
     return [
@@ -58,10 +57,10 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
 
 
 def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
-    """Differences that keep a job from starting from another one's checkpoint, naming every field.
+    """Problems that prevent a job from starting from another job's checkpoint, one per field.
 
-    A new job may take another course from there: other steps, batches, rates, schedule, seed, layout, workers, and more
-    of the parameters frozen, but none that had no moments trained.
+    The new job may have other steps, batches, learning rates, schedule, seed, layout and workers, and freeze more
+    parameters, but not train parameters that have no optimizer state.
     """
     rule = "must be what the checkpoint that this job starts from was trained with"
     differences = [
@@ -79,7 +78,7 @@ def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
 
 
 def _without_moments(before: JobSpec, now: JobSpec) -> Iterator[Problem]:
-    """Problem of parameters that were frozen, and are to be trained."""
+    """Problem of parameters that were frozen and are now to be trained."""
     if not before.train.freeze:
         return
 
@@ -112,7 +111,7 @@ def _at(values: Any, field: str) -> Any:
 
 
 def _differences(path: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(path, value then, value now) of everything below `path` that differs, at the deepest place."""
+    """(path, value then, value now) of each difference below `path`, at leaf level."""
     if not (isinstance(then, dict) and isinstance(now, dict)):
         if then != now:
             yield path, then, now

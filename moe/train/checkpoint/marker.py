@@ -1,4 +1,4 @@
-"""The atomic marker of a checkpoint: it alone says that one is whole, and which is the newest."""
+"""Commit marker of a checkpoint: a file whose presence commits it and whose name orders it."""
 
 import hashlib
 import json
@@ -12,30 +12,30 @@ from moe.storage import sealing
 from moe.storage.folder import Folder
 
 FOLDER = "checkpoints"
-"""Folder in a job's storage with its checkpoints and their markers."""
+"""Folder in a job's storage with its checkpoints and markers."""
 SUFFIX = ".commit.json"
 _NAME = re.compile(r"step-(\d{8,})\.a(\d+)\.g(\d+)")
 MAX_BYTES = 1 << 24
-"""Bound on a marker's bytes: more than a marker of a hundred thousand files has."""
+"""Size limit of a marker: enough for a hundred thousand files."""
 
 
 class FileSeal(Frozen):
-    """Length of one file of a checkpoint, and the SHA-256 of its bytes."""
+    """Size and SHA-256 of one file of a checkpoint."""
 
     size_bytes: CountOrZero
     sha256: str
 
 
 class Marker(Frozen):
-    """Says that a checkpoint is committed, and what every file of it must be.
+    """Commits a checkpoint and lists its files with their seals.
 
-    A run resumes from the newest whose files are as it says: the most steps, then the latest attempt, then
-    the latest worker group.
+    A run resumes from the newest checkpoint that matches its marker: most steps, then latest attempt, then latest
+    worker group.
     """
 
     version: Literal[1] = 1
     step: CountOrZero
-    """Finished steps; the next batch is the one of this number."""
+    """Finished steps, which is also the number of the next batch."""
     attempt: CountOrZero
     group: CountOrZero
     num_workers: Count
@@ -45,7 +45,7 @@ class Marker(Frozen):
 
     @property
     def name(self) -> str:
-        """The folder's name under `checkpoints/`."""
+        """Folder name under `checkpoints/`."""
         return name_of(self.step, self.attempt, self.group)
 
     @property
@@ -58,7 +58,7 @@ class Marker(Frozen):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Marker":
-        """The marker these bytes hold. Raises ValueError, saying how, where they are torn or altered."""
+        """Parse a marker. Raises ValueError if it is torn or altered."""
         if len(content) > MAX_BYTES:
             raise ValueError(f"its marker has more than {MAX_BYTES:,} bytes")
         try:
@@ -77,29 +77,29 @@ def _digest(body: dict[str, Any]) -> str:
 
 
 def name_of(step: int, attempt: int, group: int) -> str:
-    """A checkpoint's name: every attempt and worker group writes under names of its own."""
+    """Folder name of a checkpoint, unique per attempt and worker group."""
     return f"step-{step:08d}.a{attempt}.g{group}"
 
 
 def order(name: str) -> tuple[int, int, int] | None:
-    """(step, attempt, group) that a checkpoint's folder name says; None where it is no such name."""
+    """(step, attempt, group) from a checkpoint's folder name; None for other names."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def is_copy(name: str) -> bool:
-    """Whether a checkpoint was copied from another job: it counts as written before the first attempt."""
+    """Whether a checkpoint was copied from another job, that is, has attempt 0."""
     return (order(name) or (0, 1, 0))[1] == 0
 
 
 def list_committed(checkpoints: Folder) -> list[str]:
-    """Names of the checkpoints that have a marker, newest first; whether they are whole is not yet known."""
+    """Names of checkpoints with a marker, newest first; their files are not verified."""
     names = [name.removesuffix(SUFFIX) for name in checkpoints.names() if name.endswith(SUFFIX)]
     return sorted((name for name in names if order(name)), key=lambda name: order(name) or (), reverse=True)
 
 
 def read(checkpoints: Folder, name: str) -> Marker:
-    """The marker of one checkpoint. Raises ValueError where it is torn, altered or another's."""
+    """Read a checkpoint's marker. Raises ValueError if it is torn, altered or belongs to another checkpoint."""
     marker = Marker.from_bytes(checkpoints.read(name + SUFFIX, 0, MAX_BYTES + 1))
     if marker.name != name:
         raise ValueError(f"its marker is that of {marker.name}")
@@ -107,9 +107,9 @@ def read(checkpoints: Folder, name: str) -> Marker:
 
 
 def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -> str | None:
-    """Fault of the files of a committed checkpoint, or None. `paths` limits what is looked at.
+    """First fault in the files of a committed checkpoint, or None; `paths` limits the check.
 
-    `Unreadable` where the storage does not give a file that may be there.
+    The fault is an `UnreadableStorage` if the storage cannot deliver a file that may be there.
     """
     for path in marker.files if paths is None else paths:
         seal = marker.files[path]
@@ -120,5 +120,5 @@ def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -
 
 
 def seal(content: bytes) -> FileSeal:
-    """The seal of a small file at hand."""
+    """Seal of a file's content."""
     return FileSeal(size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())

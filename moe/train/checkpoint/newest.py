@@ -1,17 +1,17 @@
-"""The newest whole checkpoint of a job's storage. Loads no torch."""
+"""Newest intact checkpoint in a job's storage. No torch."""
 
 from moe.storage.folder import Folder
 from moe.train.checkpoint import marker as markers
 
 
 class NoCheckpoint(Exception):
-    """A storage without a whole checkpoint; the message says what is there."""
+    """Storage without an intact checkpoint; the message lists what it has."""
 
 
 def newest_whole(storage: Folder) -> str:
-    """URL of the newest committed checkpoint whose files are as its marker says; each is read through to see that.
+    """URL of the newest committed checkpoint that matches its marker; reads all its files.
 
-    Raises NoCheckpoint where there is none.
+    Raises NoCheckpoint if there is none.
     """
     checkpoints, faults = storage.below(markers.FOLDER), list[str]()
     for name in markers.list_committed(checkpoints):
@@ -24,7 +24,7 @@ def newest_whole(storage: Folder) -> str:
 
 
 def fault_of(checkpoints: Folder, name: str) -> str | None:
-    """Fault of a checkpoint that is said to be committed; None where there is none."""
+    """Fault of a checkpoint with a marker, or None."""
     try:
         return markers.fault(checkpoints, markers.read(checkpoints, name))
     except (ValueError, FileNotFoundError) as error:

@@ -1,7 +1,7 @@
-"""Rectangles of the tensors of a checkpoint, read where they lie: of a stored piece only the rows that are asked for.
+"""Partial reads of a checkpoint's tensors: byte ranges of the stored shards instead of whole shards.
 
-torch's own reader loads a stored piece whole. Its writer makes an archive of each (`torch.save`), in which a tensor's
-bytes lie uncompressed in one run; where that begins torch tells when it loads without data (`FakeTensorMode`).
+torch's reader loads whole shards. Its writer makes a `torch.save` archive of each, in which a tensor's bytes are
+contiguous and uncompressed; loading under `FakeTensorMode` tells their offset without reading them.
 """
 
 import io
@@ -18,12 +18,12 @@ from moe.storage.folder import Folder
 from moe.train.checkpoint.shards import FolderContents, read_stored
 
 Rectangle = tuple[tuple[int, int], ...]
-"""(first, end) of each dimension."""
+"""(first, end) for each dimension."""
 
 
 @dataclass(frozen=True)
 class _StoredRun:
-    """A stored piece: where it lies in the whole, and its bytes in a file."""
+    """Stored shard: its place in the full tensor and its bytes in a file."""
 
     place: Rectangle
     file: str
@@ -32,7 +32,7 @@ class _StoredRun:
 
 
 class StoredParts:
-    """The tensors of a checkpoint's folder, in parts. Raises SpecError for files that are no checkpoint's."""
+    """Tensors of a checkpoint's folder, readable in parts. Raises SpecError if the files are no checkpoint."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class StoredParts:
         return tuple(self._contents.tensors[name].size)
 
     def read(self, name: str, within: Rectangle) -> Tensor:
-        """A rectangle of a tensor, on the CPU."""
+        """Read a rectangle of a tensor to the CPU."""
         metadata = self._contents.tensors[name]
         tensor = torch.empty([end - first for first, end in within], dtype=metadata.properties.dtype)
         for run in self._runs_of(name):
@@ -63,8 +63,7 @@ class StoredParts:
         return tensor
 
     def _part(self, run: _StoredRun, common: Rectangle, dtype: torch.dtype) -> Tensor:
-        """Part of a stored piece that lies in a rectangle: of the file one run of bytes, from its first element to its
-        last."""
+        """Read a rectangle of a stored shard as one byte range, from its first to its last element."""
         starts = [first - low for (first, _), (low, _) in zip(common, run.place, strict=True)]
         sizes = [end - first for first, end in common]
         begin = sum(start * stride for start, stride in zip(starts, run.strides, strict=True))
@@ -90,7 +89,7 @@ class StoredParts:
 
 
 class _Slice(io.RawIOBase):
-    """A part of a file, as a file."""
+    """File-like view of a byte range of a file."""
 
     def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
         self._stream, self._begin, self._length, self._at = stream, begin, length, 0

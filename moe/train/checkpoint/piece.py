@@ -1,4 +1,4 @@
-"""A rank's part of a tensor, of any size and at any place in it, as torch.distributed.checkpoint takes it."""
+"""Arbitrary rectangle of a tensor on one rank, for torch.distributed.checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 @dataclass(frozen=True, eq=False)
 class TensorPiece:
-    """A rank's piece of a tensor. It may be empty. If several ranks have the same piece, one of them writes it."""
+    """A rank's shard of a tensor; may be empty. If several ranks hold the same one, one of them writes it."""
 
     shape: torch.Size
-    """Shape of the whole tensor."""
+    """Shape of the full tensor."""
     offsets: tuple[int, ...]
     find: Callable[[], Tensor]
-    """The part as it is now."""
+    """Returns the current shard."""
 
     @property
     def local(self) -> Tensor:
         return self.find()
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        """Called by torch: the parts that this rank could write."""
+        """Called by torch when saving: what this rank can write."""
         data = TensorWriteData(self._chunk, TensorProperties.create_from_tensor(self.local), self.shape)
         index = MetadataIndex(name, self._chunk.offsets)
         return [] if self._is_empty else [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Called by torch: the parts that this rank reads."""
+        """Called by torch when loading: what this rank reads."""
         return [] if self._is_empty else [self._chunk]
 
     @property

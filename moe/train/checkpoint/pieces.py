@@ -1,6 +1,6 @@
-"""Messages between ranks about a checkpoint's pieces, as plain values: who writes which, and where each then lies.
+"""torch.distributed.checkpoint plans and write results as plain values, to send between ranks without pickle.
 
-torch would pickle its plans. Every item of ours is a tensor, or a piece of one.
+All items are tensors or shards of tensors.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 
 def plain_plan(plan: SavePlan) -> dict[str, Any]:
-    """Plain value of a plan, from which `plan_of` makes it."""
+    """Plain value of a save plan; inverse of `plan_of`."""
     return {
         "prefix": plan.storage_data and plan.storage_data.prefix,
         "items": list(map(_plain_item, plan.items)),
@@ -26,7 +26,7 @@ def plan_of(plain: dict[str, Any]) -> SavePlan:
 
 
 def plain_result(result: WriteResult) -> list[Any]:
-    """Plain value of a result, from which `result_of` makes it."""
+    """Plain value of a write result; inverse of `result_of`."""
     lies = result.storage_data
     where = [lies.relative_path, lies.offset, lies.length, lies.transform_descriptors]
     return [_plain_index(result.index), result.size_in_bytes, where]

@@ -1,4 +1,4 @@
-"""The small files of a checkpoint that say what was trained, on what, and how far."""
+"""Metadata files of a checkpoint: spec, plan, run state and tokenizers."""
 
 import json
 import posixpath
@@ -18,7 +18,7 @@ _AS_BEFORE = "bring back the files and package versions of before, or use anothe
 
 
 def run_files(spec: JobSpec, plan: Plan, data: PreparedData) -> dict[str, bytes]:
-    """Files of a checkpoint beside its tensors, by path: the spec, the plan, and the tokenizers of its data."""
+    """Spec, plan and tokenizer files by path in a checkpoint's folder."""
     return {
         SPEC: spec.model_dump_json(indent=1).encode(),
         PLAN: plan.model_dump_json(indent=1).encode(),
@@ -32,9 +32,9 @@ def _below_tokenizers(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def kept_tokenizers(storage: str) -> dict[str, bytes]:
-    """Files that the newest committed checkpoint of a run carries with its tokenizers, by name; none before the first.
+    """Tokenizer files of a run's newest committed checkpoint, by name; empty before the first.
 
-    One that was copied from another job is not the run's own. Raises OSError.
+    Checkpoints copied from another job do not count. Raises OSError.
     """
     checkpoints = Folder.of_job(storage).below(markers.FOLDER)
     own = next((name for name in markers.list_committed(checkpoints) if not markers.is_copy(name)), None)
@@ -44,17 +44,16 @@ def kept_tokenizers(storage: str) -> dict[str, bytes]:
 
 
 def files_of(checkpoint: Folder) -> dict[str, bytes]:
-    """Files that a checkpoint carries with its tokenizers, by name."""
+    """Tokenizer files of a checkpoint, by name."""
     folder = checkpoint.below(TOKENIZERS)
     return {name: folder.read(name) for name in folder.names("")}
 
 
 def run_state(spec: JobSpec, data: PreparedData, step: int, trained_s: float = 0.0) -> bytes:
-    """`run.json`: where in the data and in its random choices a run stands after `step` steps.
+    """Content of `run.json`: position in data and random streams after `step` steps.
 
-    Batches, random choices and the learning rate are functions of (seed, step), so these two are all of it:
-    no generator has a state that would have to be kept. `prepared` is the key of the data that the batches are taken
-    from. `trained_s`, the seconds of all steps, is kept where `train.max_duration` counts them.
+    Batches, random draws and learning rate are functions of (seed, step), so no generator state is needed. `prepared`
+    is the key of the prepared data. `trained_s`, the seconds of all steps, is stored only under `train.max_duration`.
     """
     state: dict[str, Any] = {
         "step": step,
@@ -67,16 +66,16 @@ def run_state(spec: JobSpec, data: PreparedData, step: int, trained_s: float = 0
 
 
 def trained_s_of(checkpoint: Folder) -> float:
-    """Seconds of training that a checkpoint's run had behind it; 0 where that was not counted."""
+    """Seconds of training before a checkpoint; 0 if not recorded."""
     seconds = json.loads(checkpoint.read(RUN)).get("trained_s", 0.0)
     return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Problem]:
-    """Differences that keep a run from going on from a checkpoint, naming every field; empty where it may.
+    """Problems that prevent resuming from a checkpoint, one per field; empty if there are none.
 
-    One that was copied from another job need only be of the same kind; a run's own must be of its course. A field
-    that the checkpoint's release did not have yet counts as this release's default.
+    Checkpoints copied from another job need only match in `other_state`, the run's own in `other_course`. Fields that
+    the checkpoint's release did not have take this release's defaults.
     """
     try:
         before = spec_of(checkpoint)
@@ -88,9 +87,9 @@ def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Pro
 
 
 def _other_data(data: PreparedData, checkpoint: Folder) -> list[Problem]:
-    """Problems of data that differ from the checkpoint's: files and packages may have changed under the same spec."""
+    """Problems of data that changed under the same spec: a rewritten file, an upgraded package."""
     key, key_then = data.key, json.loads(checkpoint.read(RUN))["data"].get("prepared")
-    if key_then not in (key, None):  # the first checkpoints did not say
+    if key_then not in (key, None):  # absent in the earliest checkpoints
         rule = f"is prepared as {key}, but the checkpoint in this storage was trained on {key_then}: it has changed"
         return [Problem("changed", "data", None, rule, _AS_BEFORE)]
     return [

@@ -1,9 +1,8 @@
-"""The tensors of a run as files of torch.distributed.checkpoint, and back, at any number of ranks.
+"""Tensors of a run in torch.distributed.checkpoint format, saved and loaded on any number of ranks.
 
-Of torch's private parts this file touches its fsspec writer and the classes its metadata is pickled
-from. torch's own `async_save` plans and finishes with collectives in a background thread, which needs a
-process group of its own. Here planning is done once, by all ranks together, in the thread that trains;
-writing needs no collective at all; and finishing needs only what every rank's writing returned.
+Uses torch's private fsspec writer and the classes that its metadata pickles. torch's `async_save` runs collectives in
+a background thread, which requires its own process group. Here all ranks plan once, in the training thread; writing
+needs no collectives; finishing needs only every rank's write results.
 """
 
 import dataclasses
@@ -42,7 +41,7 @@ from moe.train.checkpoint.pieces import plain_plan, plain_result, plan_of, resul
 
 @dataclasses.dataclass(frozen=True)
 class ShardWriteResult:
-    """Result of one rank's writing: where each tensor lies, and the seals of its files."""
+    """One rank's write results: locations of tensors and seals of files."""
 
     results: list[WriteResult]
     seals: dict[str, FileSeal]
@@ -55,16 +54,16 @@ class ShardWriteResult:
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> "ShardWriteResult":
-        """Another rank's result, from the plain values of its `to_plain`."""
+        """Inverse of `to_plain`."""
         seals = {path: FileSeal.model_validate(seal) for path, seal in plain["seals"].items()}
         return cls([result_of(result) for result in plain["results"]], seals)
 
 
 class ShardWriter:
-    """Copies this rank's share of the run's tensors aside, and writes the copies while training goes on.
+    """Copies this rank's shards to staging buffers and writes them while training continues.
 
-    `tensors` are the live ones, by name: DTensors or pieces where each rank holds a share, plain where all hold the
-    same. Of copies that several ranks hold, one rank writes each. All ranks create the writer together.
+    `tensors` are the live tensors by name: DTensors or `TensorPiece` if sharded, plain if replicated. Only one rank
+    writes each replica. Creation is collective.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
@@ -85,7 +84,7 @@ class ShardWriter:
         return self._planner.finish_plan(plan_of(plain_collectives.scatter_json(plain_plans))), metadata
 
     def stage(self) -> None:
-        """Copy the live tensors aside. Not while `write` runs: the copies are reused from save to save."""
+        """Copy the live tensors to the staging buffers. Not while `write` runs: saves share the buffers."""
         for name, live in self._live.items():
             tensor = _local(live)
             if name not in self._staging_buffers:
@@ -93,13 +92,13 @@ class ShardWriter:
             self._staging_buffers[name].copy_(tensor)
 
     def write(self, folder: Folder) -> ShardWriteResult:
-        """Write this rank's files into the folder. In any thread, without collectives."""
+        """Write this rank's files into the folder. Any thread, no collectives."""
         writer = _SealingWriter(folder)
         results = writer.write_data(self._plan, self._planner).wait()
         return ShardWriteResult(results, writer.sealing.seals)
 
     def finish(self, folder: Folder, parts: list[ShardWriteResult]) -> dict[str, FileSeal]:
-        """Seals of all files, having written where every tensor lies. On rank 0, when all have written."""
+        """On rank 0, after all ranks have written: write the metadata; return the seals of all files."""
         assert self._metadata is not None, "rank 0 holds the metadata of the plan"
         writer = _SealingWriter(folder)
         writer.finish(dataclasses.replace(self._metadata), [part.results for part in parts])
@@ -107,29 +106,28 @@ class ShardWriter:
 
 
 def stored_tensors(folder: Folder) -> dict[str, TensorStorageMetadata]:
-    """Tensors that a folder holds: by name, each one's whole size, its dtype and the pieces it lies in."""
+    """Size, dtype and chunks of the tensors in a folder, by name."""
     return _tensors_in(_PlainReader(folder).read_metadata())
 
 
 class FolderContents(NamedTuple):
-    """Contents of a checkpoint's folder: its tensors by name, and where each piece of one lies."""
+    """Tensors of a checkpoint's folder by name, and the location of each chunk."""
 
     tensors: dict[str, TensorStorageMetadata]
     places: Mapping[MetadataIndex, Any]
 
 
 def read_stored(folder: Folder) -> FolderContents:
-    """Read a checkpoint's folder. Raises SpecError for one that is no checkpoint's."""
+    """Read the metadata of a checkpoint's folder. Raises SpecError if it is no checkpoint."""
     metadata = _PlainReader(folder).read_metadata()
     return FolderContents(_tensors_in(metadata), metadata.storage_data)
 
 
 def load(folder: Folder, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
-    """Fill `tensors`, in place, from a folder: plain ones whole, of DTensors and pieces this rank's share.
+    """Load `tensors` in place from a folder: plain tensors whole, DTensors and `TensorPiece` this rank's shard.
 
-    Reads only what is asked for, and only of the folder; other tensors are left alone. Without collectives.
-    Raises SpecError, with every one of them, for tensors that the folder does not hold or holds in another shape, and
-    for files that are no checkpoint's, whoever sealed them.
+    Reads only the requested tensors, without collectives. Raises SpecError listing all tensors that are missing or
+    have another shape, and for files that are no checkpoint, even if sealed.
     """
     reader, planner = _PlainReader(folder), _Planner(tensors)
     metadata = reader.read_metadata()
@@ -143,7 +141,7 @@ def load(folder: Folder, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
 
 
 class _StagedPlanner(DefaultSavePlanner):
-    """Plans from the live tensors, and writes the copies: each rank holds one piece of any tensor."""
+    """Plans from the live tensors and writes the staging buffers; each rank holds one chunk of any tensor."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -154,7 +152,7 @@ class _StagedPlanner(DefaultSavePlanner):
 
 
 class _Planner(DefaultLoadPlanner):
-    """Plans for pieces too, of which torch's own would make nothing."""
+    """Load planner that also handles `TensorPiece`, which torch's planner ignores."""
 
     def __init__(self, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -173,7 +171,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 class _SealingFileSystem(FileSystem):
-    """One folder as torch's writer sees it, with a seal for every file written."""
+    """Folder as a file system for torch's writer, with a seal for each file."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__()
@@ -185,7 +183,7 @@ class _SealingFileSystem(FileSystem):
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         assert mode == "wb", "it is a writer's"
         name = posixpath.basename(path)
-        if name.endswith(".tmp"):  # the metadata, which torch renames when it is whole
+        if name.endswith(".tmp"):  # metadata, which torch renames once complete
             yield self._drafts.setdefault(name, io.BytesIO())
             return
         file = doing("checkpoint", f"checkpoint file {self._folder.url_of(name)}")
@@ -200,13 +198,13 @@ class _SealingFileSystem(FileSystem):
         self.seals[name] = seal(content)
 
     def exists(self, path: Any) -> bool:
-        """Never: torch would remove what is there, and writing replaces it."""
+        """Always False: torch would delete an existing file, but writing replaces it."""
         return False
 
 
 class _SealingWriter(FsspecWriter):
     def __init__(self, folder: Folder) -> None:
-        # Not synced by torch: a file in its folder is durable when it has its name.
+        # torch need not sync: a file in the folder is durable once it has its name.
         super().__init__(folder.url, sync_files=False, per_thread_copy_ahead=0)
         self.fs = self.sealing = _SealingFileSystem(folder)  # type: ignore[assignment]
         self.path = folder.url
@@ -225,7 +223,7 @@ _PLAIN = {
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Makes the classes that torch's metadata consists of, and refuses all others."""
+    """Unpickles only the classes that torch's checkpoint metadata consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -236,14 +234,14 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _enum_member(kind: Any, name: str) -> Enum:
-    """Member of an enum as Python 3.11.0 to 3.11.3 pickle it, and nothing else that `getattr` might fetch."""
+    """Enum member as pickled by Python 3.11.0 to 3.11.3, rejecting any other use of `getattr`."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
         raise pickle.UnpicklingError(f"a checkpoint's metadata holds no {name} of {kind!r}")
     return kind[name]
 
 
 class _ReadFileSystem(FileSystem):
-    """One folder as torch's reader sees it: a name that its metadata gives leads no further than `Folder.open`."""
+    """Folder as a file system for torch's reader; names in the metadata cannot escape `Folder.open`."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__()
@@ -280,8 +278,10 @@ class _PlainReader(FsspecReader):
 
 @contextmanager
 def _in_words(url: str) -> Iterator[None]:
-    """Raises SpecError for whatever reading the checkpoint `url` raises, unless storage or memory fails: crafted bytes
-    may raise anything."""
+    """Convert errors of reading the checkpoint `url` to SpecError, except storage and memory failures.
+
+    Crafted bytes may raise anything.
+    """
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):

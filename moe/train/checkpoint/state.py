@@ -1,4 +1,4 @@
-"""Everything a run must remember between steps, by names that no layout changes."""
+"""Model and optimizer tensors to checkpoint, under layout-independent names."""
 
 from collections.abc import Collection
 from functools import partial
@@ -19,10 +19,10 @@ def run_tensors(
     layout: Layout,
     kept_elsewhere: Collection[str] = (),
 ) -> dict[str, Tensor | TensorPiece]:
-    """`model.<parameter>` and `optimizer.<slot>.<parameter>`: DTensors of what is spread over ranks, pieces of a user's
-    module, the rest plain; without parameters of the names that are kept elsewhere.
+    """Tensors named `model.<parameter>` and `optimizer.<slot>.<parameter>`, without `kept_elsewhere` parameters.
 
-    They share memory with the model and the optimizer: loading into them in place restores the run.
+    Sharded tensors are DTensors, or `TensorPiece` in user modules; others are plain. All share memory with the model
+    and the optimizer: loading into them in place restores the run.
     """
     tensors = {
         f"model.{parameter.name}": _of_whole(parameter.local, parameter.part, layout)
@@ -30,7 +30,7 @@ def run_tensors(
     }  # fmt: skip
     for name, buffer in model.named_buffers():
         part = part_of(buffer)
-        # A module that was laid out has another tensor after each step that changes it.
+        # A sharded user module replaces its buffers after each step that changes them.
         read_buffer = partial(_local_buffer, model, name)
         tensors[f"model.{name}"] = (
             buffer if part.offsets is None else TensorPiece(part.shape, part.offsets, read_buffer)

@@ -1,1 +1,1 @@
-"""Optimizers and their schedules, of which no layout changes anything."""
+"""Optimizers and learning rate schedules, independent of the layout."""

@@ -1,4 +1,4 @@
-"""Adafactor with statistics for each expert, so that an update never depends on the layout."""
+"""Adafactor with per-expert statistics: updates do not depend on the layout."""
 
 import math
 from typing import Any
@@ -14,13 +14,13 @@ from moe.spec import AdafactorSpec
 class Adafactor(torch.optim.Optimizer):
     """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235, algorithm 4) without first moment.
 
-    As the GShard paper uses it: beta1 = 0, a constant beta2 with the bias correction of section 7.1, no
-    scaling by the parameter's size, updates clipped to a root mean square of `clip_threshold` (section 6).
+    As in the GShard paper: beta1 = 0, constant beta2 with the bias correction of section 7.1, no scaling by parameter
+    size, updates clipped to a root mean square of `clip_threshold` (section 6).
 
-    Second moments of matrices are factored into row and column means; vectors keep them whole. An expert
-    parameter [E, A, B] is E matrices: each has statistics and a clip of its own, all computed in one batched
-    pass. Where ranks have parts of a matrix, its means are those of the whole. torch's own treats the local
-    tensor as one, so that its update depends on what shares a rank.
+    Second moments are factored into row and column means for matrices and unfactored for vectors. An expert parameter
+    [E, A, B] is E matrices with separate statistics and clipping, in one batched pass. Means of sharded matrices are
+    over the full matrix. torch's Adafactor treats the local tensor as one matrix, so its updates depend on the
+    layout.
     """
 
     def __init__(self, spec: AdafactorSpec, parameters: list[LocalParameter], layout: Layout) -> None:
@@ -31,7 +31,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update every parameter from its gradient, in place. All ranks together."""
+        """Update all parameters in place from their gradients. Collective."""
         lr = self.param_groups[0]["lr"]
         for parameter in self._parameters:
             self._update(parameter.local, parameter.part, self.state[parameter.local], lr)
@@ -39,12 +39,12 @@ class Adafactor(torch.optim.Optimizer):
     def _update(
         self, parameter: nn.Parameter, part: ParameterShard, state: dict[str, Tensor], lr: float
     ) -> None:
-        spec, own = self._spec, 1 if part.of_experts else 0  # dimensions before `own` count matrices
+        spec, own = self._spec, 1 if part.of_experts else 0  # dims before `own` index matrices
         state["step"] += 1
         step = int(state["step"])
-        # Section 7.1: the decay that makes an exponential mean from zero unbiased, without a division later.
+        # Section 7.1: bias-corrected decay of an exponential mean that starts at zero.
         weight = (1 - spec.beta2) / (1 - spec.beta2**step)
-        # An expert without tokens has zeros, so that its statistics decay as everyone's do.
+        # Experts without tokens have zero gradients, so that their statistics decay too.
         assert parameter.grad is not None, "reduce_gradients gives every parameter a gradient"
         squares = parameter.grad.square().add_(spec.eps)
         if "rows" in state:
@@ -64,7 +64,7 @@ class Adafactor(torch.optim.Optimizer):
         parameter.sub_(update)
 
     def _mean(self, tensor: Tensor, dims: tuple[int, ...], part: ParameterShard) -> Tensor:
-        """Over dimensions of the whole of which `tensor` is this rank's part."""
+        """Mean over dims of the full tensor, of which `tensor` is this rank's shard."""
         total = tensor.sum(dims)
         for axis, dim in part.splits:
             if dim in dims:
@@ -74,7 +74,7 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def _spread(values: Tensor, over: Tensor, own: int) -> Tensor:
-    """`values`, one for each matrix or for each column of each, in a shape that broadcasts over `over`."""
+    """Reshape `values` (per matrix, or per column of each) to broadcast over `over`."""
     missing = over.dim() - values.dim()
     return values.view([*values.shape[:own], *[1] * missing, *values.shape[own:]])
 
@@ -91,7 +91,7 @@ def _first_state(parameter: nn.Parameter, part: ParameterShard) -> dict[str, Ten
 
 
 def slot_part(slot: str, part: ParameterShard) -> ParameterShard:
-    """Place of a rank's part of an optimizer's slot in the whole, from that of its parameter."""
+    """Shard of an optimizer slot, from the shard of its parameter."""
     last = len(part.shape) - 1
     if slot == "rows":
         return ParameterShard(

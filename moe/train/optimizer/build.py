@@ -1,4 +1,4 @@
-"""The optimizer a spec asks for, and its state under names that no layout changes."""
+"""Build an optimizer from its spec; iterate over its state by name."""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -14,8 +14,10 @@ from moe.train.optimizer.adafactor import Adafactor, slot_part
 def build_optimizer(
     spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout
 ) -> torch.optim.Optimizer:
-    """The optimizer over what this rank holds and trains, its state allocated, so that a checkpoint loads into it.
-    Parameters get the buffers that it keeps up to date."""
+    """Build the optimizer over this rank's trainable parameters, with allocated state for checkpoint loading.
+
+    Parameters get the buffers that the optimizer keeps up to date.
+    """
     keep_buffers(parameters, layout)
     trainable = [parameter for parameter in parameters if parameter.local.requires_grad]
     optimizer: torch.optim.Optimizer
@@ -49,13 +51,13 @@ def _adamw(spec: AdamWSpec, parameters: list[nn.Parameter]) -> torch.optim.AdamW
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Make the next update use this learning rate."""
+    """Set the learning rate of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 
 
 def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Make the optimizer count `step` updates done: every parameter has had one a step."""
+    """Set the optimizer's count of finished updates."""
     for state in optimizer.state.values():
         state["step"].fill_(step)
 
@@ -63,8 +65,7 @@ def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
 def moments(
     optimizer: torch.optim.Optimizer, parameters: list[LocalParameter]
 ) -> Iterator[tuple[str, str, Tensor, ParameterShard]]:
-    """(parameter's name, slot's name, local tensor, its part of the whole slot) of everything remembered between
-    updates but their count."""
+    """(parameter name, slot name, local tensor, its shard of the slot) of all optimizer state except the step count."""
     for parameter in parameters:
         for slot, tensor in optimizer.state.get(parameter.local, {}).items():
             if slot != "step":

@@ -1,4 +1,4 @@
-"""The learning rate of a step: a linear warm-up, then a decay."""
+"""Learning rate schedule: linear warm-up, then decay."""
 
 import math
 
@@ -6,7 +6,7 @@ from moe.spec import TrainSpec
 
 
 def learning_rate(train: TrainSpec, step: int) -> float:
-    """The learning rate of the update that follows `step` finished steps, so the first update has step 0.
+    """Learning rate of the update after `step` finished steps; the first update has step 0.
 
     With w = warmup_steps and n = num_steps, update number t = step + 1 gets peak_lr times
       t / w                                           while t < w,
@@ -14,8 +14,8 @@ def learning_rate(train: TrainSpec, step: int) -> float:
       f + (1 - f) * (1 + cos(pi * progress)) / 2      under cosine,
       f + (1 - f) * (1 - progress)                    under linear,
       1                                               under constant,
-    where progress = (step - w) / (n - w), which stays below 1, and f = final_fraction. A function of the step
-    alone: a run that resumes has nothing to restore.
+    where progress = (step - w) / (n - w), which stays below 1, and f = final_fraction. It depends on the step only,
+    so there is no state to restore.
     """
     peak, warmup, update = train.optimizer.peak_lr, train.warmup_steps, step + 1
     if update < warmup:
