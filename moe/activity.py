@@ -1,7 +1,7 @@
-"""Activities of this process's threads in the words of training, for a heartbeat that tells of them. No torch.
+"""Current activities of this process's threads, for heartbeats. No torch.
 
-A rank that waits in a collective looks the same from outside whether another rank is slow, dead or frozen. What each
-rank does, and how many activities it has begun, tells them apart.
+A rank that waits in a collective looks the same whether another rank is slow, dead or frozen. Each rank's activity,
+and the number of activities begun, tell these apart.
 """
 
 import threading
@@ -18,11 +18,11 @@ Phase = Literal[
 
 @dataclass(frozen=True)
 class Activity:
-    """Part of a run that a thread is in."""
+    """Part of a run that a thread executes."""
 
     phase: Phase
     detail: str = ""
-    """Which of its kind, in words: a collective's name, a checkpoint's."""
+    """Instance for display: name of a collective, name of a checkpoint."""
     began_at: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
@@ -30,18 +30,18 @@ class Activity:
 
 
 _activities: dict[int, list[Activity]] = {}
-"""Activities of each thread, by its identifier, the innermost last."""
+"""Stack of activities by thread identifier, innermost last."""
 _num_begun = 0
 
 
 @contextmanager
 def doing(phase: Phase, detail: str = "") -> Iterator[None]:
-    """The calling thread is in this part of a run until the block ends; such blocks may be nested."""
+    """Mark the calling thread as in this phase until the block ends; blocks may be nested."""
     global _num_begun
     thread = threading.get_ident()
     stack = _activities.setdefault(thread, [])
     stack.append(Activity(phase, detail))
-    _num_begun += 1  # a lost update between threads costs nothing: any change is progress
+    _num_begun += 1  # a lost update between threads is harmless: any change is progress
     try:
         yield
     finally:
@@ -52,10 +52,10 @@ def doing(phase: Phase, detail: str = "") -> Iterator[None]:
 
 
 def activities(thread: int) -> tuple[Activity, ...]:
-    """Activities of a thread, the innermost last; none where it is in no part of a run."""
+    """Activities of a thread, innermost last; empty if it is in no part of a run."""
     return tuple(_activities.get(thread, ()))
 
 
 def num_begun() -> int:
-    """Activities that were begun and ended so far in all threads: a number that grows tells of progress."""
+    """Number of activity changes in all threads: it grows while the process makes progress."""
     return _num_begun

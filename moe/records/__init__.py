@@ -1,4 +1,4 @@
-"""Values that a run hands on: steps, checkpoints, reports. No torch, so that services and clients read them too."""
+"""Records that a run outputs: steps, checkpoints, reports. No torch, for use in services and clients."""
 
 from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
 from moe.records.generation import Ending, Reason

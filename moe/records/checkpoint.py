@@ -1,4 +1,4 @@
-"""Records of a committed checkpoint: the news of it, and its place on storage."""
+"""Records of committed checkpoints: as an event, and as stored."""
 
 from dataclasses import dataclass
 
@@ -7,26 +7,26 @@ from moe.records.json_record import JsonRecord
 
 @dataclass(frozen=True)
 class CheckpointRecord(JsonRecord):
-    """News of a checkpoint, the data of a `checkpoint` event. None: of a release that had no such value."""
+    """Committed checkpoint: the data of a `checkpoint` event. None: the writing release had no such field."""
 
     step: int = 0
-    """Steps finished in it."""
+    """Finished steps."""
     name: str | None = None
-    """Name of its folder under `checkpoints/`."""
+    """Folder name under `checkpoints/`."""
     url: str | None = None
     size_bytes: int | None = None
     num_files: int | None = None
     stall_s: float | None = None
-    """Seconds that training stood still for it."""
+    """Seconds that training was blocked."""
     write_s: float | None = None
-    """Seconds until it was committed, beside training."""
+    """Seconds of writing in the background, until the commit."""
     time: str | None = None
-    """RFC 3339, UTC, by the clock of rank 0."""
+    """RFC 3339, UTC, by rank 0's clock."""
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint(JsonRecord):
-    """A checkpoint of a job as its marker on storage says; without the marker's facts where there is a fault."""
+    """Stored checkpoint of a job, from its marker; without the optional fields if it has a fault."""
 
     name: str
     step: int

@@ -1,4 +1,4 @@
-"""End of a text that a model made."""
+"""How a generated text ended."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,9 +10,9 @@ Reason = Literal["end", "max_tokens", "stop"]
 
 @dataclass(frozen=True)
 class Ending(JsonRecord):
-    """Why a text ended, and what it took."""
+    """Why a generated text ended, and its length."""
 
     reason: Reason
-    """The model's own end, as many tokens as it was to have at most, or a stop string."""
+    """`end`: an end-of-text token; `max_tokens`: the token limit; `stop`: a stop string."""
     num_tokens: int
-    """Tokens that were made of it, without the one that ended it."""
+    """Generated tokens, without the end-of-text token."""

@@ -1,4 +1,4 @@
-"""The base of records: frozen values that leave as JSON and may be read by another release."""
+"""Base class of records: frozen values written as JSON and read by any release."""
 
 from typing import TYPE_CHECKING, Any, Self
 
@@ -6,21 +6,24 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _READERS: "dict[type, TypeAdapter[Any]]" = {}
-"""By kind of record, made when the first of a kind is read."""
+"""By record class, created on first read."""
 
 
 class JsonRecord:
-    """A frozen dataclass whose fields, in their order, are the keys of its JSON.
+    """Frozen dataclass whose fields, in order, are its JSON keys.
 
-    Plain dataclasses: a step makes one for each layer, with all loads, and what we have made needs no validation. What
-    comes from storage or the network is validated when it is read.
+    Plain dataclasses, since each step creates one per layer with all expert loads, and values created here need no
+    validation. Values from storage or the network are validated by `read`.
     """
 
     @classmethod
     def read(cls, plain: object) -> Self:
-        """The record of parsed JSON, whichever release wrote it. Unknown keys are passed over; one that is missing, or
-        whose value is of another type, has its default. Raises ValueError where it has none."""
-        from pydantic import TypeAdapter, ValidationError  # which a client that reads no record does without
+        """Record from parsed JSON of any release.
+
+        Unknown keys are ignored; missing or mistyped values get their defaults. Raises ValueError if there is no
+        default.
+        """
+        from pydantic import TypeAdapter, ValidationError  # not needed by clients that read no records
 
         fields = plain if isinstance(plain, dict) else {}
         reader = _READERS.get(cls) or _READERS.setdefault(cls, TypeAdapter(cls))
@@ -33,7 +36,7 @@ class JsonRecord:
         return record
 
     def to_plain(self) -> dict[str, Any]:
-        """Its JSON as Python has it. A field whose default is None is left out where it is None."""
+        """JSON value. Fields that are None by default are omitted if None."""
         return {
             name: _plain(value)
             for name, value in vars(self).items()
@@ -49,5 +52,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         if value and isinstance(value[0], JsonRecord):
             return [record.to_plain() for record in value]
-        return list(value)  # perhaps the loads of thousands of experts
+        return list(value)  # possibly the loads of thousands of experts
     return value

@@ -1,4 +1,4 @@
-"""Record of how far the preparation of a run's data has come."""
+"""Progress record of data preparation."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from moe.records.json_record import JsonRecord
 
 @dataclass(frozen=True)
 class PreparationRecord(JsonRecord):
-    """Progress of preparing data, in the `preparing` field of a `log` event."""
+    """Progress of data preparation, in the `preparing` field of a `log` event."""
 
     stage: str = ""
-    """Name of the stage, in words."""
+    """Name of the stage, for display."""
     share: float | None = None
-    """Share of the whole that is done, between 0 and 1; None where nobody knows it."""
+    """Finished share of the preparation, 0 to 1; None if unknown."""
     num_done: int = 0
-    """Texts that the stage has done."""
+    """Texts finished in this stage."""
     seconds: float = 0.0
-    """Time since it began."""
+    """Seconds since the preparation began."""
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate at the pace so far; None before there is one."""
+        """Estimated remaining time at the pace so far; None without an estimate."""
         if self.share is None or self.share <= 0.0:
             return None
         return self.seconds * (1 - self.share) / self.share

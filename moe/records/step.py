@@ -1,4 +1,4 @@
-"""Records of one step of training: what it found over the global batch, and how long it took."""
+"""Records of one training step: values over the global batch, and timings."""
 
 import math
 from dataclasses import dataclass
@@ -6,68 +6,71 @@ from dataclasses import dataclass
 from moe.records.json_record import JsonRecord
 
 HeldOutLosses = dict[str, float | None]
-"""Nats a target token by held-out set; None where a set is empty."""
+"""Nats per target token by held-out set; None for an empty set."""
 
 
 @dataclass(frozen=True)
 class LayerRecord(JsonRecord):
-    """Routing and exchange of one MoE layer in one step, over the global batch."""
+    """Routing and all-to-all of one MoE layer in one step, over the global batch."""
 
     layer: int
     load: tuple[int, ...]
-    """Kept choices of each expert."""
+    """Accepted choices of each expert."""
     max_over_mean: float | None = None
-    """Load of the busiest expert over the mean of all."""
+    """Largest expert load divided by the mean load."""
     rejected: float | None = None
-    """Share of choices that the router's policy rejected."""
+    """Share of choices rejected by the router's policy."""
     dropped: float | None = None
-    """Share of choices for which there was no capacity."""
+    """Share of choices dropped for lack of capacity."""
     entropy: float | None = None
-    """Nats of the router's probabilities, the mean over tokens."""
+    """Entropy of the router's probabilities in nats, mean over tokens."""
     aux_loss: float | None = None
     z_loss: float | None = None
     all_to_all_bytes: int | None = None
-    """Bytes that all ranks sent, forward and backward."""
+    """Bytes sent by all ranks, forward and backward."""
     all_to_all_s: float | None = None
-    """Seconds of waiting for rows, the mean over ranks."""
+    """Seconds of waiting for rows, mean over ranks."""
     waiting_s: float | None = None
-    """Seconds of waiting for other ranks to come, the mean over ranks."""
+    """Seconds of waiting for other ranks to arrive, mean over ranks."""
 
 
 @dataclass(frozen=True)
 class StepRecord(JsonRecord):
-    """Values of one step, the data of a `metric` event. None: not a number, or of a release that had no such value."""
+    """Values of one step: the data of a `metric` event.
+
+    None: not a number, or the writing release had no such field.
+    """
 
     step: int = 0
-    """Steps finished with this one: the first is 1."""
+    """Finished steps including this one; the first is 1."""
     loss: float | None = None
-    """Nats a target token, smoothed, with the auxiliary losses by their coefficients."""
+    """Nats per target token, label-smoothed, plus the weighted auxiliary losses."""
     nll: float | None = None
-    """Nats a target token."""
+    """Nats per target token."""
     aux_loss: float | None = None
-    """Mean of the MoE layers'."""
+    """Mean over the MoE layers."""
     z_loss: float | None = None
-    """Mean of the MoE layers'."""
+    """Mean over the MoE layers."""
     layers: tuple[LayerRecord, ...] = ()
-    """Records of the MoE layers, in the order of the model."""
+    """MoE layers in model order."""
     grad_norm: float | None = None
-    """Global norm of all gradients, before it was clipped."""
+    """Global norm of all gradients, before clipping."""
     lr: float | None = None
     tokens: int | None = None
-    """Real tokens of the batch, without padding."""
+    """Tokens in the batch, without padding."""
     step_s: float | None = None
     tokens_per_s: float | None = None
     data_s: float | None = None
-    """Seconds of the step spent waiting for its batch."""
+    """Seconds of waiting for the batch."""
     time: str | None = None
-    """RFC 3339, UTC, by the clock of rank 0."""
+    """RFC 3339, UTC, by rank 0's clock."""
     held_out: HeldOutLosses | None = None
-    """Losses at steps after which the model was evaluated along the way."""
+    """Losses of the periodic evaluation, at steps that have one."""
 
     numbers: dict[str, float | None] | None = None
-    """Further scalars that a user's module returns beside its loss, by name."""
+    """Further scalars of a user module, by name."""
 
     @property
     def is_finite(self) -> bool:
-        """Whether loss and gradient norm are finite numbers: where not, the model must not be updated."""
+        """Whether loss and gradient norm are finite; if not, the update must be skipped."""
         return all(value is not None and math.isfinite(value) for value in (self.loss, self.grad_norm))

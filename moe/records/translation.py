@@ -1,4 +1,4 @@
-"""Report of a finished translation run: both held-out sets, beside what needs no learning."""
+"""Evaluation report of a translation model: both held-out sets, with baselines."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from moe.records.json_record import JsonRecord
 
 @dataclass(frozen=True)
 class TranslationScores(JsonRecord):
-    """sacrebleu's corpus chrF and BLEU, 0 to 100; None where there is no pair."""
+    """sacrebleu's corpus chrF and BLEU, 0 to 100; None without pairs."""
 
     chrf: float | None
     bleu: float | None
@@ -15,37 +15,36 @@ class TranslationScores(JsonRecord):
 
 @dataclass(frozen=True)
 class SubsetReport(JsonRecord):
-    """Scores of the model and of two baselines on one subset of a held-out set."""
+    """Scores of the model and two baselines on one subset of a held-out set."""
 
     num_pairs: int
     num_languages: int
     model: TranslationScores
     copy: TranslationScores
-    """Scores of the source taken as its translation."""
+    """Baseline: the source as its own translation."""
     most_frequent: TranslationScores
-    """Scores of the commonest training target, for every source."""
+    """Baseline: the most frequent training target for every source."""
 
 
 @dataclass(frozen=True)
 class SetReport(JsonRecord):
-    """Losses and scores on one held-out set, or on a fixed part of it where `max_pairs` asks for one."""
+    """Losses and scores on one held-out set, or on a fixed sample of it (`max_pairs`)."""
 
     num_pairs: int
     num_target_tokens: int
     loss: float | None
-    """Nats a target token: dropless, without label smoothing; None where the set is empty."""
+    """Nats per target token, without capacity limits and label smoothing; None if the set is empty."""
     unigram_loss: float | None
-    """Loss of the training targets' token frequencies (add-one); None where the set is empty."""
+    """Nats per target token of a unigram model of the training targets (add-one); None if the set is empty."""
     subsets: dict[str, SubsetReport]
-    """By name: `all`, `not_latin`, and thirds of the languages by their pairs in training: `high`, `mid`, `low`."""
+    """By name: `all`, `not_latin`, and thirds of the languages by training pairs: `high`, `mid`, `low`."""
     num_with_text_in_training: int | None = None
-    """Pairs of the whole set, of `seen` alone, whose source and target stand in training under a sibling locale
-    (pt, pt_BR)."""
+    """Full `seen` set only: pairs whose source and target are in training under a sibling locale (pt, pt_BR)."""
 
 
 @dataclass(frozen=True)
 class Example(JsonRecord):
-    """One pair of a held-out set, for people to read."""
+    """Pair of a held-out set with its translation, for display."""
 
     set: str
     lang: str
@@ -57,13 +56,13 @@ class Example(JsonRecord):
 
 @dataclass(frozen=True)
 class TranslationReport(JsonRecord):
-    """Measurements of a finished translation model. Without `sets`: not a report of this task."""
+    """Evaluation of a finished translation model. Without `sets`: not a report of this task."""
 
     sets: dict[str, SetReport] = field(default_factory=dict)
     """By name: `unseen` and `seen` (see moe.data)."""
     languages: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Tags of the languages of each subset but `all`."""
+    """Language tags of each subset except `all`."""
     most_frequent_target: str = ""
     examples: tuple[Example, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time of each part of the evaluation: `baselines`, `loss`, `translate`, `score`."""
+    """Duration of each part of the evaluation: `baselines`, `loss`, `translate`, `score`."""

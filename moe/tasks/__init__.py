@@ -1,1 +1,1 @@
-"""Kinds of models that can be trained, a folder each."""
+"""Tasks: the kinds of models that can be trained, one package each."""

@@ -1,4 +1,4 @@
-"""From a spec to its kind of model: the one place that knows which kinds there are. Loads no torch."""
+"""Select a task by model spec: the only module that knows all tasks. Loads no torch."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, assert_never
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def task_of(spec: ModelSpec) -> type[Task[Any, Any]]:
-    """The task of a kind of model."""
+    """Task class of a kind of model."""
     match spec:
         case TranslationModelSpec():
             from moe.tasks.translation.task import TranslationTask
@@ -39,8 +39,10 @@ def task_of(spec: ModelSpec) -> type[Task[Any, Any]]:
 
 
 def build_task(spec: JobSpec, allowed_code: Collection[str] = ()) -> Task[Any, Any]:
-    """The task of a job, which may call these functions of users' modules. Raises SpecError for a job that can be
-    planned only."""
+    """Task of a job, allowed to call the functions `allowed_code` of user modules.
+
+    Raises SpecError for a job that can only be planned.
+    """
     if isinstance(spec.model, ModuleModelSpec):
         from moe.tasks.module.task import ModuleTask
 
@@ -51,10 +53,10 @@ def build_task(spec: JobSpec, allowed_code: Collection[str] = ()) -> Task[Any, A
 def build_model(
     spec: ModelSpec, layout: "Layout | None" = None, *, seed: int = 0, dtype: "torch.dtype | None" = None
 ) -> "nn.Module":
-    """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
-    without.
+    """Build the model with initial weights, computing in `dtype` (default float32).
 
-    Weights are keyed by (seed, parameter name, element), so every layout starts from the same model. Raises SpecError
-    where the layout's degrees do not divide what they are to divide.
+    Returns this rank's part under `layout`, or the full model without one. Weights are drawn by (seed, parameter
+    name, element), so every layout starts from the same model. Raises SpecError if the layout's degrees do not divide
+    the model's dimensions.
     """
     return task_of(spec).model_of(spec, layout, seed=seed, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Texts, weights and templates that a job needs to be trained, but not to be planned. Loads no torch."""
+"""Missing data, weights or templates that a job needs for training, but not for planning. Loads no torch."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,17 @@ from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
 
 
 def missing_to_train(spec: JobSpec, roots: Sequence[str] | None) -> tuple[Problem, ...]:
-    """Problems of a job that can be planned and not trained: its corpus is synthetic, it names no model folder though
-    it needs one, or its folder has a `config.json` and no weights. A folder that is not found under the `roots` is no
-    problem: it may exist where the job is to run."""
+    """Problems of a job that can be planned but not trained.
+
+    Its corpus is synthetic, it lacks a model folder that it needs, or the folder has a `config.json` but no weights.
+    A folder not found under `roots` is no problem: it may exist where the job runs.
+    """
     problems = (spec.missing_texts, spec.missing_folder, *_missing_weights(spec, roots))
     return tuple(problem for problem in problems if problem is not None)
 
 
 def _missing_weights(spec: JobSpec, roots: Sequence[str] | None) -> tuple[Problem, ...]:
-    """Problems of a folder with a `config.json` and no weights."""
+    """Problem of a model folder with a `config.json` but no weights."""
     if not isinstance(spec.model, LanguageModelSpec) or spec.model.from_folder is None:
         return ()
     folder = HubFolder(spec.model.from_folder, roots)

@@ -1,4 +1,4 @@
-"""From a spec to a model of this library, laid out."""
+"""Build a sharded model of this library from its spec."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -25,19 +25,19 @@ def build_sharded(
     dtype: torch.dtype | None,
     freeze: Sequence[str],
 ) -> Model:
-    """Model that `make` makes of the dtype that it computes in (float32), with its initial weights: this rank's part
-    under `layout`, all of it without.
+    """Build the model with `make(dtype)` (default float32) and draw its initial weights.
 
-    `blocks` are the paths of what FSDP gathers as one, each with its name. Weights are keyed by (seed, parameter name,
-    element), so every layout starts from the same model. Those whose names match a pattern of `freeze` get no
-    gradients. Raises SpecError where the layout's degrees do not divide what they are to divide.
+    Returns this rank's part under `layout`, or the full model without one. `blocks` maps paths of FSDP units to their
+    names. Weights are drawn by (seed, parameter name, element), so every layout starts from the same model.
+    Parameters whose names match a pattern in `freeze` get no gradients. Raises SpecError if the layout's degrees do
+    not divide the model's dimensions.
     """
     layout, dtype = layout or Layout.single(), dtype or torch.float32
     if problems := fit_problems(spec, layout.degrees):
         raise SpecError(problems)
     with torch.device("meta"):
         model = make(dtype)
-        # Under bfloat16 the weights stay float32 and are narrowed where they are used.
+        # Under bfloat16, weights stay float32 and are cast where used.
         declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
     freeze_parameters(model, freeze)
     placements = layout.placements

@@ -1,4 +1,4 @@
-"""Decoding: sequences made token by token, by any model that gives the next token's logits."""
+"""Decoding algorithms (greedy, sampling, beam search) for any model that returns next-token logits."""
 
 from moe.tasks.decoding.beams import beam_search
 from moe.tasks.decoding.choice import choose_tokens

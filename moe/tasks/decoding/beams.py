@@ -1,4 +1,4 @@
-"""Beam search with length normalisation (arXiv 1609.08144, section 7)."""
+"""Beam search with length normalization (arXiv 1609.08144, section 7)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from moe.tasks.decoding.steps import DecodingSteps, any_rank, is_sparse
 
 @dataclass
 class _BeamRow:
-    """State of one row's search."""
+    """Search state of one row."""
 
     max_tokens: int
     beams: list[list[int]]
-    """The unfinished texts, in the order of the model's rows for them."""
+    """Live beams, in the order of the model's rows."""
     score: float = -torch.inf
     text: list[int] = field(default_factory=list)
-    """The best finished text."""
+    """Best finished hypothesis."""
     has_ended: bool = False
 
     def take(self, score: float, text: list[int]) -> None:
@@ -38,15 +38,13 @@ def beam_search(
     max_tokens: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> list[list[int]]:
-    """The text of each row that scores best of those that `spec.num_beams` beams find, without the token that ends it.
+    """Best-scoring text of each row found with `spec.num_beams` beams, without its end token.
 
-    `logits` `[B, V]` are those of the first token. A text scores the sum of its tokens' log-probabilities, its end
-    among them, divided by ((5 + n) / 6)^α for n tokens. At each position the best `num_beams` continuations of a row's
-    beams are looked at: of those, the ones that end are texts, and the best that do not end are its next beams. A row
-    ends when none of these can score better than the best text any more. One that reaches `max_tokens`, the spec's or
-    its own, is cut short: its best beam then counts as it stands. What becomes of a row depends on no other.
-
-    `together` as in `one_by_one`.
+    `logits` `[B, V]` are those of the first token. Score: sum of token log-probabilities, including the end token,
+    divided by ((5 + n) / 6)^α for n tokens. At each position the best `num_beams` continuations of a row's beams are
+    examined: those that end become hypotheses; the best that do not end are the next beams. A row ends when no beam
+    can beat its best hypothesis. At `max_tokens`, the spec's or the row's own, the best beam counts as it is. Rows
+    are independent. `together` as in `one_by_one`.
     """
     num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
     limits = [min(spec.max_tokens, limit) for limit in max_tokens or [spec.max_tokens] * logits.shape[0]]
@@ -55,7 +53,7 @@ def beam_search(
     steps.take_rows(torch.arange(len(rows), device=device).repeat_interleave(num_beams))
     logits = logits.repeat_interleave(num_beams, dim=0)
     scores_RB = logits.new_full((len(rows), num_beams), -torch.inf, dtype=torch.float64)
-    scores_RB[:, 0] = 0  # beams begin alike: one of them stands for all
+    scores_RB[:, 0] = 0  # all beams start equal: keep one
     for length in range(1, spec.max_tokens + 1):
         logp = logits.log_softmax(-1, dtype=torch.float64).view(len(rows), num_beams, vocabulary)
         scores_RBV = scores_RB[..., None] + logp
@@ -71,12 +69,12 @@ def beam_search(
                 if is_final:
                     row.take(score / norm, row.beams[place // vocabulary])
         for row, score, places in zip(rows, scores_RB[:, :1].flatten().tolist(), at.tolist(), strict=True):
-            if row.has_ended:  # and stays among the others until few of them are left
+            if row.has_ended:  # stays in the batch until few rows are left
                 continue
             row.beams = [[*row.beams[place // vocabulary], place % vocabulary] for place in places]
             if length == row.max_tokens:
                 row.take(score / norm, row.beams[0])
-            # Log-probabilities only fall, and a longer text's are divided by no more than the longest one's.
+            # Log-probabilities only fall, and no longer text has a larger divisor than the longest.
             row.has_ended = length >= row.max_tokens or score / _norm(row.max_tokens, spec) <= row.score
         if length == spec.max_tokens or not any_rank(
             not all(row.has_ended for row in rows), device, together

@@ -1,4 +1,4 @@
-"""The choice of the next token from logits."""
+"""Next-token selection: greedy, or sampling with temperature, top-k and top-p."""
 
 import torch
 from torch import Tensor
@@ -8,15 +8,15 @@ from moe.spec.generation import GenerationSpec
 
 
 def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -> Tensor:
-    """int64 `[B]`: the token of each row of `logits` `[B, V]`, at `position` of the texts with the numbers `texts`
-    int64 `[B]`. Of equal logits the lower token is taken.
+    """int64 `[B]`: next token of each row of `logits` `[B, V]`; ties go to the lower id.
 
-    A draw is keyed by the seed, the text's number and the position: no other row and no layout changes it.
+    Sampling is keyed by the seed, the text's number in `texts` int64 `[B]`, and `position`, so that it does not
+    depend on other rows or the layout.
     """
     if not spec.temperature:
         return logits.argmax(dim=-1)
     scores = logits.to(torch.float64)
-    # The largest becomes 0, which no temperature, however small, makes infinite.
+    # Shift the maximum to 0, so that a tiny temperature does not overflow.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / spec.temperature
     scores = scores.masked_fill(~_standing(scores, spec), -torch.inf)
     noise = gumbel(fold(spec.seed, position, Purpose.GENERATION), texts, logits.shape[-1])
@@ -24,7 +24,7 @@ def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position:
 
 
 def _standing(scores: Tensor, spec: GenerationSpec) -> Tensor:
-    """bool `[B, V]`: the tokens that may be drawn, the likeliest always among them."""
+    """bool `[B, V]`: tokens within top-k and top-p; always includes the most likely one."""
     if spec.top_k is None and spec.top_p == 1:
         return torch.ones_like(scores, dtype=torch.bool)
     sorted_scores, index = scores.sort(dim=-1, descending=True, stable=True)

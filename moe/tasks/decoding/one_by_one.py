@@ -1,4 +1,4 @@
-"""Decoding of each text by itself, by the likeliest token or a drawn one."""
+"""Greedy and sampling decoding, one token per step."""
 
 from collections.abc import Collection, Generator, Sequence
 
@@ -21,13 +21,12 @@ def one_by_one(
     texts: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> Generator[dict[int, int], Collection[int] | None, None]:
-    """At each position, the new token of each row that has not ended, by its number.
+    """Yield the new token of each live row, by row number, at each position.
 
-    `logits` `[B, V]` are those of the first token, `ends` the tokens that end a row, which is yielded too. Whoever
-    iterates may send the numbers of rows that end for reasons of its own. `texts` are numbers that the rows' draws are
-    keyed by; those of the rows when left out. Where a pass on one rank needs one on others (`Layout.in_step`), all
-    ranks of the group `together` iterate, each with rows of its own, possibly none, until the last row of all has
-    ended.
+    `logits` `[B, V]` are those of the first token. A token of `ends` ends its row and is yielded too. The consumer
+    may send the numbers of further rows to end. `texts` are the keys for sampling (default: row numbers). If a
+    forward pass needs other ranks (`Layout.in_step`), all ranks of the process group `together` iterate, each with
+    its own rows, possibly none, until the last row of all has ended.
     """
     numbers, device = list(range(logits.shape[0])), logits.device
     live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Contract between a model that continues sequences and the search that chooses their tokens."""
+"""Interface between autoregressive models and decoding algorithms."""
 
 from typing import Protocol
 
@@ -10,25 +10,25 @@ from moe.parallel import collective
 
 
 class DecodingSteps(Protocol):
-    """Sequences of a model, as rows that grow by one token at a time."""
+    """Batch of sequences, extended by one token per row and step."""
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Logits `[B, V]` of the token after `tokens` int64 `[B]`, which join their rows."""
+        """Append `tokens` int64 `[B]`; return the next-token logits `[B, V]`."""
 
     def take_rows(self, rows: Tensor) -> None:
-        """Keep these rows alone, in this order (int64 indices, also several times the same)."""
+        """Select rows by int64 index, in this order; indices may repeat."""
 
 
 _SHARE_LEFT = 0.75
 
 
 def is_sparse(num_live: int, num_rows: int) -> bool:
-    """Whether so few rows are unfinished that the finished ones are better dropped, which copies all caches."""
+    """Whether few enough rows are live that dropping the others is worth a copy of all caches."""
     return num_live < _SHARE_LEFT * num_rows
 
 
 def any_rank(flag: bool, device: torch.device, together: dist.ProcessGroup | None) -> bool:
-    """Whether `flag` is true on any rank of the group `together`; all its ranks must call this."""
+    """Whether `flag` is set on any rank of the process group `together`. Collective."""
     if together is None:
         return flag
     anywhere = torch.tensor(int(flag), dtype=torch.int32, device=device)

@@ -1,18 +1,18 @@
-"""Text from tokens as they arrive: whole characters only, and nothing that a stop string may still take back."""
+"""Incremental detokenization: yields whole characters only, and no text that a stop string may still remove."""
 
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-"""Replacement character for bytes that are not UTF-8: at the end of a text, perhaps a character that is incomplete."""
+"""Stands for invalid UTF-8; at the end of a text possibly for an incomplete character."""
 _BEFORE = 8
-"""Tokens before a text that are decoded with its first tokens, whose text may depend on them."""
+"""Preceding tokens decoded together with the first new ones, whose text may depend on them."""
 _MAX_CHARACTER_BYTES = 4
 _PATIENCE = 16
-"""Undecoded tokens after which not every further one is tried: they are probably no text."""
+"""Pending tokens beyond which only every 16th is decoded: these are not text."""
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str | None:
-    """The text before the first complete stop string; None if there is none."""
+    """Text before the stop string that completes first; None if there is none."""
     matches = [
         (place + len(stop_string), place) for stop_string in stop if (place := text.find(stop_string)) >= 0
     ]
@@ -20,7 +20,7 @@ def before_stop(text: str, stop: Sequence[str]) -> str | None:
 
 
 def num_held_back(text: str, stop: Sequence[str]) -> int:
-    """Number of characters at the end of a text that a stop string may begin with."""
+    """Length of the suffix that may be the start of a stop string."""
     longest = max(map(len, stop), default=0)
     for number in range(min(longest - 1, len(text)), 0, -1):
         if any(len(stop_string) > number and text.endswith(stop_string[:number]) for stop_string in stop):
@@ -29,35 +29,38 @@ def num_held_back(text: str, stop: Sequence[str]) -> int:
 
 
 def last_of(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Sequence[int]:
-    """The last tokens of a text, from where a character begins: those that follow may read otherwise behind a part of
-    one. Where tokens are bytes (`byte_fallback`), all bytes of a run that begins so are no characters."""
+    """Last tokens of a text, from a character boundary on.
+
+    A partial character may change how later tokens decode. With byte tokens (`byte_fallback`), a run of bytes that
+    starts within a character decodes to replacement characters.
+    """
     last = [tokens[-number:] for number in range(_BEFORE, _BEFORE + _MAX_CHARACTER_BYTES)]
     return next((candidate for candidate in last if not decode(candidate).startswith(REPLACEMENT)), last[0])
 
 
 class TextSoFar:
-    """Text of tokens, in pieces. Joined, they are what `decode` gives of all tokens, up to a stop string.
+    """Detokenizer of a token stream. The pieces join to `decode` of all tokens, up to a stop string.
 
-    Tokens are decoded a few at a time, behind some that came before: how one reads may depend on those beside it, and
-    all of them anew for each would take a time that grows with the square of the text.
+    Decodes a few tokens at a time after some preceding ones, whose text may depend on each other; decoding all tokens
+    at each step would take quadratic time.
     """
 
     def __init__(
         self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), before: Sequence[int] = ()
     ) -> None:
-        """`before`: the last tokens of what the text goes on from, which are none of its own."""
+        """`before`: last tokens of the prompt, which are not part of the text."""
         self._decode, self._stop = decode, stop
         self._tokens = list(before)
-        """Tokens to decode, of which the first `_num_known` have been returned as text."""
+        """Tokens to decode with the next ones; the text of the first `_num_known` is known."""
         self._num_known = len(self._tokens)
         self._pending_text = ""
-        """Text withheld because a stop string may begin with it."""
+        """Text withheld because a stop string may start there."""
         self.num_tokens = 0
         self.has_stopped = False
         """Whether a stop string was found, which ends the text."""
 
     def take(self, token: int) -> str:
-        """The text that becomes certain with this token; often none."""
+        """Text that becomes definite with this token; often empty."""
         self._tokens.append(token)
         self.num_tokens += 1
         num_new = len(self._tokens) - self._num_known
@@ -72,7 +75,7 @@ class TextSoFar:
         return self._certain(now[len(known_text) :], is_last=False)
 
     def end(self) -> str:
-        """The rest of the text, with what is no character as it is decoded."""
+        """Remaining text, including replacement characters."""
         known_text = self._decode(self._tokens[: self._num_known])
         rest = self._decode(self._tokens)[len(known_text) :]
         self._num_known = len(self._tokens)

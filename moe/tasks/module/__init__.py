@@ -1,1 +1,1 @@
-"""A user's own module as a kind of model: its code is called where the operator allows it, and nowhere else."""
+"""User modules as a task; their code is called only where the operator allows it."""

@@ -1,5 +1,4 @@
-"""A user's module and its batches, from the functions that a job names. Callers must have checked that these may be
-called."""
+"""Build a user module and its batches with the functions that a job names. Callers must have checked permission."""
 
 import hashlib
 import json
@@ -15,19 +14,21 @@ from moe.spec import ModuleDataSpec, ModuleModelSpec, Problem, SpecError
 from moe.tasks.module.code import import_function
 
 Batch = tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""Arguments of one call of a module: in order, or by name."""
+"""Positional or keyword arguments of one module call."""
 
 
 def build(spec: ModuleModelSpec, seed: int) -> nn.Module:
-    """The module with the initial values that its own code draws, which `seed` decides. Raises SpecError for what is no
-    module."""
+    """Build the module with initial values drawn from `seed` by its own code.
+
+    Raises SpecError if the result is no module.
+    """
     return call_builder(
         import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build
     )
 
 
 def build_empty(spec: ModuleModelSpec, seed: int) -> nn.Module:
-    """As `build`, without values where its code does without them."""
+    """Like `build`, without values if the module's code allows it."""
     return called_empty(
         import_function(spec.build, "model.build"), spec.options, seed, "model.build", spec.build
     )
@@ -50,7 +51,7 @@ def call_builder(
 def called_empty(
     function: Callable[..., Any], options: dict[str, Any], seed: int, path: str, code: str
 ) -> nn.Module:
-    """The module on the meta device, or with values if its code needs some, for instance to count with."""
+    """Build on the meta device, or with values if the code needs them."""
     try:
         with torch.device("meta"):
             return call_builder(function, options, seed, path, code)
@@ -59,19 +60,19 @@ def called_empty(
 
 
 def batches(spec: ModuleDataSpec, seed: int) -> Callable[[int], Batch]:
-    """The global batch of each step, from 0."""
+    """Function from step (from 0) to global batch."""
     function = import_function(spec.batches, "data.batches")
     return lambda step: as_batch(function(seed, step))
 
 
 def as_batch(arguments: Any) -> Batch:
-    """Arguments of a call: those of a list or tuple in order, those of a mapping by name, or the one that is given."""
+    """Call arguments from a list or tuple, a mapping, or a single value."""
     register_data_classes(arguments)
     return arguments if isinstance(arguments, list | tuple | Mapping) else (arguments,)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """The same batch with its tensors on a device."""
+    """Batch with its tensors moved to a device."""
     device_batch: Batch = pytree.tree_map(
         lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch
     )
@@ -79,7 +80,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def num_rows(batch: Batch) -> int:
-    """The size of its first tensor's first dimension; 1 where there is none."""
+    """Size of dim 0 of the first tensor; 1 without any."""
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim():
             return max(1, leaf.shape[0])
@@ -87,7 +88,7 @@ def num_rows(batch: Batch) -> int:
 
 
 def digest(batch: Batch) -> str:
-    """Hash of all that a batch holds."""
+    """Hash of a batch's content."""
     hasher = hashlib.sha256()
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, Tensor):

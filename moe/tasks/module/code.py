@@ -1,4 +1,4 @@
-"""Functions of a module job: their names, whether they may be called, and the one place that imports them."""
+"""Functions of a module job: their names, permissions and the only place that imports them."""
 
 from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
@@ -11,7 +11,7 @@ MAX_SHOWN = 10
 
 
 def functions_of(spec: JobSpec) -> dict[str, str]:
-    """The functions that a job names, by their places in the spec; none of a job of other kinds."""
+    """Functions that a job names, by path in the spec; empty for other kinds of jobs."""
     functions = {}
     if isinstance(spec.model, ModuleModelSpec):
         functions["model.build"] = spec.model.build
@@ -21,8 +21,7 @@ def functions_of(spec: JobSpec) -> dict[str, str]:
 
 
 def check_allowed(spec: JobSpec, allowed_code: Collection[str]) -> None:
-    """Raises SpecError for each function that a job names and `allowed_code` does not. Texts are compared, nothing else
-    is done with them."""
+    """Raise SpecError for functions of a job that are not in `allowed_code`. Only compares names."""
     if problems := list(_not_allowed(functions_of(spec), allowed_code)):
         raise SpecError(problems)
 
@@ -41,8 +40,11 @@ def _not_allowed(functions: dict[str, str], allowed_code: Collection[str]) -> It
 
 
 def import_function(code: str, path: str) -> Callable[..., Any]:
-    """The function `module:function`. This runs the module's top level, so callers must have checked that it is
-    allowed. Raises SpecError, with the `path` in the spec, if there is none."""
+    """Import the function `module:function`, which runs the module's top-level code. Callers must have checked
+    permission.
+
+    Raises SpecError at `path` in the spec if there is no such function.
+    """
     module, _, name = code.partition(":")
     try:
         function = getattr(import_module(module), name)

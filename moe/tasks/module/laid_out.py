@@ -1,4 +1,4 @@
-"""Parts of a laid-out module's parameters and buffers, in the trainer's terms."""
+"""Shards of a laid-out user module, as the trainer's `ParameterShard`."""
 
 import torch
 
@@ -7,7 +7,7 @@ from moe.sharding import Applied
 
 
 def note_parts(module: Applied) -> None:
-    """Note, at each parameter and buffer, where in the whole this rank's part of it lies."""
+    """Set `part` of each parameter and buffer to this rank's shard."""
     shards = module.shards()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         shard = shards[name]

@@ -1,4 +1,4 @@
-"""Outputs of a user's module: its loss, and further scalars to record with the step."""
+"""Outputs of a user module: the loss and further scalars to record."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +13,11 @@ MAX_NAME = 64
 
 
 def loss_and_numbers(output: Any, code: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss and the other scalars by name. A module may return the loss, a mapping with the key `loss`, or
-    the tuple (loss, mapping); values that are not scalars are ignored. Raises SpecError."""
+    """(loss, other scalars by name) of a module's output.
+
+    A module may return the loss, a mapping with the key `loss`, or the tuple (loss, mapping); values that are no
+    scalars are ignored. Raises SpecError.
+    """
     match output:
         case Tensor():
             loss, other_outputs = output, {}

@@ -1,4 +1,4 @@
-"""The plan of a module job: made by `moe.sharding` from what its module computes for its first batch."""
+"""Plan of a module job: `moe.sharding` applied to the module's first batch."""
 
 from dataclasses import asdict
 
@@ -12,15 +12,17 @@ from moe.tasks.module.building import batches, build_empty, num_rows
 
 
 def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
-    """The plan on all devices of a cluster. The job's functions are called: whoever calls this has seen that they may
-    be. Raises SpecError for what cannot be planned, and whatever they raise."""
+    """Plan a job on all devices of a cluster. Calls the job's functions; callers must have checked permission.
+
+    Raises SpecError if the job cannot be planned, and whatever the functions raise.
+    """
     assert isinstance(spec.model, ModuleModelSpec)
     assert isinstance(spec.data, ModuleDataSpec)
     sample = batches(spec.data, spec.train.seed)(0)
     module = build_empty(spec.model, spec.train.seed)
     hints = {name: of_plain(hint, f"model.hints.{name}") for name, hint in spec.model.hints.items()}
     if cluster.num_devices == 1:
-        hints = {}  # each part is the whole there
+        hints = {}  # one device holds everything
     sharding_plan = sharding.plan(module, sample=sample, cluster=cluster, hints=hints)
     if isinstance(spec.train.optimizer, AdafactorSpec):
         check_whole(sharding_plan)
@@ -28,7 +30,7 @@ def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
 
 
 def check_whole(plan: sharding.ShardingPlan) -> None:
-    """Raises SpecError where a parameter is split: Adafactor's statistics are of whole rows and columns."""
+    """Raise SpecError if a parameter is split: Adafactor's statistics need whole rows and columns."""
     for name, placements in plan.parameters.items():
         if "S(" in placements:
             raise SpecError(

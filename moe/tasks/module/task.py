@@ -1,4 +1,4 @@
-"""The task of a user's own module: laid out by its plan, fed by its own batches. Loads no torch until it is built."""
+"""Task of a user module, with its own batches and a `moe.sharding` plan. Loads no torch until it is built."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ModuleData:
-    """Batches of a module, as its function gives them. Nothing is imported before one is asked for."""
+    """Batches of a user module. Imports its function on first use."""
 
     def __init__(self, spec: ModuleDataSpec, seed: int) -> None:
         self._spec, self._seed = spec, seed
@@ -27,7 +27,7 @@ class ModuleData:
         self._key = ""
 
     def batch(self, step: int) -> "Batch":
-        """The global batch of a step, from 0. Raises SpecError for a function that is not allowed or not there."""
+        """Global batch of a step, counted from 0. Raises SpecError if the function is missing or not allowed."""
         if self._function is None:
             from moe.tasks.module.building import batches
 
@@ -36,7 +36,7 @@ class ModuleData:
 
     @property
     def key(self) -> str:
-        """Hash of the first batch: it tells a function that gives each rank its own, and one that was changed."""
+        """Hash of the first batch: detects batches that differ between ranks, and changed functions."""
         if not self._key:
             from moe.tasks.module.building import digest
 
@@ -52,17 +52,17 @@ class ModuleData:
 
 @dataclass(frozen=True)
 class ModuleBatch:
-    """The global batch, which all ranks have, and the step that its random numbers are drawn for."""
+    """Global batch, the same on all ranks, and the step that keys its random draws."""
 
     step: int
     arguments: "Batch"
 
 
 class ModuleTask(Task[ModuleData, ModuleBatch]):
-    """A module that makes its loss of each batch by itself.
+    """User module that computes its own loss.
 
-    All ranks are given the whole batch, as tensor ranks are, and have the same loss; the program that the plan was made
-    into takes this rank's part of it. Its functions are called where they are among `allowed_code`, and nowhere else.
+    All ranks receive the global batch and get the same loss; the sharded program takes this rank's shard of the
+    batch. Only functions in `allowed_code` are called.
     """
 
     def __init__(self, spec: JobSpec, allowed_code: Collection[str] = ()) -> None:
@@ -72,7 +72,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         self._model, self._data, self._allowed_code = spec.model, spec.data, allowed_code
 
     def check_data(self, roots: Sequence[str]) -> Sequence[str]:
-        """Its data is its code's affair; no file of its own is named."""
+        """No warnings: the data comes from code, not files."""
         return ()
 
     def prepare(
@@ -127,7 +127,7 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         return batch
 
     def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> ModuleBatch:
-        """The first batch: only the module's own function knows what one may be."""
+        """First batch: only the module's function can create one."""
         return _of_step(self.prepare(""), 0, layout)
 
     def loss(self, model: Any, micro_batch: ModuleBatch) -> Loss:
@@ -139,11 +139,11 @@ class ModuleTask(Task[ModuleData, ModuleBatch]):
         return Loss(loss, loss.detach(), numbers)
 
     def held_out_losses(self, model: Any, layout: "Layout", data: ModuleData) -> HeldOutLosses:
-        """None: a module brings no held-out sets."""
+        """Empty: a module has no held-out sets."""
         return {}
 
     def evaluate(self, model: Any, layout: "Layout", data: ModuleData) -> ModuleReport:
-        """The loss and the module's other numbers on one more batch, which it was not trained on."""
+        """Loss and other scalars on the batch after the last training step."""
         import math
 
         import torch

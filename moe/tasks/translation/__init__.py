@@ -1,4 +1,4 @@
-"""Translation: an encoder-decoder on pairs of texts. Loads no torch, and a name only what it needs."""
+"""Translation: an encoder-decoder model and its task. Names load lazily; the package itself loads no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Baselines without learning: the unigram model and the most frequent target of the training pairs."""
+"""Baselines for translation: a unigram model and the most frequent target of the training pairs."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from moe.data.pairs import TokenStore
 
 
 def unigram_logp(store: TokenStore, vocab_size: int) -> NDArray[np.float64]:
-    """[V], log-probability of each target token by its frequency in training, one added to each count."""
+    """`[V]`: log-probabilities of target tokens by training frequency, with add-one smoothing."""
     counts = np.ones(vocab_size)
     for rows, length in _by_length(store):
         counts += np.bincount(store.pad_rows("target", rows, length).reshape(-1), minlength=vocab_size)
@@ -15,7 +15,7 @@ def unigram_logp(store: TokenStore, vocab_size: int) -> NDArray[np.float64]:
 
 
 def most_frequent_target(store: TokenStore) -> str:
-    """The text of the target that most pairs have; of several, that of the first pair."""
+    """Text of the most frequent target; the first one on ties."""
     best_count, best_row = 0, 0
     for rows, length in _by_length(store):
         ids = store.pad_rows("target", rows, length)
@@ -27,7 +27,7 @@ def most_frequent_target(store: TokenStore) -> str:
 
 
 def _by_length(store: TokenStore) -> list[tuple[NDArray[np.int64], int]]:
-    """(rows, length) for each length of targets: rows without padding."""
+    """(rows, length) for each target length, to batch rows without padding."""
     lengths = np.asarray(store.target_lengths)
     order = np.argsort(lengths, kind="stable")
     values, starts = np.unique(lengths[order], return_index=True)

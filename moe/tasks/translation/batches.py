@@ -1,4 +1,4 @@
-"""Micro-batches of pairs: one rank's part of each global batch."""
+"""Micro-batches of sentence pairs: one rank's part of each global batch."""
 
 from dataclasses import dataclass
 
@@ -17,19 +17,19 @@ from moe.tasks.translation.context import BatchContext
 
 @dataclass(frozen=True)
 class PairsBatch:
-    """Whole groups that one forward and backward pass takes; possibly none."""
+    """Token groups of one micro-batch; possibly none."""
 
     source: Tensor
     """int64 [b, L]"""
     target_in: Tensor
     """int64 [b, N]"""
     target_out: Tensor
-    """int64 [b, N]: the token after each of `target_in`."""
+    """int64 [b, N]: next token of each position of `target_in`."""
     context: BatchContext
 
     @classmethod
     def from_part(cls, part: PairBatchPart, context: BatchContext, layout: Layout) -> "PairsBatch":
-        """The part of a global batch on the layout's device."""
+        """Move a part of a global batch to the layout's device."""
         source, target_in, target_out = (
             accelerator(layout.device).take(torch.from_numpy(rows))
             for rows in (part.source, part.target_in, part.target_out)
@@ -38,20 +38,20 @@ class PairsBatch:
 
     @classmethod
     def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "PairsBatch":
-        """Rows of so many tokens on either side, as one group."""
+        """Random rows of `num_tokens` tokens on both sides, as one token group."""
         tokens = torch.randint(5, vocab_size, (num_rows, num_tokens), device=layout.device)
         return cls(tokens, tokens, tokens, BatchContext(rows_per_group=num_rows))
 
 
 class PairsBatches:
-    """Makes this rank's batch of any step."""
+    """Function from step to this rank's batch."""
 
     def __init__(self, store: TokenStore, spec: JobSpec, plan: Plan, layout: Layout) -> None:
         self._sampler = Sampler(store, spec)
         self._seed, self._options, self._layout = spec.train.seed, plan.options, layout
 
     def __call__(self, step: int) -> RankBatch[PairsBatch]:
-        """Every rank makes the same number of micro-batches: those with fewer groups have empty ones."""
+        """Build the batch of `step`. Every rank makes the same number of micro-batches, possibly empty ones."""
         batch = self._sampler.batch(step)
         source_counts, target_counts = (
             BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, num_tokens)

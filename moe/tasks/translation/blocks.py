@@ -1,6 +1,6 @@
-"""The blocks of the two stacks: attention, then a feed-forward layer or experts, each in a residual.
+"""Encoder and decoder blocks: attention, then feed-forward or MoE layer, each with a residual.
 
-Between layers a tensor rank has its share of the tokens, `[t, M]`; where there is one, that is all of them.
+Between layers a tensor rank holds its sequence-parallel shard of the tokens, `[t, M]`; all of them with one rank.
 """
 
 from dataclasses import dataclass, replace
@@ -20,20 +20,20 @@ from moe.spec import TranslationModelSpec
 
 @dataclass(frozen=True)
 class TranslationPass:
-    """Facts of one forward pass that every block of a stack needs."""
+    """Inputs of one forward pass that every block of a stack needs."""
 
     tokens: TokenContext
-    """Ids and padding `[G, S]`: the rows are the groups, the last perhaps filled up."""
+    """Token ids and padding `[G, S]`: token groups are whole rows; the last group may be padded."""
     shares: SequenceShard
-    """Of the rows `[B, L]` that are really there."""
+    """Sequence sharding of the rows `[B, L]`, without padding rows."""
     dropout: float
 
     def within(self, layer: int) -> "TranslationPass":
-        """The same, with that layer's number in what a failed collective says."""
+        """Copy that names the layer in errors of collectives."""
         return replace(self, shares=replace(self.shares, label=f"layer {layer}"))
 
     def drop(self, x: Tensor, layer: int, purpose: Purpose) -> Tensor:
-        """Dropout keyed by (seed, step, layer, purpose, token) on the share `x` `[t, M]`."""
+        """Dropout on the shard `x` `[t, M]`, keyed by (seed, step, layer, purpose, token)."""
         if not self.tokens.training or self.dropout == 0:
             return x
         assert self.tokens.ids is not None
@@ -42,7 +42,7 @@ class TranslationPass:
 
 
 class TranslationFeedForwardBlock(nn.Module):
-    """Norm, a feed-forward layer or experts, dropout, residual."""
+    """LayerNorm, feed-forward or MoE layer, dropout, residual."""
 
     draws_by_key = True
 
@@ -58,7 +58,7 @@ class TranslationFeedForwardBlock(nn.Module):
             self.dense = FeedForward()
 
     def forward(self, x: Tensor, run: TranslationPass) -> Tensor:
-        """`[t, M]` for `x` `[t, M]`. A token that no expert kept is carried on by the residual alone."""
+        """`x` `[t, M]` to `[t, M]`. A dropped token keeps only its residual."""
         x_norm = self.norm(x)
         if self.moe is not None:
             y, _ = self.moe(x_norm, run.tokens, run.shares)
@@ -81,7 +81,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward = TranslationFeedForwardBlock(spec, layer)
 
     def forward(self, x: Tensor, mask: Tensor, run: TranslationPass) -> Tensor:
-        """`[t, M]` for `x` `[t, M]`; `mask` bool `[B, 1, 1, L]`, True where there is a token."""
+        """`x` `[t, M]` to `[t, M]`; `mask` bool `[B, 1, 1, L]` is True at tokens."""
         run = run.within(self.layer)
         attention_output = self.attention(self.norm(x), run.shares, mask=mask)
         x = x + run.drop(attention_output, self.layer, Purpose.SELF_ATTENTION_DROPOUT)
@@ -89,7 +89,7 @@ class EncoderBlock(nn.Module):
 
 
 class TranslationDecoderBlock(nn.Module):
-    """Causal self-attention, attention to the source, then feed-forward."""
+    """Causal self-attention, cross-attention to the source, then feed-forward."""
 
     entry_points = ("remember", "step")
     draws_by_key = True
@@ -104,15 +104,14 @@ class TranslationDecoderBlock(nn.Module):
         self.feed_forward = TranslationFeedForwardBlock(spec, layer)
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: TranslationPass) -> Tensor:
-        """`[t, M]` for `x` `[t, M]`, looking at itself up to each position and at all of the source, whose states are
-        `memory` `[B, L, M]`."""
+        """`x` `[t, M]` to `[t, M]`; cross-attention reads `memory` `[B, L, M]`, the encoder's output."""
         run = run.within(self.layer)
         attention_output = self.attention(self.norm(x), run.shares, causal=True)
         memory_cache = self.cross_attention.keys_values(memory)
         return self._rest(x, attention_output, memory_cache, memory_mask, run)
 
     def remember(self, memory: Tensor) -> KeyValueCache:
-        """Keys and values that attention to the source needs, from its states `[B, L, M]`."""
+        """Keys and values for cross-attention, from the encoder's output `[B, L, M]`."""
         return self.cross_attention.keys_values(memory)
 
     def step(
@@ -124,7 +123,7 @@ class TranslationDecoderBlock(nn.Module):
         memory_mask: Tensor,
         run: TranslationPass,
     ) -> Tensor:
-        """`[t, M]` for the tokens at `position`, a row each, whose keys and values join `cache` in place."""
+        """`[t, M]` for one token per row at `position`; appends its keys and values to `cache` in place."""
         run = run.within(self.layer)
         attention_output = self.attention.step(self.norm(x), run.shares, cache, position)
         return self._rest(x, attention_output, memory, memory_mask, run)

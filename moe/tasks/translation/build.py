@@ -1,4 +1,4 @@
-"""From a spec to a translation model, laid out."""
+"""Build a translation model from its spec, under a layout."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,9 +19,11 @@ def build_model(
     dtype: torch.dtype | None = None,
     freeze: Sequence[str] = (),
 ) -> TranslationModel:
-    """The model with its initial weights, computing in `dtype` (float32): this rank's part under `layout`, all of it
-    without. Parameters whose names match a pattern of `freeze` get no gradients. Raises SpecError, as `build_sharded`
-    does."""
+    """Build the model with initial weights, computing in `dtype` (default float32).
+
+    Returns this rank's part under `layout`, or the full model without one. Parameters whose names match a pattern in
+    `freeze` get no gradients. Raises SpecError, as `build_sharded` does.
+    """
     layers = {path: f"layer {layer}" for layer, (path, _) in enumerate(spec.blocks(), -1) if path}
     return build_sharded(
         partial(TranslationModel, spec), spec, layers, layout, seed=seed, dtype=dtype, freeze=freeze

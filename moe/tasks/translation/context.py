@@ -1,4 +1,4 @@
-"""Identity of a batch, and this rank's rows in it."""
+"""Context of a batch of sentence pairs: random key and rows."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,18 @@ from moe.routing import BatchCounts
 
 @dataclass(frozen=True)
 class BatchContext:
-    """The key of every random choice that a batch meets, and how its rows form groups."""
+    """Random key of a batch, and its rows per token group."""
 
     step: int | Tensor = 0
-    """A number, or an int64 scalar."""
+    """Python int or int64 scalar."""
     seed: int = 0
     training: bool = True
     first_row: int = 0
-    """Index in the global batch of the first row given."""
+    """Index of the first row in the global batch."""
     rows_per_group: int | None = None
-    """R. A group is R whole rows in order, on both sides, so an encoder layer routes groups of R·L positions and
-    a decoder layer groups of R·N. Left out: as many as the spec's `group_tokens` holds of L + N."""
+    """R: consecutive rows per token group, on both sides, so groups have R·L positions in encoder layers and R·N in
+    decoder layers. None: as many as fit L + N into the spec's `group_tokens`.
+    """
     source_counts: BatchCounts | None = None
-    """Of the sources of the global batch; left out, these are all of it."""
+    """Counts of the global batch's sources; None: these are all of it."""
     target_counts: BatchCounts | None = None

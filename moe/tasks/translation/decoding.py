@@ -1,4 +1,4 @@
-"""Translations by any choice of tokens: drawn ones, or a search. Evaluation decodes greedily (`greedy_decode`)."""
+"""Sampling and beam search for translation. Evaluation uses `greedy_decode`."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from moe.tasks.translation.model import PAD, TranslationModel
 
 
 class Translating:
-    """Rows of target tokens that a model goes on from, as `moe.tasks.decoding` takes them."""
+    """Batch of target sequences and its caches: the `DecodingSteps` of a translation model."""
 
     def __init__(self, model: TranslationModel, source: Tensor, max_tokens: int) -> None:
-        """Begins one for each row of `source` int64 `[B, L]`."""
+        """Encode `source` int64 `[B, L]` and feed BOS to each row."""
         self._model, self._state = model, model.start_decoding(source, max_tokens)
         self.logits = self.next(torch.full_like(source[:, 0], BOS))
-        """`[B, V]`, of each row's first token."""
+        """`[B, V]`: logits of each row's first token."""
 
     def next(self, tokens: Tensor) -> Tensor:
         logits = self._model.decode_step(tokens, self._state)
@@ -37,8 +37,10 @@ def decode(
     max_tokens: Sequence[int],
     texts: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The tokens of each row's translation, without EOS: at most as many as `max_tokens` says of it, which is where
-    those are cut short that have as many. Draws are keyed by `texts`, as in `one_by_one`."""
+    """Target tokens of each row, without EOS, truncated to the row's `max_tokens`.
+
+    Sampling is keyed by `texts`, as in `one_by_one`.
+    """
     spec = spec.model_copy(update={"max_tokens": max(max_tokens, default=1)})
     rows = Translating(model, source, spec.max_tokens)
     if spec.num_beams > 1:

@@ -1,4 +1,4 @@
-"""Evaluation of a translation model on both held-out sets, beside baselines without learning."""
+"""Evaluation of a translation model on both held-out sets, with baselines."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ from moe.tasks.translation.model import TranslationModel
 from moe.tasks.translation.scores import RowStatistics
 
 _POSITIONS_PER_RANK = 8192
-"""Positions of a batch, sources and targets together, that one rank takes at a time."""
+"""Positions of sources and targets per rank and evaluation batch."""
 
 
 def evaluate(
     model: TranslationModel, layout: Layout, corpus: PreparedPairs, spec: JobSpec
 ) -> TranslationReport:
-    """The report of a finished run, the same on every rank. All ranks call it together.
+    """Report of a finished run, the same on every rank. Collective.
 
-    With `max_pairs`, a fixed subset of each held-out set stands for it.
+    `max_pairs` limits each held-out set to a fixed sample.
     """
     evaluation, clock, languages = spec.train.evaluation, Clock(), Languages.from_corpus(corpus)
     most_frequent, unigram = plain_collectives.broadcast_from_rank0(
@@ -83,8 +83,7 @@ def evaluate(
 def held_out_loss(
     model: TranslationModel, layout: Layout, corpus: PreparedPairs, spec: EvaluationSpec
 ) -> HeldOutLosses:
-    """Nats a target token on a fixed part of each held-out set, by set; None where a set is empty. All ranks
-    call it together."""
+    """Nats per target token on a fixed sample of each held-out set; None for an empty set. Collective."""
     return {
         name: _losses(model, layout, store, spec.max_pairs_along_the_way).model
         for name, store in corpus.held_out.items()
@@ -94,18 +93,20 @@ def held_out_loss(
 def _shares(
     store: TokenStore, layout: Layout, max_pairs: int | None
 ) -> Iterator[tuple[NDArray[np.int64], PairsBatch]]:
-    """(rows of the store, their batch): this rank's of each batch of like lengths; every rank has as many batches, some
-    of them empty."""
+    """(row numbers, batch) of this rank, for each evaluation batch of rows of similar length.
+
+    Every rank yields the same number of batches, possibly empty ones.
+    """
     context = BatchContext(training=False, rows_per_group=1)
     for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
-        own_rows = layout.groups_here(batch.num_groups)  # a group of evaluation is one row
+        own_rows = layout.groups_here(batch.num_groups)  # each row is a token group in evaluation
         part = batch.part(own_rows.start, own_rows.stop)
         yield batch.rows[own_rows.start : own_rows.stop], PairsBatch.from_part(part, context, layout)
 
 
 @dataclass(frozen=True)
 class _HeldOutLosses:
-    """Nats a target token on a held-out set; None where it is empty."""
+    """Nats per target token on a held-out set; None if it is empty."""
 
     num_target_tokens: int
     model: float | None
@@ -120,8 +121,8 @@ def _losses(
     max_pairs: int | None,
     unigram_logp_V: NDArray[np.float64] | None = None,
 ) -> _HeldOutLosses:
-    """Losses of the model, and of the unigram model where given, over all ranks' rows."""
-    sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, of the unigram model, tokens
+    """Losses of the model, and of the unigram model if given, over all ranks' rows."""
+    sums = torch.zeros(3, dtype=torch.float64)  # nats of the model, nats of the unigram model, tokens
     for number, (_, batch) in enumerate(_shares(store, layout, max_pairs)):
         with doing("evaluation", f"loss of evaluation batch {number}"):
             nll = loss_of(model, batch, smoothing=0.0).nll
@@ -144,13 +145,13 @@ def _translate(
     max_pairs: int | None,
     max_tokens: int,
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """(rows of the store, their translations): this rank's, greedily decoded with all ranks in lockstep."""
+    """(row numbers, translations) of this rank. Greedy decoding with all ranks in lockstep."""
     rows, hypotheses = [np.zeros(0, np.int64)], []
     for number, (rows_here, batch) in enumerate(_shares(store, layout, max_pairs)):
         with doing("evaluation", f"translation of evaluation batch {number}"):
             token_rows = greedy_decode(model, batch.source, max_tokens, layout.in_step)
         if layout.index("tensor"):
-            continue  # the first of those that share the tokens speaks for them
+            continue  # tensor ranks have the same tokens: only the first reports them
         rows.append(rows_here)
         hypotheses += [data.tokenizers.target.decode(ids) for ids in token_rows.tolist()]
     return np.concatenate(rows), hypotheses
@@ -158,7 +159,7 @@ def _translate(
 
 @dataclass(frozen=True)
 class _ScoreRows:
-    """Translated rows of a held-out set with the statistics that scores are made of."""
+    """Translated rows of a held-out set with the statistics for their scores."""
 
     rows: NDArray[np.int64]
     hypotheses: list[str]
@@ -191,7 +192,7 @@ class _ScoreRows:
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> "_ScoreRows":
-        """Rows of another rank, from the plain values of `to_plain`."""
+        """Inverse of `to_plain`."""
         systems = {
             name: RowStatistics.of_plain(*plain_statistics)
             for name, plain_statistics in plain["systems"].items()
@@ -200,7 +201,7 @@ class _ScoreRows:
 
     @classmethod
     def concatenate(cls, parts: list["_ScoreRows"]) -> "_ScoreRows":
-        """All ranks' rows, in the order of the store."""
+        """Join all ranks' rows, in the order of the store."""
         rows = np.concatenate([part.rows for part in parts])
         order = np.argsort(rows, kind="stable")
         hypotheses = [text for part in parts for text in part.hypotheses]
@@ -211,7 +212,7 @@ class _ScoreRows:
         return cls(rows[order], [hypotheses[index] for index in order], systems)
 
     def subsets(self, store: TokenStore, languages: Languages) -> dict[str, SubsetReport]:
-        """Every system's scores on every subset."""
+        """Scores of every system on every subset."""
         lang_ids = np.asarray(store.lang_ids)[self.rows]
         return {
             subset: SubsetReport(
@@ -223,17 +224,17 @@ class _ScoreRows:
         }
 
     def examples(self, set_name: str, store: TokenStore, languages: Languages) -> Iterator[Example]:
-        """Every row as it is shown to people."""
+        """All rows as examples for display."""
         for row, hypothesis in zip(self.rows, self.hypotheses, strict=True):
             source, reference, lang = store.text(int(row))
             yield Example(set_name, lang, languages.scripts[lang], source, reference, hypothesis)
 
 
 def one_a_script(candidates: Sequence[Example], number: int) -> tuple[Example, ...]:
-    """Up to `number` rows of as many scripts: those with the most rows, then second rows of each, and so on.
+    """Choose up to `number` examples, round-robin over scripts in order of their number of rows.
 
-    A script's rows are taken at even distances, every other script's from the end on, so that both held-out sets
-    are among them; of all rows those long enough to show something come first.
+    Rows of a script are evenly spaced, in reverse for every other script, so that both held-out sets appear.
+    References of 12 to 60 characters are preferred.
     """
     by_script: dict[str, list[Example]] = {}
     for candidate in candidates:

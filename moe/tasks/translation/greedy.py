@@ -1,4 +1,4 @@
-"""Greedy decoding with a cache: the likeliest token at each position, until every row has ended."""
+"""Greedy decoding with KV caches, until every row has ended."""
 
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, Tensor)
 
 
 def longest_of(source_tokens: Number) -> Number:
-    """Tokens that the translation of a source has at most, for its own with EOS: what never ends costs little."""
+    """Maximum target length for a source length (both with EOS), to bound rows that never end."""
     return 2 * source_tokens + 16
 
 
@@ -22,20 +22,20 @@ def longest_of(source_tokens: Number) -> Number:
 def greedy_decode(
     model: TranslationModel, source: Tensor, max_tokens: int, together: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """int64 `[B, n]`, n <= `max_tokens`: the decoded rows for `source` `[B, L]`, each ended by EOS unless cut
-    short, then padded with 0.
+    """Greedy translations int64 `[B, n]`, n <= `max_tokens`, of `source` `[B, L]`.
 
-    A row is cut short at `max_tokens`, or before that where it is much longer than its own source: what never
-    ends costs little, and what becomes of a row depends on no other.
+    Each row ends with EOS unless truncated, and is padded with 0.
 
-    Where a pass on one rank needs one on others (`Layout.in_step`), all ranks of the group `together` call it, each
-    with rows of its own, possibly none; every rank takes part until the last row of all has ended.
+    Rows are truncated at `max_tokens`, or at `longest_of` their source if that is less; rows are independent.
+
+    If a forward pass needs other ranks (`Layout.in_step`), all ranks of the process group `together` must call, each
+    with its own rows, possibly none; every rank takes part until the last row of all has ended.
     """
     num_rows, device = source.shape[0], source.device
     output_tokens = torch.full((num_rows, max_tokens), PAD, dtype=torch.int64, device=device)
     state = model.start_decoding(source, max_tokens)
     limit = longest_of((source != PAD).sum(1)).clamp(max=max_tokens)
-    live = torch.arange(num_rows, device=device)  # the rows that have not ended
+    live = torch.arange(num_rows, device=device)  # rows that have not ended
     token = torch.full((num_rows,), BOS, dtype=torch.int64, device=device)
     longest = 0
     for position in range(max_tokens):
@@ -47,7 +47,7 @@ def greedy_decode(
         going = (token != EOS) & (longest < limit[live])
         if _all_ended(going, together):
             break
-        if int(going.sum()) < 0.75 * live.numel():  # compact now and then: most rows end early
+        if int(going.sum()) < 0.75 * live.numel():  # compact only now and then: most rows end early
             rows = going.nonzero().squeeze(1)
             state.keep_rows(rows)
             live, token = live[rows], token[rows]
@@ -64,7 +64,7 @@ def _all_ended(going: Tensor, together: dist.ProcessGroup | None) -> bool:
 
 
 def _cut_after_end(output_tokens: Tensor, limit: Tensor) -> Tensor:
-    """Rows that were carried on after their end, because others had not ended, lose what came after."""
+    """Replace tokens after a row's end with padding; rows run on until the batch is compacted."""
     ended_before = (output_tokens == EOS).cumsum(1) - (output_tokens == EOS).to(torch.int64) > 0
     beyond = torch.arange(output_tokens.shape[1], device=output_tokens.device) >= limit[:, None]
     return output_tokens.masked_fill(ended_before | beyond, PAD)

@@ -1,4 +1,4 @@
-"""The languages of a corpus in the subsets that a report tells apart."""
+"""Language subsets for evaluation reports."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from moe.data.pairs import PreparedPairs, TokenStore
 
 @dataclass(frozen=True)
 class Languages:
-    """Language tags by subset: those not written in Latin letters, and thirds by pairs in training."""
+    """Languages by subset: non-Latin scripts, and thirds by number of training pairs."""
 
     scripts: dict[str, str]
-    """By language, the script most letters of its sources are in (see moe.data)."""
+    """Main script of each language's sources (see moe.data)."""
     not_latin: frozenset[str]
     high: frozenset[str]
     mid: frozenset[str]
@@ -21,7 +21,7 @@ class Languages:
 
     @classmethod
     def from_corpus(cls, corpus: PreparedPairs) -> "Languages":
-        """The subsets, from the prepared corpus's statistics. A third is one of languages, not of pairs."""
+        """Subsets from the prepared corpus's statistics. Thirds are of languages, not of pairs."""
         facts = corpus.stats["languages"]
         by_size = sorted(facts, key=lambda lang: (-facts[lang]["train"], lang))
         third = -(-len(by_size) // 3)
@@ -41,7 +41,7 @@ class Languages:
         return {name: tuple(sorted(langs)) for name, langs in self.subsets().items()}
 
     def masks(self, store: TokenStore, rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
-        """By subset, which of the store's `rows` belong to it; `all` is every row."""
+        """Masks of `rows` by subset; `all` includes every row."""
         lang_ids = np.asarray(store.lang_ids)[rows]
         masks = {"all": np.ones(len(rows), dtype=bool)}
         for name, langs in self.subsets().items():

@@ -1,4 +1,4 @@
-"""Loss of a micro-batch of pairs: label-smoothed cross-entropy of its target tokens."""
+"""Label-smoothed cross-entropy of a micro-batch's target tokens."""
 
 from moe.layers.nll import smoothed_nll
 from moe.tasks.task import Loss
@@ -7,7 +7,7 @@ from moe.tasks.translation.model import PAD, TranslationModel
 
 
 def loss_of(model: TranslationModel, batch: PairsBatch, smoothing: float) -> Loss:
-    """Sums over the target tokens of which this rank has the share: smoothed, and as they are."""
+    """Label-smoothed and plain NLL, summed over this rank's shard of target tokens."""
     hidden_states = model.hidden_states(batch.source, batch.target_in, batch.context)
     return Loss(
         *smoothed_nll(hidden_states, model.output_embedding, model.share(batch.target_out), smoothing, PAD)

@@ -1,4 +1,4 @@
-"""GShard's model: an encoder-decoder Transformer with experts in every other feed-forward layer of both stacks."""
+"""GShard: an encoder-decoder Transformer with an MoE layer in every other block of both stacks."""
 
 import math
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from moe.tasks.translation.blocks import EncoderBlock, TranslationDecoderBlock, 
 from moe.tasks.translation.context import BatchContext
 
 PAD = 0
-"""The token id that fills up rows of a batch."""
+"""Padding token id."""
 
 
 class TranslationModel(nn.Module):
-    """The model (arXiv 2006.16668), as for one device. It has no values until it is applied to a layout."""
+    """GShard's model (arXiv 2006.16668). Parameters have no values until `moe.parallel.apply` lays the model out."""
 
     source_embedding: nn.Parameter
     """`[V, M]`"""
     target_embedding: nn.Parameter | None
-    """`[V, M]`; None where one table serves both sides."""
+    """`[V, M]`; None if both sides share one table."""
     entry_points = ("hidden_states", "start_decoding", "decode_step")
     tensor_group: dist.ProcessGroup | None = None
 
@@ -44,23 +44,24 @@ class TranslationModel(nn.Module):
 
     @property
     def output_embedding(self) -> nn.Parameter:
-        """`[V, M]`: the table of target tokens, which is also the output projection."""
+        """`[V, M]`: target embedding, tied to the output projection."""
         return self.target_embedding if self.target_embedding is not None else self.source_embedding
 
     def forward(self, source: Tensor, target: Tensor, context: BatchContext | None = None) -> Tensor:
-        """Logits `[B, N, V]` of the next target token, for `source` `[B, L]` and `target` `[B, N]`, both int64
-        and padded with 0 at the row's end. Without a `context` it is step 0 of seed 0, in training or not as `train()`
-        and `eval()` have set it.
+        """Next-token logits `[B, N, V]` for `source` `[B, L]` and `target` `[B, N]`, int64, padded with 0 at the end.
 
-        Tensor ranks all have the same logits, and must make the same loss of them; training takes `hidden_states`,
-        which needs no logits of other ranks' tokens.
+        Without `context`: step 0, seed 0, training mode as set by `train()` or `eval()`. Tensor ranks get the same
+        logits and must compute the same loss; training uses `hidden_states`, which needs no logits for other ranks'
+        tokens.
         """
         logits = self._project(self.hidden_states(source, target, context))
         return self._shares(target).gather_results(logits).view(*target.shape, logits.shape[-1])
 
     def hidden_states(self, source: Tensor, target: Tensor, context: BatchContext | None = None) -> Tensor:
-        """This rank's share `[t, M]` of the decoder's output: logits before their projection, for those who need few
-        of them. `share` gives the tokens that it is of; one tensor rank has all of them."""
+        """Decoder output `[t, M]` of this rank's shard of the target tokens, before the output projection.
+
+        `share` selects the matching tokens; with one tensor rank that is all of them.
+        """
         context = context or BatchContext(training=self.training)
         rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
         memory, memory_mask = self._encode(source, context, rows_per_group)
@@ -71,15 +72,15 @@ class TranslationModel(nn.Module):
         return self.decoder_norm(x)
 
     def share(self, tokens: Tensor) -> Tensor:
-        """This rank's share `[t]` of tokens `[B, N]` that its tensor ranks all have."""
+        """This rank's sequence-parallel shard `[t]` of `tokens` `[B, N]`, which all tensor ranks hold."""
         return self._shares(tokens).take(tokens.reshape(-1))
 
     def _project(self, hidden_states: Tensor) -> Tensor:
-        """Logits `[..., V]` for hidden states `[..., M]`."""
+        """Logits `[..., V]` of hidden states `[..., M]`."""
         return functional.linear(hidden_states, self.output_embedding.to(hidden_states.dtype))
 
     def _encode(self, source: Tensor, context: BatchContext, rows_per_group: int) -> tuple[Tensor, Tensor]:
-        """The source's states `[B, L, M]`, and a mask bool `[B, 1, 1, L]` of its tokens."""
+        """(encoder output `[B, L, M]`, attention mask bool `[B, 1, 1, L]`)."""
         run = self._pass(source, context, rows_per_group, context.source_counts)
         mask = _attention_mask(source)
         x = self._embed(source, self.source_embedding, 0, run)
@@ -88,14 +89,14 @@ class TranslationModel(nn.Module):
         return run.shares.gather_rows(self.encoder_norm(x)), mask
 
     def start_decoding(self, source: Tensor, max_tokens: int) -> "DecodingState":
-        """Everything that decoding `source` `[B, L]` for up to `max_tokens` steps carries along."""
+        """Encode `source` `[B, L]` and allocate caches for up to `max_tokens` decoding steps."""
         context = BatchContext(training=False)
         memory, memory_mask = self._encode(source, context, 1)
         memories = [block.remember(memory) for block in self._decoder_blocks()]
         return DecodingState(0, memory_mask, memories, [cache.empty(max_tokens) for cache in memories])
 
     def decode_step(self, token: Tensor, state: "DecodingState") -> Tensor:
-        """Logits `[B, V]` of the token after `token` `[B]`; `state` advances by one position."""
+        """Next-token logits `[B, V]` after `token` `[B]`; advances `state` by one position."""
         run = self._pass(token[:, None], BatchContext(training=False), 1)
         x = self._embed(
             token[:, None], self.output_embedding, self.spec.num_encoder_layers, run, state.position
@@ -115,7 +116,7 @@ class TranslationModel(nn.Module):
     def _embed(
         self, tokens: Tensor, table: Tensor, layer: int, run: TranslationPass, position: int = 0
     ) -> Tensor:
-        """`[t, M]`: this rank's share of tokens `[B, L]`, the first of each row at `position`."""
+        """Embeddings `[t, M]` of this rank's shard of tokens `[B, L]`, whose rows start at `position`."""
         width, length = self.spec.model_dim, tokens.shape[1]
         x = functional.embedding(run.shares.take(tokens.reshape(-1)), table) * math.sqrt(width)
         positions = sinusoids(length, width, start=position, device=x.device).to(x.dtype)
@@ -129,7 +130,7 @@ class TranslationModel(nn.Module):
         rows_per_group: int,
         counts: BatchCounts | None = None,
     ) -> TranslationPass:
-        """Ids and padding of `tokens` `[B, L]` in groups of whole rows; rows that fill up the last are padding."""
+        """Pass inputs for `tokens` `[B, L]` in token groups of whole rows, the last group padded with empty rows."""
         num_rows, length = tokens.shape
         num_groups = -(-num_rows // rows_per_group)
         total = num_groups * rows_per_group
@@ -149,13 +150,13 @@ class TranslationModel(nn.Module):
         return TranslationPass(token_context, self._shares(tokens), self.spec.dropout)
 
     def _shares(self, tokens: Tensor) -> SequenceShard:
-        """Of tokens `[B, L]`."""
+        """Sequence sharding of tokens `[B, L]`."""
         num_rows, length = tokens.shape
         return SequenceShard(tokens.numel(), self.tensor_group, shape=(num_rows, length))
 
 
 class DecodingState:
-    """The caches of a batch that is being decoded, one position at a time."""
+    """KV caches of a batch being decoded, one position at a time."""
 
     def __init__(
         self, position: int, memory_mask: Tensor, memories: list[KeyValueCache], caches: list[KeyValueCache]
@@ -166,14 +167,16 @@ class DecodingState:
         self.caches = caches
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Forget all but the given rows of the batch (int64 indices)."""
+        """Keep only these rows (int64 indices)."""
         self.memory_mask = self.memory_mask.index_select(0, rows)
         self.memories = [cache.keep_rows(rows) for cache in self.memories]
         self.caches = [cache.keep_rows(rows) for cache in self.caches]
 
 
 def _attention_mask(tokens: Tensor) -> Tensor:
-    """bool `[B, 1, 1, L]`, True where there is a token. The first position counts as one even in a row of
-    padding only: attending to nothing would be 0/0."""
+    """Attention mask bool `[B, 1, 1, L]`, True at tokens.
+
+    The first position is always True: softmax over an empty row would be 0/0.
+    """
     is_first = torch.arange(tokens.shape[1], device=tokens.device) == 0
     return ((tokens != PAD) | is_first)[:, None, None, :]

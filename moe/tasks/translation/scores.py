@@ -1,8 +1,7 @@
-"""chrF and BLEU of any subset of rows, from statistics that are taken once for each row.
+"""chrF and BLEU on subsets of rows, from per-row sufficient statistics.
 
-This file alone touches sacrebleu's private parts: the statistics of a row, and the score of their sum. So
-rows are measured on the rank that translated them, and every subset's score is that of sacrebleu's
-`corpus_score`.
+Uses sacrebleu's private functions for a row's statistics and the score of their sum, so that ranks measure their own
+rows and subset scores equal sacrebleu's `corpus_score`.
 """
 
 from collections.abc import Sequence
@@ -17,21 +16,21 @@ from sacrebleu.metrics.chrf import CHRF
 from moe.records import TranslationScores
 
 _CHRF = CHRF()
-_BLEU = BLEU(force=True)  # texts that look tokenised are meant as they are; no warning about them
+_BLEU = BLEU(force=True)  # tokenized-looking texts are intended: no warning
 
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """n-gram counts of each row: integers, which add up over rows and ranks without rounding."""
+    """n-gram counts of each row: integers, so sums over rows and ranks are exact."""
 
     chrf: NDArray[np.int64]
-    """[rows, 18]: for each of 6 character orders, n-grams of the hypothesis, of the reference, in both."""
+    """[rows, 18]: for each of 6 character orders, n-grams in the hypothesis, in the reference, in both."""
     bleu: NDArray[np.int64]
-    """[rows, 10]: lengths of both, then for each of 4 word orders the matches, then the totals."""
+    """[rows, 10]: lengths of both, then matches of 4 word orders, then totals of 4 word orders."""
 
     @classmethod
     def from_texts(cls, hypotheses: Sequence[str], references: Sequence[str]) -> "RowStatistics":
-        """The statistics of each hypothesis beside its reference."""
+        """Statistics of each hypothesis and its reference."""
         if not hypotheses:
             return cls(np.zeros((0, 18), np.int64), np.zeros((0, 10), np.int64))
         return cls(
@@ -44,7 +43,7 @@ class RowStatistics:
 
     @classmethod
     def of_plain(cls, chrf: list[list[int]], bleu: list[list[int]]) -> "RowStatistics":
-        """Scores from the plain values of `to_plain`."""
+        """Inverse of `to_plain`."""
         return cls(np.array(chrf, np.int64).reshape(-1, 18), np.array(bleu, np.int64).reshape(-1, 10))
 
     @classmethod
@@ -54,11 +53,11 @@ class RowStatistics:
         )
 
     def at(self, rows: NDArray[Any]) -> "RowStatistics":
-        """Statistics of the rows that a mask or indices select."""
+        """Statistics of the rows selected by a mask or indices."""
         return RowStatistics(self.chrf[rows], self.bleu[rows])
 
     def scores(self) -> TranslationScores:
-        """Scores of the rows as one corpus."""
+        """Corpus scores of the rows."""
         if not len(self.chrf):
             return TranslationScores(chrf=None, bleu=None)
         return TranslationScores(

@@ -1,4 +1,4 @@
-"""The task of translation. Loads no torch until a model is built."""
+"""Translation task. Loads no torch until a model is built."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
-    """An encoder-decoder that learns to translate from pairs of texts."""
+    """Translation with an encoder-decoder model, trained on sentence pairs."""
 
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec)
@@ -48,7 +48,7 @@ class TranslationTask(Task["PreparedPairs", "PairsBatch"]):
         read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
         progress: Tell | None = None,
     ) -> "PreparedPairs":
-        from moe.data.pairs import prepare  # and tokenizers, which the control plane has no use for
+        from moe.data.pairs import prepare  # also loads tokenizers, which the control plane does not need
 
         return prepare(self._data, self._model, cache, roots=roots, report=report, progress=progress)
 
@@ -113,5 +113,5 @@ def _translating(model: "nn.Module") -> "TranslationModel":
 
 @lru_cache(maxsize=256)
 def _check_catalogs(data: CatalogsSpec) -> None:
-    """Once for each spec: what is installed stays so while this process runs, and to look takes a while."""
+    """Check installed packages once per spec: slow, and constant while the process runs."""
     check(data, roots=())

@@ -1,4 +1,4 @@
-"""The model and its loss as one plain module, as any user would write one: what `moe.sharding` plans."""
+"""Translation model and loss as one plain module, the way a user would write it, for `moe.sharding`."""
 
 from functools import cache
 
@@ -17,8 +17,7 @@ from moe.tasks.translation.model import PAD, TranslationModel
 
 
 class TranslationLoss(nn.Module):
-    """Mean loss of the target tokens of a global batch. Whoever takes its gradient also takes that of the auxiliary
-    losses of experts."""
+    """Mean loss per target token of a global batch. Backpropagating through it includes the auxiliary losses."""
 
     def __init__(self, model: TranslationModel, smoothing: float = 0.1, seed: int = 0) -> None:
         super().__init__()
@@ -33,15 +32,17 @@ class TranslationLoss(nn.Module):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> "TranslationLoss":
-        """That of a model without weights, on the meta device."""
+        """Loss of a model without weights, on the meta device."""
         with torch.device("meta"):
             model = TranslationModel(spec, dtype)
             declare(model, spec.parameters(), torch.promote_types(dtype, torch.float32))
         return cls(model, smoothing, seed)
 
     def forward(self, source: Tensor, target_in: Tensor, target_out: Tensor, step: Tensor) -> Tensor:
-        """A scalar, for `source` int64 `[B, L]`, `target_in` and the tokens after each of them `[B, N]`; `step` int64
-        `[]` keys what is drawn."""
+        """Scalar loss for `source` int64 `[B, L]`, `target_in` and its next tokens `target_out`, `[B, N]`.
+
+        `step` int64 `[]` keys the random draws.
+        """
         context = BatchContext(step=step, seed=self.seed, training=self.training)
         objective = loss_of(
             self.model, PairsBatch(source, target_in, target_out, context), self.smoothing
@@ -51,6 +52,6 @@ class TranslationLoss(nn.Module):
 
 @cache
 def _let_blocks_be_given() -> None:
-    """Blocks that repeat are captured once: the tensors of what each is given are arguments of its graph."""
+    """Register block inputs as pytrees: repeated blocks are captured once, with tensors as graph inputs."""
     for kind in (TranslationPass, TokenContext, SequenceShard):
         pytree.register_dataclass(kind)

@@ -1,4 +1,4 @@
-"""A trained model as a translator, in one process."""
+"""Translation of texts with a trained model, in one process."""
 
 import collections.abc
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _BATCH_ROWS = 128
 class _TokenSequence:
     tokens: list[int]
     has_ended: bool
-    """Whether it ended by itself; else it was cut short."""
+    """Otherwise it was truncated."""
 
 
 class Translator(Generator):
@@ -37,23 +37,22 @@ class Translator(Generator):
 
     @classmethod
     def from_files(cls, model: nn.Module, max_tokens: int, read: Callable[[str], bytes]) -> "Translator":
-        """The translator whose tokenizers `read` gives by the names of their files."""
+        """Translator with the tokenizers that `read` returns by file name."""
         assert isinstance(model, TranslationModel)
         return cls(model, Tokenizers.read(read), max_tokens)
 
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
-        """The translation of each text, the likeliest token at each position where no `spec` says otherwise; an empty
-        text stays empty.
+        """Translation of each text; greedy decoding without `spec`. Empty texts stay empty.
 
-        A source longer than what the model was trained on (`data.max_tokens`) is cut there. A translation has at most
-        as many tokens, and is cut short where it is much longer than its source.
+        Sources are truncated to the model's training length (`data.max_tokens`). Translations have at most as many
+        tokens, and are truncated if much longer than their source.
         """
         return [text for text, _ in self._translate(texts, spec)]
 
     def stream(
         self, text: str, spec: GenerationSpec | None = None
     ) -> collections.abc.Generator[str, None, Ending]:
-        """The translation in one piece: it is short, and a search knows it at its end."""
+        """Translation in one piece: it is short, and beam search knows it only at the end."""
         ((translation, ending),) = self._translate([text], spec)
         if translation:
             yield translation
@@ -63,7 +62,7 @@ class Translator(Generator):
         self._tokenizers.save(folder)
 
     def _translate(self, texts: Sequence[str], spec: GenerationSpec | None) -> list[tuple[str, Ending]]:
-        """The translation of each text, and how it ended. Raises SpecError for a chat."""
+        """Translation of each text and how it ended. Raises SpecError for chat requests."""
         if spec is not None and spec.chat:
             raise SpecError(
                 Problem(
@@ -93,7 +92,7 @@ class Translator(Generator):
     def _decode_batch(
         self, rows: list[int], source_ids: list[list[int]], spec: GenerationSpec | None
     ) -> list[_TokenSequence]:
-        """Decoded sequences of the sources with these numbers."""
+        """Decode the sources with the numbers `rows`."""
         source = self._pad([source_ids[row] for row in rows])
         if spec is None:
             greedy = greedy_decode(self._model, source, self._max_tokens).tolist()
@@ -104,7 +103,7 @@ class Translator(Generator):
         return [_TokenSequence(ids, len(ids) < limit) for ids, limit in zip(outputs, limits, strict=True)]
 
     def _pad(self, sources: list[list[int]]) -> torch.Tensor:
-        """int64 [B, L], each row ended by EOS."""
+        """int64 [B, L]: source ids with EOS and padding."""
         length = max(map(len, sources)) + 1
         rows = [[*ids, EOS, *[PAD] * (length - len(ids) - 1)] for ids in sources]
         return torch.tensor(rows, device=self._model.source_embedding.device)
