@@ -1,1 +1,1 @@
-"""Measurements of a machine: rates of devices and links, and steps under plans."""
+"""Measurements of a machine: compute and link rates, and step times under plans."""

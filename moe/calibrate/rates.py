@@ -1,4 +1,4 @@
-"""Rates of a device and its links, measured in a few seconds: a `Calibration` for the planner."""
+"""Calibration: compute, memory and link rates of devices, measured in a few seconds for the planner."""
 
 import multiprocessing
 import os
@@ -28,17 +28,17 @@ from moe.train.environment import children_keep_freed_memory
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of what is measured: large enough for the device to be at its best, small enough for a moment."""
+    """Benchmark sizes: large enough to reach full speed, small enough to run in moments."""
 
     wide: int
-    """Both dimensions of a matrix of weights."""
+    """Both dims of a weight matrix."""
     rows: int
     few_rows: int
     expert_rows: int
     add: int
-    """Elements of a sum that memory decides."""
+    """Elements of a memory-bound addition."""
     heads: tuple[int, int, int, int]
-    """[batch, heads, positions, width of a head]"""
+    """[batch, heads, positions, head dim]"""
     sent: int
     """Elements of a large collective."""
 
@@ -54,12 +54,12 @@ _SIZES = {
 _EXPERTS = 8
 _LAYERS = 4
 _LITTLE = {"model": {"preset": "gshard-tiny"}, "data": {"corpus": "catalogs"}, "train": {"num_steps": 1}}
-"""A job of the demo's model, whose data nobody reads."""
+"""Job with the demo model; its data is never read."""
 _ROUNDS, _MOMENT_S = 3, 0.08
 
 
 def calibrated(cache: Path, *, refresh: bool = False) -> Calibration:
-    """The stored calibration of this machine's CPU with these versions; measured now and stored where there is none."""
+    """Stored calibration of this machine's CPU with these versions; measured and stored if there is none."""
     calibration = read_calibration(cache)
     if calibration is not None and calibration.machine == machine() and not refresh:
         return calibration
@@ -69,7 +69,7 @@ def calibrated(cache: Path, *, refresh: bool = False) -> Calibration:
 
 
 def machine(device: str = "cpu") -> str:
-    """Processor and cores, or GPU, and the versions that decide how fast they are."""
+    """Processor and core count, or GPU name, with the versions that affect speed."""
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     if (name := accelerator(device).name) is not None:
         return f"{name}, {versions}"
@@ -77,7 +77,7 @@ def machine(device: str = "cpu") -> str:
 
 
 def measure_cpu() -> Calibration:
-    """Rates of one core while another one is busy too, and of gloo between two processes of this machine."""
+    """Measure one core while another is busy too, and gloo between two processes of this machine."""
     spawn = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -100,12 +100,11 @@ def _of_this_machine(rank: int, rendezvous: str) -> Calibration:
 
 
 def measure(device: str, nodes: Sequence[int]) -> Calibration:
-    """Measure the rates of each device while the others are busy too, and of the links between them.
+    """Measure the rates of each device while the others are busy too, and of the links between them. Collective.
 
-    All ranks of the default process group call it together; `nodes[r]` is the number of the node of rank r, and what
-    rank 0 found counts. Links are measured by pairs, all at once: of the first two ranks of each node, and of ranks of
-    the same place in the first two nodes. Latencies of GPUs stay the device type's, since what two ranks take for a
-    small exchange is mostly the call.
+    `nodes[r]` is the node number of rank r; rank 0's results count. Links are measured by pairs, all at once: the
+    first two ranks of each node, and ranks of equal position in the first two nodes. GPU latencies keep the device
+    type's defaults, since a small exchange between two ranks measures mostly launch overhead.
     """
     calibration = _arithmetic(device)
     by_node = [[rank for rank, at in enumerate(nodes) if at == node] for node in dict.fromkeys(nodes)]
@@ -181,14 +180,13 @@ def _arithmetic(device: str) -> Calibration:
 
 
 def _in_quiet_moments(device: str, works: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each, the least of the medians of some moments, in turns: what others take of the machine for a while
-    is left out."""
+    """Seconds of each function: minimum over rounds of the median of several calls, to exclude temporary load."""
     rounds = [{name: _seconds(device, work) for name, work in works.items()} for _ in range(_ROUNDS)]
     return {name: min(seconds[name] for seconds in rounds) for name in works}
 
 
 def _seconds(device: str, work: Callable[[], object]) -> float:
-    """The median of what `work` takes, within a moment."""
+    """Median seconds of `work` over several calls."""
     work()
     times_s: list[float] = []
     accelerator(device).synchronize()
@@ -202,12 +200,12 @@ def _seconds(device: str, work: Callable[[], object]) -> float:
 
 
 def _half_rows(seconds: float, rows: int, flops: float, rate: float) -> float:
-    """From seconds = flops / rate · (rows + half_rows) / rows."""
+    """Solve seconds = flops / rate · (rows + half_rows) / rows for half_rows."""
     return max(0.0, rows * (seconds * rate / flops - 1))
 
 
 def _links(device: str, pair: dist.ProcessGroup) -> tuple[float, float]:
-    """(seconds that a small exchange takes of ranks that were busy before it, bytes a second of large collectives)."""
+    """(latency in seconds of a small all-to-all between busy ranks, bytes per second of large collectives)."""
     sizes, on = _SIZES[accelerator(device).kind], torch.device(device)
     small, large = torch.ones(256, device=on), torch.ones(sizes.sent, device=on)
     x = torch.randn(sizes.few_rows * 32, sizes.wide, device=on)
@@ -227,12 +225,12 @@ def _links(device: str, pair: dist.ProcessGroup) -> tuple[float, float]:
         waits.append(_same_number(device, busy, 25) - _same_number(device, lambda: x @ w, 25))
         exchanges.append(_same_number(device, lambda: exchange(large), 3))
         sums.append(_same_number(device, lambda: dist.all_reduce(large, group=pair), 3))
-    # Of two ranks each sends half of what it exchanges, and as much as it has of what is summed.
+    # Each of two ranks sends half of its all-to-all buffer, and its whole buffer in the all-reduce.
     return max(1e-6, sorted(waits)[2]), 1.5 * large.nbytes / (min(exchanges) + min(sums))
 
 
 def _same_number(device: str, work: Callable[[], object], times: int) -> float:
-    """The mean of as many calls on every rank."""
+    """Mean seconds over `times` calls, the same number on every rank."""
     accelerator(device).synchronize()
     began = time.perf_counter()
     for _ in range(times):
@@ -242,7 +240,7 @@ def _same_number(device: str, work: Callable[[], object], times: int) -> float:
 
 
 def _little_step(device: torch.device) -> Callable[[], None]:
-    """Of the demo's model, forward and backward, with next to no work."""
+    """Forward and backward pass of the demo model on a minimal batch."""
     task, layout = build_task(JobSpec.parse(_LITTLE)), Layout.single(device)
     model, micro_batch = task.build_model(layout), task.dummy_batch(4, 4, layout)
     return lambda: task.loss(model, micro_batch).objective.backward()

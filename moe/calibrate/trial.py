@@ -1,4 +1,4 @@
-"""A few steps under a plan, to see how long they take; nothing of them is kept."""
+"""Trial runs: a few training steps under a plan to measure its step time; no results are kept."""
 
 import time
 from collections.abc import Sequence
@@ -32,10 +32,9 @@ def step_seconds(
     num_steps: int = STEPS,
     num_warm_up: int = WARM_UP_STEPS,
 ) -> float:
-    """Seconds of a step under `plan`, from new weights: the mean of `num_steps` after `num_warm_up`, on the
-    slowest rank.
+    """Seconds per step under `plan` on the slowest rank: mean of `num_steps` after `num_warm_up`, from new weights.
 
-    All ranks call it together, and get the same. `storage` and `cache` are a run's, for what is measured of experts.
+    Collective; the same on every rank. `storage` and `cache` are those of a run, for measured expert costs.
     """
     layout = Layout.build(plan, device)
     state = TrainState.build(task, layout)
@@ -57,7 +56,7 @@ def step_seconds(
 
 
 def fastest(plans: Sequence[Plan], seconds: Sequence[float]) -> Plan:
-    """The plan whose step took the least, the first of those that took the same; it tells of all that were tried."""
+    """Plan with the shortest measured step, the first on ties, with all trials recorded in it."""
     trials = tuple(
         Trial(layout=layout_of(plan), predicted_step_s=plan.predicted.step_s, measured_step_s=step_s)
         for plan, step_s in zip(plans, seconds, strict=True)

@@ -1,6 +1,5 @@
-"""Evaluation of trained language models on tasks of a file, through lm-evaluation-harness: an extra of the package,
-which `harness` alone imports.
+"""Evaluation of language models with lm-evaluation-harness (an optional extra, imported by `harness` only).
 
-A file of tasks is data: `task_file` reads it, `documents` fills its templates with the lines of its data files, and the
-harness gets texts. It never sees a template, a path or a name of a data set.
+Tasks are pure data: `task_file` reads them, `documents` fills their templates from data files, and the harness
+receives texts. It never sees templates, paths or data set names.
 """

@@ -1,4 +1,4 @@
-"""Documents of a task as the texts that are put to a model, from the lines of its data files."""
+"""Documents of an evaluation task, rendered from its data files."""
 
 import re
 from collections import Counter
@@ -19,34 +19,36 @@ _PLACE = "dataset_kwargs.data_files"
 
 @dataclass(frozen=True)
 class TaskDocument:
-    """One document of a task."""
+    """Document of a task, as texts for the model."""
 
     text: str
-    """The context."""
+    """Context."""
     target: str | int
-    """The answer; the index of the right choice where there are choices."""
+    """Target text, or the index of the correct choice."""
     choices: tuple[str, ...]
     description: str
 
 
 @dataclass(frozen=True)
 class TaskDocuments:
-    """All of a task's documents that are used."""
+    """Documents of a task."""
 
     test_documents: tuple[TaskDocument, ...]
     examples: tuple[TaskDocument, ...]
-    """Few-shot examples are drawn from these; none where the task has none."""
+    """Pool of few-shot examples; empty if the task has none."""
 
 
 def read_documents(task: TaskSpec, folder: Path) -> TaskDocuments:
-    """The documents of a task whose data files lie in `folder` or below. Raises SpecError, with the file and line of
-    what is wrong."""
+    """Read the documents of a task with data files in `folder` or below.
+
+    Raises SpecError with file and line.
+    """
     documents = _split(task, task.split, folder)
     examples = tuple[TaskDocument, ...]()
     if task.num_fewshot and task.fewshot_split is not None:
         is_same = task.fewshot_split == task.split
         examples = documents if is_same else _split(task, task.fewshot_split, folder)
-    # No document is an example of itself, nor of one that says the same.
+    # A document is never an example for itself or for an equal one.
     num_alike = max(Counter(documents).values()) if task.fewshot_split == task.split else 0
     if task.num_fewshot > (num_others := len(examples) - num_alike):
         rule = f"must be at most the {num_others:,} other documents of the split {task.fewshot_split}"
@@ -60,7 +62,7 @@ def read_documents(task: TaskSpec, folder: Path) -> TaskDocuments:
 
 @dataclass(frozen=True)
 class _Line:
-    """A document as it stands in a file."""
+    """Document as a line of a data file."""
 
     lines: Lines
     number: int
@@ -122,7 +124,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
 
 
 def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
-    """Refuse what was meant as a column and is none: the harness would put the word itself to the model."""
+    """Raise SpecError for words meant as columns that are none: the harness would show the word itself to the model."""
     remedy = f"name one of {', '.join(map(repr, columns[:20]))}, or write a template with one: {{{{column}}}}"
     problems = []
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice", "description"):
@@ -161,7 +163,7 @@ def _document(task: TaskSpec, line: _Line, columns: Container[str]) -> TaskDocum
 
 
 def _text(source: str, line: _Line, columns: Container[str]) -> str:
-    """The text of a column, or of a template."""
+    """Text from a column or a template."""
     if source in columns:
         return line.text_of(source, line.value_of(source))
     return line.render(Template.parse(source))
@@ -186,8 +188,10 @@ def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str,
 
 
 def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequence[str]) -> int:
-    """The index of the right choice: a number is one, a text is a choice. As the harness has it, digits that a template
-    makes are a number, and those in a column of texts are a text."""
+    """Index of the correct choice, from an index or the choice's text.
+
+    As in the harness, digits rendered by a template are an index, digits in a text column are a choice's text.
+    """
     source = task.doc_to_target
     value: object = source
     if isinstance(source, str) and source in columns:

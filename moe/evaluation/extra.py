@@ -1,4 +1,4 @@
-"""lm-evaluation-harness as an extra of the package: whether it is installed, and what it may not do."""
+"""lm-evaluation-harness as an optional extra: whether it is installed, and its environment."""
 
 import os
 from importlib.util import find_spec
@@ -11,16 +11,18 @@ _OFFLINE = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TQDM_DISABLE": "1",
 }
-"""Environment of what the harness brings: no hub is asked, and no bars are drawn."""
+"""Environment of the harness: no access to the hub, no progress bars."""
 
 
 class HarnessMissing(Exception):
-    """The harness is not there; the message says what to install."""
+    """lm-evaluation-harness is not installed; the message says how to install it."""
 
 
 def require_harness() -> None:
-    """Returns where `moe.evaluation.harness` can be imported, which must not be done before: what the harness brings
-    reads its environment then. Raises HarnessMissing."""
+    """Prepare the environment for importing `moe.evaluation.harness`, which must not be imported before.
+
+    Raises HarnessMissing.
+    """
     if find_spec("lm_eval") is None:
         raise HarnessMissing(
             f"tasks are evaluated with lm-evaluation-harness, which is not installed: {INSTALL}"

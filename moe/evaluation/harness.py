@@ -1,7 +1,7 @@
-"""lm-evaluation-harness (github.com/EleutherAI/lm-evaluation-harness) on a model of ours: it makes prompts and few-shot
-contexts, asks for log-likelihoods and texts, and measures.
+"""Adapter to lm-evaluation-harness (github.com/EleutherAI/lm-evaluation-harness).
 
-Imported only where it is used, after `moe.evaluation.extra.require_harness`.
+The harness builds prompts and few-shot contexts, requests log-likelihoods and generated texts, and computes metrics.
+Import only after `moe.evaluation.extra.require_harness`.
 """
 
 import io
@@ -26,16 +26,18 @@ from moe.spec.generation import GenerationSpec
 from moe.tasks.language.generator import LanguageGenerator
 
 _FEWSHOT_SEED = 1234
-"""The harness's own."""
+"""The harness's default."""
 _RESAMPLINGS = 1000
-"""For the standard error of what has no formula for it, which is then right to some hundredths."""
+"""Bootstrap resamples for standard errors without a formula, accurate to a few percent."""
 
 
 def evaluate(
     generator: LanguageGenerator, tasks: Sequence[EvaluationTask], limit: int | None = None
 ) -> TaskScores:
-    """Scores of a model on tasks, or on the first `limit` documents of each. Raises SpecError for a task that
-    this model cannot be put to."""
+    """Scores of a model on tasks, or on the first `limit` documents of each.
+
+    Raises SpecError for a task that does not fit this model.
+    """
     _require_room(generator.max_tokens, tasks)
     model = HarnessModel(generator)
     with _quiet():
@@ -54,13 +56,13 @@ def evaluate(
 
 
 class HarnessModel(LM):
-    """A model of ours, as the harness asks one."""
+    """Language model as the harness's `LM`."""
 
     def __init__(self, generator: LanguageGenerator) -> None:
         super().__init__()
         self._generator, self._scorer = generator, generator.scorer()
         self.num_cut = 0
-        """Contexts that lost their beginning so far."""
+        """Contexts truncated so far."""
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         likelihoods, num_cut = self._scorer.log_likelihoods([request.args for request in requests])
@@ -71,7 +73,7 @@ class HarnessModel(LM):
         return self._scorer.rolling([text for (text,) in (request.args for request in requests)])
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        """`args` of each: a context, and `generation_kwargs`."""
+        """`args` of each request: context, `generation_kwargs`."""
         answers, kinds = [""] * len(requests), dict[GenerationSpec, list[int]]()
         for at, request in enumerate(requests):
             kinds.setdefault(GenerationKwargs(**request.args[1]).spec(""), []).append(at)
@@ -84,7 +86,7 @@ class HarnessModel(LM):
 
 
 def _require_room(max_tokens: int, tasks: Sequence[EvaluationTask]) -> None:
-    """Refuse tasks whose answers would leave no room for a prompt, before anything is computed."""
+    """Raise SpecError, before any computation, for tasks whose answers leave no room for a prompt."""
     rule = f"must be below {max_tokens:,}, the tokens of the texts that the model was trained on"
     problems = [
         Problem(
@@ -102,7 +104,7 @@ def _require_room(max_tokens: int, tasks: Sequence[EvaluationTask]) -> None:
 
 
 def _harness_task(task: EvaluationTask) -> ConfigurableTask:
-    """The task as the harness has it: its templates are names of our columns, and its data is in memory."""
+    """Task in the harness's form: templates replaced by column names, data in memory."""
     spec = task.spec
     documents = {"evaluated": _data_set(task.documents.test_documents)}
     examples = None
@@ -157,8 +159,10 @@ def _rows(task: EvaluationTask, results: Any) -> Iterator[Score]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing of the harness on standard output, where what is found goes; no processes for its resampling, which copy
-    this one with its model; its notes on defaults unsaid."""
+    """Silence the harness: stdout is for results, and its notes on defaults are dropped.
+
+    Also disables its resampling processes, each of which would copy this process and its model.
+    """
     log, disable_multiproc = logging.getLogger("lm_eval"), os.environ.get("DISABLE_MULTIPROC")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Scores of a model on tasks: a row for each task and metric."""
+"""Evaluation scores: one row for each task and metric."""
 
 import math
 from collections.abc import Sequence
@@ -8,29 +8,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Score:
-    """What a metric says of a model on a task."""
+    """Value of a metric for a model on a task."""
 
     task: str
     metric: str
     value: float
     stderr: float | None
-    """Standard error of the value, by resampling where there is no formula; None where neither is known."""
+    """Standard error, by bootstrap if there is no formula; None if unknown."""
     higher_is_better: bool
     num_documents: int
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """All of a model's."""
+    """All scores of a model."""
 
     rows: tuple[Score, ...]
     num_cut: int
-    """Contexts that lost their beginning, as the model was trained on shorter texts."""
+    """Contexts truncated to the model's training length."""
 
 
 @dataclass(frozen=True)
 class ScoreComparison:
-    """A score, beside that of the model that training began with, where there is one."""
+    """Score next to that of the pretrained base model, if there is one."""
 
     score: Score
     base: Score | None
@@ -40,7 +40,7 @@ class ScoreComparison:
         return None if self.base is None else self.score.value - self.base.value
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON, which has no numbers that are not finite: these are null."""
+        """JSON value; non-finite numbers become null."""
         plain = _plain(self.score)
         if self.base is not None:
             plain["base"] = {
@@ -51,7 +51,7 @@ class ScoreComparison:
 
 
 def compare_scores(scores: TaskScores, base: TaskScores | None) -> Sequence[ScoreComparison]:
-    """The scores of a model beside those of its base on the same tasks."""
+    """Pair a model's scores with those of its base on the same tasks."""
     beside: Sequence[Score | None] = [None] * len(scores.rows) if base is None else base.rows
     return [ScoreComparison(score, base_score) for score, base_score in zip(scores.rows, beside, strict=True)]
 

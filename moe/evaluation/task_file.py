@@ -1,4 +1,4 @@
-"""A file of tasks: YAML or JSON of one task, or of a list of them."""
+"""Task files: YAML or JSON with one evaluation task or a list of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,15 +17,17 @@ _MAX_TASKS = 1000
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """A task with its documents."""
+    """Task with its documents."""
 
     spec: TaskSpec
     documents: TaskDocuments
 
 
 def read_tasks(path: str | Path) -> tuple[EvaluationTask, ...]:
-    """The tasks of a file, whose data files lie in its folder or below. Raises SpecError for what is wrong with any of
-    them, and OSError where the file cannot be read."""
+    """Read the tasks of a file, with data files in its folder or below.
+
+    Raises SpecError for invalid tasks, OSError if the file cannot be read.
+    """
     path = Path(path)
     _refuse_tags(path)
     content = read_plain(path)
@@ -78,8 +80,10 @@ def _at(place: str, problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _refuse_tags(path: Path) -> None:
-    """Refuse tags of YAML, by which a file could name code; other faults, and what is nested deeper than any spec, are
-    for whoever reads the data."""
+    """Refuse YAML tags, which could name code.
+
+    Leaves other faults, including excessive nesting, to the parser of the data.
+    """
     content = path.read_bytes()
     if path.suffix == ".json" or len(content) > MAX_SPEC_BYTES:
         return

@@ -1,5 +1,7 @@
-"""A task: documents of data files, how they are put to a model, and what is measured. Its keys are those of
-lm-evaluation-harness, as far as they are data."""
+"""Evaluation task spec: data files, prompt templates and metrics, with the keys of lm-evaluation-harness.
+
+Only keys that are pure data are supported.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,23 +36,23 @@ METRICS: Mapping[str, Mapping[str, tuple[str, bool]]] = {
         "ter": ("ter", False),
     },
 }
-"""By output type, the metrics that a task may have: (how the harness aggregates it, whether more is better)."""
+"""Metrics by output type: (aggregation in the harness, higher is better)."""
 _USUAL_METRICS = {
     "loglikelihood": ("perplexity", "acc"),
     "multiple_choice": ("acc", "acc_norm"),
     "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
     "generate_until": ("exact_match",),
 }
-"""Of a task that names none, as the harness has it."""
+"""Default metrics, as in the harness."""
 MAX_GEN_TOKS = 256
-"""New tokens of a text, where a task does not say: the harness's own."""
+"""Default limit of generated tokens, as in the harness."""
 
 Path = Annotated[Text, Field(min_length=1, max_length=1000)]
 Split = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
 class DataFiles(Spec):
-    """Files of the splits: JSON lines, beside the file of the task."""
+    """JSON lines files by split, in the task file's folder or below."""
 
     data_files: dict[Split, Path | Annotated[tuple[Path, ...], Field(min_length=1)]] = Field(min_length=1)
 
@@ -60,21 +62,21 @@ class DataFiles(Spec):
 
 
 class MetricSpec(Spec):
-    """A metric by its name."""
+    """Metric by name, with options."""
 
     metric: Text
     aggregation: Text | None = None
     higher_is_better: bool | None = None
     ignore_case: bool = False
-    """Of `exact_match`, as the next."""
+    """For `exact_match` only, like `ignore_punctuation`."""
     ignore_punctuation: bool = False
 
 
 class GenerationKwargs(Spec):
-    """Generation of an answer, in the harness's words."""
+    """Generation settings of an answer, with the harness's names."""
 
     until: Text | tuple[Text, ...] | None = None
-    """An answer ends before the first of these; before `fewshot_delimiter` where it is left out."""
+    """Stop strings; default: `fewshot_delimiter`."""
     max_gen_toks: Count = MAX_GEN_TOKS
     do_sample: bool | None = None
     temperature: NonNegative = 0.0
@@ -98,7 +100,7 @@ class GenerationKwargs(Spec):
         return self
 
     def spec(self, fewshot_delimiter: str) -> GenerationSpec:
-        """Raises SpecError, in the words of these fields."""
+        """Generation spec. Raises SpecError with the names of these fields."""
         until = fewshot_delimiter if self.until is None else self.until
         stop = ((until,) if until else ()) if isinstance(until, str) else until
         try:
@@ -119,33 +121,33 @@ class GenerationKwargs(Spec):
 
 
 class Metadata(Spec):
-    """Notes of the task's author."""
+    """Metadata from the task's author."""
 
     version: float | Text | None = None
 
 
 class TaskSpec(Spec):
-    """A task."""
+    """Evaluation task."""
 
     task: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
-    """Its name."""
+    """Task name."""
     dataset_path: Literal["json"]
     dataset_kwargs: DataFiles
     test_split: Split | None = None
-    """The split whose documents are put to the model; `validation_split` where there is none."""
+    """Split to evaluate; default: `validation_split`."""
     validation_split: Split | None = None
     fewshot_split: Split | None = None
-    """The split that examples are drawn from; a document is never an example of itself."""
+    """Split to draw few-shot examples from; a document is never an example for itself."""
     num_fewshot: CountOrZero = Field(default=0, le=100)
     output_type: OutputType
     doc_to_text: Text = ""
-    """The context: a column's name, or a plain template, as the next."""
+    """Context: a column name or a plain template, as for `doc_to_target`."""
     doc_to_target: Text | CountOrZero
-    """The answer; of choices the right one, or its index from 0."""
+    """Target text; with choices, the correct choice or its index from 0."""
     doc_to_choice: Text | tuple[Text, ...] | None = None
-    """A column that has lists of texts, or a template for each choice."""
+    """Column with lists of texts, or one template per choice."""
     description: Text = ""
-    """Text before all others."""
+    """Text before the few-shot examples and the context."""
     target_delimiter: Text = " "
     fewshot_delimiter: Text = "\n\n"
     metric_list: Annotated[tuple[MetricSpec, ...], Field(min_length=1)] | None = None
@@ -283,7 +285,7 @@ class TaskSpec(Spec):
 
     @property
     def split(self) -> str:
-        """The split whose documents are put to the model."""
+        """Split to evaluate."""
         split = self.test_split or self.validation_split
         assert split is not None
         return split

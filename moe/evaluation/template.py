@@ -1,7 +1,7 @@
-"""Plain templates: text with columns of a document in it, `{{column}}` or `{{column | lower}}`.
+"""Plain templates: text with document columns, `{{column}}` or `{{column | lower}}`.
 
-They mean what they mean to Jinja, which lm-evaluation-harness renders with; whatever else Jinja knows is refused, so
-that no template computes, calls or reads anything.
+They mean the same as in Jinja, which lm-evaluation-harness renders with. All other Jinja syntax is refused, so that
+no template computes, calls or reads anything.
 """
 
 import re
@@ -22,17 +22,17 @@ _SUBSTITUTION = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)((?:\s*\|\s*[a-z]+)*
 _WORDS_OF_JINJA = frozenset(
     {"True", "False", "None", "true", "false", "none", "and", "or", "not", "in", "is", "if", "else", "self"}
 )
-"""Names that stand for something else than a column."""
+"""Jinja words that are no column names."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class NotPlain(ValueError):
-    """The template has more in it than columns; the message shows where."""
+    """Template with more than columns; the message shows where."""
 
 
 @dataclass(frozen=True)
 class Substitution:
-    """A column's value, through filters."""
+    """Column value, passed through filters."""
 
     column: str
     filters: tuple[str, ...] = ()
@@ -40,14 +40,14 @@ class Substitution:
 
 @dataclass(frozen=True)
 class Template:
-    """A parsed template."""
+    """Parsed template."""
 
     parts: tuple[str | Substitution, ...]
 
     @classmethod
     def parse(cls, text: str) -> "Template":
-        """Raises NotPlain."""
-        text, parts, at = _LINE_END.sub("\n", text), list[str | Substitution](), 0  # as Jinja reads it
+        """Parse a template. Raises NotPlain."""
+        text, parts, at = _LINE_END.sub("\n", text), list[str | Substitution](), 0  # as Jinja does
         while (opening := _OPENING.search(text, at)) is not None:
             match = _SUBSTITUTION.match(text, opening.start())
             filters = () if match is None else tuple(name.strip() for name in match[2].split("|")[1:])
@@ -62,7 +62,7 @@ class Template:
         return tuple(part.column for part in self.parts if isinstance(part, Substitution))
 
     def render(self, document: Mapping[str, str | int | float]) -> str:
-        """The text of a document, which has all the columns."""
+        """Text for a document, which must have all columns."""
         return "".join(part if isinstance(part, str) else _value(part, document) for part in self.parts)
 
 

@@ -1,1 +1,1 @@
-"""Models out of a run: put to use from a committed checkpoint, and as files that other tools read."""
+"""Export of trained models: loading from a committed checkpoint, and files that other tools read."""

@@ -1,4 +1,4 @@
-"""The model that a trained one began with, put to use: the weights of the folder that its spec names."""
+"""Loading of the pretrained model that a trained one started from."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,10 @@ from moe.tasks.language.pretrained import model_tokenizer
 
 
 def base_folder(spec: ModelSpec, roots: Sequence[str] | None = None) -> str | None:
-    """The folder that a model began with; None of one that began with random weights. Raises SpecError where no model
-    can be read there any more; its weights are not looked at."""
+    """Pretrained folder of a model; None if it started from random weights.
+
+    Raises SpecError if the folder no longer holds a readable model; its weights are not checked.
+    """
     if not isinstance(spec, LanguageModelSpec) or spec.from_folder is None:
         return None
     expand_model({"from": spec.from_folder}, roots)
@@ -23,8 +25,10 @@ def base_folder(spec: ModelSpec, roots: Sequence[str] | None = None) -> str | No
 def load_base(
     folder: str, max_tokens: int, dtype: str, roots: Sequence[str] | None = None
 ) -> LanguageGenerator:
-    """The model of a folder that one began with which was trained on texts of `max_tokens`, and computes in `dtype`, as
-    this one does. Raises SpecError."""
+    """Load the pretrained base of a trained model, computing in `dtype`, for texts of up to `max_tokens`.
+
+    Raises SpecError.
+    """
     spec = model_spec(expand_model({"from": folder}, roots))
     assert isinstance(spec, LanguageModelSpec)
     files = model_tokenizer(spec, roots).all_files()

@@ -1,4 +1,4 @@
-"""A committed checkpoint of a language model as a folder in the Hugging Face format: streamed, never held whole."""
+"""Export of a language model's checkpoint as a Hugging Face folder, streamed without holding the whole model."""
 
 import json
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ from moe.train.checkpoint.parts import StoredParts
 from moe.train.checkpoint.run_files import TOKENIZERS, files_of
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-"""Of weights, by the dtype of training; narrower ones are written as bfloat16."""
+"""Dtype of exported weights by training dtype; others are written as bfloat16."""
 
 
 class CheckpointSource(TensorSource):
-    """The parameters of a checkpoint."""
+    """Parameters of a checkpoint."""
 
     def __init__(self, checkpoint: Folder) -> None:
         self._parts = StoredParts(checkpoint)
@@ -44,7 +44,7 @@ class CheckpointSource(TensorSource):
 
 
 class FolderBeneath(TensorSource):
-    """The adapters of a checkpoint, and the weights beneath them of the folder that the model began with."""
+    """Adapter weights from a checkpoint, and base weights from the pretrained folder."""
 
     def __init__(self, adapters: TensorSource, spec: LanguageModelSpec, roots: Sequence[str] | None) -> None:
         assert spec.from_folder is not None
@@ -71,12 +71,13 @@ def save_checkpoint_as_folder(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     roots: Sequence[str] | None = None,
 ) -> None:
-    """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as the hub has such models: of one
-    with adapters these alone, in PEFT's format, or with `merge` all weights with the adapters added. With
-    `chat_template` the template that the job's conversations were written by takes the place of its folder's.
+    """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as a Hugging Face folder.
 
-    Every file is verified against the marker beside the folder before any is used. Raises CheckpointError where the
-    checkpoint is not committed or of another kind of model, and SpecError, as `save_folder` does.
+    Of a model with a LoRA adapter, only the adapter is written, in PEFT's format; with `merge`, all weights with the
+    adapter merged. With `chat_template`, the job's chat template replaces the pretrained folder's.
+
+    All files are verified against the checkpoint's marker before use. Raises CheckpointError if the checkpoint is not
+    committed or holds another kind of model, and SpecError as `save_folder` does.
     """
     parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
     checkpoints = Folder(parent or ".")
@@ -114,8 +115,7 @@ def save_checkpoint_as_folder(
 
 
 def _origin(checkpoint: Folder, spec: LanguageModelSpec, roots: Sequence[str] | None) -> Origin | None:
-    """Origin of the model: as the checkpoint keeps it among the tokenizer's files, or as the folder says that its
-    spec names."""
+    """Origin of the model: from the checkpoint's tokenizer files, or from the pretrained folder of its spec."""
     if RECORD in checkpoint.names(TOKENIZERS):
         return Origin.of_files(lambda path: checkpoint.read(f"{TOKENIZERS}/{path}"))
     return None if spec.from_folder is None else Origin.of_folder(spec.from_folder, spec, roots)
@@ -127,7 +127,7 @@ def _tokenizer(checkpoint: Folder) -> dict[str, bytes]:
 
 
 def _template(checkpoint: Folder, origin: Origin | None, is_asked: bool) -> dict[str, bytes]:
-    """The chat template that a job was given: where it is asked for, or the folder of the model has none."""
+    """The job's chat template, if requested or if the pretrained folder has none."""
     if TRAINING_TEMPLATE not in checkpoint.names(TOKENIZERS):
         return {}
     return (
@@ -138,7 +138,7 @@ def _template(checkpoint: Folder, origin: Origin | None, is_asked: bool) -> dict
 
 
 def _generation(checkpoint: Folder, origin: Origin | None) -> dict[str, bytes]:
-    """`generation_config.json` with the tokens that closed answers in training among those that end a text."""
+    """`generation_config.json` with the tokens that ended answers in training added to its EOS tokens."""
     if origin is None or CLOSERS not in checkpoint.names(TOKENIZERS):
         return {}
     closers = json.loads(checkpoint.read(f"{TOKENIZERS}/{CLOSERS}"))
@@ -155,7 +155,7 @@ def _generation(checkpoint: Folder, origin: Origin | None) -> dict[str, bytes]:
 
 
 def _facts(spec: JobSpec, step: int) -> dict[str, str]:
-    """For whoever gets the model: without where the data lies here."""
+    """Facts for the model card, without local paths of the data."""
     data = spec.data.model_dump(mode="json", exclude_defaults=True)
     for data_source in (data, *data.get("sources", ())):
         if "paths" in data_source:

@@ -1,4 +1,4 @@
-"""A folder in the Hugging Face format as a model of ours, and back: the two calls of the library."""
+"""`load_hf` and `save_hf`: models from and to folders in the Hugging Face format."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +28,11 @@ def load_hf(
     upcycle: UpcycleSpec | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """The model of a folder (a path or an fsspec URL) with its weights: this rank's part under `plan`, all of it
-    without; the mixture that a dense one becomes where `upcycle` says how, whose routers are drawn by `seed`. Raises
-    SpecError for what is not supported, does not fit or is damaged: then there is no model.
+    """Load the model of a folder (a path or fsspec URL): this rank's part under `plan`, or all of it without one.
 
-    What `save_hf` needs of the folder is kept as `model.hugging_face`.
+    `upcycle` turns a dense model into a mixture of experts, with router weights drawn from `seed`.
+    `model.hugging_face` keeps what `save_hf` needs. Raises SpecError if the folder is unsupported, damaged or does
+    not fit.
     """
     url = str(folder) if "://" in str(folder) else str(expand_home(folder).absolute())
     upcycle_fields = {} if upcycle is None else {"upcycle": upcycle.model_dump(mode="json")}
@@ -46,14 +46,14 @@ def load_hf(
 
 
 class Loadable:
-    """Record of how a model was loaded, and from where."""
+    """Where and how a model was loaded."""
 
     def __init__(
         self, spec: LanguageModelSpec, layout: Layout, origin: Origin, notes: tuple[str, ...]
     ) -> None:
         self.spec, self.layout, self.origin = spec, layout, origin
         self.notes = notes
-        """Notes on the folder for the user."""
+        """Notes about the folder, for the user."""
 
 
 def save_hf(
@@ -66,8 +66,10 @@ def save_hf(
     files: Mapping[str, bytes] | None = None,
     roots: Sequence[str] | None = None,
 ) -> None:
-    """Write a model that `load_hf` has loaded, or another with its `spec` (and `layout`, where it is one rank's part;
-    all ranks call it then). As `save_folder` has it; raises SpecError."""
+    """Write a model that `load_hf` loaded, or any model with its `spec`, as `save_folder` does. Raises SpecError.
+
+    With a `layout` the model is one rank's part, and all ranks must call.
+    """
     load_record = getattr(model, "hugging_face", None)
     if spec is None and load_record is None:
         raise SpecError(

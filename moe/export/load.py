@@ -1,4 +1,4 @@
-"""A trained model from wherever it lies."""
+"""Loading of a trained model from a checkpoint or an exported folder."""
 
 import torch
 
@@ -7,8 +7,8 @@ from moe.export.trained_model import TrainedModel
 
 
 def load_trained(folder: str, device: torch.device | str = "cpu") -> TrainedModel:
-    """The model of a checkpoint's folder (as `TrainedModel.load` takes it), or of an exported model's.
+    """Load the model of a checkpoint's folder (see `TrainedModel.load`) or of an exported folder.
 
-    Raises CheckpointError where the checkpoint is not committed or not whole, ExportError.
+    Raises CheckpointError if the checkpoint is not committed or not intact, and ExportError.
     """
     return load_exported(folder, device) if is_exported(folder) else TrainedModel.load(folder, device)

@@ -1,8 +1,8 @@
-"""A trained model as files that other tools read: safetensors, Hugging Face tokenizers, plain JSON.
+"""Exported models in standard formats: safetensors, Hugging Face tokenizers, JSON.
 
-model.safetensors   every parameter under its name, whole, in the dtype in which it is trained
-config.json         the model's kind and dimensions (a ModelSpec), the dtype that it computes in, the step
-tokenizer.json      byte-level BPE, or what the model's task has in its place
+model.safetensors   all parameters by name, unsharded, in their training dtype
+config.json         model kind and dimensions (a ModelSpec), compute dtype, step
+tokenizer.json      byte-level BPE, or the task's own tokenizer files
 """
 
 import json
@@ -24,18 +24,18 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 class ExportError(Exception):
-    """The folder cannot be written, or holds no exported model; the message says why."""
+    """The folder cannot be written or holds no exported model; the message says why."""
 
 
 def is_exported(folder: str | Path) -> bool:
-    """Whether `save_exported` made this folder."""
+    """Whether the folder has the files that `save_exported` writes."""
     return (Path(folder) / CONFIG).is_file() and (Path(folder) / WEIGHTS).is_file()
 
 
 def save_exported(trained_model: TrainedModel, folder: str | Path) -> Path:
-    """Writes a new folder, all of it or nothing, and returns its path.
+    """Write the model to a new folder, atomically; return its path.
 
-    Raises ExportError where something is there already, OSError where it cannot be written.
+    Raises ExportError if the folder exists and is not empty, OSError if it cannot be written.
     """
     folder = expand_home(folder).absolute()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -43,7 +43,7 @@ def save_exported(trained_model: TrainedModel, folder: str | Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(draft, ignore_errors=True)
-    try:  # an interruption may come as soon as the folder is there
+    try:  # an interruption may come as soon as the folder exists
         draft.mkdir()
         tensors = {name: tensor.contiguous() for name, tensor in trained_model.model.state_dict().items()}
         save_file(tensors, draft / WEIGHTS, metadata={"format": "pt"})
@@ -63,7 +63,7 @@ def save_exported(trained_model: TrainedModel, folder: str | Path) -> Path:
 
 
 def load_exported(folder: str | Path, device: torch.device | str = "cpu") -> TrainedModel:
-    """The model that `save_exported` wrote. Raises ExportError where the folder holds something else."""
+    """Load a model that `save_exported` wrote. Raises ExportError for other folders."""
     folder = Path(folder)
     if not is_exported(folder):
         raise ExportError(f"{folder} holds no exported model: it needs {CONFIG} and {WEIGHTS}")

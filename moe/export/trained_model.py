@@ -1,4 +1,4 @@
-"""A trained model with its tokenizers, loaded from a committed checkpoint: one process, no service, no Ray."""
+"""Trained model with its tokenizers, loaded from a committed checkpoint: one process, no service, no Ray."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,29 +22,29 @@ from moe.train.checkpoint.run_files import TOKENIZERS, files_of
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that training made."""
+    """Trained model with its generator."""
 
     model: nn.Module
     spec: ModelSpec
     dtype: str
-    """Dtype that it computes in."""
+    """Compute dtype."""
     generator: Generator
-    """The model put to use."""
+    """Inference with the model."""
     max_tokens: int
-    """Of one text that it was trained on."""
+    """Longest training text."""
     step: int
 
     def generate(self, texts: Sequence[str], spec: GenerationSpec | None = None) -> list[str]:
-        """Generate an output for each text, as `spec` says; the likeliest tokens when left out."""
+        """Generate an output for each text; greedy decoding without `spec`."""
         return self.generator.generate(texts, spec)
 
     @classmethod
     def load(cls, checkpoint_folder: str, device: torch.device | str = "cpu") -> "TrainedModel":
-        """The model of a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`).
+        """Load the model of a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`).
 
-        It fits in one process, whatever number of ranks saved it. Every file is verified against the marker
-        beside the folder before any is used. Raises CheckpointError where the checkpoint is not committed, not whole,
-        no run's, whoever sealed it, or of a user's own module, whose code is not called.
+        Loads into one process, whatever number of ranks saved it. All files are verified against the checkpoint's
+        marker before use. Raises CheckpointError if the checkpoint is uncommitted, damaged, not written by a run
+        (even if sealed), or of a user module, whose code is not called.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
         return cls.from_checkpoint(Folder(parent or "."), name, device)
@@ -53,7 +53,7 @@ class TrainedModel:
     def from_checkpoint(
         cls, checkpoints: Folder, name: str, device: torch.device | str = "cpu"
     ) -> "TrainedModel":
-        """As `load`, of one by its name in the folder of a job's checkpoints."""
+        """Like `load`, for a checkpoint by name in a job's `checkpoints` folder."""
         step, checkpoint = verify_checkpoint(checkpoints, name).step, checkpoints.below(name)
         try:
             spec = spec_of(checkpoint)
@@ -75,7 +75,7 @@ class TrainedModel:
 
 
 def _fill_beneath(task: Task[Any, Any], model: nn.Module, layout: Layout, checkpoint: Folder) -> None:
-    """Fill in the weights that a checkpoint does without. Raises CheckpointError."""
+    """Load the base weights that an adapter's checkpoint omits. Raises CheckpointError."""
     try:
         task.check_base(files_of(checkpoint), None)
         task.begin(model, layout, None)

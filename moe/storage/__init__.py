@@ -1,1 +1,1 @@
-"""Files anywhere that fsspec reaches, and what is opened beneath a folder and nowhere else."""
+"""File access through fsspec, and local access confined to a folder."""

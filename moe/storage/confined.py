@@ -1,8 +1,8 @@
-"""Opens, creates and removes what lies beneath a folder, and nothing else, whatever is swapped for a link meanwhile.
+"""Opens, creates and removes files strictly beneath a folder, safe against concurrent symlink swaps.
 
-It is opened part by part from a handle of the folder, and no part may be a link. Where one is, links are followed by
-name, and where that leads out of the folder it ends; what it leads to is opened in the same way, so that a part that
-has become a link since is an error, not a way out. What is created or removed follows no link at all.
+Paths are opened component by component from a handle of the folder (`openat`), without following links. If a
+component is a link, the path is resolved by name, must stay in the folder, and is opened again in the same way, so
+that a component replaced by a link meanwhile is an error, not an escape. Creating and removing follow no links.
 """
 
 import errno
@@ -22,21 +22,21 @@ _HANDLE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _AT_A_LINK = (errno.ELOOP, errno.ENOTDIR)
-"""Errors of an opening that follows no link where it meets one; the second, as at a file where a folder was meant."""
+"""Errors of opening a link without following it; ENOTDIR also means a file in place of a folder."""
 
 _TRIES = 10
-"""Attempts to make a folder that others remove while it is empty."""
+"""Attempts to create folders that other processes remove while empty."""
 
 _DEEPEST = 64
-"""Levels of folders that are removed with what lies in them: runs make four."""
+"""Maximum depth of folders to remove recursively; runs create four levels."""
 
 
 class Outside(PermissionError):
-    """A path that leads out of the folder, by itself or by a link."""
+    """Path that leads out of the folder, by itself or through a link."""
 
 
 def follow(folder: str, path: str) -> str:
-    """The absolute path with every link followed, also of what is not there. Raises OSError, Outside among them."""
+    """Absolute path with all links followed; it need not exist. Raises OSError, including Outside."""
     real = follow_links(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
     if contains(os.path.realpath(folder), real):
         return real
@@ -44,14 +44,16 @@ def follow(folder: str, path: str) -> str:
 
 
 def contains(folder: str, path: str) -> bool:
-    """Whether a path lies in a folder or is it, both without links."""
+    """Whether `path` is `folder` or lies in it, both without links."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def open_file(folder: str, path: str, *, links: bool = True) -> io.BufferedReader:
-    """A regular file beneath the folder, open for reading, without `links` by none below the folder. Raises OSError,
-    Outside among them."""
-    # Without waiting: a pipe would have whoever opens it wait for its other end.
+    """Open a regular file beneath the folder for reading. Without `links`, follow none below the folder.
+
+    Raises OSError, including Outside.
+    """
+    # Non-blocking: opening a pipe would wait for its other end.
     descriptor = _open(folder, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, links)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -64,8 +66,10 @@ def open_file(folder: str, path: str, *, links: bool = True) -> io.BufferedReade
 
 @contextmanager
 def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Entries of a folder beneath the folder, or of itself, as it is read; `links` as in `open_file`. Raises OSError,
-    Outside among them."""
+    """Entries of a folder beneath the folder, or of itself; `links` as in `open_file`.
+
+    Raises OSError, including Outside.
+    """
     descriptor = _open(folder, path, _FOLDER, links)
     try:
         with os.scandir(descriptor) as entries:
@@ -75,8 +79,10 @@ def listing(folder: str, path: str, *, links: bool = True) -> Iterator[Iterator[
 
 
 def sizes(folder: str, path: str, *, links: bool = True) -> dict[str, int]:
-    """Bytes of what lies in a folder beneath the folder, by name: neither links nor what is renamed or removed while it
-    is looked at. `links` as in `open_file`. Raises OSError, Outside among them."""
+    """Bytes of the entries of a folder beneath the folder, by name; `links` as in `open_file`.
+
+    Omits links, and entries renamed or removed meanwhile. Raises OSError, including Outside.
+    """
     size_by_name = {}
     with listing(folder, path, links=links) as entries:
         for entry in entries:
@@ -88,11 +94,10 @@ def sizes(folder: str, path: str, *, links: bool = True) -> dict[str, int]:
 
 @contextmanager
 def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
-    """A new file beneath the folder, to be written. It takes its name, in place of what has it, when this ends without
-    an error: whole and durable by then. Folders on the way are made.
+    """Create a file beneath the folder atomically: it gets its name, complete and durable, if the block succeeds.
 
-    Until then it has a name that nobody can guess. No link below the folder is followed; one that has the name is
-    replaced. Raises OSError, Outside among them.
+    Until then it has an unguessable name. Replaces an existing file or link, creates missing folders, follows no link
+    below the folder. Raises OSError, including Outside.
     """
     below = os.path.relpath(path, folder)
     if _climbs(path, below):
@@ -110,7 +115,7 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
                 os.fsync(descriptor)
             os.replace(draft, name, src_dir_fd=handle, dst_dir_fd=handle)
         except BaseException:
-            with suppress(OSError):  # what happened before is what matters
+            with suppress(OSError):  # the first error is the one to report
                 os.unlink(draft, dir_fd=handle)
             raise
         os.fsync(handle)
@@ -119,8 +124,10 @@ def create(folder: str, path: str, mode: int = 0o666) -> Iterator[io.BufferedWri
 
 
 def make_folder(folder: str, path: str) -> None:
-    """Makes a folder beneath the folder, those on the way, and the folder itself, where they are not there; follows no
-    link. Raises OSError, Outside among them."""
+    """Create a folder beneath the folder, or the folder itself, with missing parents; follows no link.
+
+    Raises OSError, including Outside.
+    """
     below = os.path.relpath(path, folder)
     if _climbs(path, below):
         raise Outside(errno.EACCES, f"lies outside {folder}", path)
@@ -128,8 +135,10 @@ def make_folder(folder: str, path: str) -> None:
 
 
 def remove(folder: str, path: str) -> None:
-    """Removes a file beneath the folder, or a folder (also itself) with all that lies in it. No link is followed: the
-    last part may be one, and goes itself. Raises OSError, Outside and FileNotFoundError among them."""
+    """Remove a file or folder (recursively) beneath the folder, or the folder itself, without following links.
+
+    If the last component is a link, the link is removed. Raises OSError, including Outside and FileNotFoundError.
+    """
     below = os.path.relpath(path, folder)
     if below == ".":
         folder, below = os.path.split(os.path.abspath(folder))
@@ -149,12 +158,14 @@ def remove(folder: str, path: str) -> None:
 
 
 def remove_entries(handle: int, until: float = math.inf, depth: int = 0) -> bool:
-    """Removes what lies in a folder, links themselves; False when it was that time of the monotonic clock before all
-    was gone. At least one is removed. Raises OSError."""
+    """Remove the entries of a folder (links themselves), at least one, until the monotonic time `until`.
+
+    Returns whether all are gone. Raises OSError.
+    """
     if depth > _DEEPEST:
         raise OSError(errno.ELOOP, f"its folders lie more than {_DEEPEST} levels deep")
     for name, is_folder in entries_of(handle):
-        with suppress(FileNotFoundError):  # another was quicker
+        with suppress(FileNotFoundError):  # removed by another process
             if is_folder:
                 with open_folder(handle, name) as below:
                     if not remove_entries(below, until, depth + 1):
@@ -168,14 +179,14 @@ def remove_entries(handle: int, until: float = math.inf, depth: int = 0) -> bool
 
 
 def entries_of(handle: int) -> list[tuple[str, bool]]:
-    """Names of what lies in a folder, and which are folders; a link to one is none."""
+    """(name, is a folder) of a folder's entries; links are not folders."""
     with os.scandir(handle) as scan:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
 
 
 @contextmanager
 def open_folder(parent: int, name: str) -> Iterator[int]:
-    """The handle of a folder in another. Raises OSError, also for a link."""
+    """Handle of a folder in another. Raises OSError, also for a link."""
     handle = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
     try:
         yield handle
@@ -184,8 +195,7 @@ def open_folder(parent: int, name: str) -> Iterator[int]:
 
 
 def _make_folder(folder: str, names: list[str]) -> int:
-    """The handle of a folder by the names that lead to it; each is made if it is not there, again where another removes
-    it meanwhile."""
+    """Handle of a folder, creating missing ones on the path `names`, again if others remove them meanwhile."""
     os.makedirs(folder, exist_ok=True)
     for left in reversed(range(_TRIES)):
         handle = os.open(folder, _FOLDER)
@@ -202,11 +212,11 @@ def _make_folder(folder: str, names: list[str]) -> int:
 
 
 def _enter_folder(parent: int, name: str) -> int:
-    """The handle of a folder in another, made if it is not there."""
+    """Handle of a folder in another, created if missing."""
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
     except FileNotFoundError:
-        with suppress(FileExistsError):  # another was quicker
+        with suppress(FileExistsError):  # created by another process
             os.mkdir(name, dir_fd=parent)
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
 
@@ -231,7 +241,7 @@ def _open(folder: str, path: str, flags: int, links: bool) -> int:
 
 
 def _walk(folder: str, below: str, flags: int) -> int:
-    """The descriptor of what lies there, without following a link below the folder. Raises OSError."""
+    """Descriptor of a path, opened without following links below the folder. Raises OSError."""
     *folders, last = below.split("/")
     handle = os.open(folder, _HANDLE)
     try:

@@ -1,4 +1,4 @@
-"""A folder anywhere that fsspec reaches: what is written there appears whole, under its name, or not at all."""
+"""Folder on any fsspec file system, with atomic writes: files appear complete or not at all."""
 
 import errno
 import os
@@ -15,19 +15,18 @@ from fsspec.implementations.local import LocalFileSystem
 from moe.storage import confined
 
 MAX_READ_BYTES = 1 << 28
-"""Bound on a file that is read whole, unless a smaller one is given; no tokenizer is larger."""
+"""Default size limit for `read`: more than a tokenizer needs."""
 
 
 class FileTooLarge(ValueError):
-    """A file has more bytes than any that a run writes there."""
+    """File larger than any that a run writes there."""
 
 
 class Folder:
-    """A folder by its URL (or plain path). Paths given to its methods are relative to it, with `/`.
+    """Folder by URL or plain path. Methods take `/`-separated paths relative to it.
 
-    On a file system nothing outside of it is read, whatever links there are in it, and nothing is written through a
-    link. With `root`, a folder that it lies in, no link below that is followed: then it cannot be swapped for one
-    itself.
+    On a local file system, links cannot lead reads outside the folder, and writes follow no links. With `root`, a
+    folder that contains it, no link below `root` is followed, so that the folder itself cannot be swapped for a link.
     """
 
     def __init__(self, url: str, root: str | None = None) -> None:
@@ -39,14 +38,16 @@ class Folder:
 
     @classmethod
     def of_job(cls, url: str) -> "Folder":
-        """A job's own folder, by its path alone: no link is followed to it from the folder that it lies in, nor to what
-        is in it. Links further up are; who knows the job's root gives that."""
+        """Folder of a job: links are followed neither to it, from its parent, nor within it.
+
+        Links above its parent are followed; pass `root` if the root of jobs is known.
+        """
         folder = cls(url)
         folder._within, folder._links = posixpath.dirname(folder._path), False
         return folder
 
     def below(self, path: str) -> "Folder":
-        """A folder in this one; no link takes it, or what is read of it, out of this one."""
+        """Folder in this one; reads there cannot leave this one through links."""
         folder = Folder(self.url_of(path))
         folder._within, folder._links = self._within, self._links
         return folder
@@ -59,14 +60,16 @@ class Folder:
         return f"{self.url}/{path}"
 
     def path_of(self, path: str) -> str:
-        """The path as the file system itself names it. Raises Outside for one that leads out of a store's folder; on a
-        file system, whatever opens it does."""
+        """Path in the file system's own form.
+
+        Raises Outside for paths that leave an object store's folder; local paths are checked when opened.
+        """
         if not self.is_local and (path.startswith("/") or ".." in path.split("/")):
             raise confined.Outside(errno.EACCES, f"lies outside {self.url}", path)
         return posixpath.join(self._path, path) if path else self._path
 
     def names(self, path: str = "") -> list[str]:
-        """Names of what lies directly in a folder, sorted; empty where there is no such folder."""
+        """Sorted names of a folder's entries; empty if there is no such folder."""
         try:
             if self.is_local:
                 with confined.listing(self._within, self.path_of(path), links=self._links) as entries:
@@ -76,7 +79,7 @@ class Folder:
             return []
 
     def sizes(self, path: str = "") -> dict[str, int]:
-        """Bytes of what lies directly in a folder, by name, without links; empty where there is no such folder."""
+        """Bytes of a folder's entries by name, without links; empty if there is no such folder."""
         try:
             if self.is_local:
                 return confined.sizes(self._within, self.path_of(path), links=self._links)
@@ -85,12 +88,12 @@ class Folder:
             return {}
 
     def _remote_sizes(self, path: str) -> dict[str, int]:
-        self.files.invalidate_cache()  # object stores remember listings; what is new has to be seen
+        self.files.invalidate_cache()  # object stores cache listings
         entries = self.files.ls(self.path_of(path), detail=True)
         return {posixpath.basename(entry["name"].rstrip("/")): int(entry["size"] or 0) for entry in entries}
 
     def open(self, path: str) -> IO[bytes]:
-        """A file that lies in the folder, for reading. Raises FileNotFoundError, and Outside for one that does not."""
+        """Open a file for reading. Raises FileNotFoundError, and Outside for files outside the folder."""
         if self.is_local:
             return confined.open_file(self._within, self.path_of(path), links=self._links)
         return cast(IO[bytes], self.files.open(self.path_of(path), "rb"))
@@ -98,8 +101,10 @@ class Folder:
     def read(
         self, path: str, start: int = 0, end: int | None = None, max_bytes: int = MAX_READ_BYTES
     ) -> bytes:
-        """A file, or its bytes from `start` to `end`, opened as `open` does. Raises FileNotFoundError, and FileTooLarge
-        where that is more than `max_bytes`, having read nothing."""
+        """Read a file, or its bytes from `start` to `end`.
+
+        Raises FileNotFoundError, Outside as `open` does, and FileTooLarge, before reading, for more than `max_bytes`.
+        """
         fault = FileTooLarge(f"{path} has more than {max_bytes:,} bytes, which no run writes there")
         if self.is_local:
             with self.open(path) as file:
@@ -111,9 +116,9 @@ class Folder:
                 return file.read(max(num_bytes, 0))
         remote_path = self.path_of(path)
         if end is None or end - start > max_bytes:
-            self.files.invalidate_cache()  # object stores remember sizes
+            self.files.invalidate_cache()  # object stores cache sizes
             last = int(self.files.size(remote_path) or 0)
-            end = last if end is None else min(last, end)  # and no more, should it grow
+            end = last if end is None else min(last, end)  # no more, should it grow
             if end - start > max_bytes:
                 raise fault
             if end <= start:
@@ -121,14 +126,17 @@ class Folder:
         return cast(bytes, self.files.cat_file(remote_path, start=start, end=end))
 
     def make(self) -> None:
-        """Makes the folder itself, and those above it below its root, where they are not there; stores have none."""
+        """Create the folder and its missing parents below the root; no-op on object stores."""
         if self.is_local:
             confined.make_folder(self._within, self._path)
 
     @contextmanager
     def create(self, path: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
-        """A file to write, in folders that are made if need be. It takes its name when this ends without an error:
-        whole by then, and on a file system durable; what breaks off leaves nothing, and what was there."""
+        """Create a file atomically: it gets its name if the block succeeds.
+
+        It is complete then and, on a local file system, durable. Creates missing folders. On failure, nothing is
+        left, and an existing file stays.
+        """
         if self.is_local:
             with confined.create(self._within, self.path_of(path), mode) as file:
                 yield file
@@ -136,17 +144,17 @@ class Folder:
         final = self.path_of(path)
         draft = posixpath.join(posixpath.dirname(final), f".{secrets.token_hex(8)}.draft")
         try:
-            # A store that is told of an error by a stream's end keeps what it has got so far.
+            # A store that learns of an error by a stream's end keeps what it received.
             with self._put(draft, lambda: self.files.open(draft, "wb")) as stream:
                 yield stream
             self.files.mv(draft, final)
         except BaseException:
-            with suppress(Exception):  # what happened before is what matters
+            with suppress(Exception):  # the first error is the one to report
                 self.files.rm_file(draft)
             raise
 
     def write(self, path: str, content: bytes, mode: int = 0o666) -> None:
-        """Write a file that readers see whole or not at all, and durably once this returns."""
+        """Write a file atomically; it is durable on return."""
         if self.is_local or self._streams:
             with self.create(path, mode) as file:
                 file.write(content)
@@ -156,11 +164,11 @@ class Folder:
 
     @property
     def _streams(self) -> bool:
-        """Whether the store has no request that puts a whole file, as object stores have."""
+        """Whether the store lacks a request to put a whole file, which object stores have."""
         return getattr(self.files.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
 
     def _put(self, path: str, put: Callable[[], Any]) -> Any:
-        """The answer of `put`, which makes the file `path` of a store; where that has folders, they are made."""
+        """Result of `put`, which creates the file `path` of a store; missing folders are created if put needs them."""
         try:
             return put()
         except FileNotFoundError:
@@ -168,8 +176,7 @@ class Folder:
             return put()
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with all that is in it, but nothing through a link; no error where it is gone
-        already."""
+        """Remove a file or folder (recursively), without following links; no error if it does not exist."""
         with suppress(FileNotFoundError):
             if self.is_local:
                 confined.remove(self._within, self.path_of(path))

@@ -1,13 +1,13 @@
-"""Paths that begin with a user's home folder."""
+"""Paths relative to a home folder."""
 
 import errno
 from pathlib import Path
 
 
 def expand_home(path: Path | str) -> Path:
-    """The path with `~` or `~user` replaced by that home folder.
+    """Path with a leading `~` or `~user` expanded.
 
-    Raises FileNotFoundError where there is none, as for a UID without an entry in the list of users.
+    Raises FileNotFoundError if there is no such home, as for a UID without a user database entry.
     """
     try:
         return Path(path).expanduser()

@@ -1,30 +1,30 @@
-"""Symbolic links, followed by a walk that ends: `os.path.realpath` costs as much as whoever made them likes."""
+"""Bounded resolution of symbolic links: `os.path.realpath` can take as long as the creator of the links likes."""
 
 import errno
 import os
 from collections.abc import Callable
 
 MAX_LINKS = 40
-"""Links on the way to one file, as for the kernel."""
+"""Maximum links on a path, as in the kernel."""
 MAX_CHARACTERS = 4096
-"""Length of a path on the way, likewise."""
+"""Maximum path length, as in the kernel."""
 MAX_PARTS = 64
-"""Depth of a path on the way: each part makes looking at the next dearer."""
+"""Maximum depth of a path: each component makes resolving the next more expensive."""
 MAX_LINK_PARTS = 4096
-"""Parts of all links on the way together: each is looked at."""
+"""Maximum components of all links on a path together."""
 
 
 def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda: None) -> str:
-    """The absolute path with every link followed, also of what is not there. A relative one begins in `below`, a path
-    without links.
+    """Absolute path with all links followed; it need not exist.
 
-    `step` is called for each part of a link, and may raise. Raises OSError, with the path so far, where there are more
-    links, or the path becomes longer, than the kernel would take, or either has too many parts.
+    Relative paths start in `below`, a path without links. `step` is called for each component of a link, and may
+    raise. Raises OSError with the path so far if the kernel's limits of links or path length, or the limits of
+    components, are exceeded.
     """
     real = "" if path.startswith("/") else below.rstrip("/")
     left = _parts(path)
     num_links = num_link_parts = 0
-    num_link_parts_left = 0  # of the parts that are left: those that links have said, which come first
+    num_link_parts_left = 0  # components of `left` that came from links, which are popped first
     while left:
         part = left.pop()
         if num_link_parts_left:
@@ -44,7 +44,7 @@ def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda:
             raise OSError(errno.ENAMETOOLONG, f"lies more than {MAX_PARTS} folders deep", next_path)
         try:
             target = os.readlink(next_path)
-        except OSError:  # no link, or not there
+        except OSError:  # no link, or missing
             real = next_path
             continue
         num_links += 1
@@ -64,5 +64,5 @@ def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda:
 
 
 def _parts(path: str) -> list[str]:
-    """The last first."""
+    """Path components, last first."""
     return path.split("/")[::-1]

@@ -1,4 +1,4 @@
-"""Seals of files: length and SHA-256 of what was written, and whether a file still is that."""
+"""File seals: size and SHA-256 of written content, and their verification."""
 
 import hashlib
 import io
@@ -11,11 +11,11 @@ _BLOCK_BYTES = 1 << 20
 
 
 class UnreadableStorage(str):
-    """A fault that the storage has rather than the file: what it holds may yet be whole."""
+    """Fault of the storage rather than of the file, which may be intact."""
 
 
 class SealingStream(io.RawIOBase):
-    """Hashes what is written through it: what was meant, not what a disk later gives back."""
+    """Stream that hashes what is written through it, not what the disk later returns."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._digest, self.size_bytes = stream, hashlib.sha256(), 0
@@ -39,12 +39,14 @@ class SealingStream(io.RawIOBase):
 
 
 def fault(folder: Folder, path: str, size_bytes: int, sha256: str, label: str | None = None) -> str | None:
-    """Fault of a sealed file, named `label` in the text, or None: an UnreadableStorage where the storage fails to
-    give a file that may be there."""
+    """Fault of a sealed file, naming it `label`, or None.
+
+    An UnreadableStorage if the storage cannot deliver a file that may be there.
+    """
     label = label or path
     try:
         with folder.open(path) as stream:
-            stream.seek(0, os.SEEK_END)  # which some stores' files answer with nothing
+            stream.seek(0, os.SEEK_END)  # some stores' files return None here
             if (actual_bytes := stream.tell()) != size_bytes:
                 return f"{label} has {actual_bytes} bytes instead of {size_bytes}"
             stream.seek(0)
