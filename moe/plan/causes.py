@@ -1,4 +1,4 @@
-"""Causes of differences of time between two plans, as far as their layouts tell them."""
+"""Causes of step-time differences between two plans, derived from their layouts."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from moe.plan.search.explain import number_of, size_of
 
 
 class Causes:
-    """Causes of differences of time: facts of the two layouts, told only where they point the way the difference does.
-    Always of the first plan, beside the second."""
+    """Explains step-time differences by facts of the two layouts that point in the same direction. Phrased about the
+    first plan, compared with the second."""
 
     def __init__(self, first: Plan, second: Plan, ranks_per_node: int | None = None) -> None:
         self._first, self._second, self._node = first, second, ranks_per_node
 
     def cause(self, kind: str, is_more: bool) -> str:
-        """The cause for more, or less, of a kind of time; empty where there is none to tell."""
+        """Return why the first plan has more, or less, of a kind of time; empty if the layouts do not explain it."""
         if self._first.module is not None or self._second.module is not None:
             return ""
         cause_of = {
@@ -35,7 +35,7 @@ class Causes:
         return getattr(self._first.options, name), getattr(self._second.options, name)
 
     def _recompute_cause(self, kind: str, is_more: bool) -> str:
-        # To make hidden states alone again takes products and rows, and hardly anything else.
+        # Recomputing hidden states costs matrix products and dispatch, and hardly anything else.
         subject = self._made_again(is_more, of_hidden=kind in ("products_s", "all_to_all_s"))
         if not subject:
             return ""
@@ -45,7 +45,7 @@ class Causes:
         return f"{subject} are {'' if is_more else 'not '}computed again in the backward pass"
 
     def _made_again(self, is_more: bool, of_hidden: bool) -> str:
-        """Names what one of both plans alone computes again."""
+        """What only one of the plans recomputes."""
         first, second = self._options("recompute")
         if not of_hidden:
             first, second = (
@@ -126,7 +126,7 @@ class Causes:
         return ""
 
     def _bubble_cause(self, kind: str, is_more: bool) -> str:
-        """Names the stages, runs and micro-batches of which a pipeline's share waits: (p - 1) / (v m)."""
+        """Factors of the bubble that differ: (p - 1) / (v m), of stages, virtual stages and micro-batches."""
         (stages, of_stages), (runs, of_runs) = self._degrees("pipeline"), self._options("virtual_stages")
         times, of_times = self._options("num_micro_batches")
         if not _points((stages - 1) * of_runs * of_times, (of_stages - 1) * runs * times, is_more):
@@ -173,7 +173,7 @@ class Causes:
 
 
 def _points(first: float, second: float, is_more: bool) -> bool:
-    """Whether a number that makes for more time differs the way the time does."""
+    """Whether a quantity that increases the time differs in the same direction as the time."""
     return first > second if is_more else first < second
 
 

@@ -1,4 +1,4 @@
-"""Comparison of two plans, term by term, and in sentences: why the one is predicted to be faster than the other."""
+"""Comparison of two plans, term by term and in sentences: why one is predicted to be faster."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ T = TypeVar("T")
 Value = bool | int | str | None
 
 LARGEST = 5
-"""Kinds of time that are told of one by one."""
+"""Most kinds of time that are listed one by one."""
 SHARE = 0.02
-"""Part of the slower step below which a kind of time is told of with the others."""
+"""Share of the slower step below which a kind of time is summed with the others."""
 
 
 @dataclass(frozen=True)
 class Both(Generic[T]):
-    """Values of one thing in two plans."""
+    """Values of one field in two plans."""
 
     first: T
     second: T
@@ -37,7 +37,7 @@ class CostTerm:
 
     @property
     def difference(self) -> float:
-        """The second's beyond the first's."""
+        """Second minus first."""
         return self.second - self.first
 
 
@@ -48,33 +48,33 @@ class Comparison:
     layout: Mapping[str, Both[Value]]
     """Degrees and options that differ; of modules, axes of the mesh."""
     priced_for: Mapping[str, Both[Value]]
-    """Profile, software, device type, pools and stages, number of workers and tokens of a step, where they differ."""
+    """Of profile, software, device type, pools, stages, number of workers and tokens per step, those that differ."""
     made_for: Mapping[str, Both[str | None]]
-    """Digests that differ of what each was made for. None where a plan tells nothing of it."""
+    """Digests of the planner's inputs that differ; None if a plan does not have them."""
     time: Mapping[str, CostTerm]
-    """Seconds of a step by kind."""
+    """Step seconds by kind."""
     hidden: CostTerm
-    """Seconds of collectives behind arithmetic: no part of the step."""
+    """Seconds of collectives overlapped with computation; not part of the step."""
     memory: Mapping[str, CostTerm]
-    """Bytes of the fullest device by kind."""
+    """Bytes by kind on the fullest device."""
     limit: CostTerm
-    """Bytes of a device."""
+    """Memory of a device."""
 
     @property
     def step(self) -> CostTerm:
-        """Seconds of a step."""
+        """Step seconds."""
         return CostTerm(
             *(fsum(getattr(term, side) for term in self.time.values()) for side in ("first", "second"))
         )
 
     @property
     def total(self) -> CostTerm:
-        """Bytes of the fullest device, allowance included."""
+        """Bytes on the fullest device, allowance included."""
         return _sum_of(self.memory)
 
     @property
     def job_memory(self) -> Mapping[str, CostTerm]:
-        """Bytes by kind that the job itself takes, without the allowance for the framework and its allocator."""
+        """Bytes by kind of the job itself, without the allowance."""
         return {kind: term for kind, term in self.memory.items() if kind != "allowance"}
 
     @property
@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def free(self) -> CostTerm:
-        """Bytes of the device that the job leaves free."""
+        """Device bytes that the job leaves free."""
         usage = self.job_bytes
         return CostTerm(
             *(max(0, getattr(self.limit, side) - getattr(usage, side)) for side in ("first", "second"))
@@ -96,14 +96,14 @@ def _sum_of(terms: Mapping[str, CostTerm]) -> CostTerm:
 
 
 class Names(NamedTuple):
-    """Words for the two plans."""
+    """Names of the two plans in sentences."""
 
     first: str = "the first"
     second: str = "the second"
 
 
 def compare(first: Plan, second: Plan) -> Comparison:
-    """The second plan beside the first."""
+    """Compare two plans."""
     digests = [{} if plan.made_for is None else vars(plan.made_for) for plan in (first, second)]
     made_for = {part: Both(*(by_part.get(part) for by_part in digests)) for part in MadeFor.model_fields}
     return Comparison(
@@ -153,9 +153,9 @@ def _terms(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str,
 def sentences(
     first: Plan, second: Plan, names: Names = Names(), ranks_per_node: int | None = None
 ) -> tuple[str, ...]:
-    """Why the first plan is predicted to be faster, or slower, than the second: the largest differences of time first,
-    each with its seconds and, where the layouts tell it, a cause; then memory, and what else is different.
-    `ranks_per_node`: of the cluster that both are for, where it is known."""
+    """Say why the first plan is predicted to be faster or slower than the second: the largest time differences
+    first, each with its cause if the layouts explain it; then memory, and other differences. `ranks_per_node`: of
+    their common cluster, if known."""
     comparison, first_s, second_s = compare(first, second), first.predicted.step_s, second.predicted.step_s
     lines = [_headline(first, second, names)]
     causes = Causes(first, second, _node(first, second, ranks_per_node))
@@ -189,7 +189,7 @@ def sentences(
 def _headline(first: Plan, second: Plan, names: Names) -> str:
     first_s, second_s = first.predicted.step_s, second.predicted.step_s
     first_words, second_words, a_token = f"{seconds_of(first_s)} a step", seconds_of(second_s), ""
-    if first.tokens_per_step != second.tokens_per_step:  # steps of other sizes are no measure
+    if first.tokens_per_step != second.tokens_per_step:  # steps of different sizes are not comparable
         first_s, second_s, a_token = 1 / first.tokens_per_s, 1 / second.tokens_per_s, " a token"
         first_words, second_words = f"{first.tokens_per_s:,.0f} tokens/s", f"{second.tokens_per_s:,.0f}"
     if first_s == second_s:
@@ -203,7 +203,7 @@ def _more_seconds(seconds: float) -> str:
 
 
 def _of_memory(comparison: Comparison) -> str:
-    """Sentence about the fullest device, with the kind that has most of the difference."""
+    """Sentence about the fullest device, naming the kind with the largest difference."""
     num_bytes = -comparison.job_bytes.difference
     if not num_bytes:
         return ""
@@ -219,7 +219,7 @@ def _more_bytes(num_bytes: float) -> str:
 
 
 def _of_others(comparison: Comparison, names: Names) -> Iterator[str]:
-    """Lines on what makes two plans hard to compare."""
+    """Lines about differences that make two plans hard to compare."""
     for name, pair in comparison.priced_for.items():
         first, second = ("nothing told" if value is None else value for value in (pair.first, pair.second))
         yield f"{_WORDS[name]}: {first} of {names.first}, {second} of {names.second}"
@@ -231,7 +231,7 @@ _WORDS = {"profile": "executor", "software": "host times and rates", "device_typ
 
 
 def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:
-    """Whether two plans were made for the same, and what is not the same."""
+    """Say whether two plans were made for the same inputs, and which differ."""
     silent = [name for name, plan in zip(names, (first, second), strict=True) if plan.made_for is None]
     if silent:
         verb = "tells" if len(silent) == 1 else "tell"
@@ -241,5 +241,5 @@ def made_for_in_words(first: Plan, second: Plan, names: Names = Names()) -> str:
 
 
 def _node(first: Plan, second: Plan, ranks_per_node: int | None) -> int | None:
-    """Ranks of a node: known, or told by a plan with hierarchical dispatch."""
+    """Ranks per node: as given, or from a plan with hierarchical dispatch."""
     return ranks_per_node or first.options.ranks_per_node or second.options.ranks_per_node

@@ -1,5 +1,4 @@
-"""Picture of a job's plan: its best layouts, each with the time of its step and its memory, by kind. SVG, the same byte
-for byte for the same plan."""
+"""SVG picture of a job's plan: the best layouts, with step time and memory by kind. Equal plans produce equal bytes."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,24 +33,24 @@ _TIME = {
     "launches_s": "#d3e3f7", "all_to_all_s": OCHRES[0], "gather_s": OCHRES[1], "send_s": OCHRES[2],
     "all_reduce_s": OCHRES[3], "bubble_s": _GREY, "data_s": _PALE_GREY, "optimizer_s": GREENS[1],
 }  # fmt: skip
-"""Arithmetic blue, what is exchanged ochre, waiting grey."""
+"""Computation blue, communication ochre, waiting grey."""
 _BYTES = {
     "parameters": MEMORY[0], "gradients": MEMORY[1], "optimizer": MEMORY[2], "activations": MEMORY[3],
     "workspace": "#dcc06a", "logits": "#ecdcaa", "dispatch": MEMORY[4], "communication": MEMORY[5],
     "staging": "#c3d9d7",
 }  # fmt: skip
-"""State violet, values of the passes yellow, what is exchanged teal."""
+"""State violet, activations yellow, communication teal."""
 
 _NAMED, _BAR, _FIGURES = 268, 20, 92
-"""Widths of names and figures, and the height of a bar."""
+"""Widths of the columns of names and of figures, and the height of a bar."""
 _BARS = MARGIN + _NAMED + 62
-"""Place where bars begin."""
+"""X position where bars begin."""
 _ROOM = WIDTH - MARGIN - _FIGURES - _BARS
 
 
 @dataclass(frozen=True)
 class LayoutRow:
-    """One layout. Kinds are None where a plan of an earlier release tells of sums alone."""
+    """One layout. `time` and `memory` are None if a plan of an earlier release has only totals."""
 
     layout: str
     beside: str
@@ -60,12 +59,12 @@ class LayoutRow:
     time: Mapping[str, float] | None
     memory: Mapping[str, int] | None
     limit: int
-    """Bytes of the device that is the fullest."""
+    """Memory of the fullest device."""
 
 
 def draw_svg(plan: Plan) -> str:
-    """SVG: a row for the layout that was chosen and for each of the next best, with two stacked bars. All bars of time
-    are to one scale, and all of memory. Raises SpecError for the plan of a module, which has one layout alone."""
+    """Draw the chosen layout and the runners-up, one row each with a bar of time and a bar of memory. All bars of a
+    kind have one scale. Raises SpecError for a module's plan, which has a single layout."""
     if plan.module is not None:
         raise SpecError(
             Problem(
@@ -86,7 +85,7 @@ def draw_svg(plan: Plan) -> str:
 
 
 def rows_of(plan: Plan) -> list[LayoutRow]:
-    """Rows of the picture, the chosen layout first."""
+    """Return the rows of the picture, the chosen layout first."""
     status = f"chosen, but cannot be run yet: {', '.join(plan.not_yet)}" if plan.not_yet else "chosen"
     rows = [
         LayoutRow(_in_words(layout_of(plan)), status, plan.predicted.step_s, plan.memory.needed,
@@ -104,7 +103,7 @@ def rows_of(plan: Plan) -> list[LayoutRow]:
 
 
 def _job_memory(memory: MemoryEstimate) -> dict[str, int]:
-    """Bytes by kind without the allowance: what is left of the bar up to the limit is free for the framework."""
+    """Bytes by kind without the allowance: the rest of the bar up to the limit is free."""
     return {kind: amount for kind, amount in memory.by_kind().items() if kind != "allowance"}
 
 
@@ -112,7 +111,7 @@ _ORDER = [*vars(Degrees()), *(name for name in vars(Options()) if name != "micro
 
 
 def _in_words(layout: Mapping[str, bool | int | str]) -> str:
-    """Fields in one order, whatever the order of keys in a file."""
+    """Fields in a fixed order."""
 
     def place(name: str) -> int:
         return _ORDER.index(name) if name in _ORDER else len(_ORDER)
@@ -133,7 +132,7 @@ def _head(svg: Svg, plan: Plan, number: int) -> float:
 
 
 def _legend(svg: Svg, plan: Plan, rows: Sequence[LayoutRow], y: float) -> float:
-    """Kinds that are drawn, on as many lines as they take."""
+    """Draw the kinds that occur, on as many lines as needed."""
     for title, colours, breakdowns in (
         ("step", _TIME, [row.time for row in rows]),
         ("memory", _BYTES, [row.memory for row in rows]),
@@ -185,7 +184,7 @@ def _row(svg: Svg, row: LayoutRow, place: int, y: float, longest: float, max_byt
 
 
 def _wrap_lines(text: str, size: float) -> list[str]:
-    """Names stay with their values."""
+    """Wrap text without separating names from their values."""
     lines = wrap(
         re.sub(r"(\w) (?=\w+(,|$))", "\\1\N{NO-BREAK SPACE}", text), int(_NAMED / text_width("m", size))
     )
@@ -193,7 +192,7 @@ def _wrap_lines(text: str, size: float) -> list[str]:
 
 
 def _lines(svg: Svg, lines: Sequence[str], y: float, size: float, **about: str) -> float:
-    """Gives the place of a line below."""
+    """Write lines, and return the y position below them."""
     for line in lines:
         svg.write(MARGIN, y, line, size, None, **about)
         y += 15
@@ -202,7 +201,7 @@ def _lines(svg: Svg, lines: Sequence[str], y: float, size: float, **about: str) 
 
 @dataclass(frozen=True)
 class _Bar:
-    """A stacked bar: amounts by kind with their colours, and what all bars of its sort are drawn to."""
+    """Stacked bar of amounts by kind, with their colours."""
 
     title: str
     kinds: Mapping[str, tuple[str, float]]
@@ -211,7 +210,7 @@ class _Bar:
     in_words: Callable[[float], str]
 
     def parts(self) -> Iterator[tuple[str, str, float]]:
-        """(kind, colour, amount) from left to right."""
+        """Yield (kind, colour, amount) from left to right."""
         for kind, (colour, amount) in self.kinds.items():
             if amount:
                 yield kind, colour, amount
@@ -236,6 +235,6 @@ class _Bar:
 
 
 def _is_pale(colour: str) -> bool:
-    """Whether dark letters are the readable ones on it: by the luminance of sRGB."""
+    """Whether dark text is readable on the colour, by sRGB luminance."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue > 140

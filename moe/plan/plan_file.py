@@ -1,4 +1,4 @@
-"""Plans as files: what they were made for, and whether it is the same still."""
+"""Plan files, and digests of what plans were made for."""
 
 import hashlib
 import json
@@ -17,13 +17,13 @@ from moe.spec import JobSpec, Problem, SpecError
 from moe.spec.problems import problems_of
 
 PLANNER = "11"
-"""Changes with what the same spec and cluster are planned to."""
+"""Planner version: changes if the same spec and cluster get a different plan."""
 _FREE = frozenset({"name", "labels", "storage", "start_from", "retry", "checkpoint"})
-"""Fields of a job's name, beginning and output, which no plan depends on."""
+"""Spec fields that plans do not depend on."""
 
 
 def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
-    """Key of a stored plan: what the spec says, and the cluster's facts."""
+    """Return digests of the spec and of the cluster's facts."""
     calibration = cluster.calibration
     return MadeFor(
         spec=_digest(_planned_fields(spec)),
@@ -34,7 +34,7 @@ def made_for(spec: JobSpec, cluster: Cluster) -> MadeFor:
 
 
 def made_across(spec: JobSpec, clusters: Sequence[Cluster], between: Between) -> MadeFor:
-    """What a plan was made for whose stages lie on several clusters, in this order."""
+    """Return digests for a plan whose stages span these clusters, in this order."""
     calibrations = [
         cluster.calibration and cluster.calibration.model_dump(mode="json") for cluster in clusters
     ]
@@ -55,9 +55,8 @@ def _facts(cluster: Cluster) -> dict[str, Any]:
 
 
 def non_default_fields(value: Any) -> Any:
-    """Fields of a spec that differ from defaults, as plain data: a default written out is the same as one left out, and
-    a field that a later release adds changes nothing of specs which do not use it. Names of kinds stay: fields are
-    read by them."""
+    """Return the fields of a spec that differ from their defaults, as plain data, so that neither a default written
+    out nor a field added by a later release changes a digest. Discriminators (`kind`, `corpus`) are kept."""
     match value:
         case BaseModel():
             fields = type(value).model_fields.items()
@@ -76,12 +75,12 @@ def non_default_fields(value: Any) -> Any:
 
 
 def _is_name_of_a_kind(field: FieldInfo) -> bool:
-    """Whether there is but one value that it can have."""
+    """Whether the field is a discriminator: a literal with a single value."""
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
 def load(path: str | Path) -> Plan:
-    """The plan in a JSON file. Raises SpecError where it is none, OSError where it cannot be read."""
+    """Read a plan from a JSON file. Raises SpecError if it is not a plan, OSError if it cannot be read."""
     name, text = Path(path).name, Path(path).read_bytes()
     try:
         return Plan.model_validate_json(text)
@@ -112,7 +111,7 @@ def load(path: str | Path) -> Plan:
 
 
 def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
-    """Raises SpecError where the kept plan, of the file of this name, was made for something else than `now`."""
+    """Raise SpecError if the stored plan, from the file `name`, was made for other inputs than `now`."""
     if parts := differences(stored_plan, now):
         parts_in_words = " and another ".join(parts)
         raise SpecError(
@@ -123,7 +122,7 @@ def require_same(stored_plan: Plan, now: Plan, name: str) -> None:
 
 
 def differences(plan: Plan, now: Plan) -> list[str]:
-    """Differences between what two plans were made for, in words."""
+    """Names of the inputs that differ between two plans."""
     origin, current = plan.made_for, now.made_for
     if origin is None:
         return ["planner, which told nothing of what it planned for"]

@@ -1,4 +1,4 @@
-"""Software that runs a plan on GPUs: its host's time, and the share of kernels' own rates that a step sustains."""
+"""Training software that runs a plan: host time, and the share of kernel rates that a step sustains."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,84 +21,84 @@ SoftwareName = Literal[
 
 @dataclass(frozen=True)
 class Host:
-    """Constants that are known least, and trade off against each other in a fit."""
+    """Host constants, the least certain ones; they trade off against each other in a fit."""
 
     layer_s: float
-    """Seconds of a layer, forward and backward, in which the host launches and waits, and no work is done."""
+    """Host seconds per layer, forward and backward, during which the device is idle."""
     expert_s: float
-    """Host seconds per expert of a rank in a layer, whose products are launched one after the other."""
+    """Host seconds per local expert of a layer, whose products are launched one after another."""
     run_s: float
-    """Host seconds per run of layers of a pipeline stage, which waits for its neighbours."""
+    """Host seconds per run of layers of a pipeline stage, waiting for its neighbours."""
     sustained: float
-    """Share of the rates of kernels measured alone that they reach in a step."""
+    """Share of isolated kernel rates that a step reaches."""
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Elementwise kernels of software that fuses few of them: norms, rotations and activations in float32."""
+    """Cost of elementwise kernels with little fusion: norms, RoPE and activations in float32."""
 
     share: float
-    """Share of the memory's rate that they reach."""
+    """Share of the memory bandwidth that they reach."""
     passes: float
-    """Reads and writes, as a multiple of those of fused kernels."""
+    """Reads and writes, relative to fused kernels."""
     normed_passes: float
-    """Passes over queries, keys and values if queries and keys have norms of their own."""
+    """The same for queries, keys and values with QK norms."""
 
 
 FUSED = Elementwise(share=1.0, passes=1.0, normed_passes=1.0)
-"""Fused kernels, which sustain what all others do."""
+"""Fused kernels, which sustain the same share as all others."""
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Shares of communication that hide behind arithmetic, where there is enough of it."""
+    """Shares of communication that overlap with computation, if there is enough of it."""
 
     gathers: float
-    """Share of gathers and reductions."""
+    """All-gathers and reductions."""
     exchanges: float
-    """Share of all-to-alls, which hide behind the arithmetic of other rows."""
+    """All-to-alls, overlapped with the computation of other rows."""
     tensor: float = 0.0
-    """Share of the gathers and scatters of tensor and context ranks, which hide behind the products that need them."""
+    """Gathers and scatters of tensor and context ranks, overlapped with the products that need them."""
 
 
 @dataclass(frozen=True)
 class Software:
-    """Constants of one way to run a step."""
+    """Constants of one training software."""
 
     name: SoftwareName
     host: Host
     ends: tuple[Host, Host]
-    """The least host's time and the most that the published runs leave possible."""
+    """Least and most host time consistent with the published runs."""
     overlap: float
-    """Share of gathers and reductions that hides behind arithmetic, where there is enough of it."""
+    """Share of all-gathers and reductions that overlaps with computation, if there is enough of it."""
     exchange_overlap: float
-    """Share of all-to-alls that hides behind the arithmetic of other rows."""
+    """Share of all-to-alls that overlaps with the computation of other rows."""
     tensor_overlap: float = 0.0
-    """Share of the gathers and scatters of tensor and context ranks that hides behind the products that need them."""
+    """Share of the gathers and scatters of tensor and context ranks that overlaps with the products that need them."""
     bias_passes: float = 0.0
-    """Passes over hidden states of experts with biases, forward and backward: these are added, and clamped, apart from
-    products."""
+    """Passes over hidden states of experts with biases, forward and backward: adding and clamping in separate
+    kernels."""
     is_fused: bool = False
-    """Whether a row travels once to each node and once to each rank, by one kernel (DeepEP, HybridEP)."""
+    """Whether one kernel sends a row once to each node and once to each rank (DeepEP, HybridEP)."""
     attention_share: float = 1.0
-    """Share of the measured rate of attention kernels that its own kernels reach."""
+    """Rate of its attention kernels, relative to the measured ones."""
     exchange_rate: float = 1.0
-    """Rate of its fused exchange within a node or domain, as a multiple of the measured one."""
+    """Rate of its fused dispatch within a node or NVLink domain, relative to the measured one."""
     elementwise: Elementwise = FUSED
     passes_over_weights: bool = False
-    """Whether weights are narrowed, gradients widened and clipped by kernels of their own."""
+    """Whether separate kernels cast weights, cast gradients to float32, and clip them."""
     sustained_on: tuple[tuple[str, float], ...] = ()
-    """Share of kernels' rates that is sustained on devices where it was measured, in the place of the host's."""
+    """Sustained share by device type, where measured; overrides the host's."""
     fitted_on: tuple[str, ...] = ()
-    """Device types of the runs it was fitted on; empty where these are many."""
+    """Device types of the runs that it was fitted on; empty if there are many."""
     error: float | None = None
-    """Mean |ln(predicted / published)| of a step, each model on each device left out of its own fit; None where
-    there are no such runs."""
+    """Mean |ln(predicted / published)| of the step time, with each model on each device left out of its own fit;
+    None if there are no runs to compare with."""
     overlaps: tuple[Overlap, Overlap] | None = None
-    """The least and the most communication that may hide; None where the share is known."""
+    """Least and most overlap; None if the shares are known."""
 
     def on(self, device: str) -> "Software":
-        """The software on a type of device, with the sustained share that was measured there, if any."""
+        """Return the software on a device type, with the share measured there, if any."""
         if (share := dict(self.sustained_on).get(device)) is None:
             return self
         first, second = (replace(host, sustained=share) for host in self.ends)
@@ -106,8 +106,8 @@ class Software:
 
     @property
     def extremes(self) -> tuple["Software", ...]:
-        """The software at both ends of its spread: the least host time with the most overlap, and the most host time
-        with the least overlap. Empty if both ends are the same."""
+        """Software at the two ends of the spread: least host time with most overlap, and most host time with least
+        overlap. Empty if both ends are equal."""
         if self.ends[0] == self.ends[1] and self.overlaps is None:
             return ()
         usual = Overlap(self.overlap, self.exchange_overlap, self.tensor_overlap)
@@ -196,8 +196,8 @@ _OF_PROFILES: Mapping[ProfileName, SoftwareName] = {
 def software_of(
     name: SoftwareName | None, profile: ProfileName, layer_s: float | None, device: str = ""
 ) -> Software:
-    """The software of this name on a type of device; where none is named, the executor's own. `layer_s`: as measured
-    with the device, whose other rates are ours too."""
+    """Return the software of this name on a device type, by default the executor's own. `layer_s`: host time
+    measured with the device by our executor; only `ours-eager` applies to it, and any other name raises SpecError."""
     if layer_s is not None:
         if name not in (None, "ours-eager"):
             raise SpecError(

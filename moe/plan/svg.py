@@ -1,4 +1,4 @@
-"""An SVG picture while it is drawn: what pictures of plans share, of jobs and of modules."""
+"""SVG writer shared by the pictures of plans, of jobs and of modules."""
 
 import math
 from xml.etree import ElementTree
@@ -7,18 +7,18 @@ WIDTH = 1000
 MARGIN, LINE = 16, 20
 _FONT = "system-ui, 'Segoe UI', Helvetica, Arial, 'Liberation Sans', sans-serif"
 _EM = 0.6
-"""Width of a letter, in sizes of the font, roughly."""
+"""Approximate letter width, in font sizes."""
 
 INK, PALE_INK, RULE, PAPER = "#1f2328", "#59636e", "#d1d9e0", "#ffffff"
 BLUES = ("#1a56a8", "#4a86cf", "#7fb0e6", "#a9cbf0", "#e8f1fb")
 OCHRES = ("#a84a06", "#d87624", "#eda25f", "#f3c296", "#fdf0e4")
 GREENS = ("#1d7a46", "#43a56d", "#7cc79b", "#a9dcbe", "#e6f6ec")
-"""Shades from the darkest to the one behind names."""
+"""Shades, from the darkest to the background of names."""
 MEMORY = ("#5b4a9c", "#8474c4", "#ada1de", "#c9a227", "#2f8f8b", "#8fb8b5", "#b8bfc7")
 
 
 class Svg:
-    """A sheet of `WIDTH`: the same text for the same calls."""
+    """SVG sheet of width `WIDTH`; equal calls produce equal bytes."""
 
     def __init__(self, title: str) -> None:
         self.root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "font-family": _FONT})
@@ -27,7 +27,7 @@ class Svg:
     def add(
         self, kind: str, parent: ElementTree.Element | None = None, **about: object
     ) -> ElementTree.Element:
-        """An element; names of attributes with `_` for `-`."""
+        """Add an element; `_` in attribute names becomes `-`."""
         attributes = {
             name.rstrip("_").replace("_", "-"): f"{value:.1f}".removesuffix(".0")
             if isinstance(value, float)
@@ -45,13 +45,13 @@ class Svg:
         parent: ElementTree.Element | None = None,
         **about: object,
     ) -> float:
-        """Gives the place behind the text."""
+        """Write text, and return the x position after it."""
         element = self.add("text", parent, x=float(x), y=float(y), font_size=size, **{"fill": INK, **about})
         element.text = text
         return x + text_width(text, size)
 
     def text(self, height: float) -> str:
-        """The picture, on paper of so much height."""
+        """Return the SVG text, with a background of this height."""
         self.root.set("viewBox", f"0 0 {WIDTH} {math.ceil(height)}")
         self.root.set("width", str(WIDTH))
         self.root.set("height", str(math.ceil(height)))
@@ -65,11 +65,11 @@ class Svg:
 
 
 def text_width(text: str, size: float) -> float:
-    """Roughly."""
+    """Approximate width."""
     return len(text) * size * _EM
 
 
 def truncate(text: str, size: float, room: float) -> str:
-    """The text, or its end if it is too long."""
+    """Return the end of the text, if it is wider than `room`."""
     letters = int(room / (size * _EM))
     return text if len(text) <= letters else "…" + text[len(text) - letters + 1 :]

@@ -1,4 +1,4 @@
-"""Specs of jobs: `JobSpec` and its parts, frozen and validated. Loads no torch."""
+"""Job specs: `JobSpec` and its parts, frozen and validated. Imports no torch."""
 
 from moe.spec.adapter import AdapterSpec
 from moe.spec.conversations import ChatSpec, ConversationsSpec, PreferenceSpec

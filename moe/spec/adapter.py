@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is trained in place of a model's own weights."""
+"""Low-rank adapters (LoRA), trained in place of a model's own weights."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from moe.spec.patterns import matches, starred
 _MATRIX = re.compile(
     r"(?P<kind>attention|dense|shared|experts)\.(?!convolution|\w*norm)(\w+\.weight|w_in|w_gate|w_out)$|(\brouter)$"
 )
-"""In the name of a matrix that tokens are multiplied by: in a layer, which leaves embeddings and logits out, and no
-convolution's, no norm's, and not the gate of shared experts."""
+"""Names of matrices that can have adapters: in layers only, so not embeddings and logits; without convolutions,
+norms and the gate of shared experts."""
 _GATE, _BESIDE_GATE = "w_gate", "w_in"
-"""Of an expert: both are multiplied by the same rows, and share what narrows them."""
+"""First matrices of a gated expert: both multiply the same rows, and share A."""
 A, B = "_lora_a", "_lora_b"
-"""What the names of an adapter's two parts end with, behind that of the matrix that they lie beside."""
+"""Suffixes of the names of an adapter's two parts, after the matrix's name."""
 
 
 class AdapterSpec(Spec):
@@ -60,7 +60,7 @@ class AdapterSpec(Spec):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """`from` is no name that Python lets a field have."""
+        """Write `from_folder` as `from`, which is a Python keyword."""
         return {("from" if name == "from_folder" else name): value for name, value in handler(self).items()}
 
     @property
@@ -70,7 +70,7 @@ class AdapterSpec(Spec):
         return float(alpha / (self.rank**0.5 if self.rank_stabilized else self.rank))
 
     def chooses(self, name: str) -> bool:
-        """Whether the matrix of this name gets an adapter. Other parameters get none, whatever a pattern says."""
+        """Whether the matrix of this name gets an adapter. Other parameters never do, even if a pattern matches."""
         if (match := _MATRIX.search(name)) is None:
             return False
         if self.targets is None:
@@ -78,8 +78,8 @@ class AdapterSpec(Spec):
         return any(matches(pattern, name) for pattern in self.targets)
 
     def beside(self, parameter: Parameter) -> tuple[Parameter, ...]:
-        """The adapter of a chosen matrix: A `[r, in]` and B `[out, r]`; of experts `[E, in, out]`, A `[E, in, r]` and B
-        `[E, r, out]`. A gate of experts has only B: its A is that of the matrix beside it."""
+        """Return the adapter of a matrix: A `[r, in]` and B `[out, r]`; for experts `[E, in, out]`, A `[E, in, r]`
+        and B `[E, r, out]`. An expert gate has only B, and uses the A of the matrix beside it."""
         sides = list(zip(parameter.dims, parameter.shape, strict=True))
         rank: Size = ("none", self.rank)
         if parameter.of_experts:
@@ -88,19 +88,19 @@ class AdapterSpec(Spec):
         else:
             outputs, inputs = sides if parameter.name.endswith(".weight") else reversed(sides)
             a, b = [rank, inputs], [outputs, rank]
-        narrows = _table(parameter.name + A, a, (3 * inputs[1]) ** -0.5)  # Uniform(±in^-½), as PEFT begins
+        narrows = _table(parameter.name + A, a, (3 * inputs[1]) ** -0.5)  # Uniform(±in^-½), as in PEFT
         widens = _table(parameter.name + B, b, 0.0)
         shares = parameter.of_experts and parameter.name.endswith(_GATE)
         return (widens,) if shares else (narrows, widens)
 
     def chosen(self, path: str, parameters: Iterable[Parameter]) -> frozenset[str]:
-        """Names of the matrices, among the parameters of the block at `path`, that get an adapter."""
+        """Return the names of those parameters of the block at `path` that get an adapter."""
         return frozenset(
             parameter.name for parameter in parameters if self.chooses(f"{path}.{parameter.name}")
         )
 
     def adapted(self, parameters: Iterable[Parameter], chosen: frozenset[str]) -> tuple[Parameter, ...]:
-        """The table of a block: its own parameters, which stay as they are, and the adapters of those chosen."""
+        """Return a block's parameters, frozen, with the adapters of the chosen ones."""
         form: Form = "full" if self.base == "float32" else self.base
         base_parameters = [
             replace(parameter, frozen=True, form=form if is_base_matrix(parameter.name) else "full")
@@ -117,7 +117,7 @@ class AdapterSpec(Spec):
         )
 
     def problems(self, names: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
-        """Problems of a model of these parameters, by name with their shapes."""
+        """Yield problems with a model of these parameters (name to shape)."""
         target_shapes = {name: shape for name, shape in names.items() if self.chooses(name)}
         if self.targets == ():
             yield Problem("empty", "targets", [], "must choose some matrix", "name one, or leave it out")
@@ -154,7 +154,7 @@ class AdapterSpec(Spec):
 
 
 def _other_first(name: str) -> str:
-    """Of the two first matrices of experts, the other one; the name itself of all else."""
+    """The other one of the two first matrices of gated experts; any other name unchanged."""
     if f"experts.{_GATE}" in name:
         return name.replace(_GATE, _BESIDE_GATE)
     return name.replace(_BESIDE_GATE, _GATE) if f"experts.{_BESIDE_GATE}" in name else name
@@ -170,13 +170,14 @@ def narrowed_by(name: str) -> str:
 
 
 def is_base_matrix(name: str) -> bool:
-    """Whether the parameter of this name is a matrix that `AdapterSpec.base` is about."""
+    """Whether `AdapterSpec.base` applies to the parameter of this name."""
     match = _MATRIX.search(name)
     return match is not None and match["kind"] is not None
 
 
 def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
-    """The form that the frozen parameters of a model are kept in, and its bytes, where wide weights take `width`."""
+    """Describe the storage form of a model's frozen parameters and its bytes, if other weights take `width` bytes
+    each."""
     frozen_parameters = [parameter for parameter in parameters if parameter.frozen]
     matrices = [parameter for parameter in frozen_parameters if parameter.form != "full"]
     rest = [parameter for parameter in frozen_parameters if parameter.form == "full"]
@@ -194,5 +195,5 @@ def base_in_words(parameters: Iterable[Parameter], width: int) -> str:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter of this name is a part of an adapter."""
+    """Whether the parameter of this name belongs to an adapter."""
     return name.endswith((A, B))

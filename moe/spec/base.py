@@ -1,4 +1,4 @@
-"""The base of every spec: frozen, and closed to unknown keys at any depth."""
+"""Base classes and field types of specs: frozen, and closed to unknown keys at any depth."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +10,7 @@ from moe.spec.problems import problems_of
 
 
 class Frozen(BaseModel):
-    """An immutable value, closed to unknown keys."""
+    """Immutable model that forbids unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -23,7 +23,7 @@ class Frozen(BaseModel):
 
 
 class Spec(Frozen):
-    """An immutable part of what a user asks for. Raises SpecError, with every problem, for what it cannot be."""
+    """Immutable part of a user's input. Raises SpecError, with every problem, if it is invalid."""
 
     if not TYPE_CHECKING:  # a type checker sees the fields
 
@@ -39,7 +39,7 @@ class Spec(Frozen):
 
 
 LARGEST_EXACT = 2**53 - 1
-"""The largest that every reader of JSON takes as it is, and that databases hold."""
+"""Largest integer that JSON readers and databases represent exactly."""
 
 
 def _exact(number: int) -> int:
@@ -57,7 +57,7 @@ def _encodable(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-"""Text of any kind: JSON can write halves of characters, which no file or database takes."""
+"""Text without lone surrogates, which JSON escapes allow but UTF-8 does not."""
 
 LANGUAGE_CODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_@.-]{0,30}[A-Za-z0-9])?")
 LANGUAGE_CODE_REMEDY = "use 1 to 32 letters, digits, '_', '-', '.' and '@', as in pt_BR"
@@ -70,18 +70,18 @@ def _language(code: str) -> str:
 
 
 LanguageCode = Annotated[str, AfterValidator(_language)]
-"""`de`, `pt_BR`, `zh-Hans`, `sr@latin`: letters, digits and what stands between them."""
+"""Language code: `de`, `pt_BR`, `zh-Hans`, `sr@latin`."""
 
 Count = Annotated[int, Field(strict=True, gt=0), AfterValidator(_exact)]
-"""A number of things of which there is at least one; `true` and `"3"` are not numbers here."""
+"""Positive integer; strict, so `true` and `"3"` are refused."""
 
 CountOrZero = Annotated[int, Field(strict=True, ge=0), AfterValidator(_exact)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 AboveOne = Annotated[float, Field(strict=True, gt=1)]
-"""Of two bounds of one kind, `Positive` and a field's own `gt`, the field's would be the one that is not looked at."""
+"""Has its own type because pydantic ignores one of two bounds of the same kind, `Positive`'s and a field's `gt`."""
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 Rate = Annotated[float, Field(strict=True, ge=1, le=1e21)]
-"""Bytes or operations a second."""
+"""Bytes or FLOPs per second."""
 Latency = Annotated[float, Field(strict=True, ge=0, le=1000)]
 """Seconds."""
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1)]

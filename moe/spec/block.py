@@ -1,4 +1,4 @@
-"""The blocks of a model: parameters that are used together, and the widths that their arithmetic has."""
+"""Blocks of a model: parameters that are used together, and the dimensions of their computation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,71 +9,71 @@ from moe.spec.parameter import Parameter
 
 @dataclass(frozen=True)
 class KeptWidths:
-    """Widths that our attention keeps of each position for its backward pass: of the heads of a tensor rank, as narrow
-    as the arithmetic, where nothing else is said."""
+    """Elements per position that our attention saves for the backward pass; unless stated otherwise, of a tensor
+    rank's heads and in the compute dtype."""
 
     fused: int
     """Inputs and outputs of fused attention."""
     fused_on_cpu: int
-    """The same on a CPU, whose kernel wants values as wide as keys; in float32, as few multiply narrower numbers."""
+    """The same on a CPU, whose kernel needs values as wide as keys, and float32 if the compute dtype is narrower."""
     narrowed: int = 0
-    """Outputs once more, where it is computed in float32 and the rest is narrower."""
+    """Outputs in the compute dtype, beside float32 ones on a CPU."""
     beside: int = 0
     wide: int = 0
-    """In float32 at least."""
+    """In float32 or wider."""
     normed_together: int = 0
-    """Inputs of norms over the heads of all tensor ranks: where there are several, kept twice in float32."""
+    """Inputs of norms over the heads of all tensor ranks; with several ranks, saved twice in float32."""
     of_tokens: int = 0
-    """Of a rank's own tokens, whatever heads it has."""
+    """Per token of the rank's own, independent of its heads."""
     of_tokens_wide: int = 2
-    """Likewise, in float32: the numbers that norms keep of a row, the layer's own two among them."""
+    """The same in float32: statistics of norms, two of them of the layer's own."""
     gathered: int = 0
-    """Of all tokens, on each tensor rank."""
+    """Per token of the tensor group, not split over its ranks."""
     worked: int = 0
-    """In float32, what a backward pass holds beside for a while, of `worked_positions` of each row."""
+    """Temporary elements in the backward pass, in float32, for `worked_positions` of each row."""
     worked_positions: int = 0
 
 
 @dataclass(frozen=True)
 class AttentionDims:
-    """Widths of an attention, summed over heads: its cost depends on them."""
+    """Widths of an attention, summed over heads, that determine its cost."""
 
     queries: int
     keys: int
-    """As the heads see them."""
+    """Keys, repeated for each query head."""
     values: int
     kept_keys_and_values: int
-    """As they are projected and kept: fewer where heads share them."""
+    """Keys and values as projected and saved; fewer if query heads share them."""
     projections: int
-    """Weights that each position is multiplied by."""
+    """Projection weights that each position is multiplied by."""
     latent: int = 0
-    """Widths of latents and of what else is kept beside, which tensor ranks do not split."""
+    """Latents and other saved tensors that tensor ranks do not split."""
     window: int | None = None
-    """Positions that a query looks back at most."""
+    """Sliding window, in positions."""
     causal: bool = True
     rotated: int = 0
-    """Widths of queries and keys that are kept once more, turned by their positions."""
+    """Queries and keys saved a second time after RoPE."""
     gathered: int | None = None
-    """Widths that tensor ranks gather of one another's tokens; hidden states where None."""
+    """Width of the all-gather into the layer; None for hidden states."""
     takes_own: bool = False
-    """Whether a tensor rank projects hidden states of its own tokens, before they are gathered."""
+    """Whether a tensor rank projects its own tokens before the all-gather."""
     kept: KeptWidths | None = None
-    """Widths that our attention keeps; queries, keys, values and what heads give where None."""
+    """Tensors that our attention saves; None for queries, keys, values and outputs."""
     linear: int = 0
-    """Width of a head's values where a state of fixed size stands for keys and values: positions then cost the same at
-    any length, the more the longer the chunks in which they are taken."""
+    """Value dimension of a head of linear attention, whose state has a fixed size; 0 for softmax attention. The cost
+    per position does not depend on the length, and grows with `chunk`."""
     chunk: int = 0
-    """Positions of such a chunk."""
+    """Positions per chunk of linear attention."""
     heads: int = 1
     key_heads: int = 1
-    """Heads that keys and values are kept of."""
+    """KV heads."""
     normed: bool = False
-    """Whether queries and keys have norms of their own."""
+    """Whether queries and keys have norms (QK norm)."""
 
 
 @dataclass(frozen=True)
 class FeedForwardDims:
-    """A feed-forward layer without experts."""
+    """Dense feed-forward layer."""
 
     hidden: int
     num_matrices: int
@@ -81,20 +81,20 @@ class FeedForwardDims:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Parameters that are used together. Blocks that are alike are one object."""
+    """Parameters that are used together. Identical blocks are one object."""
 
     kind: str
-    """In words: `embeddings`, `encoder layer with experts`, `head`."""
+    """Description: `embeddings`, `encoder layer with experts`, `head`."""
     parameters: tuple[Parameter, ...]
     tied: tuple[Parameter, ...] = ()
-    """Parameters of another block, used here too."""
+    """Parameters of another block that this one shares."""
     attentions: tuple[AttentionDims, ...] = ()
-    """None in what is no layer."""
+    """Empty unless the block is a layer."""
     feed_forward: FeedForwardDims | None = None
     moe: MoESpec | None = None
     vocabulary: int | None = None
-    """Logits of each position, where it is the head."""
+    """Logits per position, of the head."""
 
 
 Blocks = Iterator[tuple[str, Block]]
-"""Every block of a model with its path, in the order of use."""
+"""(path, block) pairs of a model, in execution order."""

@@ -1,4 +1,4 @@
-"""Conversations that a chat model is tuned on: what assistants said, or which of two answers was preferred."""
+"""Corpora of conversations: supervised chat tuning, and preference pairs (DPO)."""
 
 import datetime
 import json
@@ -25,7 +25,7 @@ Day = Annotated[str, AfterValidator(_day)]
 
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-"""Variables of a template that conversations fill in."""
+"""Template variables that conversations fill in."""
 Argument = Annotated[Text, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -85,4 +85,4 @@ class PreferenceSpec(_ConversationsSpec):
 
 
 ConversationsSpec = ChatSpec | PreferenceSpec
-"""Corpora that are written by a chat template."""
+"""Corpora rendered by a chat template."""

@@ -1,4 +1,4 @@
-"""Data that a model learns from: the corpus, its cleaning, its held-out sets and how languages are mixed."""
+"""Training data: corpus, cleaning, held-out sets and language mixture."""
 
 from typing import Annotated, Literal
 
@@ -13,8 +13,8 @@ from moe.spec.places import MAX_PLACES, Column, Place
 from moe.spec.sequences import DocumentsSpec, PackagesSpec
 
 PAIRS_LENGTH = 0.2
-"""Of the most tokens that one side of a pair may have, what it is taken to have where a token is, on average. In the
-catalogs it is 18 of 96; of users' corpora nothing is known when a plan is made."""
+"""Mean length of the rows that a token is in, as a share of `max_tokens`. In the catalogs it is 18 of 96; for users'
+corpora it is assumed, as a plan is made before they are read."""
 
 
 class _CorpusSpec(Spec):
@@ -39,13 +39,12 @@ class _CorpusSpec(Spec):
 
     @property
     def padded_tokens(self) -> float:
-        """Positions of the rows that a token is among, padding included: pairs are batched with those of their own
-        length."""
+        """Mean padded length of a token's row; pairs are batched by length."""
         return PAIRS_LENGTH * self.max_tokens
 
 
 SAMPLING_FIELDS = frozenset({"sampling_exponent"})
-"""Fields that decide how often pairs are drawn, but neither their tokens nor which are held out."""
+"""Fields that affect how often pairs are drawn, but neither their tokens nor which are held out."""
 
 
 class CatalogsSpec(_CorpusSpec):
@@ -101,14 +100,14 @@ class SyntheticSpec(Spec):
 
     @property
     def padded_tokens(self) -> float:
-        """Positions of the rows that a token is among."""
+        """Padded length of a token's row."""
         return float(self.max_tokens)
 
 
 PairsSpec = CatalogsSpec | JsonlSpec | ParallelTextSpec
-"""Sources and their translations."""
+"""Corpora of source-target pairs."""
 SequencesSpec = PackagesSpec | DocumentsSpec | ConversationsSpec
-"""What language models are trained on."""
+"""Corpora of language models."""
 DataSpec = Annotated[
     PairsSpec | SyntheticSpec | SequencesSpec | ModuleDataSpec, Field(discriminator="corpus")
 ]

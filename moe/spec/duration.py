@@ -18,7 +18,7 @@ def _duration(text: str) -> str:
 
 
 def seconds_of(duration: str) -> float:
-    """Seconds of a duration that is well-formed."""
+    """Return the seconds of a well-formed duration."""
     return float(sum(int(count) * _UNITS_S[unit] for count, unit in re.findall(r"(\d+)([smhd])", duration)))
 
 

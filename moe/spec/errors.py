@@ -1,4 +1,4 @@
-"""Errors for a user's mistakes: the place, the value, the rule and the remedy."""
+"""User errors: path, value, rule and remedy."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -44,7 +44,7 @@ ProblemCode = Literal[
     "wrong_type",
     "wrong_version",
 ]
-"""Kinds of broken rules. Codes are stable, wording is not; docs/problems.md has their meanings."""
+"""Stable codes of problems, documented in docs/problems.md; the wording of messages may change."""
 
 PROBLEM_CODES: tuple[str, ...] = get_args(ProblemCode)
 
@@ -55,9 +55,9 @@ class Problem:
 
     code: ProblemCode
     path: str
-    """Where: a key (`model.moe.num_experts`), a file, a line of code."""
+    """Where: a key (`model.moe.num_experts`), a file or a line of code."""
     value: Any
-    """The value at that path; None if there is none, or if it is a mapping of keys."""
+    """Value at the path; None if there is none, or if it is a mapping."""
     rule: str
     remedy: str = ""
 
@@ -72,7 +72,7 @@ class Problem:
 
 
 class RuleError(ValueError):
-    """A rule that a value breaks, raised by validators, which do not know the value's path: `problems_of` adds it."""
+    """A broken rule, raised by validators that do not know the value's path; `problems_of` adds it."""
 
     def __init__(self, code: ProblemCode, rule: str, remedy: str) -> None:
         super().__init__(f"{rule}; {remedy}")
@@ -90,7 +90,7 @@ MAX_IN_WORDS = 20
 
 
 def in_words(problems: Sequence[Problem], between: str = "\n") -> str:
-    """The first problems, and how many more there are: a text for people, however much is wrong."""
+    """Join the first `MAX_IN_WORDS` problems into a text, with the number of others."""
     lines = [str(problem) for problem in problems[:MAX_IN_WORDS]]
     if len(problems) > MAX_IN_WORDS:
         lines.append(f"and {len(problems) - MAX_IN_WORDS:,} more")

@@ -1,7 +1,8 @@
-"""Named models: a laptop's, the GShard paper's family (arXiv 2006.16668, Tables 1 to 3), and others' published ones.
+"""Presets: a laptop-sized model, the GShard paper's family (arXiv 2006.16668, Tables 1 to 3), and other published
+models.
 
-Every translation model `name` has a dense twin `name-dense`: the layers with experts become feed-forward layers as wide
-as the K experts that serve one token, so that both spend the same arithmetic on it.
+Every translation preset `name` has a dense twin `name-dense`, whose feed-forward layers in place of experts are as
+wide as the K experts of a token, so that both need the same FLOPs per token.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from moe.spec.moe import MoESpec
 from moe.spec.published import PUBLISHED
 from moe.spec.routers import for_router
 
-# Trained for minutes, it meets most pairs once or never: dropout would only slow it down.
+# Trained for minutes, so most pairs are seen at most once: dropout would only slow it down.
 _TINY: dict[str, Any] = {
     "model_dim": 128, "num_heads": 4, "head_dim": 32, "ffn_dim": 512,
     "num_encoder_layers": 2, "num_decoder_layers": 2,
@@ -23,7 +24,7 @@ _TINY: dict[str, Any] = {
 
 
 def _paper(num_experts: int, num_layers: int) -> dict[str, Any]:
-    """A member of the paper's family; `num_layers` counts encoder and decoder layers together."""
+    """Fields of a GShard model; `num_layers` counts encoder and decoder layers together."""
     return {
         "model_dim": 1024, "num_heads": 16, "head_dim": 128, "ffn_dim": 8192,
         "num_encoder_layers": num_layers // 2, "num_decoder_layers": num_layers // 2,
@@ -58,7 +59,7 @@ def _dense_twin(sparse: dict[str, Any]) -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """Every preset, translation models each beside their dense twin."""
+    """Return all presets, each translation preset followed by its dense twin."""
     return [twin for name in _MODELS for twin in ((name, f"{name}-dense") if _has_twin(name) else (name,))]
 
 
@@ -67,7 +68,7 @@ def _has_twin(name: str) -> bool:
 
 
 def dimensions(name: Any) -> dict[str, Any]:
-    """The fields a preset sets. Raises SpecError, naming the presets there are, for any other name."""
+    """Return the fields that a preset sets. Raises SpecError for an unknown name."""
     if isinstance(name, str) and name in _MODELS:
         return dict(_MODELS[name])
     if isinstance(name, str) and name.endswith("-dense") and _has_twin(name.removesuffix("-dense")):
@@ -78,7 +79,7 @@ def dimensions(name: Any) -> dict[str, Any]:
 
 
 def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A base's fields with what is given in their place, field by field in a layer's parts."""
+    """Merge fields over a base, recursively in `moe`, `attention` and `linear_attention`."""
     fields = dict(given)
     for part in ("moe", "attention", "linear_attention"):
         if isinstance(base.get(part), dict) and isinstance(given.get(part), dict):
@@ -88,7 +89,7 @@ def over(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expanded(given: Any) -> Any:
-    """A model as it is written, with what its preset sets, and the experts as wide as the model."""
+    """Return a model's fields with those of its preset, and the experts' `model_dim`, filled in."""
     if not isinstance(given, dict):
         return given
     fields = dict(given)

@@ -1,4 +1,4 @@
-"""Specs as text: YAML or JSON in, with line and column of what cannot be read; JSON Schema out."""
+"""Job files: YAML or JSON input, with line and column of syntax errors; JSON Schema output."""
 
 import codecs
 import json
@@ -25,8 +25,8 @@ _ENCODINGS = (
     (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"),
 )  # fmt: skip
-"""Marks that text in other encodings begins with."""
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is many times as fast
+"""Byte-order marks of other encodings."""
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's loader is many times as fast
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)")
 _FLOAT = re.compile(
     r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))"
@@ -35,7 +35,7 @@ _FLOAT = re.compile(
 
 
 class _DuplicateYAMLKey(yaml.constructor.ConstructorError):
-    """A key that a mapping has more than once."""
+    """Duplicate key in a mapping."""
 
     def __init__(self, key: str, mark: yaml.Mark) -> None:
         super().__init__(None, None, f"the key {key!r} stands twice", mark)
@@ -51,14 +51,14 @@ class _YAMLTooLarge(yaml.MarkedYAMLError):
 
 
 class _StrictLoader(_LOADER):
-    """YAML of plain data, with the numbers of YAML 1.2 in decimal: `1e-3` is one, `1:30` and `0x10` are text.
+    """YAML loader of plain data, with decimal numbers as in YAML 1.2: `1e-3` is a number, `1:30` and `0x10` are text.
 
-    A key stands once: the second would silently win, and the first was meant too.
+    Duplicate keys are refused, instead of the last one winning.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[Any] = set()
-        # A tag can call a scalar or a list a mapping; what that is told comes from below.
+        # A tag can declare a scalar or a list a mapping; super() reports it.
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in keys:
@@ -80,7 +80,7 @@ class _StrictLoader(_LOADER):
 
     def _number(self, node: yaml.ScalarNode, *patterns: re.Pattern[str]) -> str:
         text: str = self.construct_scalar(node)
-        if not any(pattern.fullmatch(text) for pattern in patterns):  # a tag said that it is one
+        if not any(pattern.fullmatch(text) for pattern in patterns):  # an explicit tag declared it a number
             raise yaml.constructor.ConstructorError(None, None, "no decimal number", node.start_mark)
         return text
 
@@ -104,9 +104,9 @@ for _name, _pattern in (("int", _INT), ("float", _FLOAT)):
 
 
 def _load_yaml(text: str) -> Any:
-    """Plain data. Raises MarkedYAMLError, also for aliases and for what is deeper or has more than any spec.
+    """Parse YAML. Raises MarkedYAMLError for syntax errors, aliases, and excessive depth or size.
 
-    Looked over first, which is quick: to build the data takes many times as long.
+    A first pass over the events checks the limits: it is many times as fast as building the data.
     """
     depth = num_values = 0
     for event in yaml.parse(text, _StrictLoader):
@@ -126,7 +126,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def _has_more_values(data: Any, limit: int) -> bool:
-    """Whether plain data has more keys and values than that, all parts of it counted."""
+    """Whether plain data has more than `limit` keys and values, at any depth."""
     num_values, parts = 1, [data]
     while parts and num_values <= limit:
         part = parts.pop()
@@ -137,7 +137,7 @@ def _has_more_values(data: Any, limit: int) -> bool:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys stand once, as in YAML."""
+    """JSON object hook that refuses duplicate keys."""
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
@@ -147,7 +147,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _DuplicateKey(Exception):
-    """A key that a JSON object has more than once. Its decoder does not say where."""
+    """Duplicate key in a JSON object; the decoder does not give its position."""
 
 
 def _syntax_error(path: str, reason: str) -> SpecError:
@@ -169,8 +169,8 @@ _SURROGATE_ESCAPE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 
 
 def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
-    """Plain data from YAML or JSON text, which may begin with a byte-order mark. Raises SpecError with line and column
-    (both from 1)."""
+    """Parse YAML or JSON text, with or without a byte-order mark. Raises SpecError with line and column, both from
+    1."""
     text = text.removeprefix("\ufeff")
     if len(text.encode()) > MAX_SPEC_BYTES:
         rule = f"has {len(text.encode()):,} bytes, and must have at most {MAX_SPEC_BYTES:,}"
@@ -183,7 +183,7 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
         except json.JSONDecodeError as error:
             path = f"{name}, line {error.lineno}, column {error.colno}"
             raise _syntax_error(path, error.msg) from None
-        except ValueError:  # Python refuses to read numbers of thousands of digits
+        except ValueError:  # Python refuses integers of thousands of digits
             raise _too_large(name, *_TOO_LONG_NUMBER) from None
         except RecursionError:
             raise _too_large(name, *_TOO_DEEP) from None
@@ -196,7 +196,7 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         lines = text.split("\n")
-        if line > len(lines):  # libyaml ends every text with a line of its own
+        if line > len(lines):  # libyaml reports the end of the text as a line of its own
             line, column = len(lines), len(lines[-1]) + 1
         path = f"{name}, line {line}, column {column}"
         if isinstance(error, _DuplicateYAMLKey):
@@ -211,9 +211,7 @@ def parse_text(text: str, name: str = "spec", format: str = "yaml") -> Any:
 
 
 def _checked_text(data: Any, text: str) -> Any:
-    """`data`, if each string of it can be written as UTF-8.
-
-    Raises SpecError for half of a surrogate pair, which only an escape can give: nothing that is stored holds it."""
+    """Return `data`. Raises SpecError for a lone surrogate, which escapes can produce but UTF-8 cannot store."""
     if _SURROGATE_ESCAPE.search(text) is None:
         return data
     values: list[tuple[str, Any]] = [("", data)]
@@ -240,22 +238,23 @@ def _checked_text(data: Any, text: str) -> Any:
 
 
 def read_job(path: str | Path) -> JobSpec:
-    """The job in a YAML or JSON file. Raises SpecError for what is wrong with it, OSError if it cannot be read."""
+    """Read a job from a YAML or JSON file. Raises SpecError if it is invalid, OSError if it cannot be read."""
     return JobSpec.parse(read_plain(path))
 
 
 def read_plain(path: str | Path) -> Any:
-    """The plain data in a YAML or JSON file. Raises SpecError for what cannot be read as such, OSError."""
+    """Read plain data from a YAML or JSON file. Raises SpecError if it cannot be parsed, OSError if it cannot be
+    read."""
     path = Path(path)
     format = "json" if path.suffix.lower() == ".json" else "yaml"
     return parse_text(_decode(path.read_bytes(), str(path)), path.name, format)
 
 
 def parse_stream(content: bytes, name: str) -> Any:
-    """The plain data of YAML or JSON that no file's name tells apart. Raises SpecError."""
+    """Parse content that may be JSON or YAML. Raises SpecError."""
     text = _decode(content, name)
     try:
-        return parse_text(text, name, "json")  # first: to YAML, half of an escaped emoji is a character
+        return parse_text(text, name, "json")  # first: YAML accepts escaped lone surrogates
     except SpecError:
         return parse_text(text, name, "yaml")
 
@@ -277,18 +276,18 @@ _FILLED_IN = (
     "TranslationModelSpec", "LanguageModelSpec", "MoESpec", "GroupedQueryAttentionSpec", "LatentAttentionSpec",
     "LinearAttentionSpec",
 )  # fmt: skip
-"""Parts of a model: a preset fills in what is left out of them."""
+"""Parts of a model whose required fields a preset may fill in."""
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a job file, for editors."""
+    """Return the JSON Schema of a job file, for editors."""
     schema = JobSpec.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Shardyard job"
     for part in _FILLED_IN:
         schema["$defs"][part].pop("required", None)
     kinds = schema["properties"]["model"].pop("oneOf")
-    schema["properties"]["model"]["anyOf"] = kinds  # a preset alone may be of either kind
+    schema["properties"]["model"]["anyOf"] = kinds  # a preset alone may be of any kind
     parallel = schema["properties"]["parallel"]
     schema["properties"]["parallel"] = {
         "anyOf": [{"const": "auto"}, {"$ref": "#/$defs/ParallelSpec"}],

@@ -1,4 +1,4 @@
-"""Making of text by a trained model: how tokens are chosen, and when a text ends."""
+"""Text generation: sampling, beam search and stop conditions."""
 
 from typing import Annotated
 
@@ -13,27 +13,28 @@ _LENGTH_PENALTY = 0.6
 
 
 class GenerationSpec(Spec):
-    """Choice of tokens: the likeliest at each position, drawn ones, or a search over several texts at once."""
+    """How tokens are chosen: greedily, by sampling, or by beam search."""
 
     max_tokens: Count = Field(default=256, le=MAX_NEW_TOKENS)
-    """Tokens that a text has at most, its prompt not counted."""
+    """Most new tokens, without the prompt."""
     temperature: NonNegative = Field(default=0.0, le=100)
-    """Divides logits before a token is drawn; 0 takes the likeliest."""
+    """Divides the logits before sampling; 0 is greedy."""
     top_k: Count | None = None
-    """Tokens that stand for the draw: the likeliest so many; all when left out."""
+    """Samples only from the k likeliest tokens; by default from all."""
     top_p: Positive = Field(default=1.0, le=1)
-    """The likeliest ones whose probabilities add up to this stand for the draw (nucleus sampling, arXiv 1904.09751)."""
+    """Samples only from the likeliest tokens whose probabilities add up to this (nucleus sampling, arXiv
+    1904.09751)."""
     num_beams: Count = Field(default=1, le=MAX_BEAMS)
-    """Texts that beam search keeps; 1 does not search."""
+    """Beams of beam search; 1 does not search."""
     length_penalty: NonNegative = Field(default=_LENGTH_PENALTY, le=10)
-    """Exponent of the length normalisation of beam search: a text of n tokens scores its log-likelihood divided by
-    ((5 + n) / 6)^this (arXiv 1609.08144, eq. 14)."""
+    """Exponent of length normalisation in beam search: a text of n tokens scores its log-likelihood divided by ((5 +
+    n) / 6)^this (arXiv 1609.08144, eq. 14)."""
     stop: tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...] = Field(default=(), max_length=16)
-    """A text ends before the first of these."""
+    """Stop strings: the text ends before the first of them."""
     chat: StrictBool = False
-    """Whether the prompt is what a user says, which the model's chat template writes, and the text the answer."""
+    """Whether the prompt is a user's message, to be rendered by the model's chat template, and the text the answer."""
     seed: CountOrZero = 0
-    """Key of the draws, with the number of the text and the position in it: the same on every layout."""
+    """Sampling seed. Draws are keyed by seed, text number and position, so they are the same on every layout."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "GenerationSpec":

@@ -1,4 +1,4 @@
-"""Group of tokens of a language model's experts, where its job leaves it out."""
+"""Default of a language model's token group size."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +13,19 @@ from moe.spec.train import TrainSpec
 
 
 def with_group(given: Any) -> Any:
-    """A job as plain data, with `model.moe.group_tokens` filled in where nothing says it: one sequence for a model that
-    begins `from` a folder. Other models keep the preset's or the default value if it is a multiple of `max_tokens` and
-    divides `batch_tokens`; else it is `max_tokens`. `given` itself if there is nothing to fill in."""
+    """Return a job's plain data with `model.moe.group_tokens` filled in, if it is unset.
+
+    It becomes one sequence (`max_tokens`) for a model `from` a folder, and for other models if the preset's or the
+    default value is not a multiple of `max_tokens` or does not divide `batch_tokens`. Returns `given` itself if
+    nothing changes.
+    """
     model = given.get("model") if isinstance(given, Mapping) else None
     if not isinstance(model, Mapping) or kind_of(model) != "language":
         return given
     try:
         moe_fields, expanded_moe = model.get("moe") or {}, expansion.expanded(dict(model)).get("moe")
     except SpecError:
-        return given  # there is no such preset, which is refused by its own place
+        return given  # unknown preset: its own validator refuses it
     if (
         not isinstance(moe_fields, Mapping)
         or not isinstance(expanded_moe, Mapping)
@@ -35,7 +38,7 @@ def with_group(given: Any) -> Any:
     )
     batch_tokens = _number(given, "train", "batch_tokens", TrainSpec)
     if max_tokens is None or batch_tokens is None:
-        return given  # likewise
+        return given  # invalid value: its own validator refuses it
     default = expanded_moe.get("group_tokens", MoESpec.model_fields["group_tokens"].default)
     if model.get("from") is None and not default % max_tokens and not batch_tokens % default:
         return given
@@ -48,6 +51,6 @@ def _part(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _number(job: Mapping[str, Any], part: str, name: str, spec: Any) -> int | None:
-    """A count that a part of a job says, or its default; None for what is no count."""
+    """Positive integer of a field, or its default; None for anything else."""
     value = _part(job, part).get(name, spec.model_fields[name].default)
     return value if type(value) is int and value > 0 else None

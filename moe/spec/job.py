@@ -1,4 +1,4 @@
-"""The job: everything a user asks for in one frozen, validated value."""
+"""The job spec: everything a user asks for, frozen and validated."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from moe.spec.resources import CheckpointSpec, LogsSpec, ParallelSpec, Resources
 from moe.spec.train import EvaluationSpec, TrainSpec
 
 _NEW = {"new": True}
-"""The context in which a job is read that was not accepted before."""
+"""Validation context of a new job; absent for stored ones."""
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 
 
@@ -79,7 +79,7 @@ class JobSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _with_adapter(cls, values: Any) -> Any:
-        """`adapter` may be written beside `model`, too, of which it is a part."""
+        """Move an `adapter` written beside `model` into it."""
         if not isinstance(values, dict) or values.get("adapter") is None:
             return values
         model = values.get("model")
@@ -107,25 +107,24 @@ class JobSpec(Spec):
 
     @property
     def group_tokens(self) -> int:
-        """Positions of the batch that form one group: whole pairs (or sequences) that are routed together and never
-        split.
+        """Positions of a token group: whole pairs or sequences that are routed together and never split.
 
-        A dense model has nothing to route, so its groups are the smallest that divide the batch and hold one
-        pair of the longest kind, or one sequence: the finest split over ranks.
+        For a dense model, which routes nothing, the smallest divisor of the batch that holds one pair of maximum
+        length, or one sequence: the finest split over ranks.
         """
         if self.model.moe is not None:
             return self.model.moe.group_tokens
         if isinstance(self.model, LanguageModelSpec):
             return self.data.max_tokens
         if isinstance(self.model, ModuleModelSpec):
-            return self.train.batch_tokens  # every rank is given all of it
+            return self.train.batch_tokens  # every rank gets the whole batch
         batch_tokens, smallest = self.train.batch_tokens, 2 * self.data.max_tokens
         small = [size for size in range(1, isqrt(batch_tokens) + 1) if batch_tokens % size == 0]
         return min(size for half in small for size in (half, batch_tokens // half) if size >= smallest)
 
     @property
     def num_groups(self) -> int:
-        """Groups in one global batch."""
+        """Token groups per global batch."""
         return self.train.batch_tokens // self.group_tokens
 
     @property
@@ -143,8 +142,8 @@ class JobSpec(Spec):
 
     @property
     def missing_folder(self) -> Problem | None:
-        """Problem of a job that is trained beside the weights of a model's folder, or by its chat template, and names
-        none. It can be planned, and not be trained."""
+        """Problem of a job that needs a model folder, for the base of its adapter or for its chat template, and
+        names none. It can be planned but not trained."""
         if not isinstance(self.model, LanguageModelSpec) or self.model.from_folder is not None:
             return None
         if self.model.adapter is not None:
@@ -159,19 +158,19 @@ class JobSpec(Spec):
 
     @property
     def label_smoothing(self) -> float:
-        """`train.label_smoothing`, or what it is where left out."""
+        """`train.label_smoothing`, or its default for the kind of model."""
         if self.train.label_smoothing is not None:
             return self.train.label_smoothing
         return 0.0 if isinstance(self.model, LanguageModelSpec) else 0.1
 
     @property
     def preference_beta(self) -> float:
-        """`train.preference_beta`, or what it is where left out."""
+        """`train.preference_beta`, or its default."""
         return 0.1 if self.train.preference_beta is None else self.train.preference_beta
 
     @property
     def resolved(self) -> "JobSpec":
-        """This job with what was left to its parts written out: the same for jobs that ask for the same."""
+        """The job with defaults of its parts written out; equal for jobs with the same meaning."""
         train_fields: dict[str, Any] = {"label_smoothing": self.label_smoothing}
         if isinstance(self.data, PreferenceSpec):
             train_fields["preference_beta"] = self.preference_beta
@@ -182,16 +181,15 @@ class JobSpec(Spec):
 
     @classmethod
     def parse(cls, given: Any, *, accepted: bool = False) -> "JobSpec":
-        """The job that plain data (from YAML, JSON, a dict) describes. Raises SpecError with every problem.
+        """Parse plain data (from YAML, JSON or a dict) into a job. Raises SpecError with every problem.
 
-        `accepted`: a stored job, as `model_validate` reads; rules for new jobs are skipped, and `group_tokens` is not
-        filled in.
+        `accepted`: a stored job; skips the rules for new jobs and does not fill in `group_tokens`.
         """
         fields = given if accepted else with_group(given)
         try:
             job = cls.model_validate(fields, context=None if accepted else _NEW)
             if fields is not given and job.model.moe is not None:
-                # It stays left out: the same job with sequences of another length is filled in by those.
+                # Keep it unset: the same job with another sequence length must get another default.
                 job.model.moe.model_fields_set.discard("group_tokens")
             return job
         except ValidationError as error:
@@ -200,7 +198,7 @@ class JobSpec(Spec):
 
 
 def _as_written(problems: list[Problem]) -> list[Problem]:
-    """Problems of an adapter at the place where it was written: beside the model."""
+    """Move problems of an adapter to the path where it was written: beside the model."""
     inside = "model.adapter"
     return [
         replace(problem, path=problem.path.removeprefix("model."))
@@ -211,7 +209,7 @@ def _as_written(problems: list[Problem]) -> list[Problem]:
 
 
 def _problems_across_parts(job: JobSpec) -> list[Problem]:
-    """Rules that hold between the parts of a job rather than within one."""
+    """Problems between parts of a job."""
     if isinstance(job.model, ModuleModelSpec) or isinstance(job.data, ModuleDataSpec):
         return list(_problems_of_module(job))
     problems = [*_problems_of_freezing(job), *_problems_of_evaluation(job)]
@@ -261,7 +259,7 @@ def _problems_across_parts(job: JobSpec) -> list[Problem]:
 
 
 def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
-    """A user's module brings its own batches, and says itself what is computed and in which precision."""
+    """Problems of a user's module: it needs module batches, and takes no settings about computation or precision."""
     if not isinstance(job.data, ModuleDataSpec):
         yield Problem("not_applicable", "data.corpus", job.data.corpus, "is nothing for a module model",
                       "use module, with the function that gives its batches")  # fmt: skip
@@ -293,11 +291,11 @@ def _problems_of_module(job: JobSpec) -> Iterator[Problem]:
 
 
 _NOT_OF_MODULES = ("batch_tokens", "label_smoothing", "preference_beta", "dtype", "evaluation", "freeze")
-"""Fields of `train` that have to do with how this library's models compute."""
+"""Fields of `train` about how this library's models compute."""
 
 
 def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
-    """A pattern that matches nothing freezes nothing, which its author would not notice."""
+    """Problems of `train.freeze`: a pattern that matches nothing, or nothing left to train."""
     if not job.train.freeze:
         return
     table = job.model.parameters()
@@ -320,7 +318,7 @@ def _problems_of_freezing(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
-    """Fields counted in pairs are none of a language model's, and the reverse."""
+    """Problems of evaluation sizes given in pairs for a language model, or in sequences for a translation model."""
     own_field, foreign_field = ("max_sequences", "max_pairs") if isinstance(job.model, LanguageModelSpec) else (
         "max_pairs", "max_sequences")  # fmt: skip
     for name in (foreign_field, f"{foreign_field}_along_the_way"):
@@ -335,7 +333,7 @@ def _problems_of_evaluation(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_from_scratch(job: JobSpec) -> list[Problem]:
-    """Problems of a model that begins with new weights; others keep what they were trained with."""
+    """Problems of a model with new weights; pretrained ones may have routers that do not learn."""
     has_weights = isinstance(job.model, LanguageModelSpec) and (
         job.model.from_folder is not None or job.model.adapter is not None
     )
@@ -346,7 +344,7 @@ def _problems_from_scratch(job: JobSpec) -> list[Problem]:
 
 
 def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
-    """Conversations are written as a folder's template says, and preferences are learned beside a model that stays."""
+    """Problems of conversation corpora: DPO needs an adapter, whose base is the reference model."""
     assert isinstance(job.model, LanguageModelSpec)
     is_preference = isinstance(job.data, PreferenceSpec)
     if is_preference and job.model.adapter is None:
@@ -377,7 +375,7 @@ def _problems_of_conversations(job: JobSpec) -> Iterator[Problem]:
 
 
 def _problems_of_sequences(job: JobSpec) -> list[Problem]:
-    """A language model's groups are whole sequences."""
+    """Problems of token groups and batches that are not whole sequences."""
     group_tokens, max_tokens, batch_tokens = job.group_tokens, job.data.max_tokens, job.train.batch_tokens
     problems = []
     if group_tokens % max_tokens:

@@ -1,4 +1,4 @@
-"""A model of any kind, by its dimensions, by the name of a preset, or by the function that builds it."""
+"""Model spec of any kind: by dimensions, by preset, or by the function that builds it."""
 
 from typing import Annotated, Any
 
@@ -13,14 +13,14 @@ from moe.spec.translation import TranslationModelSpec
 
 
 def kind_of(given: Any) -> str:
-    """As it is written, else the preset's, else translation."""
+    """Return the model's kind: as given, else the preset's, else translation."""
     if not isinstance(given, dict):
         return str(getattr(given, "kind", "translation"))
     if "kind" in given:
         return str(given["kind"])
     try:
         return str(expansion.dimensions(given["preset"]).get("kind", "translation"))
-    except (KeyError, SpecError):  # which the model's own checks tell
+    except (KeyError, SpecError):  # the model's own validators report it
         return "translation"
 
 
@@ -34,7 +34,7 @@ _MODEL: TypeAdapter[TranslationModelSpec | LanguageModelSpec | ModuleModelSpec] 
 
 
 def model_spec(given: Any) -> TranslationModelSpec | LanguageModelSpec | ModuleModelSpec:
-    """The model that plain data describes. Raises SpecError with every problem."""
+    """Parse plain data into a model spec. Raises SpecError with every problem."""
     try:
         return _MODEL.validate_python(given)
     except ValidationError as error:

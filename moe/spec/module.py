@@ -1,4 +1,4 @@
-"""A user's own module: the function that builds it, and the one that gives its batches, each by its name."""
+"""A user's own module: the functions that build it and its batches, by name."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def _code(text: str) -> str:
 
 
 Code = Annotated[str, AfterValidator(_code)]
-"""A function by its place: `mypackage.model:build`."""
+"""Importable function: `mypackage.model:build`."""
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
@@ -100,11 +100,11 @@ class ModuleModelSpec(Counted):
     hints: Annotated[dict[str, Any], AfterValidator(_plain_values)] = Field(default={}, max_length=1000)
     """Placements that the plan keeps to, by names of parameters and inputs, as `{"*.experts.*": {split: 0}}`."""
 
-    if not TYPE_CHECKING:  # a type checker takes the declaration of every model
+    if not TYPE_CHECKING:  # type checkers use the declaration of the base class
 
         @property
         def moe(self) -> None:
-            """No layer of experts that this library knows of."""
+            """None: this library knows nothing of its layers."""
             return
 
     @property
@@ -124,7 +124,7 @@ class ModuleModelSpec(Counted):
 
     @property
     def model_dim(self) -> int:
-        """Raises SpecError, as `blocks` does: only who builds the module knows what it has."""
+        """Raises SpecError, as `blocks` does: dimensions are unknown until the module is built."""
         raise SpecError(
             Problem(
                 "unsupported",
@@ -158,7 +158,7 @@ class ModuleDataSpec(Spec):
 
     @property
     def max_tokens(self) -> int:
-        """Raises SpecError: only who gives the batches knows what they hold."""
+        """Raises SpecError: the content of the batches is unknown."""
         raise SpecError(
             Problem(
                 "unsupported",

@@ -1,4 +1,4 @@
-"""The specification of one mixture-of-experts layer."""
+"""Spec of a mixture-of-experts layer."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,7 +29,7 @@ class MoESpec(Spec):
 
     model_config = ConfigDict(json_schema_extra=written_flat)
 
-    if TYPE_CHECKING:  # which knows nothing of a router's fields
+    if TYPE_CHECKING:  # type checkers do not know the router's fields
 
         def __init__(self, /, **fields: Any) -> None: ...
 
@@ -75,7 +75,7 @@ class MoESpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _with_routing(cls, fields: Any) -> Any:
-        """The router's fields apart from the layer's."""
+        """Separate the router's fields from the layer's."""
         if not isinstance(fields, dict) or not (own := fields.keys() & router_fields()):
             return fields
         layer = {name: value for name, value in fields.items() if name not in own}
@@ -103,36 +103,36 @@ class MoESpec(Spec):
                     yield Problem("not_applicable", name, value, f"is nothing that {self.activation} has",
                                   "leave it out, or use the activation swiglu_clamped")  # fmt: skip
 
-    if not TYPE_CHECKING:  # our own code asks the router's part
+    if not TYPE_CHECKING:  # typed code reads `routing`
 
         def __getattr__(self, name: str) -> Any:
-            """A field of the router, read as it is written: beside the layer's own."""
+            """Return a router field, which is written beside the layer's own."""
             if name in router_fields() and hasattr(routing := self.routing, name):
                 return getattr(routing, name)
             return super().__getattr__(name)
 
     @property
     def experts_per_token(self) -> int:
-        """K, as the router has it."""
+        """K of the router."""
         return self.routing.experts_per_token(self.num_experts)
 
     @property
     def resolved(self) -> "MoESpec":
-        """This layer with what was left to it written out: the same for specs that mean the same."""
+        """The layer with unset fields written out; equal for specs with the same meaning."""
         return self.model_copy(update={"routing": self.routing.resolved})
 
     @property
     def num_matrices(self) -> int:
-        """Of one expert: two, or three where its activation has a gate."""
+        """Matrices of one expert: two, or three with a gated activation."""
         return 2 if self.activation in ("relu", "gelu") else 3
 
     @property
     def activation_settings(self) -> tuple[float, ...]:
-        """Numbers that the activation is made with, beside its name."""
+        """Arguments of the activation."""
         return (self.activation_alpha, self.activation_limit) if self.activation == "swiglu_clamped" else ()
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """The layer's, of the router, the experts and the shared ones."""
+        """Parameters of the router, the experts and the shared experts."""
         width: Size = ("model", self.model_dim)
         gates = ("w_gate",) if self.num_matrices == 3 else ()
         table = [matrix("router", width, ("none", self.num_experts), self.model_dim)]

@@ -1,4 +1,4 @@
-"""The table of a model's parameters: what each spec says of its own is all that says it."""
+"""Table of a model's parameters, declared by each spec in one place."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -6,73 +6,72 @@ from math import prod
 from typing import Literal
 
 Dim = Literal["model", "heads", "hidden", "vocab", "expert", "expert_hidden", "expert_output", "none"]
-"""Logical dimension: the width of a token; attention heads side by side; hidden units of a feed-forward layer; entries
-of a vocabulary; experts, hidden units of one, and the outputs that its last bias is added to; or one that no layout
-splits."""
+"""Logical dimension: token width; attention heads concatenated; hidden units of a feed-forward layer; vocabulary
+entries; experts; hidden units of one expert; outputs that its last bias is added to; or one that no layout splits."""
 
 Size = tuple[Dim, int]
-"""A dimension and how long it is."""
+"""(dimension, length)."""
 
 Slices = tuple[tuple[int, int], ...]
-"""(first, end) of each dimension of a part."""
+"""(start, end) of each dimension of a shard."""
 
 Form = Literal["full", "bfloat16", "int8", "nf4"]
-"""Form that values are kept in: `full` is float32, or float64 where the arithmetic is."""
+"""Storage form of values: `full` is float32, or float64 if the compute dtype is."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its path, its shape, what its dimensions count, and how its values begin."""
+    """One parameter: name, shape, logical dimensions and initial distribution."""
 
     name: str
-    """Path in the module that it belongs to."""
+    """Path in its module."""
     shape: tuple[int, ...]
     dims: tuple[Dim, ...]
     std: float | None = None
-    """Standard deviation of its initial values, Uniform(±√3·std). None begins with ones."""
+    """Standard deviation of the initial values, Uniform(±√3·std). None initializes with ones."""
     log_of: tuple[float, float] | None = None
-    """Where it begins with logarithms of draws from a uniform distribution, that one's ends."""
+    """Bounds of a uniform distribution whose logarithms are the initial values, if set."""
     frozen: bool = False
-    """Whether it keeps the values that it begins with, as what lies beneath adapters does."""
+    """Whether it keeps its initial values, as the base of an adapter does."""
     form: Form = "full"
-    """Of a frozen matrix, how its values are kept (`moe.spec.form`)."""
+    """Storage form of a frozen matrix (`moe.spec.form`)."""
 
     @property
     def numel(self) -> int:
         return prod(self.shape)
 
     def times(self, dim: Dim, number: int) -> "Parameter":
-        """So many of it, one after another in a dimension of their own, the first."""
+        """Return the parameter stacked `number` times along a new first dimension."""
         return replace(self, shape=(number, *self.shape), dims=(dim, *self.dims))
 
     @property
     def of_experts(self) -> bool:
-        """Whether its first dimension counts experts."""
+        """Whether its first dimension is the expert dimension."""
         return self.dims[0] == "expert"
 
 
 def matrix(name: str, rows: Size, columns: Size, inputs: int) -> Parameter:
-    """`[rows, columns]`, of standard deviation `inputs`^-½."""
+    """Matrix `[rows, columns]` with initial standard deviation `inputs`^-½."""
     return Parameter(name, (rows[1], columns[1]), (rows[0], columns[0]), inputs**-0.5)
 
 
 def linear(name: str, outputs: Size, inputs: Size) -> Parameter:
-    """The matrix `[outputs, inputs]` of a linear map."""
+    """Weight `[outputs, inputs]` of a linear layer."""
     return matrix(f"{name}.weight", outputs, inputs, inputs[1])
 
 
 def bias(name: str, outputs: Size) -> Parameter:
-    """Bias of a linear map, zeros at first."""
+    """Bias of a linear layer, initialized with zeros."""
     return Parameter(f"{name}.bias", (outputs[1],), (outputs[0],), 0.0)
 
 
 def norm(name: str, width: int, dim: Dim = "none", *, one_plus: bool = False) -> Parameter:
-    """The scale of a norm: ones at first, or zeros where it scales by `one_plus` it."""
+    """Scale of a norm, initialized with ones; with zeros if `one_plus`, where the norm scales by 1 + weight."""
     return Parameter(f"{name}.weight", (width,), (dim,), 0.0 if one_plus else None)
 
 
 def within(path: str, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
-    """The same in a module that has theirs at `path`; where that is empty, it is theirs."""
+    """Return the parameters with `path` prefixed to their names; unchanged if it is empty."""
     return tuple(
         replace(parameter, name=f"{path}.{parameter.name}" if path else parameter.name)
         for parameter in parameters

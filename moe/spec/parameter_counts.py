@@ -1,4 +1,4 @@
-"""Counts of a model's parameters, by its blocks: the contract of every kind of model."""
+"""Parameter counts of a model by its blocks: the base class of every kind of model."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,42 +13,42 @@ if TYPE_CHECKING:
 
 
 class Counted(Spec, ABC):
-    """The dimensions of a model, with the table of its parameters."""
+    """Dimensions of a model, with the table of its parameters."""
 
-    if TYPE_CHECKING:  # fields keep the order in which each model declares them
+    if TYPE_CHECKING:  # not a field here, so that each model keeps its own field order
         moe: MoESpec | None
 
     @property
     @abstractmethod
     def sides(self) -> int:
-        """Runs of positions that the batch's positions are shared among: in an encoder-decoder each passes through one
-        of two stacks."""
+        """Number of stacks that share the batch's positions: 2 in an encoder-decoder, where each position passes
+        through one."""
 
     @property
     @abstractmethod
     def heads(self) -> dict[str, int]:
-        """Numbers of heads that tensor ranks share out, by their places in the spec."""
+        """Numbers of heads that tensor ranks split, by spec path."""
 
     @abstractmethod
     def ffn_dims(self) -> set[int]:
-        """Hidden widths of the feed-forward layers without experts."""
+        """Hidden dimensions of the dense feed-forward layers."""
 
     @property
     @abstractmethod
     def moe_layers(self) -> tuple[int, ...]:
-        """The layers with experts, counted from 0."""
+        """Layers with experts, from 0."""
 
     @abstractmethod
     def blocks(self) -> Blocks:
-        """Every block with its path, in the order of use; the path of what lies in none of the modules is empty."""
+        """Yield (path, block) pairs in execution order; the path is empty for parameters outside the layers."""
 
     @property
     def keeps_frozen(self) -> bool:
-        """Whether what the table says is frozen lies where the model came from, so that checkpoints do without."""
+        """Whether frozen parameters can be reloaded from the model's folder, so that checkpoints omit them."""
         return False
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """All of them by their paths in the model, block by block."""
+        """Return all parameters by path, block by block."""
         return tuple(
             parameter for path, block in self.blocks() for parameter in within(path, block.parameters)
         )
@@ -64,12 +64,13 @@ class Counted(Spec, ABC):
         )
 
     def num_expert_parameters(self) -> int:
-        """Weights inside routed experts: two matrices of M x H each, three where they have a gate, and biases."""
+        """Weights of routed experts: two matrices of M x H each, three if gated, and biases."""
         return self.num_experts_total() * self.moe.parameters_per_expert if self.moe else 0
 
     def num_active_parameters(self) -> int:
-        """All weights but those of the experts that a token does not choose. Of both stacks, where there are two;
-        embedding tables count whole, as in most published figures (GPT-OSS leaves the first out)."""
+        """All weights except those of the experts that a token does not choose. Includes both stacks of an
+        encoder-decoder, and whole embedding tables, as in most published figures (GPT-OSS excludes the input
+        embedding)."""
         active_expert_parameters = 0
         if self.moe is not None:
             active_expert_parameters = (

@@ -1,4 +1,4 @@
-"""Names by patterns: `*` stands for any characters, also none, and every other character for itself."""
+"""Name patterns: `*` matches any characters, or none; every other character matches itself."""
 
 import re
 
@@ -6,14 +6,14 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def starred(name: str) -> str:
-    """The name with `*` in place of numbers of layers."""
+    """Return the name with `*` in place of layer numbers."""
     return _NUMBER.sub("*", name)
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether the whole name is as the pattern says, in a time that grows with their lengths alone.
+    """Whether the pattern matches the whole name, in linear time.
 
-    Each piece between two stars is taken where it comes first: if any place will do, that one leaves most to the rest.
+    Each part between stars is matched at its first occurrence, which leaves the most for the rest.
     """
     first, *middle = pattern.split("*")
     if not middle:

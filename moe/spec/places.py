@@ -1,4 +1,4 @@
-"""Names of users' files, and of what is in them."""
+"""Names of users' files, and of columns in them."""
 
 from typing import Annotated
 
@@ -7,6 +7,6 @@ from pydantic import Field
 from moe.spec.base import Text
 
 MAX_PLACES = 1000
-"""Files or patterns, and languages: each is looked up when a job is posted."""
+"""Most files or patterns, or languages, of a corpus: each is looked up when a job is posted."""
 Place = Annotated[Text, Field(max_length=4096)]
 Column = Annotated[Text, Field(max_length=256)]

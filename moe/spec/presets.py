@@ -1,4 +1,4 @@
-"""Presets by their names, as models."""
+"""Presets as model specs."""
 
 from moe.spec.expansion import dimensions, names
 from moe.spec.model import ModelSpec, model_spec
@@ -7,6 +7,6 @@ __all__ = ["load", "names"]
 
 
 def load(name: str) -> ModelSpec:
-    """The model of a preset, every dimension filled in. Raises SpecError for a name that is none."""
-    dimensions(name)  # a name that is none is told as such
+    """Return the model of a preset, with every dimension filled in. Raises SpecError for an unknown name."""
+    dimensions(name)  # reports an unknown name as such
     return model_spec({"preset": name})

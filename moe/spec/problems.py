@@ -1,4 +1,4 @@
-"""Problems that pydantic found in a spec, in our own words."""
+"""Conversion of pydantic's validation errors into problems."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,15 +8,15 @@ from pydantic import ValidationError
 from moe.spec.errors import Problem, ProblemCode, RuleError, SpecError
 
 _TAGGED = {"model", "data", "optimizer", "attention"}
-"""Parts of a kind, which pydantic puts into the place of what is wrong with them."""
+"""Discriminated parts, after which pydantic inserts the tag into the location."""
 _MODELS = {"translation", "language", "module"}
-"""Kinds of a model, with which the place begins where it is read by itself."""
+"""Tags that a location begins with if a model is parsed alone."""
 _WHOLE = "the spec"
-"""The place of what is wrong with all of it."""
+"""Path of a problem with the whole spec."""
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
-    """Every mistake that pydantic found, each with its place, the value, the rule and the remedy."""
+    """Return a Problem, with path, value, rule and remedy, for each of pydantic's errors."""
     problems: list[Problem] = []
     for entry in error.errors(include_url=False):
         cause = entry.get("ctx", {}).get("error")
@@ -29,16 +29,16 @@ def problems_of(error: ValidationError) -> list[Problem]:
             )
             continue
         if entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]:
-            continue  # it is long enough: only items that have their own error were not counted
+            continue  # it is long enough; pydantic did not count items that have errors of their own
         location = _without_tags(entry["loc"])
-        if entry["type"] == "invalid_key":  # which is what it ends in
+        if entry["type"] == "invalid_key":  # the location ends in a marker
             location = location[:-1]
         problems.append(_problem(_dotted_path(location) or _WHOLE, entry, cause))
     return problems
 
 
 def _without_tags(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The place as a user writes it: `model.num_heads`, not `model.translation.num_heads`."""
+    """Location as a user writes it: `model.num_heads`, not `model.translation.num_heads`."""
     return tuple(
         part
         for at, part in enumerate(location)
@@ -57,7 +57,7 @@ def _dotted_path(location: tuple[Any, ...]) -> str:
 def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
     kind, value, context = entry["type"], entry["input"], entry.get("ctx", {})
     if isinstance(value, dict) and kind != "extra_forbidden":
-        value = None  # a whole part says nothing in a line
+        value = None  # a whole mapping is too long for a message
     if kind == "extra_forbidden":
         return Problem(
             "unknown_key", path, value, "is not a key that a spec has", "remove it, or look up its spelling"
@@ -109,7 +109,7 @@ def _problem(path: str, entry: Any, cause: Exception | None) -> Problem:
 
 
 def code_of(kind: str) -> ProblemCode:
-    """The code for one of pydantic's types of errors."""
+    """Return the code for one of pydantic's error types."""
     if (code := _CODES.get(kind)) is not None:
         return code
     return "wrong_type" if kind.endswith(("_type", "_parsing", "_from_float")) else "invalid_value"

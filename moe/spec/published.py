@@ -17,7 +17,7 @@ def _grouped_query(num_heads: int, num_kv_heads: int, head_dim: int, **fields: A
 
 
 def _latent(num_heads: int, base: float, **yarn: Any) -> dict[str, Any]:
-    """DeepSeek's and Kimi's differ in the number of heads and in their positions only."""
+    """Latent attention of DeepSeek and Kimi, which differ only in the number of heads and in RoPE."""
     scaling = {"kind": "yarn", "original_tokens": 4096, **yarn}
     return {"kind": "latent", "num_heads": num_heads, "query_rank": 1536, "key_value_rank": 512,
             "head_dim": 128, "rope_dim": 64, "value_dim": 128,
@@ -25,7 +25,7 @@ def _latent(num_heads: int, base: float, **yarn: Any) -> dict[str, Any]:
 
 
 def _gpt_oss(num_layers: int, num_experts: int) -> dict[str, Any]:
-    """The two differ in these only."""
+    """GPT-OSS, whose two sizes differ only in these numbers."""
     scaling = {"kind": "yarn", "factor": 32.0, "original_tokens": 4096, "truncate": False}
     attention = _grouped_query(
         64, 8, 64, bias=True, output_bias=True, sinks=True, window=128, rope={"base": 1.5e5, "scaling": scaling}
@@ -112,7 +112,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         _experts(384, 8, 2048, router="sigmoid_topk", shared_hidden_dim=2048, routed_scaling_factor=2.827),
         ffn_dim=18_432, first_dense_layers=1,
     ),
-    # 64B/64E: experts in every other layer, of two matrices; the other layers have gated ones.
+    # 64B/64E: experts (two matrices) in every other layer; the dense layers are gated.
     "glam-64b-64e": _language(
         8192, 64, 256_000, _grouped_query(128, 128, 128),
         {"num_experts": 64, "hidden_dim": 32_768, "activation": "gelu", "group_tokens": _GROUP_TOKENS},

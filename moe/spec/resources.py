@@ -1,4 +1,4 @@
-"""Resources of a job: workers, degrees of parallelism, checkpoints, retries."""
+"""Resources of a job: workers, parallelism degrees, checkpoints, retries."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,11 +8,11 @@ from moe.spec.base import Count, CountOrZero, NonNegative, Spec
 from moe.spec.errors import RuleError
 
 DeviceKind = Literal["cuda", "cpu"]
-"""The kinds of devices that workers train on, as torch names them."""
+"""Device types that workers train on, as torch names them."""
 
 
 def _no_look_alike(value: Any) -> Any:
-    """`true` and 1.0 equal 1, and are no number of GPUs."""
+    """Refuse `true` and 1.0, which equal 1 but are not numbers of GPUs."""
     if isinstance(value, bool | float):
         raise RuleError("wrong_type", "must be auto, 0 or 1", "write it as a whole number")
     return value
@@ -55,7 +55,7 @@ class ResourcesSpec(Spec):
         return self
 
     def trains_on(self, gpus_per_worker: int) -> DeviceKind:
-        """The kind of device that workers train on which hold so many GPUs."""
+        """Return the device type of workers with this many GPUs."""
         return "cuda" if gpus_per_worker and self.device == "auto" else "cpu"
 
     @property
@@ -166,9 +166,9 @@ class CheckpointSpec(Spec):
 
 
 FailureKind = Literal["error", "out_of_memory", "lost", "hung", "driver"]
-"""Kinds of failures. `error`: a worker raised an exception. `out_of_memory`: one ran out of memory and said so.
-`lost`: a worker's process or node died. `hung`: a worker was ended because it was stopped or nobody made progress.
-`driver`: the job's driver died or failed itself."""
+"""Kinds of failures. `error`: a worker raised an exception. `out_of_memory`: a worker ran out of memory and reported
+it. `lost`: a worker's process or node died. `hung`: a worker was ended because it was stopped or nobody made
+progress. `driver`: the job's driver died or failed."""
 
 
 class Backoff(Spec):
@@ -189,7 +189,7 @@ class Backoff(Spec):
         return self
 
     def wait_s(self, num_failures: int) -> float:
-        """Seconds to wait after so many earlier failures."""
+        """Seconds to wait after this many earlier failures."""
         return min(self.max_s, self.first_s * self.factor ** min(num_failures, 100))
 
 
@@ -212,12 +212,12 @@ class RetrySpec(Spec):
     """Rules of their own for kinds of failures."""
 
     def backoff_of(self, kind: str) -> Backoff | None:
-        """Back-off that the job gives for failures of a kind."""
+        """Return the backoff for failures of a kind."""
         rule = self._rule(kind)
         return rule.backoff if rule is not None and rule.backoff is not None else self.backoff
 
     def own_limit(self, kind: str) -> int | None:
-        """Limit of a kind that is counted alone; None for one that shares `max_failures`."""
+        """Return the limit of a kind that is counted separately; None if it shares `max_failures`."""
         rule = self._rule(kind)
         return None if rule is None else rule.max_failures
 

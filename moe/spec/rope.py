@@ -1,5 +1,4 @@
-"""Rotary positions: how far each pair of a head's dimensions turns with the position, and how that is stretched to
-sequences longer than those first trained on."""
+"""Rotary position embedding (RoPE): frequencies, and their scaling to longer sequences."""
 
 from math import log
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ from moe.spec.base import Count, NonNegative, Positive, Spec
 from moe.spec.errors import RuleError
 
 Factor = Annotated[float, Field(strict=True, ge=1)]
-"""How many times as long sequences become."""
+"""Ratio of the extended to the original sequence length."""
 
 
 class LinearScaling(Spec):
@@ -96,7 +95,7 @@ class RopeSpec(Spec):
     scaling: RopeScaling | None = None
 
     def rotated_dim(self, head_dim: int) -> int:
-        """How many dimensions of a head turn, r. Raises ValueError where they are no whole pairs, or too few."""
+        """Number of a head's dimensions that are rotated, r. Raises ValueError if it is odd or too small."""
         dim = int(head_dim * self.fraction)
         if dim % 2 or not dim:
             raise RuleError(
@@ -115,7 +114,7 @@ class RopeSpec(Spec):
 
     @property
     def sharpening(self) -> float:
-        """M(mscale_all_dim) of YaRN, by whose square latent attention multiplies its scores (DeepSeek); 1 without."""
+        """YaRN's M(mscale_all_dim), whose square scales the scores of latent attention (DeepSeek); 1 without it."""
         scaling = self.scaling
         if not isinstance(scaling, YarnScaling) or not scaling.mscale_all_dim or scaling.factor <= 1:
             return 1.0

@@ -1,4 +1,4 @@
-"""Text that a language model learns from: documents of the user's own, or the source of installed packages."""
+"""Language-model text: users' documents, or the source of installed packages."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from moe.spec.places import MAX_PLACES, Column, Place
 Format = Literal["jsonl", "text", "parquet"]
 MAX_SOURCES = 100
 ALL = "all"
-"""Name in the report of all sources together."""
+"""Report name of all sources together."""
 
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".txt": "text", ".text": "text", ".md": "text",
@@ -22,7 +22,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
 
 def format_of(path: str) -> Format | None:
-    """Format that a path's suffix says, without that of its compression; None where it says none."""
+    """Return the format by a path's suffix, ignoring that of a compression; None if unknown."""
     name = path.rsplit("/", 1)[-1].lower()
     for ending in _COMPRESSED:
         name = name.removesuffix(ending)
@@ -74,7 +74,7 @@ class SourceSpec(Spec):
 
     @property
     def file_format(self) -> Format:
-        """The format that is given, or that the paths say."""
+        """The format, as given or by the suffix of the paths."""
         name = self.format or format_of(self.paths[0])
         assert name is not None
         return name
@@ -88,7 +88,7 @@ class SequencesFields(Spec):
 
     @property
     def padded_tokens(self) -> float:
-        """Positions of the rows that a token is among."""
+        """Padded length of a token's row."""
         return float(self.max_tokens)
 
 
@@ -135,5 +135,5 @@ class DocumentsSpec(BadRecordsFields, SequencesFields):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names of the sources in the report."""
+        """Report names of the sources."""
         return tuple(source.name or f"source-{index}" for index, source in enumerate(self.sources, start=1))

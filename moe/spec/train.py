@@ -1,4 +1,4 @@
-"""Training of a model: steps, batches, optimizer, schedule, precision, evaluation."""
+"""Training settings: steps, batches, optimizer, schedule, precision, evaluation."""
 
 from math import prod
 from typing import Annotated, Literal
@@ -26,8 +26,7 @@ class AdamWSpec(Spec):
     there. Can be planned, but not be run yet."""
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
-        """Numbers remembered of a parameter of which a rank holds `shape`, beside its count of updates: two moments of
-        each weight."""
+        """Elements of optimizer state for a rank's `shape` of a parameter: two moments per weight."""
         return 2 * prod(shape)
 
 
@@ -48,8 +47,8 @@ class AdafactorSpec(Spec):
     weight_decay: NonNegative = 0.0
 
     def state_elements(self, shape: tuple[int, ...], of_experts: bool) -> int:
-        """As AdamW's: a mean for each row and each column of a matrix, one matrix after another where they are of
-        experts; each weight of a vector."""
+        """Elements of optimizer state for a rank's `shape` of a parameter: a mean per row and per column of each
+        matrix, experts separately; of a vector, one per element."""
         own = 1 if of_experts else 0
         if len(shape) - own < 2:
             return prod(shape)

@@ -1,4 +1,4 @@
-"""The dimensions of an encoder-decoder that translates."""
+"""Encoder-decoder translation model."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -48,7 +48,7 @@ class TranslationModelSpec(Counted):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, fields: Any) -> Any:
-        """Merge the preset's dimensions, and hand the model's width to the experts."""
+        """Fill in the preset's dimensions, and the experts' model dimension."""
         return expansion.expanded(fields)
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class TranslationModelSpec(Counted):
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The layers with experts, counted through both stacks: encoder layers first, from 0."""
+        """Layers with experts, numbered through both stacks: encoder layers first, from 0."""
         if self.moe is None:
             return ()
         encoder = range(self.moe_every - 1, self.num_encoder_layers, self.moe_every)
@@ -100,7 +100,7 @@ class TranslationModelSpec(Counted):
         return (*encoder, *(self.num_encoder_layers + layer for layer in decoder))
 
     def blocks(self) -> Blocks:
-        """Embeddings, the encoder's layers, the decoder's, and what makes logits of what they give."""
+        """Yield the embeddings, encoder layers, decoder layers and the head."""
         width: Size = ("model", self.model_dim)
         source, target = (
             matrix(f"{side}_embedding", ("vocab", entries), width, self.model_dim)
@@ -124,7 +124,7 @@ class TranslationModelSpec(Counted):
         return kind + (" with experts" if ffn_dim is None else " without") if self.moe else kind
 
     def _layer(self, kind: str, decodes: bool, ffn_dim: int | None) -> Block:
-        """A layer, which has experts where it has no `ffn_dim`."""
+        """A layer, with experts if `ffn_dim` is None."""
         inner = self.num_heads * self.head_dim
         attentions = tuple(
             AttentionDims(
@@ -146,7 +146,7 @@ class TranslationModelSpec(Counted):
         )
 
     def _of_layer(self, decodes: bool, ffn_dim: int | None) -> tuple[Parameter, ...]:
-        """Parameters of a layer, which has experts where it has no `ffn_dim`."""
+        """Parameters of a layer, with experts if `ffn_dim` is None."""
         width: Size = ("model", self.model_dim)
         heads: Size = ("heads", self.num_heads * self.head_dim)
         parameters: list[Parameter] = []
@@ -169,7 +169,7 @@ class TranslationModelSpec(Counted):
         return (*parameters, *within("feed_forward.dense", dense))
 
     def ffn_dim_of(self, layer: int) -> int:
-        """The hidden width of a layer's feed-forward layer without experts: a dense twin's is wider where its model has
+        """Hidden dimension of a layer's dense feed-forward layer; `dense_twin_ffn_dim` in a dense twin, in place of
         experts."""
         in_stack = layer if layer < self.num_encoder_layers else layer - self.num_encoder_layers
         replaces_experts = in_stack % self.moe_every == self.moe_every - 1

@@ -1,4 +1,4 @@
-"""Upcycling: layers of experts that begin with the function of a dense model's feed-forward layers."""
+"""Upcycling: experts initialized from the feed-forward layers of a dense model."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -61,11 +61,11 @@ class UpcycleSpec(Spec):
 
     @property
     def routed_slices(self) -> int:
-        """Experts of a virtual group."""
+        """Routed experts per virtual group."""
         return self.granularity - self.shared_slices
 
     def problems_of_dense(self, ffn_dim: int, num_layers: int) -> Iterator[Problem]:
-        """Problems with a dense model of these sizes."""
+        """Yield problems with a dense model of these sizes."""
         if ffn_dim % self.granularity:
             fits = max(number for number in range(1, self.granularity) if ffn_dim % number == 0)
             rule = f"must divide the hidden width of the dense layers (={ffn_dim})"
@@ -86,7 +86,7 @@ class UpcycleSpec(Spec):
             )
 
     def layer_of(self, ffn_dim: int) -> dict[str, Any]:
-        """Fields of the layer of experts that a dense layer of this hidden width becomes, whatever its router."""
+        """Return the fields of the MoE layer that replaces a dense layer of this hidden dimension, for any router."""
         width = ffn_dim // self.granularity
         shared_fields = {"shared_hidden_dim": self.shared_slices * width} if self.shared_slices else {}
         return {
@@ -97,8 +97,8 @@ class UpcycleSpec(Spec):
     def problems_of_mixture(
         self, moe: MoESpec, moe_layers: Sequence[int], num_layers: int, ffn_dim: int | None
     ) -> Iterator[Problem]:
-        """Fields of a mixture, by their paths in the model, that keep it from computing what the dense model does:
-        `moe` in these of all its layers, beside dense ones of `ffn_dim`."""
+        """Yield problems of mixture fields that would change the dense model's function. `moe`: its MoE layers, at
+        `moe_layers`; `ffn_dim`: its dense layers."""
         expected_fields = self.layer_of(moe.hidden_dim * self.granularity)
         expected_fields |= {"expert_bias": False, "logit_bias": False, "num_expert_groups": 1}
         expected_fields.setdefault("shared_hidden_dim", None)
@@ -123,11 +123,12 @@ class UpcycleSpec(Spec):
             yield Problem("mismatch", "moe.hidden_dim", moe.hidden_dim, rule, _ANEW)
 
     def experts_factor(self, moe: MoESpec) -> float:
-        """Factor of the experts' last matrices: a slice weighs 1 by the slices of its group, and times the scaling
-        factor of the router where it has one, and counts whole in the dense layer."""
+        """Initial factor of the experts' last matrices: it undoes the weights, which sum to 1 over the slices of a
+        group, times the router's scaling factor."""
         assert isinstance(moe.routing, GatedTopKSpec)
         return self.routed_slices / moe.routing.routed_scaling_factor
 
     def shared_factor(self, moe: MoESpec) -> float:
-        """The same of shared experts: their gate is the sigmoid of 0 at first, where they have one."""
+        """Initial factor of the shared experts' last matrices: 2 if they have a gate, which starts as sigmoid(0) =
+        ½; else 1."""
         return 2.0 if moe.shared_gate else 1.0

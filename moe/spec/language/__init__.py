@@ -1,4 +1,4 @@
-"""Decoder-only language models by their dimensions: what a layer attends with, and the stack of layers."""
+"""Decoder-only language models: attention variants and the stack of layers."""
 
 from moe.spec.language.attention import AttentionSpec, GroupedQueryAttentionSpec, LatentAttentionSpec
 from moe.spec.language.linear import LinearAttentionSpec

@@ -1,4 +1,4 @@
-"""Softmax attention of a decoder: grouped queries, or keys and values from a latent."""
+"""Softmax attention of a decoder: grouped-query attention, or multi-head latent attention."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -87,13 +87,13 @@ class GroupedQueryAttentionSpec(Spec):
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     def window_of(self, layer: int) -> int | None:
-        """Tokens that a layer looks back at most, where there is a bound."""
+        """Sliding window of a layer; None if it attends to all positions."""
         within = self.windowed_layers
         has_window = within == "all" or (layer % 2 == 0 if within == "even" else layer in within)
         return self.window if has_window else None
 
     def parameters(self, model_dim: int, *, one_plus: bool = False) -> tuple[Parameter, ...]:
-        """Those of a layer; `one_plus` where norms scale by 1 + weight."""
+        """Parameters of a layer. `one_plus`: whether norms scale by 1 + weight."""
         width: Size = ("model", model_dim)
         queries: Size = ("heads", self.num_heads * self.head_dim)
         keys: Size = ("heads", self.num_kv_heads * self.head_dim)
@@ -116,7 +116,7 @@ class GroupedQueryAttentionSpec(Spec):
         return tuple(table)
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Those of a layer with so many weights of projections, which looks back `window` positions at most."""
+        """Dimensions of a layer with `projections` weights in its projections."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         kept_elements = 2 * keys + (queries if self.output_gate else 0)
         return AttentionDims(
@@ -126,10 +126,9 @@ class GroupedQueryAttentionSpec(Spec):
         )  # fmt: skip
 
     def _kept_widths(self, queries: int, keys: int, window: int | None) -> KeptWidths:
-        """Fused attention has queries and keys as they were turned; what they were before is kept by their norms and
-        by the clip alone."""
-        beside = 2 * queries if self.output_gate else 0  # its sigmoid, and what it weighed
-        if window is not None or self.sinks:  # blocks one after another, or what sinks leave of them
+        """Fused attention saves queries and keys after RoPE; only their norms and the clip save them before it."""
+        beside = 2 * queries if self.output_gate else 0  # the gate's sigmoid, and its other factor
+        if window is not None or self.sinks:  # outputs of block-wise attention, or before the sinks' share
             beside += queries
         if self.query_key_norm == "head":
             beside += queries + keys
@@ -171,15 +170,15 @@ class LatentAttentionSpec(Spec):
 
     @property
     def score_scale(self) -> float:
-        """Factor of the scores before softmax: (head_dim + rope_dim)^-½, times the square of what YaRN makes attention
-        sharper by, as DeepSeek has it."""
+        """Factor of the scores before softmax: (head_dim + rope_dim)^-½, times the square of YaRN's sharpening, as
+        in DeepSeek."""
         return float((self.head_dim + self.rope_dim) ** -0.5) * self.rope.sharpening**2
 
     def window_of(self, layer: int) -> int | None:
         return None
 
     def parameters(self, model_dim: int, *, one_plus: bool = False) -> tuple[Parameter, ...]:
-        """Those of a layer: down to the latents, their norms, up from them, and the output."""
+        """Parameters of a layer: down-projections to the latents, their norms, up-projections, and the output."""
         width: Size = ("model", model_dim)
         queries: Size = ("heads", self.num_heads * (self.head_dim + self.rope_dim))
         values: Size = ("heads", self.num_heads * self.value_dim)
@@ -206,11 +205,11 @@ class LatentAttentionSpec(Spec):
         return tuple(table)
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Those of a layer with so many weights of projections; it looks back at all positions."""
+        """Dimensions of a layer with `projections` weights in its projections; it has no window."""
         ranks = (self.query_rank or 0) + self.key_value_rank
         queries = self.num_heads * (self.head_dim + self.rope_dim)
         values = self.num_heads * self.value_dim
-        kept_latent = 2 * ranks + self.rope_dim  # before and after their norms
+        kept_latent = 2 * ranks + self.rope_dim  # before and after the norms
         return AttentionDims(
             queries, queries, values, queries + values, projections, kept_latent,
             gathered=None if self.query_rank is None else ranks + self.rope_dim, takes_own=True,
@@ -218,7 +217,8 @@ class LatentAttentionSpec(Spec):
         )  # fmt: skip
 
     def _kept_widths(self, queries: int, values: int, ranks: int) -> KeptWidths:
-        """Keys and values of all heads are made at once, so that values keep both; what heads give is put in order."""
+        """Keys and values of all heads are one tensor, which saved values keep alive; the heads' outputs are copied
+        into order."""
         up = self.num_heads * (self.head_dim + self.value_dim)
         fused_elements = 2 * queries + up + values
         wider = max(queries, values)

@@ -8,9 +8,9 @@ from moe.spec.errors import Problem, SpecError
 from moe.spec.parameter import Parameter, Size, linear, norm
 
 CHUNK = 64
-"""Positions whose updates of a state are one triangular system."""
+"""Positions per chunk, whose state updates form one triangular system."""
 POSITIONS_AT_ONCE = 16 * CHUNK
-"""Of a row, those whose systems lie in memory together."""
+"""Positions of a row whose systems are in memory at the same time."""
 
 
 class LinearAttentionSpec(Spec):
@@ -35,12 +35,12 @@ class LinearAttentionSpec(Spec):
 
     @property
     def values_per_key(self) -> int:
-        """Value heads that a key head serves."""
+        """Value heads per key head."""
         return self.num_value_heads // self.num_key_heads
 
     def parameters(self, model_dim: int) -> tuple[Parameter, ...]:
-        """Those of a layer: queries, keys, values, gates, decays, the convolution, a norm, and the output. Rows are
-        in order of key heads, so that tensor ranks have whole ones."""
+        """Parameters of a layer: queries, keys, values, gates, decays, the convolution, a norm, and the output. Rows
+        are ordered by key head, so that tensor ranks have whole heads."""
         keys, values = self.num_key_heads * self.key_dim, self.num_value_heads * self.value_dim
         width: Size = ("model", model_dim)
         decays: Size = ("heads", 2 * self.num_value_heads)
@@ -56,10 +56,10 @@ class LinearAttentionSpec(Spec):
         )
 
     def dims(self, projections: int, window: int | None) -> AttentionDims:
-        """Those of a layer with so many weights of projections, the convolution's among them; it has no window."""
+        """Dimensions of a layer with `projections` weights, the convolution's included; it has no window."""
         keys, heads = self.num_key_heads * self.key_dim, self.num_value_heads
         values = heads * self.value_dim
-        kept_elements = 2 * (keys + values)  # before the convolution and after it, with the gate
+        kept_elements = 2 * (keys + values)  # before and after the convolution, with the gate
         projections -= (2 * keys + values) * self.conv_tokens
         return AttentionDims(
             2 * keys, heads * self.key_dim, values, kept_elements, projections, linear=self.value_dim, chunk=CHUNK,
@@ -67,11 +67,12 @@ class LinearAttentionSpec(Spec):
         )  # fmt: skip
 
     def _kept_widths(self, keys: int, values: int) -> KeptWidths:
-        """Before the convolution, after it, and activated; gates and what they gave; what was read, before its norm,
-        after it, and weighed. In float32 queries and keys, before and after they are divided by their lengths, values,
-        some numbers of each head, and now and then a state.
+        """Saved: inputs and outputs of the convolution, and activated outputs; gates and activated gates; the state's
+        outputs before and after their norm, and gated. In float32: queries and keys before and after normalization,
+        values, some scalars per head, and periodic states.
 
-        In the backward pass some chunks' systems and their solutions are there at a time, with their gradients."""
+        Temporary, in the backward pass: the systems of some chunks with their solutions and gradients.
+        """
         heads = self.num_value_heads
         states = heads * self.key_dim * self.value_dim // POSITIONS_AT_ONCE
         wide = 4 * keys + values + 7 * heads + 2 * self.num_key_heads + states

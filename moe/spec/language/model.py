@@ -1,4 +1,4 @@
-"""The dimensions of a decoder-only language model."""
+"""Decoder-only language model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -85,12 +85,12 @@ class LanguageModelSpec(Counted):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, fields: Any) -> Any:
-        """Merge the preset's dimensions, and hand the model's width to the experts."""
+        """Fill in the preset's dimensions, and the experts' model dimension."""
         return expansion.expanded(fields)
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """`from` is no name that Python lets a field have."""
+        """Write `from_folder` as `from`, which is a Python keyword."""
         return {("from" if name == "from_folder" else name): value for name, value in handler(self).items()}
 
     @model_validator(mode="after")
@@ -212,7 +212,7 @@ class LanguageModelSpec(Counted):
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The layers with experts, counted from 0."""
+        """Layers with experts, from 0."""
         if self.moe is None:
             return ()
         candidates = range(self.first_dense_layers + self.moe_every - 1, self.num_layers, self.moe_every)
@@ -226,11 +226,11 @@ class LanguageModelSpec(Counted):
 
     @property
     def num_ffn_matrices(self) -> int:
-        """Of a feed-forward layer without experts."""
+        """Matrices of a dense feed-forward layer."""
         return 3 if self.ffn_activation in ("swiglu", "geglu") else 2
 
     def blocks(self) -> Blocks:
-        """The embedding, the layers, and what makes logits of what they give."""
+        """Yield the embedding, the layers and the head."""
         width: Size = ("model", self.model_dim)
         last = norm("norm", self.model_dim, one_plus=self.norm_one_plus)
         embedding, output = (
@@ -304,5 +304,5 @@ class LanguageModelSpec(Counted):
         return (*parameters, *within("feed_forward.dense", (*into, linear("w_out", width, hidden_size))))
 
     def window_of(self, layer: int) -> int | None:
-        """Tokens that a layer looks back at most, where there is a bound."""
+        """Sliding window of a layer; None if it attends to all positions."""
         return self.attention.window_of(layer) if self.has_full_attention(layer) else None

@@ -1,6 +1,6 @@
-"""Router specs: one class a router, which has its fields and their defaults, found by its name.
+"""Router specs: one class per router, with its fields and defaults.
 
-A layer's spec is written flat: its router's fields stand beside its own. Given to another router they are refused.
+A layer's spec is flat: the router's fields are written beside the layer's own. Fields of another router are refused.
 """
 
 import json
@@ -36,16 +36,16 @@ ROUTERS: dict[str, type[RouterSpec]] = {
         ExpertChoiceSpec,
     )
 }
-"""By name. Routers from elsewhere are added here and to `moe.routing.ROUTERS`."""
+"""Router specs by name. Routers from elsewhere are added here and to `moe.routing.ROUTERS`."""
 
 
 def router_fields() -> set[str]:
-    """The fields that stand for a router's part in a layer's spec: its name, and those of any router."""
+    """Return the names of all fields of any router, `router` included."""
     return {field for router in ROUTERS.values() for field in router.model_fields}
 
 
 def router_spec(given: Any) -> Any:
-    """The part that plain data describes. Raises SpecError, with every problem."""
+    """Parse plain data into a router spec. Raises SpecError with every problem."""
     if not isinstance(given, dict):
         return given
     name = given.get("router", DEFAULT.router)
@@ -70,7 +70,7 @@ def _owners(field: str) -> list[str]:
 
 
 def for_router(router: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a preset's layer without those that its own router needed, where another one is asked for."""
+    """Return a preset's layer fields, without those of its router if another router is requested."""
     if router in (None, given.get("router", DEFAULT.router)):
         return dict(given)
     fields = router_fields()
@@ -78,8 +78,8 @@ def for_router(router: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_flat(schema: dict[str, Any]) -> None:
-    """Puts the fields of all routers beside a layer's own in its JSON Schema."""
-    if "properties" not in schema:  # of what is written rather than read
+    """Add the fields of all routers to a layer's JSON Schema."""
+    if "properties" not in schema:  # serialization schema
         return
     by_field: dict[str, dict[str, dict[str, Any]]] = {}
     for name, router in ROUTERS.items():
@@ -96,7 +96,7 @@ def written_flat(schema: dict[str, Any]) -> None:
 
 
 def _of_any(schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The schema of a field that several routers have, which says their defaults where they are not one."""
+    """Schema of a field that several routers have, with their defaults if these differ."""
     first, *rest = schemas.values()
     if all(schema == first for schema in rest):
         return first

@@ -20,7 +20,7 @@ class ExpertChoiceSpec(RouterSpec):
 
     @property
     def factor(self) -> float:
-        """Experts that serve a token on average."""
+        """Mean number of experts per token."""
         assert self.capacity_factor is not None
         return self.capacity_factor
 

@@ -1,4 +1,4 @@
-"""The contract of every router's part of a layer's spec, and the fields that several routers share."""
+"""Base class of router specs, and the fields that several routers share."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -35,30 +35,30 @@ BiasUpdateRate = Annotated[
 
 
 class AuxiliaryLoss(NamedTuple):
-    """The weight of the load-balancing loss, and what is to be balanced by it."""
+    """Weight of the load-balancing loss, and the scope in which loads are balanced."""
 
     coefficient: float = 0.0
     scope: Scope = "group"
 
 
 class RouterSpec(Spec):
-    """A router's own fields, and the answers to what is asked of any router. Where one has no such thing, the answer is
-    the one given here."""
+    """Fields of a router, and its properties as planner and layers need them, with defaults for routers without the
+    feature."""
 
     router: str
-    """Its name: each class has one of its own, a literal."""
+    """Name; each class has its own literal."""
 
     @abstractmethod
     def experts_per_token(self, num_experts: int) -> int:
-        """K: the experts that a token chooses; where experts choose, how many serve a token on average."""
+        """K: experts that a token chooses; with expert choice, experts per token on average."""
 
     def capacity(self, group_tokens: int, num_experts: int) -> int | None:
-        """C, the rows of one expert's buffer for a group of S = `group_tokens` positions, padding counted; None is
-        dropless."""
+        """C: rows of one expert's buffer for a token group of S = `group_tokens` positions, padding included. None
+        is dropless."""
         return None
 
     def max_load(self, num_experts: int) -> float | None:
-        """Bound that the capacity sets on the busiest expert's rows over the mean; None where there is none."""
+        """Bound that the capacity sets on the busiest expert's rows over the mean; None without a bound."""
         return None
 
     @property
@@ -67,48 +67,48 @@ class RouterSpec(Spec):
 
     @property
     def keeps_load(self) -> bool:
-        """Whether the layer carries the loads of the last step to the next one."""
+        """Whether the layer carries the expert loads of one step to the next."""
         return self.auxiliary_loss.scope == "global_batch"
 
     @property
     def bias_rate(self) -> float:
-        """Step of the bias that follows the loads; 0 leaves it as it is."""
+        """Update rate of the selection bias; 0 keeps it constant."""
         return 0.0
 
     @property
     def has_selection_bias(self) -> bool:
-        """Whether the layer keeps a bias of each expert that counts for the choice and not for the weight."""
+        """Whether the layer has a bias per expert that affects the choice but not the weight."""
         return self.bias_rate > 0
 
     @property
     def max_expert_groups(self) -> int | None:
-        """Groups of experts that a token's choices lie in at most; None where there are no groups."""
+        """Most expert groups that a token's choices may fall in; None without groups."""
         return None
 
     @property
     def resolved(self) -> Self:
-        """The same with what was left to it written out."""
+        """The router with unset fields written out."""
         return self
 
     def problems(self, num_experts: int) -> Iterator[Problem]:
-        """Contradictions among its fields, and to the number of experts."""
+        """Yield conflicts among its fields, and with the number of experts."""
         yield from ()
 
     def never_trained(self) -> Problem | None:
-        """The field that keeps the router from learning: a choice that weighs 1 whatever its score passes no gradient
-        on to it.
+        """Problem of the field that keeps the router from learning: if the only choice weighs 1 whatever its score,
+        the router has no gradient.
 
-        None where it learns. No fault of a layer by itself: some families have such ones, and were trained otherwise.
+        None if it learns. Not an error by itself: some published models have such routers, trained otherwise.
         """
         return None
 
     def not_causal(self) -> Problem | None:
-        """The choice that lets later tokens decide over earlier ones, unless it is said to be known."""
+        """Problem of a choice in which later tokens affect earlier ones, unless the spec accepts it."""
         return None
 
 
 class TokenChoiceSpec(RouterSpec):
-    """A router whose tokens choose, all in one way, while an expert has room."""
+    """Router in which tokens choose experts, while these have capacity."""
 
     capacity_factor: CapacityFactor = None
     min_capacity: MinCapacity = 1
@@ -117,12 +117,12 @@ class TokenChoiceSpec(RouterSpec):
     whose weight is the lowest."""
 
     def capacity(self, group_tokens: int, num_experts: int) -> int | None:
-        """K·S·factor/E rounded up, `min_capacity` at least (arXiv 2101.03961, eq. 3)."""
+        """K·S·factor/E rounded up, at least `min_capacity` (arXiv 2101.03961, eq. 3)."""
         if self.capacity_factor is None:
             return None
         share = (
             group_tokens * Fraction(str(self.capacity_factor)) / num_experts
-        )  # exact: 1.1 · 100 is not above 110
+        )  # exact: in floats, 1.1 · 100 exceeds 110
         return max(1, self.min_capacity, ceil(self.experts_per_token(num_experts) * share))
 
     def max_load(self, num_experts: int) -> float | None:
@@ -130,7 +130,7 @@ class TokenChoiceSpec(RouterSpec):
 
 
 class BalancedSpec(TokenChoiceSpec):
-    """One that an auxiliary loss may balance."""
+    """Token-choice router with an optional auxiliary loss."""
 
     aux_coefficient: AuxCoefficient = 0.01
     aux_scope: Scope = "group"
@@ -143,8 +143,7 @@ class BalancedSpec(TokenChoiceSpec):
 
 
 class GatedTopKSpec(BalancedSpec):
-    """One whose tokens choose K experts, by biased scores and of few groups where that is asked, and may divide the
-    weights of the K by their sum."""
+    """Top-k router with optional selection bias, group-limited routing and renormalization of the weights."""
 
     top_k: TopK = 2
     renormalize_gates: StrictBool | None = None
@@ -166,7 +165,7 @@ class GatedTopKSpec(BalancedSpec):
 
     @property
     def renormalizes(self) -> bool:
-        """`renormalize_gates`, or what it is where left out: the weight of one choice would be 1 whatever its score."""
+        """`renormalize_gates`, by default K > 1: with one choice the weight would always be 1."""
         return self.top_k > 1 if self.renormalize_gates is None else self.renormalize_gates
 
     @property
@@ -183,7 +182,7 @@ class GatedTopKSpec(BalancedSpec):
 
     @property
     def resolved(self) -> Self:
-        # None but for what only the field says: so it is in the specs that plans were kept for before there was one.
+        # None unless only the field says it: digests of plans made before the field existed still match.
         selection_bias = True if self.has_selection_bias and self.bias_rate == 0 else None
         return self.model_copy(
             update={"renormalize_gates": self.renormalizes, "selection_bias": selection_bias}
@@ -223,7 +222,7 @@ class GatedTopKSpec(BalancedSpec):
 
 
 def unlearnable(field: str, value: object, instead: str) -> Problem:
-    """A field's value that a router of one choice does not learn with."""
+    """Problem of a field value with which a top-1 router does not learn."""
     return Problem(
         "out_of_range",
         field,
