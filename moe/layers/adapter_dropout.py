@@ -1,4 +1,4 @@
-"""Dropout of what adapters take in: of x before A, in training (PEFT's `lora_dropout`)."""
+"""Dropout of the inputs of adapters: of x before A, in training (PEFT's `lora_dropout`)."""
 
 from dataclasses import dataclass, replace
 
@@ -12,48 +12,49 @@ from moe.sharding.hints.annotate import is_capturing
 
 @dataclass(frozen=True)
 class DropoutKey:
-    """Key of every draw of a pass, and the rows that are drawn for."""
+    """The key of all random draws of a pass, and the rows that they are for."""
 
     tokens: TokenContext
     ids: Tensor
-    """int64, of the rows that a matrix is given, `[...]` for x `[..., in]`: their tokens' global positions."""
+    """int64: the global positions of the tokens of a matrix's input rows, `[...]` for x `[..., in]`."""
 
     @classmethod
     def from_tokens(cls, tokens: TokenContext, ids: Tensor) -> "DropoutKey | None":
-        """Draws of a pass in training; there are none in any other."""
+        """The key of a pass in training; None in any other pass."""
         return cls(tokens, ids) if tokens.training else None
 
 
 @dataclass(frozen=True)
 class AdapterDropout:
-    """Dropout of one adapter. Each has draws of its own, keyed by (seed, step, name of its matrix, token)."""
+    """The dropout of one adapter. Its draws are its own, keyed by (seed, step, name of its matrix, token)."""
 
     probability: float
     name: str
-    """Of the matrix in the whole model."""
+    """Name of the matrix in the whole model."""
     first: int = 0
-    """Of the columns of x that this rank has, the first, and of how many in all; all of them when left out."""
+    """First column of x that this rank has, and the number of columns in all; by default this rank has all of them."""
     num_columns: int | None = None
 
     def wired(self, a: Tensor, layout: Layout) -> "AdapterDropout":
-        """The same where this rank has a part of A `[r, in]`."""
+        """This dropout for a rank that has a part of A `[r, in]`."""
         part = part_of(a)
         return replace(self, first=first_of(part, layout)[1], num_columns=part.shape[1])
 
     def by(self, draws: DropoutKey | None) -> "Dropped | None":
-        """Masks of a pass; none where nothing is drawn."""
+        """The masks of a pass; None if nothing is drawn."""
         return None if draws is None else Dropped(self, draws)
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """Masks of what one adapter takes in, in one pass: made anew wherever they are wanted, and never kept."""
+    """The dropout masks of one adapter's inputs in one pass. They are recomputed wherever they are needed, and never
+    kept."""
 
     dropout: AdapterDropout
     draws: DropoutKey
 
     def apply_to(self, x: Tensor) -> Tensor:
-        """`x` `[..., in]` with entries zeroed, and the rest scaled up."""
+        """`x` `[..., in]` with entries set to zero and the rest scaled up."""
         if is_capturing():
             raise ValueError("a model must be captured without adapters' dropout; set adapter.dropout to 0")
         dropout, tokens = self.dropout, self.draws.tokens

@@ -18,7 +18,7 @@ class KeyValueCache:
     values: Tensor
 
     def empty(self, num_positions: int) -> "KeyValueCache":
-        """One of the same rows and heads with room for so many positions."""
+        """A cache for the same rows and heads with room for this many positions."""
         rows, heads, _, width = self.keys.shape
         shape = (rows, heads, num_positions, width)
         return KeyValueCache(self.keys.new_empty(shape), self.values.new_empty(shape))
@@ -28,8 +28,8 @@ class KeyValueCache:
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention (arXiv 1706.03762, section 3.2), without bias or dropout on probabilities. Where it
-    is split over tensor ranks, each has some of the heads, and all of the tokens while it works on them."""
+    """Scaled dot-product attention (arXiv 1706.03762, section 3.2), without bias and without dropout on probabilities.
+    If it is split over tensor ranks, each rank has some of the heads and, while it computes them, all of the tokens."""
 
     key_value: nn.Parameter
     """`[2, heads · head_dim, M]`"""
@@ -63,17 +63,16 @@ class Attention(nn.Module):
         *,
         causal: bool = False,
     ) -> Tensor:
-        """`[t, M]`: each position of `x` `[t, M]` attends to `memory`, or to all of its own row where there is none.
-
-        `shares` are the tokens `[B, N]` that `x` is this rank's share of. `mask` bool, broadcastable to
-        `[B, heads, N, length]`, True where it may look; `causal` lets position i look at memory up to i.
-        """
+        """`[t, M]`: each position of `x` `[t, M]` attends to `memory`, or to its own row if there is none. `shares`
+        describes the tokens `[B, N]`, of which `x` is this rank's share. `mask` is bool, broadcastable to `[B, heads,
+        N, length]`, True where attention is allowed; `causal` restricts position i to the memory up to i."""
         x = shares.gather_rows(x)
         memory = self.keys_values(x) if memory is None else memory
         return shares.scatter_rows(self._attend(x, memory, mask, causal=causal))
 
     def step(self, x: Tensor, shares: SequenceShard, cache: KeyValueCache, position: int) -> Tensor:
-        """`[t, M]`: the tokens at `position`, one a row, attend to all up to it. Their keys and values join `cache`."""
+        """`[t, M]`: the tokens at `position`, one per row, attend to all positions up to it. Their keys and values are
+        added to `cache`."""
         x = shares.gather_rows(x)
         new = self.keys_values(x)
         cache.keys[:, :, position] = new.keys[:, :, 0]
@@ -84,7 +83,7 @@ class Attention(nn.Module):
     def _attend(
         self, x: Tensor, memory: KeyValueCache, mask: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
-        """`[B, N, M]`: what the heads of this rank add for `x` `[B, N, M]`."""
+        """`[B, N, M]`: the contribution of this rank's heads to the output for `x` `[B, N, M]`."""
         outputs = functional.scaled_dot_product_attention(
             self._heads(self.query(x)), memory.keys, memory.values, attn_mask=mask, is_causal=causal
         )

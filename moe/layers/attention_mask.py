@@ -1,4 +1,4 @@
-"""Which positions of a sequence each of its positions may look at."""
+"""Masks of attention: which positions of a sequence each of its positions may attend to."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
@@ -10,26 +10,24 @@ from torch import Tensor
 from moe.sharding.hints.annotate import is_capturing
 
 PADDING = -1
-"""The document of a position that is in none."""
+"""The document number of padding."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """Visibility of all L positions to the last N of them. A position always sees itself, and padding nothing else.
-
-    One is made for each pass over a batch: masks are made once, when the first layer asks, and shared by all layers,
-    those of other windows (`within`) too.
-    """
+    """Visibility of all L positions to the last N of them. A position always sees itself, and padding sees nothing
+    else. An instance is made for each pass over a batch; its mask tensors are made when the first layer asks for them,
+    and are shared by all layers, including those with other windows (`within`)."""
 
     causal: bool = True
-    """No position sees a later one."""
+    """Whether no position sees a later one."""
     window: int | None = None
     """W: position i sees the keys i - W < j <= i."""
     documents: Tensor | None = None
-    """int `[B, L]`: a position sees its own document alone; negative is padding."""
+    """int `[B, L]`: document numbers; a position sees its own document alone. Negative numbers are padding."""
     first: Tensor | None = None
-    """int `[B]`: the first real position of each row, before which is padding, where prompts are aligned at their
-    ends."""
+    """int `[B]`: the first real position of each row, for prompts aligned at their ends; positions before it are
+    padding."""
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -39,20 +37,21 @@ class AttentionMask:
             )
 
     def within(self, window: int | None) -> "AttentionMask":
-        """The same of a layer with this window, or with none."""
+        """The mask for a layer with this window, or without one."""
         return self if window == self.window else replace(self, window=window)
 
     def num_keys(self, num_queries: int, num_keys: int) -> int:
-        """How many keys, the last ones, any of the last `num_queries` positions may see."""
+        """How many of the last keys may be seen by any of the last `num_queries` positions."""
         return num_keys if self.window is None else min(num_keys, num_queries + self.window - 1)
 
     @property
     def is_by_row(self) -> bool:
-        """Whether what is seen depends on where a position lies in its row, rather than on distances alone."""
+        """Whether visibility depends on the position in the row, rather than on distances alone."""
         return self.documents is not None or self.first is not None
 
     def needs_mask(self, num_queries: int, num_keys: int) -> bool:
-        """Whether more is hidden than what is later than a query, or that with fewer queries than keys."""
+        """Whether more is hidden than the positions later than a query, or whether later positions are hidden and there
+        are fewer queries than keys."""
         if self.is_by_row:
             return True
         if not self.causal or num_queries == 1:
@@ -69,7 +68,7 @@ class AttentionMask:
         return self.once(("mask", self.window, num_queries, num_keys, torch.device(device)), make)
 
     def bias(self, num_queries: int, num_keys: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """The same to be added to scores: 0 or -inf."""
+        """The mask as a bias to be added to scores: 0 or -inf."""
 
         def make() -> Tensor:
             mask = self.mask(num_queries, num_keys, device)
@@ -92,7 +91,7 @@ class AttentionMask:
         return (mask | (query == key))[:, None]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Result of `make` from when this key was first asked for in this pass."""
+        """The result of `make`, which is called when this key is first asked for in this pass."""
         if is_capturing():  # a captured program would remember nothing
             return make()
         if key not in self._made:

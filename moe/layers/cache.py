@@ -1,4 +1,4 @@
-"""Cache of one layer's attention for the tokens so far, while a text is made token by token."""
+"""Caches of one layer's attention, for text that is generated token by token."""
 
 from abc import ABC, abstractmethod
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class LayerCache(ABC):
-    """Memory of one layer for rows `[B]`, changed in place as they grow."""
+    """The cache of one layer for B rows, changed in place as they grow."""
 
     @abstractmethod
     def take_rows(self, rows: Tensor) -> None:
-        """Keep these rows alone, in this order (int64 indices, also several times the same)."""
+        """Keeps these rows only, in this order (int64 indices, which may repeat)."""
 
 
 class KVCache(LayerCache):
@@ -29,8 +29,8 @@ class KVCache(LayerCache):
     def empty(
         cls, num_positions: int, window: int | None, like: Tensor, *shapes: tuple[tuple[int, ...], int]
     ) -> "KVCache":
-        """Room for so many positions, for tensors of shapes `[*leading, positions, width]`, given as (leading, width),
-        on the device and in the dtype of `like`."""
+        """An empty cache with room for this many positions, for tensors of shapes `[*leading, positions, width]`, given
+        as (leading, width), with the device and dtype of `like`."""
         room = num_positions if window is None else min(num_positions, 2 * window)
         return cls(tuple(like.new_empty(*leading, room, width) for leading, width in shapes), window)
 
@@ -39,7 +39,8 @@ class KVCache(LayerCache):
         return self._length == 0
 
     def with_new(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """All that is kept, with `new` `[..., N, width]` behind it: what N queries may look at, N the same in all."""
+        """Appends `new` `[..., N, width]` and returns everything that the N queries may see. N is the same for all
+        tensors."""
         num_new, room = new[0].shape[-2], self._tensors[0].shape[-2]
         if self._length + num_new > room:
             return self._beyond_room(*new)
@@ -68,7 +69,7 @@ class KVCache(LayerCache):
 
 
 class DeltaState(LayerCache):
-    """State of linear attention, and the last inputs of its convolution; None before the first token."""
+    """The state of linear attention, and the last inputs of its convolution; both None before the first token."""
 
     def __init__(self) -> None:
         self.state: Tensor | None = None

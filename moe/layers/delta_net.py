@@ -17,8 +17,8 @@ _LENGTH_EPS = 1e-6
 
 
 class GatedDeltaNet(nn.Module):
-    """Attention of one layer. Where it is split over tensor ranks, each has some of the heads, and all of the tokens
-    while it works on them."""
+    """The attention of one layer. If it is split over tensor ranks, each rank has some of the heads and, while it
+    computes them, all of the tokens."""
 
     decay: nn.Parameter
     """`[value heads]`: logarithm of the rate of decay."""
@@ -34,7 +34,7 @@ class GatedDeltaNet(nn.Module):
         self.register_parameter("time_step", None)
 
     def forward(self, x: Tensor, rows: PassRows, kept: DeltaState | None = None) -> Tensor:
-        """`[t, M]` for this rank's share `x` `[t, M]` of the rows, which go on from `kept`, where it is given."""
+        """`[t, M]` for this rank's share `x` `[t, M]` of the rows, which continue from `kept` if that is given."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
         of_values = spec.values_per_key * spec.value_dim
@@ -64,7 +64,7 @@ class GatedDeltaNet(nn.Module):
         return DeltaState()
 
     def _convolve(self, qkv: Tensor, rows: PassRows, cache: DeltaState | None) -> Tensor:
-        """`[B, N, channels]`: each with those before it, activated."""
+        """`[B, N, channels]`: convolution of each position with those before it, then the activation."""
         weight = narrowed(self.convolution.weight, qkv.dtype)
         before = None if cache is None else cache.inputs
         if cache is not None:

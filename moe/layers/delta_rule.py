@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from moe.spec.language.linear import CHUNK, POSITIONS_AT_ONCE
 
 CHUNKS_AT_ONCE = POSITIONS_AT_ONCE // CHUNK
-"""Chunks whose systems lie in memory together; those of others are made again in the backward pass."""
+"""Number of chunks whose linear systems are in memory at a time; others are recomputed in the backward pass."""
 
 
 def gated_delta_rule(
@@ -93,7 +93,7 @@ def gated_delta_rule_reference(
     documents: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Reference for `gated_delta_rule`, one position after another."""
+    """Reference for `gated_delta_rule`: one position after another."""
     state = _first_state(q, v, state)
     is_start = None if documents is None else _starts(documents)
     read = []
@@ -112,8 +112,8 @@ def gated_delta_rule_reference(
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(what is read, `[B, h, dv]` in the dtype of `v`; the new state) at one position of each row: `q` and `k`
-    `[B, c, dk]`, `v` `[B, h, dv]`, `log_decay` and `beta` `[B, h]`, `state` `[B, h, dk, dv]`."""
+    """(the output, `[B, h, dv]` in the dtype of `v`; the new state) for one position of each row: `q` and `k` are `[B,
+    c, dk]`, `v` is `[B, h, dv]`, `log_decay` and `beta` are `[B, h]`, `state` is `[B, h, dk, dv]`."""
     wide, repeats = state.dtype, v.shape[1] // k.shape[1]
     q, k = (tensor.to(wide).repeat_interleave(repeats, dim=1)[..., None] for tensor in (q, k))
     state = state * log_decay.to(wide).exp()[..., None, None]
@@ -132,7 +132,8 @@ def _first_state(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
 
 
 def _starts(documents: Tensor) -> Tensor:
-    """bool `[B, L]`: real positions before which the last real one of the row is in another document."""
+    """bool `[B, L]`: real positions that belong to another document than the last real position before them in the
+    row."""
     is_real = documents >= 0
     positions = torch.arange(documents.shape[1], device=documents.device)
     last = torch.where(is_real, positions, -1).cummax(dim=1).values

@@ -14,11 +14,11 @@ from moe.parallel import Layout, QuantizedWeight, SequenceShard, narrowed
 
 
 class FeedForward(nn.Module):
-    """Two matrices and an activation, or three where that has a gate (arXiv 2002.05202). Where it is split over tensor
-    ranks, each has some of the hidden units, and all of the tokens while it works on them."""
+    """Two matrices and an activation, or three if the activation has a gate (arXiv 2002.05202). If the layer is split
+    over tensor ranks, each rank has some of the hidden units and, while it computes them, all of the tokens."""
 
     recompute = False
-    """Hidden states are made again in the backward pass."""
+    """Whether hidden states are recomputed in the backward pass."""
 
     def __init__(self, activation: str = "relu") -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
         self.recompute = layout.recompute == "selective"
 
     def forward(self, x: Tensor, shares: SequenceShard, draws: DropoutKey | None = None) -> Tensor:
-        """`[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `draws` are of all of them."""
+        """`[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `draws` belong to all of them."""
         x = shares.gather(x)
         if self.recompute and torch.is_grad_enabled():
             return shares.scatter(
@@ -55,9 +55,9 @@ class FeedForward(nn.Module):
 
 
 class _ActivatedLinear(torch.autograd.Function):
-    """act(up, gate) · w, of `up` and `gate` `[t, hidden]` and `w` `[M, hidden]`, with what an adapter `a` `[r, hidden]`
-    and `b` `[M, r]` adds. These alone are kept: hidden states are made again in the backward pass, where autograd would
-    keep them beside, and the activated gate."""
+    """act(up, gate) · w for `up` and `gate` `[t, hidden]` and `w` `[M, hidden]`, plus the output of an adapter `a` `[r,
+    hidden]` and `b` `[M, r]`. Only these are kept: hidden states, which autograd would keep together with the activated
+    gate, are recomputed in the backward pass."""
 
     @staticmethod
     def forward(

@@ -14,8 +14,8 @@ from moe.spec.language import GroupedQueryAttentionSpec
 
 
 class GroupedQueryAttention(nn.Module):
-    """Attention of one layer. Where it is split over tensor ranks, each has some of the heads, and all of the tokens
-    while it works on them."""
+    """The attention of one layer. If it is split over tensor ranks, each rank has some of the heads and, while it
+    computes them, all of the tokens."""
 
     sinks: nn.Parameter | None
     """`[n]`"""
@@ -32,8 +32,8 @@ class GroupedQueryAttention(nn.Module):
         self.register_parameter("sinks", None)
 
     def forward(self, x: Tensor, rows: PassRows, kept: KVCache | None = None) -> Tensor:
-        """`[t, M]` for this rank's share `x` `[t, M]` of the rows. Their keys and values join `kept`, where it is
-        given, and all that is there is looked at."""
+        """`[t, M]` for this rank's share `x` `[t, M]` of the rows. If `kept` is given, their keys and values are added
+        to it, and the queries attend to everything in it."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
         queries, gate = self.query(x, rows.draws), None
@@ -60,7 +60,7 @@ class GroupedQueryAttention(nn.Module):
         return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
-        """Room for keys and values of rows of so many positions, on the device and in the dtype of `like`."""
+        """An empty cache for keys and values of rows of this many positions, with the device and dtype of `like`."""
         heads = self.key.weight.shape[0] // self.spec.head_dim
         shape = (num_rows, heads), self.spec.head_dim
         return KVCache.empty(num_positions, self.window, like, shape, shape)
@@ -70,7 +70,7 @@ class GroupedQueryAttention(nn.Module):
         return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
     def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shares: SequenceShard) -> Tensor:
-        """`[B, N, heads · head_dim]`, with the norm over each head or over all heads of all tensor ranks."""
+        """`[B, N, heads · head_dim]`, normalized over each head, or over all heads of all tensor ranks."""
         if norm is None:
             return x
         if self.spec.query_key_norm == "head":

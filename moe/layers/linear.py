@@ -1,4 +1,4 @@
-"""A matrix, and what it may add."""
+"""Linear maps: a matrix with an optional bias and adapter."""
 
 from typing import Any
 
@@ -14,19 +14,19 @@ from moe.sharding.hints.annotate import is_capturing
 
 
 class Linear(nn.Module):
-    """x · w, and a bias where its table has one."""
+    """x · w, plus a bias if the parameter table has one."""
 
     weight: nn.Parameter
     """`[out, in]`, or its codes"""
     bias: nn.Parameter | None
     """`[out]`"""
     weight_lora_a: nn.Parameter | None
-    """`[r, in]`: an adapter's, as the next."""
+    """`[r, in]`: a factor of the adapter, as is the next one."""
     weight_lora_b: nn.Parameter | None
     """`[out, r]`"""
     lora_scale = 0.0
     dropout: AdapterDropout | None = None
-    """Of what the adapter takes in."""
+    """Dropout of the adapter's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,20 +38,20 @@ class Linear(nn.Module):
             self.dropout = self.dropout.wired(self.weight_lora_a, layout)
 
     def forward(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
-        """`[..., out]` for `x` `[..., in]`, in the dtype of `x`; in training with `draws`, where there may be any."""
+        """`[..., out]` for `x` `[..., in]`, in the dtype of `x`. In training with dropout, `draws` must be given."""
         return self.biased(self.product(x, draws))
 
     def product(self, x: Tensor, draws: DropoutKey | None = None) -> Tensor:
-        """The same without the bias: for parts that are to be added up first."""
+        """The output without the bias, for parts that have to be added up first."""
         y, a, b = linear(x, matrix_of(self, "weight")), self.weight_lora_a, self.weight_lora_b
         return adapted(y, x, a, b, self.lora_scale, self.dropped(draws))
 
     def dropped(self, draws: DropoutKey | None) -> Dropped | None:
-        """Masks of what the adapter takes in, where there is dropout."""
+        """The masks of the adapter's dropout, if it has any."""
         return None if self.dropout is None else self.dropout.by(draws)
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        """`[out, in]`: the weight in `dtype`, what an adapter adds among it."""
+        """`[out, in]`: the weight in `dtype`, with the adapter merged into it."""
         matrix = matrix_of(self, "weight")
         weight = matrix.dequantize(dtype) if isinstance(matrix, QuantizedWeight) else narrowed(matrix, dtype)
         if self.weight_lora_a is None or self.weight_lora_b is None:
@@ -59,12 +59,12 @@ class Linear(nn.Module):
         return weight + self.lora_scale * product(self.weight_lora_b.to(dtype), self.weight_lora_a.to(dtype))
 
     def biased(self, y: Tensor) -> Tensor:
-        """`y` `[..., out]` with the bias, where there is one."""
+        """`y` `[..., out]` plus the bias, if there is one."""
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 def factor(module: nn.Module, name: str, dtype: torch.dtype) -> Tensor | QuantizedWeight:
-    """A module's own matrix of this name as `product` takes it: in `dtype`, or as it is kept where that is as codes."""
+    """The matrix of a module as `product` takes it: in `dtype`, or quantized if it is kept so."""
     matrix = matrix_of(module, name)
     return matrix if isinstance(matrix, QuantizedWeight) else narrowed(matrix, dtype)
 
@@ -83,8 +83,8 @@ def linear(x: Tensor, weight: Tensor | QuantizedWeight) -> Tensor:
 def adapted(
     y: Tensor, x: Tensor, a: Tensor | None, b: Tensor | None, scale: float, dropped: Dropped | None = None
 ) -> Tensor:
-    """`y` `[..., out]`, to which is added what the adapter `a` `[r, in]` and `b` `[out, r]` of its matrix gives, where
-    there is one: scale · (dropout(x) · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
+    """`y` `[..., out]` plus the output of the matrix's adapter `a` `[r, in]` and `b` `[out, r]`, if there is one: scale
+    · (dropout(x) · aᵀ) · bᵀ for `x` `[..., in]` (arXiv 2106.09685, eq. 3)."""
     if a is None or b is None or scale == 0:
         return y
     low = linear(x, a) if dropped is None else _DroppedLinear.apply(x, narrowed(a, x.dtype), dropped)
@@ -102,15 +102,15 @@ def product(x: Tensor, w: Tensor | QuantizedWeight) -> Tensor:
 
 
 def add_product(y: Tensor, x: Tensor, w: Tensor, scale: float = 1.0) -> Tensor:
-    """`y` `[t, out]`, to which scale · x · w is added in place, as `product` has it."""
+    """`y` `[t, out]` after scale · x · w is added to it in place; x and w are as in `product`."""
     if multiplies(x.dtype, x.device):
         return y.addmm_(x, w, alpha=scale)
     return y.add_(product(x, w), alpha=scale)
 
 
 class _WideLinear(torch.autograd.Function):
-    """The product of narrow numbers, multiplied and added up in float32. What is kept is narrow; the gradient of a wide
-    weight is never rounded."""
+    """The product of narrow operands, computed in float32. The kept tensors are narrow; the gradient of a wide weight
+    is never rounded."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -134,8 +134,8 @@ class _WideLinear(torch.autograd.Function):
 
 
 class _DroppedLinear(torch.autograd.Function):
-    """dropout(x) · aᵀ, for `x` `[..., in]` and `a` `[r, in]`. Of x only x itself is kept, as without dropout: masks are
-    made again."""
+    """dropout(x) · aᵀ, for `x` `[..., in]` and `a` `[r, in]`. Only `x` is kept, as without dropout: masks are
+    recomputed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, dropped: Dropped) -> Tensor:
@@ -156,17 +156,18 @@ class _DroppedLinear(torch.autograd.Function):
 
 
 def _flat(x: Tensor) -> Tensor:
-    """`[t, in]` of `[..., in]`."""
+    """Flattens `[..., in]` to `[t, in]`."""
     return x.reshape(-1, x.shape[-1])
 
 
 def _in_rows_of(like: Tensor, flat: Tensor) -> Tensor:
-    """`[..., in]` of `flat` `[t, in]`, for `like` `[..., out]`: of none, too."""
+    """Reshapes `flat` `[t, in]` to `[..., in]` with the leading dimensions of `like` `[..., out]`, even if there are no
+    rows."""
     return flat.view(*like.shape[:-1], flat.shape[-1])
 
 
 class _WideProduct(torch.autograd.Function):
-    """The product of narrow numbers, multiplied and added up in float32. What is kept and what is given are narrow."""
+    """The product of narrow operands, computed in float32. The kept tensors and the result are narrow."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -185,7 +186,8 @@ class _WideProduct(torch.autograd.Function):
 
 
 class _QuantizedProduct(torch.autograd.Function):
-    """x · w, or x · wᵀ, with a frozen matrix that is decoded for it, and again in the backward pass."""
+    """x · w, or x · wᵀ, with a frozen quantized matrix that is dequantized for the product, and again in the backward
+    pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: QuantizedWeight, is_transposed: bool) -> Tensor:

@@ -54,7 +54,7 @@ def token_nll(hidden: Tensor, table: Tensor, labels: Tensor, nothing: int) -> Te
 
 
 class _TokenNLL(torch.autograd.Function):
-    """A chunk of logits at a time, forward and backward."""
+    """Negative log-likelihoods by chunks of logits, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ class _TokenNLL(torch.autograd.Function):
 
 
 def _chunks_of_logp(hidden_TM: Tensor, table_VM: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Some tokens at a time: which, their hidden states, the table as it is multiplied, and log-probabilities
-    `[C, V]`."""
+    """Chunks of tokens: their indices, their hidden states, the table as it is multiplied, and log-probabilities `[C,
+    V]`."""
     wide = torch.promote_types(hidden_TM.dtype, torch.float32)
     arithmetic = hidden_TM.dtype if multiplies(hidden_TM.dtype, hidden_TM.device) else wide
     work_VM = table_VM.to(hidden_TM.dtype).to(arithmetic)
@@ -98,7 +98,7 @@ def _chunks_of_logp(hidden_TM: Tensor, table_VM: Tensor) -> Iterator[tuple[slice
 
 
 class _SmoothedNLL(torch.autograd.Function):
-    """Takes the gradients while it has a chunk of logits at hand, in their place."""
+    """Computes the gradients together with the logits of each chunk, in their place."""
 
     @staticmethod
     def forward(
@@ -151,7 +151,8 @@ class _SmoothedNLL(torch.autograd.Function):
 
 
 def _scale_gradient(gradient: Tensor, scale: Tensor) -> Tensor:
-    """Rounded once: a scale that is narrowed by itself shifts all of a narrow gradient to one side."""
+    """The gradient times `scale`, rounded once: a scale that is narrowed first shifts all of a narrow gradient to one
+    side."""
     wide = torch.promote_types(gradient.dtype, scale.dtype)
     return (gradient.to(wide) * scale.to(wide)).to(gradient.dtype)
 
@@ -165,7 +166,8 @@ def _run(
     smoothing: float,
     ignore_index: int,
 ) -> tuple[Tensor, ...]:
-    """`labels` are counted from `ignore_index`: zeros fill up what a rank has fewer tokens of than another."""
+    """The local program. `labels` are counted from `ignore_index`, so that zeros can pad a rank that has fewer tokens
+    than another."""
     return smoothed_nll(hidden_states, table, labels + ignore_index, smoothing, ignore_index)
 
 
@@ -183,7 +185,7 @@ NLL = define_differentiable(
     differentiable=(0, 1),
     differentiable_results=(0,),
 )
-"""The same as one operator of a captured graph: each rank has some of the tokens, and all of the table."""
+"""`smoothed_nll` as one operator of a captured graph: each rank has some of the tokens, and all of the table."""
 
 
 def _rule(node: fx.Node) -> Rule:

@@ -1,4 +1,4 @@
-"""Sinusoidal positions (arXiv 1706.03762, section 3.5): no weights, and no longest sentence."""
+"""Sinusoidal positions (arXiv 1706.03762, section 3.5), without weights and without a limit on the length."""
 
 import math
 

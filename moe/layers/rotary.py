@@ -72,7 +72,7 @@ def _yarn(rates: Tensor, base: float, scaling: YarnScaling) -> Tensor:
     dim = 2 * rates.numel()
 
     def turning(times: float) -> float:
-        """The pair, as a fraction too, that turns so many times within the original length."""
+        """The pair of dimensions, possibly fractional, that makes this many turns within the original length."""
         return dim * math.log(scaling.original_tokens / (times * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = turning(scaling.beta_fast), turning(scaling.beta_slow)
@@ -148,7 +148,7 @@ def _pairs(x: Tensor, num_pairs: int, pairing: Pairing) -> tuple[Tensor, Tensor]
 
 
 class _Rotation(torch.autograd.Function):
-    """Turns back in the backward pass and keeps nothing but the table, which all layers share."""
+    """The rotation, which turns back in the backward pass and keeps only the table, which all layers share."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:

@@ -31,7 +31,7 @@ def short_convolution(
 def short_convolution_reference(
     x: Tensor, weight: Tensor, documents: Tensor | None = None, before: Tensor | None = None
 ) -> Tensor:
-    """Reference for `short_convolution`, position by position."""
+    """Reference for `short_convolution`: one position after another."""
     rows, num_positions, channels = x.shape
     width = weight.shape[1]
     out = []

@@ -18,7 +18,7 @@ from moe.parallel.accelerator import accelerator, multiplies
 from moe.sharding.hints.annotate import is_capturing
 
 QUERIES_AT_ONCE = 256
-"""Queries of a block where keys come in windows, and where scores are written out."""
+"""Number of queries in a block, where keys are limited by a window or scores are materialized."""
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -63,7 +63,7 @@ def attend_reference(
     visible: AttentionMask,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Reference for `attend`: who sees whom is asked pair by pair, and a softmax has its sink as a column."""
+    """Reference for `attend`: visibility is computed pair by pair, and the sink is a column of the softmax."""
     rows, heads, num_queries, _ = queries.shape
     num_keys = keys.shape[2]
     mask = torch.zeros(rows, 1, num_queries, num_keys, dtype=torch.bool)
@@ -118,9 +118,9 @@ def _attend_on_cpu(
 
     width, num_queries = values.shape[-1], queries.shape[2]
     queries, keys, values = _of_one_width(queries, keys, values)
-    visible_keys = visible.num_keys(QUERIES_AT_ONCE, keys.shape[2])
+    num_visible_keys = visible.num_keys(QUERIES_AT_ONCE, keys.shape[2])
     # [1, 8, 2048, 64] with windows of 128, forward and backward on one core of an EPYC: 141 ms, and as a whole 423.
-    is_whole = num_queries <= QUERIES_AT_ONCE or 2 * visible_keys > keys.shape[2] or is_capturing()
+    is_whole = num_queries <= QUERIES_AT_ONCE or 2 * num_visible_keys > keys.shape[2] or is_capturing()
     at_once = num_queries if is_whole else QUERIES_AT_ONCE
     blocks = [
         _attend_in_block(
@@ -140,7 +140,7 @@ def _attend_in_block(
     visible: AttentionMask,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Outputs of the queries of a block, by the keys that any of them may see."""
+    """Outputs of the queries of a block, from the keys that any of them may see."""
     of_row, num_keys = queries.shape[2], keys.shape[2]
     stop, num_queries = num_keys - of_row + block.stop, block.stop - block.start
     start = stop - visible.num_keys(num_queries, stop)
@@ -221,7 +221,7 @@ class _Flash(torch.autograd.Function):
 
 
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""(gradient, queries, keys, values, results, log of the sum of exponents)"""
+"""Arguments of a backward pass: (gradient, queries, keys, values, results, log of the sum of exponentials)"""
 OfInputs = tuple[Tensor, Tensor, Tensor]
 """Gradients of queries, keys and values."""
 
@@ -239,8 +239,8 @@ def _pays_in_tiles(num_positions: int) -> bool:
 
 
 def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
-    """The same of causal attention as the sum over tiles: some queries with their own positions, and with all before.
-    Probabilities are those of whole rows, as the sum of exponents is."""
+    """The gradients of causal attention as a sum over tiles: some queries with their own positions, and with all
+    positions before. Probabilities are those of whole rows, as is the sum of exponentials."""
     gradient, queries, keys, values, out, log_sum = operands
     wide = torch.promote_types(queries.dtype, torch.float32)
     sums = [torch.zeros_like(tensor, dtype=wide) for tensor in (queries, keys, values)]
@@ -268,7 +268,7 @@ def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
 def _attend_fused(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask
 ) -> Tensor:
-    """On a GPU, without sinks."""
+    """Attention on a GPU, without sinks."""
     num_queries, groups = queries.shape[2], queries.shape[1] // keys.shape[1]
     start = keys.shape[2] - visible.num_keys(num_queries, keys.shape[2])
     if not visible.needs_mask(num_queries, keys.shape[2] - start):
@@ -290,8 +290,8 @@ def _attend_plainly(
     visible: AttentionMask,
     sinks: Tensor | None,
 ) -> Tensor:
-    """In plain operations on any device, a block of queries at a time, whose scores are made again in the backward
-    pass."""
+    """Attention in plain operations on any device, one block of queries at a time, whose scores are recomputed in the
+    backward pass."""
     num_queries, num_keys = queries.shape[2], keys.shape[2]
     bias = visible.bias(
         num_queries, num_keys, torch.promote_types(queries.dtype, torch.float32), queries.device
@@ -336,5 +336,5 @@ def _of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:
-    """The kernel reads vectors as if their elements lay side by side."""
+    """`x` with the elements of each vector adjacent in memory, which the kernel takes for granted."""
     return x if x.stride(-1) == 1 else x.contiguous()
