@@ -57,7 +57,7 @@ class Problem:
     path: str
     """Where: a key (`model.moe.num_experts`), a file or a line of code."""
     value: Any
-    """Value at the path; None if there is none, or if it is a mapping."""
+    """Value at the path; None if there is none, or if it is a mapping under a known key."""
     rule: str
     remedy: str = ""
 
