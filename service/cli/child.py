@@ -40,7 +40,7 @@ class ControlPlaneChild:
         ]  # fmt: skip
         if self._num_cpus is not None:
             command.append(f"--num-cpus={self._num_cpus}")
-        # What the user has set for another control plane is not meant for this one.
+        # Settings of another control plane do not apply to this one.
         variables = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
         try:
             with self.log_path.open("wb") as log, held_back():

@@ -37,7 +37,7 @@ class EarlyCorpus:
         command = [sys.executable, "-m", "service.cli.early_corpus", str(self._cache_dir)]
         # Threads of `tokenizers`, and of OpenMP.
         environment = {**os.environ, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        with suppress(OSError):  # without it the first job prepares the corpus itself
+        with suppress(OSError):  # otherwise the first job prepares the corpus
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

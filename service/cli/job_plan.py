@@ -199,7 +199,7 @@ def explain(
         raise Misuse(
             "--explain-against compares layouts of this library's models; a module's job has one layout alone"
         )
-    request = request.model_copy(update={"goal": None})  # which chose the workers that both have
+    request = request.model_copy(update={"goal": None})  # the goal has chosen the number of workers for both
     cluster = None if cluster is None else _pool_of(plan, cluster)
     try:
         alternative, _ = make_plan(asking_for(request, layout, plan.num_workers), cluster, url)

@@ -22,7 +22,7 @@ def settings_for(**overrides: Any) -> "Settings":
 
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
-    except SettingsError as error:  # pydantic names the field, and not what is wrong with it
+    except SettingsError as error:  # pydantic names only the field
         match = re.search(r'"(\w+)"', str(error))
         name = f"SHARDYARD_{match[1].upper()}" if match else str(error)
         raise Misuse(f"{name} must be a list in JSON, such as '[\"/data\"]'") from None
@@ -44,7 +44,7 @@ def require_usable(settings: "Settings") -> None:
         with closing(Database(settings.database_url)) as database:
             database.migrate()
             with database.write():
-                pass  # a file that can only be read is found out here
+                pass  # fails for a read-only file
     except ValueError as error:
         raise Misuse(str(error)) from None
     except OSError as error:

@@ -91,16 +91,16 @@ for command in (
 def main() -> None:
     """Runs one command and exits: 0 done, 1 failed, 2 misuse."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # under a locale that lacks what jobs are called
+        sys.stdout.reconfigure(errors="backslashreplace")  # for locales that cannot print the names of jobs
     try:
         try:
             app(prog_name="shardyard")
         finally:
-            sys.stdout.flush()  # what cannot be written is to be said here, and not at the interpreter's end
+            sys.stdout.flush()  # so that a write error is reported here, and not when the interpreter ends
     except Interruption as interruption:
         sys.exit(interruption.exit_code)
     except BrokenPipeError:
-        # The reader of our output has gone, as in `shardyard ls | head -1`; nothing is left to say to it.
+        # The reader of standard output has closed it, as in `shardyard ls | head -1`.
         _drop_output()
         sys.exit(FAILED)
     except Exception as error:
@@ -109,7 +109,7 @@ def main() -> None:
         if "--json" in takewhile(lambda word: word != "--", sys.argv):
             with suppress(OSError):  # one line, since some commands have printed lines of JSON by then
                 print(json.dumps(failure.body), flush=True)
-        _drop_output()  # should it be that which cannot be written
+        _drop_output()  # standard output may be what cannot be written
         print(failure.text, file=sys.stderr)
         sys.exit(failure.exit_code)
 

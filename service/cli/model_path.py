@@ -98,7 +98,7 @@ def _storages(job: str, url: str | None, state_dir: Path | None, looked_in: list
             raise
     except ClientError as error:
         if url is not None or isinstance(error, BadUrl | BadToken):
-            raise  # that one was asked for by name, or nothing can be
+            raise  # no other checkpoint can be chosen
         looked_in[-1:] = []
     settings = settings_for(state_dir=state_dir)
     for root in (*settings.storage_roots, str(settings.state_dir / DEMO_FOLDER / "storage")):

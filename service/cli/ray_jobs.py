@@ -19,5 +19,5 @@ def unfinished_jobs(dashboard_url: str, token_path: Path | None) -> list[str] | 
             for job in answer.json()
             if job.get("submission_id") and job["status"] not in FINISHED
         ]
-    except (httpx.HTTPError, ValueError, OSError):  # the last: its token was cleared away
+    except (httpx.HTTPError, ValueError, OSError):  # the head's token file was removed
         return None

@@ -62,7 +62,7 @@ class Client:
             answer = self._connection.post("/v1/jobs", body, headers, timeout_s)
         except Unreachable as error:
             if error.refused:
-                raise  # it never arrived
+                raise  # the request never arrived
             answer = self._connection.post("/v1/jobs", body, headers, timeout_s)
         return self._job(answer)
 

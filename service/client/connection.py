@@ -100,7 +100,7 @@ class ServiceConnection:
             self._http.stream("GET", quote(path), headers=headers, timeout=timeout) as answer,
         ):
             if answer.status_code == 416 and answer.headers.get("content-range") == f"bytes */{start}":
-                yield start, iter(())  # nothing is left of it
+                yield start, iter(())  # the answer is lost
                 return
             if answer.status_code not in (200, 206):
                 answer.read()

@@ -67,7 +67,7 @@ def follow(
                     last_id = event.id
                     yield event
                     if event.kind == "state" and event.data.get("state") == State.DELETING:
-                        return  # its last word: soon there is nothing left to ask about
+                        return  # the last event: the job's records are deleted soon
             if job_ended and skipped_at != last_id and last_id >= newest_id:
                 return
             job = connection.get(f"/v1/jobs/{job_id}")

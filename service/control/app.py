@@ -61,7 +61,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.openapi()  # made once, before anybody waits for it
+        app.openapi()  # built once, before any request waits for it
         hub.open(asyncio.get_running_loop())
         services = await asyncio.to_thread(open_services, settings, launcher, hub, figures)
         app.state.services = services
@@ -79,7 +79,7 @@ def create_app(settings: Settings, launcher: Launcher) -> FastAPI:
             services.controller.stop()
             services.modules.close()
             await services.generations.close()
-            # A call to the cluster may hang; its process is about to end, and the lease runs out by itself.
+            # A call to the cluster may hang. The process is about to end, and the lease expires.
             await asyncio.to_thread(controlling.join, settings.shutdown_s)
             launcher.close()
             if not controlling.is_alive():

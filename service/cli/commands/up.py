@@ -77,7 +77,7 @@ def up(
     keeper: HeadKeeper | None = None
     mark: IO[str] | None = None
     with _bind_socket(settings) as listener, interruptions():
-        # Given once more: what follows from the port (where drivers send their records) follows from this one.
+        # Settings again with the port that was bound: the URL for drivers' records depends on it.
         settings = settings_for(
             host=host, port=listener.getsockname()[1], state_dir=state_dir, data_roots=roots,
             ray_dashboard_url=ray_dashboard_url, ray_token_path=ray_token_path,
@@ -93,7 +93,7 @@ def up(
                     )
                     keeper = HeadKeeper(head).start()
                 _serve(settings, listener, keeper)
-        except Interruption:  # asked to end, which is how this command ends well
+        except Interruption:  # a signal is this command's normal end
             if own_head and head is None:
                 head = LocalHead.find(settings.state_dir)  # it came between the start and the name here
         finally:
@@ -131,7 +131,7 @@ def down(
         return
     earlier_head = LocalHead.find(settings.state_dir)
     with changing(state_file, on_wait=_say_waits):
-        # Looked at again: whoever was waited for has started another, or stopped this one.
+        # Look again: the process that held the lock may have started or stopped a head.
         head = LocalHead.find(settings.state_dir)
         if head is not None and not force:
             _require_idle(head, started_meanwhile=earlier_head is None or earlier_head.folder != head.folder)
@@ -228,7 +228,7 @@ def _head(settings: "Settings", num_cpus: int | None) -> "LocalHead":
     from service.head.record import changing, record_file
 
     with changing(record_file(settings.state_dir), on_wait=_say_waits):
-        # Found only now: what another command stops is gone by now, and what this one uses is no more stopped.
+        # Look only now, with the lock: another command may have stopped the head, and none stops it from here on.
         if (head := LocalHead.find(settings.state_dir)) is None:
             cores = num_cpus or max(MIN_LOGICAL_CPUS, int(available_cores()))
             print(f"starting Ray with {cores} cores (about 20 s) ...", flush=True)
@@ -264,7 +264,7 @@ def _serve(settings: "Settings", listener: socket.socket, keeper: "HeadKeeper | 
         settings.ray_token_path,
         keeper.trouble if keeper else lambda: None,
     )
-    with suppress(SystemExit):  # how uvicorn tells of an app that did not start
+    with suppress(SystemExit):  # uvicorn raises it if the app did not start
         serve(settings, launcher, listener)
     if not answers.is_set():
         raise CommandError("the control plane did not start; the lines above say why")
@@ -319,7 +319,7 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
     from service.cli.ray_jobs import unfinished_jobs
     from service.head.record import changing, is_used
 
-    if is_used(head.state_file):  # also one that is being started, which is not waited for
+    if is_used(head.state_file):  # also counts a head that is being started
         print(USED_ELSEWHERE)
         return
     with changing(head.state_file, on_wait=_say_waits):
@@ -327,7 +327,7 @@ def _leave(head: "LocalHead", keep_ray: bool | None) -> None:
             print(USED_ELSEWHERE)
             return
         if keep_ray is None and not head.state_file.exists():
-            keep_ray = False  # cleared away: nobody would find Ray again
+            keep_ray = False  # the record was removed: no later command would find this Ray
         if keep_ray is None:
             running = unfinished_jobs(head.dashboard_url, head.token_path) if head.running() else []
             keep_ray = running is None or bool(running)

@@ -94,11 +94,11 @@ class LiveFollower:
             try:
                 self._run = self._run_status()
             except ClientError:
-                self._run = None  # what is old would seem to be of now
+                self._run = None  # an old status would look current
 
     def _redraw(self, over: threading.Event) -> None:
         while not over.wait(self._interval_s):
-            with suppress(OSError):  # of a terminal that has gone, which the other thread hears of too
+            with suppress(OSError):  # the terminal has closed; the other thread gets the error, too
                 self._draw()
 
     def _draw(self, notice: Text | None = None) -> None:
@@ -107,7 +107,7 @@ class LiveFollower:
         with self._lock, self._console:
             lines: list[Text] = []
             if (size := self._console.size) != self._size:
-                # The terminal has laid out the rows anew, each in its own way: nobody knows where the frame is.
+                # Terminals reflow rows in different ways after a resize, so that the frame's position is unknown.
                 self._size = size
                 self._console.control(Control.clear(), Control.home())
                 lines = self._notices_that_fit()

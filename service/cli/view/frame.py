@@ -50,7 +50,7 @@ def frame(
         parts += [Text(""), charts(layers, width, max(LOW + 2, height - OTHER_ROWS))]
     if below := note or ("" if progress.preparation else progress.doing):
         parts.append(Text(below, style="bold yellow" if note else "dim", no_wrap=True, overflow="ellipsis"))
-    parts.append(Text(""))  # the cursor rests here, where the ^C that a terminal echoes tears nothing
+    parts.append(Text(""))  # the cursor stays here, so that an echoed ^C damages no row
     return Group(*parts)
 
 

@@ -19,7 +19,7 @@ def console() -> "Console":
 
     if not on_terminal():
         return Console(highlight=False, emoji=False, markup=False, width=PIPE_WIDTH)
-    # A size in the environment is that of the shell's start: a terminal that is resized says its own.
+    # COLUMNS and LINES are those of the shell's start; a resized terminal has other ones.
     environment = {name: value for name, value in os.environ.items() if name not in _SIZE}
     return Console(highlight=False, emoji=False, markup=False, _environ=environment)
 

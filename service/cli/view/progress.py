@@ -77,7 +77,7 @@ class RunProgress:
     def take(self, event: Event) -> ProgressLine | None:
         self.last_event_id = event.id
         if event.attempt is not None:
-            self.attempt = max(self.attempt or 0, event.attempt)  # what an older one said may come late
+            self.attempt = max(self.attempt or 0, event.attempt)  # records of an older group may arrive late
         match event.kind:
             case "state":
                 return self._take_state(event)
@@ -89,7 +89,9 @@ class RunProgress:
                 return None
             case "checkpoint":
                 self.checkpoint_step = CheckpointRecord.read(event.data).step
-                return None  # a figure: a line for each would push everything else off the screen
+                return (
+                    None  # shown as a figure: a line per checkpoint would push everything else off the screen
+                )
             case "log":
                 return self._take_log(event)
 
@@ -105,7 +107,7 @@ class RunProgress:
         metric = StepRecord.read(event.data)
         if (
             metric.step <= self.step
-        ):  # steps are being redone after a restart: old times say nothing of the new pace
+        ):  # steps are repeated after a restart, so that old times do not tell the new pace
             self._recent.clear()
             self._layers.clear()
         self.step, self.metric, self.latest_log, self.preparation = metric.step, metric, "", None

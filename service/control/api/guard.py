@@ -98,7 +98,7 @@ class Guard:
 
     def _check_origin(self, method: str, headers: Headers) -> None:
         origin = headers.get("origin")
-        # This service's own pages are the only ones that may use it: their origin is the host they ask.
+        # Only pages of this service may use it: their origin is the request's host.
         if origin is not None and _place(origin) != (headers.get("host") or "").lower():
             raise Forbidden(f"a page of {origin[:200]!r} may not use this service")
         site = headers.get("sec-fetch-site", "none")
@@ -158,5 +158,5 @@ def _place(origin: str) -> str | None:
 
 
 def _hosts(names: Iterable[str]) -> Iterable[str]:
-    # A wildcard is what is listened on, and no name that anybody asks for.
+    # A wildcard is an address to listen on, not a host that requests name.
     return (name.lower().strip("[]").rstrip(".") for name in names if name not in ("", "0.0.0.0", "::"))

@@ -17,7 +17,7 @@ class Head:
         async def send_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 await send(message)
-                # The answer is whole: to whoever still writes its body, the client has gone.
+                # HEAD is answered; whatever still writes the body is told that the client has disconnected.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         # Changed where it lies, for those before this read the route from it.

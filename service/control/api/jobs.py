@@ -69,7 +69,7 @@ def get_jobs(
         total = {"total": count_jobs(tx, job_filter)} if count else {}
     page = jobs[:limit]
     has_more = len(jobs) > limit
-    # What is asked for most goes out as it is: the framework would look through it once more, in another thread.
+    # The most frequent answer skips the framework's encoding, which takes another thread.
     return JSONResponse(
         {
             "items": [summary_view(job) for job in page],

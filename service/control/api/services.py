@@ -45,7 +45,7 @@ class Services:
     recovery: Recovery
 
 
-# These two are coroutines for they wait for nothing: a plain function would cost a trip to a thread.
+# These two are coroutines, since they do not block: FastAPI runs plain functions in a thread.
 async def _services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services

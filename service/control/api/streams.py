@@ -158,7 +158,7 @@ async def _log(
     with services.hub.follow(job_id) as tail:
         while True:
             looked_at = monotonic()
-            # Asked before reading: what is sealed by the end of a job is there when it has ended.
+            # Ask before reading: all log lines are sealed by the time a job has ended.
             over = not follow or await run_in_threadpool(_has_ended, services, job_id)
             portions = reader.lines() if newest is None else reader.newest(newest)
             newest = None

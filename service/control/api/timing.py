@@ -23,7 +23,7 @@ class Timing:
 
         async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Paths that no route has and methods that are none would be labels without end.
+                # Unknown paths and methods would be an unbounded number of labels.
                 route = getattr(scope.get("route"), "path", None) or "unknown"
                 method = scope["method"] if route != "unknown" and scope["method"] in _METHODS else "any"
                 self._figures.requests.labels(method, route, str(message["status"])).inc()

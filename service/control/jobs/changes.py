@@ -44,7 +44,7 @@ def enter(
         columns["finished_at"] = now
     if to in ENDED or to in (State.PAUSED, State.QUEUED):
         columns |= _NO_ATTEMPT | {"request": None, "requested_at": None}
-    if to == State.QUEUED:  # again: what its end left is over
+    if to == State.QUEUED:  # resumed: clear what its earlier end left
         columns |= {"finished_at": None, "result": None}
     if to == State.RUNNING and job.started_at is None:
         columns["started_at"] = now
@@ -73,7 +73,7 @@ def owe_attempt(
         "retry_at": retry_at,
     }
     if counts_as is not None:
-        stored_job = get_job(tx, job.id, lock=True) or job  # the run may have told of more since
+        stored_job = get_job(tx, job.id, lock=True) or job  # the run may have reported more losses since
         losses = read_losses(stored_job.losses, stored_job.failures)
         if counts_as == "failure":
             losses = losses.after_failure((job.attempt, END), kind)

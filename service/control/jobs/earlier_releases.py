@@ -17,7 +17,7 @@ def read_stored_spec(text: str) -> JobSpec:
     Raises ValidationError for a spec that this release cannot run at all.
     """
     fields: Any = json.loads(text)
-    while True:  # each round takes out at least one key
+    while True:  # each round removes at least one key
         try:
             return JobSpec.model_validate(fields)
         except ValidationError as error:
@@ -48,7 +48,7 @@ def _take_out(fields: Any, location: tuple[int | str, ...]) -> bool:
     place = fields
     for part in location[:-1]:
         if isinstance(place, dict):
-            place = place.get(part, place)  # a tag is no key: it leads nowhere
+            place = place.get(part, place)  # the tag of a union is no key
         elif isinstance(place, list) and isinstance(part, int) and part < len(place):
             place = place[part]
     return isinstance(place, dict) and place.pop(location[-1], _MISSING) is not _MISSING

@@ -100,7 +100,9 @@ class StorageRoots:
                 if fault is not None:
                     raise self._problem("unreadable", storage, fault)
                 return real
-        raise self._outside(storage)  # whatever is wrong with it: what is there is nobody's business
+        raise self._outside(
+            storage
+        )  # the same answer whatever is wrong, which tells nothing of other folders
 
     def _outside(self, storage: str) -> SpecError:
         return self._problem("not_allowed", storage, "must lie under a storage root of this service")

@@ -125,7 +125,8 @@ class RayJobsLauncher(Launcher):
         if observation.has_ended:
             self._sessions.pop(submission_id, None)
         elif submission_id not in self._sessions:
-            # Read after the answer: if the cluster is replaced in between, the submission is still waited for.
+            # Read after the answer: if the cluster is replaced in between, the submission still counts as one of the
+            # old cluster.
             self._sessions[submission_id] = self._session()
         if observation.has_ended and job.get("job_id"):
             return observation.model_copy(update={"released": not self._has_workers(job["job_id"])})
@@ -213,7 +214,7 @@ class RayJobsLauncher(Launcher):
         return response.json()
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        # A cluster that was started anew has another token in the same file.
+        # A restarted cluster has a new token in the same file.
         headers = {}
         try:
             if self._token_path is not None:

@@ -116,7 +116,7 @@ class ClientConnection(asyncio.Protocol):
             awaits = "headers"
         else:
             awaits = None  # it waits for us, or is idle between requests, which uvicorn ends
-        # While it is this service that does not read, its time stands still.
+        # While this service does not read, the client's time does not run.
         if awaits != self._awaits or self._http.flow.read_paused:
             self._awaits, self._since, self._num_bytes = awaits, self._loop.time(), 0
 
@@ -149,7 +149,7 @@ class ClientConnection(asyncio.Protocol):
             head += [b"%s: %s" % header for header in answer.raw_headers]
             self._transport.write(b"\r\n".join([*head, b"", bytes(answer.body)]))
         if not self._is_refused and self._http.flow.write_paused:
-            self._transport.abort()  # closing would wait until what it does not take is taken
+            self._transport.abort()  # closing would wait until the client takes the rest
         else:
             self._transport.close()
 

@@ -53,7 +53,7 @@ class FloodGate:
         """Filter of the standard library's loggers, which libraries use."""
         if record.levelno < logging.WARNING:
             return True
-        # The first line: what follows names sockets and tasks, and is another each time.
+        # Compare the first line: the rest names sockets and tasks, which differ every time.
         left_out = self.left_out(f"{record.name} {str(record.msg).partition(chr(10))[0]}")
         if left_out:
             record.msg = f"{record.msg} ({left_out} more like it were left out)"

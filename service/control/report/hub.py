@@ -82,7 +82,7 @@ class Tail:
             if self._events and event.id <= self._events[-1].id:
                 continue
             if self._events and event.id != self._events[-1].id + 1:
-                # Two transactions were told of in the other order; what is missing comes from the store.
+                # Two transactions were published in reverse order; the missing events come from the store.
                 self._events.clear()
                 self._chars = 0
             self._events.append(event)

@@ -105,7 +105,7 @@ class Ingest:
                 return 0
             next_seq = writers.next_seq(tx, job.number, attempt, writer)
             if first_seq > next_seq:
-                return 0  # a hole that nobody can fill: what follows it would seem to be all
+                return 0  # a gap that cannot be filled: later records would hide it
             new = records[next_seq - first_seq :]
             event_rows = self._store(tx, job, attempt, writer, next_seq, new)
         self._tell(job, new, event_rows)

@@ -162,7 +162,7 @@ class LogReader:
 
     def _block(self, segment: Segment, position: _Position) -> bytes:
         block = self.folder.read(segment, position.offset, position.offset + BLOCK_BYTES)
-        # A segment is whole when it appears; one that gives less than it says is taken to end here.
+        # A segment appears as a whole; one that is shorter than it says ends here.
         position.offset = position.offset + len(block) if block else segment.num_bytes
         return block
 

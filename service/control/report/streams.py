@@ -34,7 +34,7 @@ class EventStreams:
                 version = tail.version
                 news: Sequence[WireEvent] | None = tail.after(last_id)
                 if news is None or (not news and ask_store):
-                    # Nothing at hand: the store decides, for another process may have written.
+                    # No events in memory: read the store, since another process may have written.
                     news = await self._read_events(job.number, last_id)
                     if news and news[0].id != last_id + 1:
                         return

@@ -28,7 +28,7 @@ class Drafts:
         self._abandoned_after_us = int(abandoned_after_s * 1e6)
         self._look_s = min(
             LOOK_S, abandoned_after_s
-        )  # else a draft too young at one look would wait for long
+        )  # otherwise a draft that is too young now would wait long
         self._look_at = 0.0
         self._next_try_at: dict[str, float] = {}
         """Time of the next attempt for folders that could not be removed, so that others do not wait for them."""

@@ -57,7 +57,7 @@ class FullRoots:
             return
         with self._lock:
             refusal = self._refusals.get(root)
-            # A new one in any case: room that was found before this one says nothing of it.
+            # Always a new object: room that was found before this refusal does not settle it.
             self._refusals[root] = (
                 replace(refusal) if refusal and refusal.num_bytes > num_bytes else _Refusal(fault, num_bytes)
             )

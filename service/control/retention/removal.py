@@ -37,7 +37,7 @@ def remove_job_folder(roots: StorageRoots, storage: str, until: float) -> bool:
     root, *parents, name = location
     if "://" in root:
         return _remove_remote(storage, until)
-    if not os.path.isdir(root):  # as of a share that is not mounted: what lies there is not gone
+    if not os.path.isdir(root):  # the share may not be mounted, so that its files still exist
         raise OSError(f"the storage root {root} is not there; mount it, or make it again")
     with (
         suppress(FileNotFoundError),

@@ -90,7 +90,7 @@ def _room(nodes: Sequence[NodeFacts], gangs: Sequence[Gang], cpus: int, gpus: in
             )
             left -= num_placed
         if left:
-            # The cluster shrank under a gang that runs: what it holds of it is not known, so nothing is free.
+            # The cluster shrank below what a running gang holds: it is unknown what is free, so count nothing.
             return 0
     return sum(_slots(free_cpus, free_gpus, cpus, gpus) for free_cpus, free_gpus in free)
 

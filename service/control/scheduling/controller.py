@@ -193,7 +193,7 @@ class Controller:
                 log.info("decided", job=job.id, attempt=job.attempt, state=job.state, decision=decision)
             self._carry_out(job, decision)
         except LauncherUnavailable as error:
-            # What was decided could not be done: a cluster may answer questions, and take no submission.
+            # The decision could not be carried out: a cluster may answer queries and refuse submissions.
             self._reach.record_failure(error)
             words = self._reach.words(_seconds(job.unreachable_since))
             if words and words != job.reason:
@@ -228,7 +228,7 @@ class Controller:
                 over = observation.has_ended and observation.released
                 is_gone = observation.forgotten or is_lost(now, _seconds(job.unseen_since), self._deadlines)
                 if result is not None or over or is_gone:
-                    # Before the decision: failures that nobody heard of count, and the end comes last.
+                    # Catch up before deciding: unreported failures count, and the end comes last.
                     catch_up(self._ingest, job.id, job.attempt, storage)
                 if over and result is None and observation.output:
                     self._keep_last_words(job, storage, observation.output)
@@ -317,7 +317,7 @@ class Controller:
                 if kills and self._ingest.statuses.end_driver(job.id, job.attempt, _launch_of(job)):
                     log.warning("killed a frozen driver", job=job.id, attempt=job.attempt)
             case Retry(reason, after_s, _, counts_as, kind):
-                # Should it only have been out of sight.
+                # in case it still runs out of sight
                 self._launcher.stop(submission_id(job.id, job.attempt))
                 retry_at = now_us() + int(after_s * 1e6)
                 with self._lease.change(job) as (tx, events):

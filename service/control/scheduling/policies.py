@@ -299,7 +299,7 @@ def _unknown(job: JobFacts, deadlines: Deadlines) -> Decision:
         return Submit()
     if job.launch == "submitted" and job.observation is not None and job.observation.forgotten:
         return _decide_lost_run(job)
-    # A submission whose answer was lost may be on its way: also one that is due shows only after a while.
+    # A submission whose answer was lost may still arrive, so that a due one may show only after a while.
     if job.unseen_since is None:
         return NoteUnseen()
     if not is_lost(job.now, job.unseen_since, deadlines):
@@ -348,7 +348,7 @@ def is_lost(now: float, unseen_since: float | None, deadlines: Deadlines) -> boo
 
 def _decide_end(job: JobFacts, observation: Observation) -> Decision:
     if job.group_phase == "running" and job.state in (State.STARTING, State.RECOVERING):
-        return Move(State.RUNNING, _running_reason(job))  # and was over before anyone looked
+        return Move(State.RUNNING, _running_reason(job))  # the group had begun and ended between two looks
     if job.result is not None:
         return _by_result(job, job.result)
     message = f": {_first_line(observation.message)}" if observation.message.strip() else ""

@@ -95,7 +95,7 @@ class Requests:
         """
         spec_text = spec.model_dump_json()
         print_of_spec = digest or hashlib.sha256(spec_text.encode()).hexdigest()
-        # A copy takes so long that its client may lose patience; others may run side by side.
+        # A copy takes so long that its client may repeat the request. Other requests run side by side.
         with nullcontext() if key is None or spec.start_from is None else self._turns.acquire((owner, key)):
             if (
                 key is not None

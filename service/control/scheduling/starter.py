@@ -85,7 +85,7 @@ class Starter:
 
     def admit(self) -> list[JobRow]:
         """The jobs whose next attempt is now stored as due. Raises LauncherUnavailable, LeaseLost."""
-        # Also where nothing is admitted: a step without it would tell nothing of reach.
+        # Ask even if nothing is admitted: every step has to learn whether the cluster is reachable.
         self._watch.facts(FACTS_AGE_S)
         with self._database.read() as tx:
             active = jobs_in(tx, ACTIVE)
