@@ -1,4 +1,4 @@
-"""Dropout of the inputs of adapters: of x before A, in training (PEFT's `lora_dropout`)."""
+"""Dropout of the inputs of LoRA adapters, x before A, in training (PEFT's `lora_dropout`)."""
 
 from dataclasses import dataclass, replace
 
@@ -12,49 +12,48 @@ from moe.sharding.hints.annotate import is_capturing
 
 @dataclass(frozen=True)
 class DropoutKey:
-    """The key of all random draws of a pass, and the rows that they are for."""
+    """Key of all dropout in a pass, and the rows it applies to."""
 
     tokens: TokenContext
     ids: Tensor
-    """int64: the global positions of the tokens of a matrix's input rows, `[...]` for x `[..., in]`."""
+    """int64 `[...]` for x `[..., in]`: global positions of the tokens in a matrix's input rows."""
 
     @classmethod
     def from_tokens(cls, tokens: TokenContext, ids: Tensor) -> "DropoutKey | None":
-        """The key of a pass in training; None in any other pass."""
+        """Key of a training pass; None for any other."""
         return cls(tokens, ids) if tokens.training else None
 
 
 @dataclass(frozen=True)
 class AdapterDropout:
-    """The dropout of one adapter. Its draws are its own, keyed by (seed, step, name of its matrix, token)."""
+    """Dropout of one adapter, with draws of its own: keyed by (seed, step, name of its matrix, token)."""
 
     probability: float
     name: str
     """Name of the matrix in the whole model."""
     first: int = 0
-    """First column of x that this rank has, and the number of columns in all; by default this rank has all of them."""
+    """First column of x on this rank; `num_columns` is the total number, None if this rank has all."""
     num_columns: int | None = None
 
     def wired(self, a: Tensor, layout: Layout) -> "AdapterDropout":
-        """This dropout for a rank that has a part of A `[r, in]`."""
+        """The same dropout for this rank's part of A `[r, in]`."""
         part = part_of(a)
         return replace(self, first=first_of(part, layout)[1], num_columns=part.shape[1])
 
     def by(self, draws: DropoutKey | None) -> "Dropped | None":
-        """The masks of a pass; None if nothing is drawn."""
+        """Dropout masks of a pass; None without draws."""
         return None if draws is None else Dropped(self, draws)
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """The dropout masks of one adapter's inputs in one pass. They are recomputed wherever they are needed, and never
-    kept."""
+    """Dropout masks of one adapter's input in one pass, regenerated on each use and never stored."""
 
     dropout: AdapterDropout
     draws: DropoutKey
 
     def apply_to(self, x: Tensor) -> Tensor:
-        """`x` `[..., in]` with entries set to zero and the rest scaled up."""
+        """Zero entries of `x` `[..., in]` and scale up the others. Raises ValueError during capture."""
         if is_capturing():
             raise ValueError("a model must be captured without adapters' dropout; set adapter.dropout to 0")
         dropout, tokens = self.dropout, self.draws.tokens

@@ -1,4 +1,4 @@
-"""Multi-head attention of a sequence to itself or to another, with a cache for decoding token by token."""
+"""Multi-head self- and cross-attention, with a KV cache for decoding token by token."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from moe.sharding.hints.annotate import is_capturing
 
 @dataclass
 class KeyValueCache:
-    """Keys and values of a sequence, `[B, heads, length, head_dim]` each."""
+    """KV cache of a sequence, `[B, heads, length, head_dim]` each."""
 
     keys: Tensor
     values: Tensor
 
     def empty(self, num_positions: int) -> "KeyValueCache":
-        """A cache for the same rows and heads with room for this many positions."""
+        """Empty cache for the same rows and heads and `num_positions` positions."""
         rows, heads, _, width = self.keys.shape
         shape = (rows, heads, num_positions, width)
         return KeyValueCache(self.keys.new_empty(shape), self.values.new_empty(shape))
@@ -28,8 +28,8 @@ class KeyValueCache:
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention (arXiv 1706.03762, section 3.2), without bias and without dropout on probabilities.
-    If it is split over tensor ranks, each rank has some of the heads and, while it computes them, all of the tokens."""
+    """Scaled dot-product attention (arXiv 1706.03762, section 3.2), without bias or dropout on probabilities. If split
+    over tensor-parallel ranks, each has some of the heads and processes all tokens."""
 
     key_value: nn.Parameter
     """`[2, heads · head_dim, M]`"""
@@ -48,7 +48,7 @@ class Attention(nn.Module):
     def keys_values(self, memory: Tensor) -> KeyValueCache:
         """Keys and values of `memory` `[B, L, M]`."""
         weight = narrowed(self.key_value, memory.dtype)
-        if is_capturing():  # in one product heads could not be split: keys would come before all values
+        if is_capturing():  # heads of a single product could not be sharded: all keys precede all values
             keys, values = (functional.linear(memory, matrix) for matrix in weight.unbind())
         else:
             keys, values = linear(memory, weight.flatten(0, 1)).chunk(2, dim=-1)
@@ -63,16 +63,19 @@ class Attention(nn.Module):
         *,
         causal: bool = False,
     ) -> Tensor:
-        """`[t, M]`: each position of `x` `[t, M]` attends to `memory`, or to its own row if there is none. `shares`
-        describes the tokens `[B, N]`, of which `x` is this rank's share. `mask` is bool, broadcastable to `[B, heads,
-        N, length]`, True where attention is allowed; `causal` restricts position i to the memory up to i."""
+        """Return `[t, M]`: positions of `x` `[t, M]` attend to `memory`, or to their own row if it is None.
+
+        `x` is this rank's share of the tokens `[B, N]` of `shares`. `mask` bool, broadcastable to
+        `[B, heads, N, length]`, is True where a position may attend; with `causal`, position i attends to memory up to
+        i.
+        """
         x = shares.gather_rows(x)
         memory = self.keys_values(x) if memory is None else memory
         return shares.scatter_rows(self._attend(x, memory, mask, causal=causal))
 
     def step(self, x: Tensor, shares: SequenceShard, cache: KeyValueCache, position: int) -> Tensor:
-        """`[t, M]`: the tokens at `position`, one per row, attend to all positions up to it. Their keys and values are
-        added to `cache`."""
+        """Return `[t, M]`: the tokens at `position`, one per row, attend to all positions up to it. Writes their keys
+        and values to `cache`."""
         x = shares.gather_rows(x)
         new = self.keys_values(x)
         cache.keys[:, :, position] = new.keys[:, :, 0]
@@ -83,7 +86,7 @@ class Attention(nn.Module):
     def _attend(
         self, x: Tensor, memory: KeyValueCache, mask: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
-        """`[B, N, M]`: the contribution of this rank's heads to the output for `x` `[B, N, M]`."""
+        """`[B, N, M]`: output of this rank's heads for `x` `[B, N, M]`."""
         outputs = functional.scaled_dot_product_attention(
             self._heads(self.query(x)), memory.keys, memory.values, attn_mask=mask, is_causal=causal
         )

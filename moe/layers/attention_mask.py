@@ -1,4 +1,4 @@
-"""Masks of attention: which positions of a sequence each of its positions may attend to."""
+"""Attention masks: which positions of a sequence each position attends to."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
@@ -10,24 +10,26 @@ from torch import Tensor
 from moe.sharding.hints.annotate import is_capturing
 
 PADDING = -1
-"""The document number of padding."""
+"""Document number of padding."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMask:
-    """Visibility of all L positions to the last N of them. A position always sees itself, and padding sees nothing
-    else. An instance is made for each pass over a batch; its mask tensors are made when the first layer asks for them,
-    and are shared by all layers, including those with other windows (`within`)."""
+    """Attention mask of the last N of L positions over all L. A position always attends to itself, and padding to
+    nothing else.
+
+    Make one per pass over a batch: its tensors are built when a layer first needs them and shared by all layers,
+    including those with other windows (`within`).
+    """
 
     causal: bool = True
-    """Whether no position sees a later one."""
+    """Hide later positions."""
     window: int | None = None
-    """W: position i sees the keys i - W < j <= i."""
+    """Sliding window W: position i attends to keys i - W < j <= i."""
     documents: Tensor | None = None
-    """int `[B, L]`: document numbers; a position sees its own document alone. Negative numbers are padding."""
+    """int `[B, L]`: a position attends only to its own document; negative for padding."""
     first: Tensor | None = None
-    """int `[B]`: the first real position of each row, for prompts aligned at their ends; positions before it are
-    padding."""
+    """int `[B]`: first real position of each left-padded row."""
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -37,21 +39,21 @@ class AttentionMask:
             )
 
     def within(self, window: int | None) -> "AttentionMask":
-        """The mask for a layer with this window, or without one."""
+        """The same mask with this window, or with none."""
         return self if window == self.window else replace(self, window=window)
 
     def num_keys(self, num_queries: int, num_keys: int) -> int:
-        """How many of the last keys may be seen by any of the last `num_queries` positions."""
+        """Number of keys, the last ones, that any of the last `num_queries` positions may attend to."""
         return num_keys if self.window is None else min(num_keys, num_queries + self.window - 1)
 
     @property
     def is_by_row(self) -> bool:
-        """Whether visibility depends on the position in the row, rather than on distances alone."""
+        """Whether the mask depends on positions in each row, rather than on distances only."""
         return self.documents is not None or self.first is not None
 
     def needs_mask(self, num_queries: int, num_keys: int) -> bool:
-        """Whether more is hidden than the positions later than a query, or whether later positions are hidden and there
-        are fewer queries than keys."""
+        """Whether attention needs a mask tensor. Full attention, one query, and causal attention with as many queries
+        as keys need none, unless a window, documents or padding hide more."""
         if self.is_by_row:
             return True
         if not self.causal or num_queries == 1:
@@ -59,7 +61,7 @@ class AttentionMask:
         return num_queries < num_keys or (self.window is not None and self.window < num_keys)
 
     def mask(self, num_queries: int, num_keys: int, device: torch.device | str) -> Tensor:
-        """bool `[B or 1, 1, N, L]`, True where a query sees a key."""
+        """bool `[B or 1, 1, N, L]`, True where a query attends to a key."""
 
         def make() -> Tensor:
             keys = torch.arange(num_keys, device=device)
@@ -68,7 +70,7 @@ class AttentionMask:
         return self.once(("mask", self.window, num_queries, num_keys, torch.device(device)), make)
 
     def bias(self, num_queries: int, num_keys: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """The mask as a bias to be added to scores: 0 or -inf."""
+        """The mask as a bias on scores: 0 or -inf."""
 
         def make() -> Tensor:
             mask = self.mask(num_queries, num_keys, device)
@@ -91,8 +93,8 @@ class AttentionMask:
         return (mask | (query == key))[:, None]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The result of `make`, which is called when this key is first asked for in this pass."""
-        if is_capturing():  # a captured program would remember nothing
+        """Return the result of `make`, computed once per `key` and pass."""
+        if is_capturing():  # a captured program caches nothing
             return make()
         if key not in self._made:
             self._made[key] = make()

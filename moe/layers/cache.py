@@ -1,4 +1,4 @@
-"""Caches of one layer's attention, for text that is generated token by token."""
+"""KV cache and linear-attention state of one layer, for decoding token by token."""
 
 from abc import ABC, abstractmethod
 
@@ -7,19 +7,18 @@ from torch import Tensor
 
 
 class LayerCache(ABC):
-    """The cache of one layer for B rows, changed in place as they grow."""
+    """Cache of one layer for rows `[B]`, changed in place."""
 
     @abstractmethod
     def take_rows(self, rows: Tensor) -> None:
-        """Keeps these rows only, in this order (int64 indices, which may repeat)."""
+        """Keep only these rows, in this order (int64 indices, which may repeat)."""
 
 
 class KVCache(LayerCache):
-    """Tensors `[B, ..., positions, width]` that grow by positions, each with room for as many as are to come: keys and
-    values, or latents and turned keys.
+    """KV cache: preallocated tensors `[B, ..., positions, width]`, keys and values or latents and rotary keys.
 
-    With a window the oldest are forgotten: room for twice the window is enough, since the last of it are moved to the
-    front whenever it is full.
+    A sliding window evicts the oldest positions. Capacity for twice the window suffices: when it is full, the last
+    window is moved to the front.
     """
 
     def __init__(self, tensors: tuple[Tensor, ...], window: int | None) -> None:
@@ -29,8 +28,8 @@ class KVCache(LayerCache):
     def empty(
         cls, num_positions: int, window: int | None, like: Tensor, *shapes: tuple[tuple[int, ...], int]
     ) -> "KVCache":
-        """An empty cache with room for this many positions, for tensors of shapes `[*leading, positions, width]`, given
-        as (leading, width), with the device and dtype of `like`."""
+        """Allocate capacity for `num_positions` of tensors `[*leading, positions, width]`, given as (leading, width),
+        on the device and in the dtype of `like`."""
         room = num_positions if window is None else min(num_positions, 2 * window)
         return cls(tuple(like.new_empty(*leading, room, width) for leading, width in shapes), window)
 
@@ -39,8 +38,8 @@ class KVCache(LayerCache):
         return self._length == 0
 
     def with_new(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Appends `new` `[..., N, width]` and returns everything that the N queries may see. N is the same for all
-        tensors."""
+        """Append `new` `[..., N, width]`, with the same N for all tensors, and return all positions that N queries may
+        attend to."""
         num_new, room = new[0].shape[-2], self._tensors[0].shape[-2]
         if self._length + num_new > room:
             return self._beyond_room(*new)
@@ -69,7 +68,7 @@ class KVCache(LayerCache):
 
 
 class DeltaState(LayerCache):
-    """The state of linear attention, and the last inputs of its convolution; both None before the first token."""
+    """State of linear attention and last inputs of its convolution; None before the first token."""
 
     def __init__(self) -> None:
         self.state: Tensor | None = None

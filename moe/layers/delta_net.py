@@ -1,4 +1,4 @@
-"""Gated DeltaNet: linear attention with a state of fixed size (arXiv 2412.06464), as Qwen3-Next has it."""
+"""Gated DeltaNet: linear attention with a fixed-size state (arXiv 2412.06464), as in Qwen3-Next."""
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,11 @@ _LENGTH_EPS = 1e-6
 
 
 class GatedDeltaNet(nn.Module):
-    """The attention of one layer. If it is split over tensor ranks, each rank has some of the heads and, while it
-    computes them, all of the tokens."""
+    """Linear attention of one layer. If split over tensor-parallel ranks, each has some of the heads and processes all
+    tokens."""
 
     decay: nn.Parameter
-    """`[value heads]`: logarithm of the rate of decay."""
+    """`[value heads]`: logarithm of the decay rate."""
     time_step: nn.Parameter
     """`[value heads]`"""
 
@@ -34,7 +34,8 @@ class GatedDeltaNet(nn.Module):
         self.register_parameter("time_step", None)
 
     def forward(self, x: Tensor, rows: PassRows, kept: DeltaState | None = None) -> Tensor:
-        """`[t, M]` for this rank's share `x` `[t, M]` of the rows, which continue from `kept` if that is given."""
+        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `kept`, they continue from its state and
+        update it."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
         of_values = spec.values_per_key * spec.value_dim
@@ -60,11 +61,11 @@ class GatedDeltaNet(nn.Module):
         return shares.scatter_rows(self.output(outputs.flatten(2), rows.draws))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> DeltaState:
-        """The state before the first token."""
+        """State before the first token."""
         return DeltaState()
 
     def _convolve(self, qkv: Tensor, rows: PassRows, cache: DeltaState | None) -> Tensor:
-        """`[B, N, channels]`: convolution of each position with those before it, then the activation."""
+        """`[B, N, channels]`: convolution over each position and those before it, activated."""
         weight = narrowed(self.convolution.weight, qkv.dtype)
         before = None if cache is None else cache.inputs
         if cache is not None:
@@ -72,13 +73,13 @@ class GatedDeltaNet(nn.Module):
         return functional.silu(short_convolution(qkv, weight, rows.documents, before))
 
     def _log_decay(self, steps: Tensor) -> Tensor:
-        """`[B, N, value heads]`, at most 0, in float32 at least."""
+        """`[B, N, value heads]`: log decay, at most 0, in at least float32."""
         wide = torch.promote_types(steps.dtype, torch.float32)
         rate = self.decay.to(wide).exp()
         return -rate * functional.softplus(steps.to(wide) + self.time_step.to(wide))
 
 
 def _unit(x: Tensor) -> Tensor:
-    """`x` `[..., d]` divided by its length, in float32 at least."""
+    """L2-normalize `x` `[..., d]`, in at least float32."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return wide * (wide.square().sum(-1, keepdim=True) + _LENGTH_EPS).rsqrt()

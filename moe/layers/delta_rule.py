@@ -1,8 +1,8 @@
-"""The gated delta rule: a state that maps keys to values, of which each token erases and writes a part (Gated DeltaNet,
-arXiv 2412.06464, equation 10).
+"""Gated delta rule: linear attention whose state maps keys to values, with decay, erasure and writing at each token
+(Gated DeltaNet, arXiv 2412.06464, equation 10).
 
 Shapes: B rows, L positions, c heads of keys and queries, h heads of values (h a multiple of c), dk and dv their widths.
-Inside, r = h / c, and a row's positions are K chunks of C.
+Internally, r = h / c, and a row is K chunks of C positions.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from moe.spec.language.linear import CHUNK, POSITIONS_AT_ONCE
 
 CHUNKS_AT_ONCE = POSITIONS_AT_ONCE // CHUNK
-"""Number of chunks whose linear systems are in memory at a time; others are recomputed in the backward pass."""
+"""Chunks whose triangular systems are in memory together; others are recomputed in the backward pass."""
 
 
 def gated_delta_rule(
@@ -28,18 +28,18 @@ def gated_delta_rule(
     documents: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(what each position reads, `[B, L, h, dv]` in the dtype of `v`; the state after the last, `[B, h, dk, dv]`).
+    """Return (outputs `[B, L, h, dv]` in the dtype of `v`, final state `[B, h, dk, dv]`).
 
-    At each position S ← exp(log_decay) · S, then S ← S + k ⊗ β(v - Sᵀk), and what it reads is Sᵀq, all in float32 at
-    least. `q` and `k` are `[B, L, c, dk]`, of which head j serves the heads jr to jr + r - 1 of `v` `[B, L, h, dv]`;
-    `log_decay`, finite and not above 0, and `beta` are `[B, L, h]`. `state` is where the row begins, by default zeros.
+    At each position S ← exp(log_decay) · S, then S ← S + k ⊗ β(v - Sᵀk), and the output is Sᵀq, all at least float32.
+    `q` and `k` are `[B, L, c, dk]`; their head j serves the heads jr to jr + r - 1 of `v` `[B, L, h, dv]`. `log_decay`,
+    finite and at most 0, and `beta` are `[B, L, h]`. `state` is the initial state, by default zeros.
 
-    The backward pass makes what lies between again, from the states that every 16 chunks began with. Both passes over
-    [1, 2048, 8, 64] with 4 heads of keys take 0.30 s on one core of an EPYC and keep 9 MB, which are the inputs; with
-    all of it kept 0.22 s and 63 MB, transformers' chunks 0.41 s and 80 MB, position by position 5.8 s.
+    The backward pass recomputes intermediate results from the state before every 16th chunk. Forward and backward of
+    [1, 2048, 8, 64] with 4 key heads take 0.30 s on one EPYC core and save 9 MB, the inputs; 0.22 s and 63 MB with
+    everything saved, 0.41 s and 80 MB by transformers' chunks, 5.8 s position by position.
 
-    `documents` int `[B, L]`: the state is emptied where one follows another, so that a row's first document goes on
-    from `state`; at padding, which is negative, it stays as it is and zeros are read.
+    `documents` int `[B, L]`: the state is reset where a document follows another, so a row's first document continues
+    from `state`. Padding (negative) leaves the state unchanged and outputs zeros.
     """
     dtype, num_positions = v.dtype, v.shape[1]
     state = _first_state(q, v, state)
@@ -93,7 +93,7 @@ def gated_delta_rule_reference(
     documents: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Reference for `gated_delta_rule`: one position after another."""
+    """Reference of `gated_delta_rule`, one position at a time."""
     state = _first_state(q, v, state)
     is_start = None if documents is None else _starts(documents)
     read = []
@@ -112,8 +112,8 @@ def gated_delta_rule_reference(
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(the output, `[B, h, dv]` in the dtype of `v`; the new state) for one position of each row: `q` and `k` are `[B,
-    c, dk]`, `v` is `[B, h, dv]`, `log_decay` and `beta` are `[B, h]`, `state` is `[B, h, dk, dv]`."""
+    """Return (outputs `[B, h, dv]` in the dtype of `v`, new state) of one position per row. `q` and `k` `[B, c, dk]`,
+    `v` `[B, h, dv]`, `log_decay` and `beta` `[B, h]`, `state` `[B, h, dk, dv]`."""
     wide, repeats = state.dtype, v.shape[1] // k.shape[1]
     q, k = (tensor.to(wide).repeat_interleave(repeats, dim=1)[..., None] for tensor in (q, k))
     state = state * log_decay.to(wide).exp()[..., None, None]
@@ -132,8 +132,7 @@ def _first_state(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
 
 
 def _starts(documents: Tensor) -> Tensor:
-    """bool `[B, L]`: real positions that belong to another document than the last real position before them in the
-    row."""
+    """bool `[B, L]`: real positions whose previous real position in the row is in another document."""
     is_real = documents >= 0
     positions = torch.arange(documents.shape[1], device=documents.device)
     last = torch.where(is_real, positions, -1).cummax(dim=1).values
@@ -142,7 +141,7 @@ def _starts(documents: Tensor) -> Tensor:
 
 
 def _of_part(by_chunk: Tensor | None, chunk_slice: slice) -> tuple[Tensor | None, Tensor | None]:
-    """(segment that each chunk begins in, int64 `[B, 1, 1, K, 1]`; that of each position, `[B, 1, 1, K, C]`)."""
+    """(segment in which each chunk begins, int64 `[B, 1, 1, K, 1]`; segment of each position, `[B, 1, 1, K, C]`)."""
     if by_chunk is None:
         return None, None
     last = functional.pad(by_chunk[:, :, -1], (1, 0))[:, :-1]  # a row begins in segment 0
@@ -159,21 +158,21 @@ def _run(
     before: Tensor | None,
     within: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """(what is read `[B, c, r, K, C, dv]`, the state `[B, c, r, dk, dv]` afterwards) of some chunks.
+    """Return (outputs `[B, c, r, K, C, dv]`, final state `[B, c, r, dk, dv]`) of some chunks.
 
-    With γ the decays summed from the chunk's first position, what position t writes beside its key is u_t = β_t (v_t -
-    exp(γ_t) S₀ᵀk_t - Σ_{i<t} exp(γ_t - γ_i) (k_t·k_i) u_i): a unit triangular system, solved for what does not depend
-    on the state S₀ that the chunk begins with, and for what is multiplied with it (arXiv 2412.06464, section 3.3).
+    With γ the log decays summed from the chunk's first position, the value that position t writes for its key is u_t =
+    β_t (v_t - exp(γ_t) S₀ᵀk_t - Σ_{i<t} exp(γ_t - γ_i) (k_t·k_i) u_i): a unit triangular system, solved separately for
+    the terms independent of the chunk's initial state S₀ and those multiplied by it (arXiv 2412.06464, section 3.3).
     """
     length, wide = q.shape[-2], q.dtype
-    # In float64, as a weak decay among strong ones is a small difference of large sums.
+    # In float64, since a weak decay among strong ones is a small difference of large sums.
     decay_sum = log_decay[..., 0].double().cumsum(dim=-1)
     mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     since_start = decay_sum
     if before is not None and within is not None:
         mask = mask & (within[..., None] == within[..., None, :])
         since_start = decay_sum.masked_fill(within != before, float("-inf"))
-    # Hidden before the exponential: later positions and other documents would overflow, and -inf has a gradient of 0.
+    # Masked before the exponential: later positions and other documents would overflow, and -inf has a gradient of 0.
     between = (
         (decay_sum[..., None] - decay_sum[..., None, :]).to(wide).masked_fill(~mask, float("-inf")).exp()
     )

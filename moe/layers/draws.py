@@ -1,5 +1,5 @@
-"""Random draws keyed by token, as ordinary operations and as one operator of a captured graph, whose program can run at
-any step."""
+"""Random draws keyed by token, as ordinary operations or as one operator of a captured graph, which may run at any
+step."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ from moe.sharding.rules.rule import Rule
 def dropped(
     x: Tensor, probability: float, ids: Tensor, tokens: TokenContext, layer: int, purpose: Purpose
 ) -> Tensor:
-    """`x` `[T, M]`, each entry of which is set to zero with `probability` and the rest scaled up. Draws are keyed by
-    the seed and step of `tokens`, layer, purpose and `ids` int64 `[T]`."""
+    """Dropout of `x` `[T, M]`: entries are zeroed with `probability` and the others scaled up, keyed by the seed and
+    step of `tokens`, layer, purpose and `ids` int64 `[T]`."""
     if not is_capturing() or probability == 0:
         return dropout(x, probability, fold(tokens.seed, tokens.step, layer, purpose), ids)
     return x * _factors("dropout", probability, x, ids, tokens, layer, purpose)
 
 
 def jittered(x: Tensor, width: float, ids: Tensor, tokens: TokenContext, layer: int) -> Tensor:
-    """`x` `[T, M]` with every entry multiplied by a draw from Uniform(1 - width, 1 + width), keyed as in dropout."""
+    """Multiply each entry of `x` `[T, M]` by a draw from Uniform(1 - width, 1 + width), keyed likewise."""
     if not is_capturing():
         return jitter(x, width, fold(tokens.seed, tokens.step, layer, Purpose.INPUT_JITTER), ids)
     return x * _factors("jitter", width, x, ids, tokens, layer, Purpose.INPUT_JITTER)
@@ -53,8 +53,8 @@ def keyed_factors(
     layer: int,
     purpose: int,
 ) -> Tensor:
-    """`[T, num_columns]`: the factors of a tensor, one row for each of `ids` int64 `[T]`. The step is `step`, or
-    `number` if that is None."""
+    """`[T, num_columns]`: random factors, one row for each of `ids` int64 `[T]`. The step is `step`, or `number` if
+    that is None."""
     key = fold(seed, number if step is None else int(step), layer, purpose)
     factors = torch.ones(ids.shape[0], num_columns, dtype=dtype, device=ids.device)
     return (dropout if kind == "dropout" else jitter)(factors, amount, key, ids)

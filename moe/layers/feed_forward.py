@@ -1,4 +1,4 @@
-"""The feed-forward layer without experts."""
+"""Dense feed-forward layer."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from moe.parallel import Layout, QuantizedWeight, SequenceShard, narrowed
 
 
 class FeedForward(nn.Module):
-    """Two matrices and an activation, or three if the activation has a gate (arXiv 2002.05202). If the layer is split
-    over tensor ranks, each rank has some of the hidden units and, while it computes them, all of the tokens."""
+    """Dense feed-forward layer: two matrices and an activation, or three if it is gated (arXiv 2002.05202). If split
+    over tensor-parallel ranks, each has some of the hidden units and processes all tokens."""
 
     recompute = False
-    """Whether hidden states are recomputed in the backward pass."""
+    """Recompute the hidden states in the backward pass."""
 
     def __init__(self, activation: str = "relu") -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
         self.recompute = layout.recompute == "selective"
 
     def forward(self, x: Tensor, shares: SequenceShard, draws: DropoutKey | None = None) -> Tensor:
-        """`[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `draws` belong to all of them."""
+        """Return `[t, M]` for `x` `[t, M]`, this rank's share of the tokens; `draws` covers all of them."""
         x = shares.gather(x)
         if self.recompute and torch.is_grad_enabled():
             return shares.scatter(
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
     def _of(self, x: Tensor, draws: DropoutKey | None) -> Tensor:
         if (
             self.activation.name == "relu"
-        ):  # hidden states are all that its gradient needs: kept once, by autograd
+        ):  # autograd saves hidden states once; the gradient needs nothing else
             return self.w_out(self.w_in(x, draws).relu_(), draws)
         gate = None if self.w_gate is None else self.w_gate(x, draws)
         out = self.w_out
@@ -55,9 +55,9 @@ class FeedForward(nn.Module):
 
 
 class _ActivatedLinear(torch.autograd.Function):
-    """act(up, gate) · w for `up` and `gate` `[t, hidden]` and `w` `[M, hidden]`, plus the output of an adapter `a` `[r,
-    hidden]` and `b` `[M, r]`. Only these are kept: hidden states, which autograd would keep together with the activated
-    gate, are recomputed in the backward pass."""
+    """act(up, gate) · wᵀ, for `up` and `gate` `[t, hidden]` and `w` `[M, hidden]`, plus the LoRA adapter `a`
+    `[r, hidden]` and `b` `[M, r]`. Saves only these: hidden states are recomputed in the backward pass. Autograd would
+    save them and the activated gate."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,5 @@
-"""Attention with masks and sinks on a GPU, compiled by torch for the mask at hand. It has no backward pass on a CPU."""
+"""Attention with masks and sinks on a GPU, by torch's flex attention, compiled for each mask. No backward pass on a
+CPU."""
 
 from functools import cache
 from typing import Any
@@ -19,10 +20,10 @@ def flex_attend(
     visible: AttentionMask,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`moe.layers.softmax_attention.attend` by flex attention; blocks of 128 keys that no query of a block sees are
-    skipped.
+    """`moe.layers.softmax_attention.attend` by flex attention, which skips blocks of 128 keys that no query of a block
+    sees.
 
-    Its forward pass is tested on a CPU; both passes were held against the CPU's attention on an H200, in float32 to a
+    The forward pass is tested on a CPU; both passes were compared with CPU attention on an H200, in float32 to a
     hundredth (`tests/gpu/test_sequence_layers.py`).
     """
     num_queries, num_keys = queries.shape[2], keys.shape[2]
@@ -33,13 +34,13 @@ def flex_attend(
     )  # fmt: skip
     if sinks is None:
         return out
-    # exp(z) / (exp(z) + exp(c)): the share of each softmax that its sink leaves. The kernel differentiates z too.
+    # exp(z) / (exp(z) + exp(c)): what the sink leaves of each softmax. The kernel differentiates z too.
     return (out * torch.sigmoid(sums.lse - sinks.to(sums.lse.dtype)[:, None])[..., None]).to(out.dtype)
 
 
 @cache
 def _flex_attention(device_type: str) -> Any:
-    # On a CPU, where tests alone run it, the uncompiled form gives the same in no time.
+    # CPUs are used only in tests: uncompiled, to save the compile time.
     return flex_attention if device_type == "cpu" else torch.compile(flex_attention)
 
 

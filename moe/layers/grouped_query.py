@@ -1,4 +1,4 @@
-"""Softmax attention of a decoder, whose query heads share keys and values in groups (arXiv 2305.13245)."""
+"""Grouped-query attention of a decoder (arXiv 2305.13245)."""
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from moe.spec.language import GroupedQueryAttentionSpec
 
 
 class GroupedQueryAttention(nn.Module):
-    """The attention of one layer. If it is split over tensor ranks, each rank has some of the heads and, while it
-    computes them, all of the tokens."""
+    """Grouped-query attention of one layer. If split over tensor-parallel ranks, each has some of the heads and
+    processes all tokens."""
 
     sinks: nn.Parameter | None
-    """`[n]`"""
+    """`[n]`: attention sinks."""
 
     def __init__(
         self, spec: GroupedQueryAttentionSpec, layer: int, *, norm_eps: float, norm_one_plus: bool
@@ -32,8 +32,8 @@ class GroupedQueryAttention(nn.Module):
         self.register_parameter("sinks", None)
 
     def forward(self, x: Tensor, rows: PassRows, kept: KVCache | None = None) -> Tensor:
-        """`[t, M]` for this rank's share `x` `[t, M]` of the rows. If `kept` is given, their keys and values are added
-        to it, and the queries attend to everything in it."""
+        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `kept`, their keys and values are
+        appended to it, and queries attend to all cached positions."""
         spec, shares = self.spec, rows.shares
         x = shares.gather_rows(x)
         queries, gate = self.query(x, rows.draws), None
@@ -60,7 +60,7 @@ class GroupedQueryAttention(nn.Module):
         return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
-        """An empty cache for keys and values of rows of this many positions, with the device and dtype of `like`."""
+        """Empty KV cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
         heads = self.key.weight.shape[0] // self.spec.head_dim
         shape = (num_rows, heads), self.spec.head_dim
         return KVCache.empty(num_positions, self.window, like, shape, shape)
@@ -70,7 +70,7 @@ class GroupedQueryAttention(nn.Module):
         return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
     def _normalize(self, x: Tensor, norm: RMSNorm | None, num_heads: int, shares: SequenceShard) -> Tensor:
-        """`[B, N, heads · head_dim]`, normalized over each head, or over all heads of all tensor ranks."""
+        """Normalize `[B, N, heads · head_dim]` over each head, or over all heads of all tensor-parallel ranks."""
         if norm is None:
             return x
         if self.spec.query_key_norm == "head":

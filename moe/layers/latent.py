@@ -15,8 +15,8 @@ _LATENT_EPS = 1e-6
 
 
 class LatentAttention(nn.Module):
-    """The attention of one layer. Each tensor rank computes the latents of its own tokens, and has some of the
-    heads."""
+    """Multi-head latent attention of one layer. Each tensor-parallel rank computes the latents of its own tokens, and
+    has some of the heads."""
 
     def __init__(self, spec: LatentAttentionSpec, *, norm_one_plus: bool) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class LatentAttention(nn.Module):
         self.key_value_norm = RMSNorm(_LATENT_EPS, one_plus=norm_one_plus)
 
     def forward(self, x: Tensor, rows: PassRows, kept: KVCache | None = None) -> Tensor:
-        """`[t, M]` for this rank's share `x` `[t, M]` of the rows. If `kept` is given, their latents are added to it,
-        and the queries attend to everything in it."""
+        """Return `[t, M]` for this rank's share `x` `[t, M]` of the rows. With `kept`, their latents are appended to
+        it, and queries attend to all cached positions."""
         spec, shares = self.spec, rows.shares
         queries = self._queries(x, rows)
         down = self.key_value_down(x, rows.draws_of_share)
@@ -51,12 +51,12 @@ class LatentAttention(nn.Module):
         return self.output.biased(shares.scatter_rows(self.output.product(outputs, rows.draws)))
 
     def new_cache(self, num_rows: int, num_positions: int, like: Tensor) -> KVCache:
-        """An empty cache for latents of rows of this many positions, with the device and dtype of `like`."""
+        """Empty latent cache for `num_rows` rows of `num_positions`, on the device and in the dtype of `like`."""
         shapes = ((num_rows,), self.spec.key_value_rank), ((num_rows,), self.spec.rope_dim)
         return KVCache.empty(num_positions, None, like, *shapes)
 
     def _queries(self, x: Tensor, rows: PassRows) -> Tensor:
-        """`[B, heads, N, head_dim + rope_dim]`, the last part rotated."""
+        """Queries `[B, heads, N, head_dim + rope_dim]`, the last part rotated."""
         spec = self.spec
         if self.query is not None:
             queries = self.query(rows.shares.gather_rows(x), rows.draws)
@@ -72,8 +72,8 @@ class LatentAttention(nn.Module):
         return torch.cat((plain, rotary), dim=-1)
 
     def _of_heads(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
-        """`[B, heads, N, value_dim]`, with the keys and values of each head decompressed: the least arithmetic if there
-        are as many queries as keys."""
+        """`[B, heads, N, value_dim]`, with keys and values of each head: fewest operations for as many queries as
+        keys."""
         spec = self.spec
         up = self.key_value_up(latents, rows.draws)
         up = up.unflatten(-1, (-1, spec.head_dim + spec.value_dim)).transpose(1, 2)
@@ -83,8 +83,8 @@ class LatentAttention(nn.Module):
         return attend(queries, keys, values, scale=spec.score_scale, visible=rows.visible)
 
     def _of_latents(self, queries: Tensor, latents: Tensor, rotary_keys: Tensor, rows: PassRows) -> Tensor:
-        """The result of `_of_heads` with the matrices of keys and values applied on the side of the queries (section
-        2.1.2): all heads attend to the latents themselves, which needs less work per position for few queries."""
+        """The same with the key and value projections absorbed into the query side (section 2.1.2): all heads attend to
+        the latents directly, which is cheaper for few queries."""
         spec = self.spec
         up = self.key_value_up.whole(queries.dtype)
         up = up.unflatten(0, (-1, spec.head_dim + spec.value_dim))

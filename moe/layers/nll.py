@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary, label-smoothed or not, without ever holding `[T, V]` logits."""
+"""Cross-entropy over a vocabulary, with optional label smoothing, without materializing `[T, V]` logits."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,12 +27,11 @@ from moe.sharding.rules.rule import Dims, Factor, Rule
 def smoothed_nll(
     hidden: Tensor, table: Tensor, labels: Tensor, smoothing: float, nothing: int
 ) -> tuple[Tensor, Tensor]:
-    """(label-smoothed negative log-likelihood, plain negative log-likelihood), both summed over real tokens.
+    """Return (label-smoothed negative log-likelihood, plain negative log-likelihood), summed over real tokens.
 
-    `hidden` [..., M] is what `table` [V, M] projects to logits; `labels` int64 [...], `nothing` where no token is
-    predicted: such positions are not even projected. The smoothed target gives 1 - smoothing to the label
-    and smoothing / V to every token (arXiv 1512.00567, section 7). Only the first result is differentiable.
-    Sums are at least float32.
+    Logits are `hidden` [..., M] · `table` [V, M] transposed. `labels` int64 [...] are `nothing` where no token is
+    predicted: these positions are not projected. The smoothed target is 1 - smoothing on the label plus smoothing / V
+    on every token (arXiv 1512.00567, section 7). Only the first result is differentiable. Sums are at least float32.
     """
     hidden_TM, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if is_capturing():
@@ -45,8 +44,8 @@ def smoothed_nll(
 
 
 def token_nll(hidden: Tensor, table: Tensor, labels: Tensor, nothing: int) -> Tensor:
-    """Negative log-likelihood `[T]` of each label, in float32 at least, 0 where it is `nothing`: for losses that are no
-    sum over tokens. `hidden` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`. Logits are made again in the backward
+    """Negative log-likelihood `[T]` of each label, at least float32, 0 where it is `nothing`, for losses that are not
+    sums over tokens. `hidden` `[T, M]`, `table` `[V, M]`, `labels` int64 `[T]`. Logits are recomputed in the backward
     pass."""
     real = (labels != nothing).nonzero().squeeze(1)
     real_nll = _TokenNLL.apply(hidden.index_select(0, real), table, labels.index_select(0, real))
@@ -54,7 +53,7 @@ def token_nll(hidden: Tensor, table: Tensor, labels: Tensor, nothing: int) -> Te
 
 
 class _TokenNLL(torch.autograd.Function):
-    """Negative log-likelihoods by chunks of logits, forward and backward."""
+    """One chunk of logits at a time, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, hidden_TM: Tensor, table_VM: Tensor, labels_T: Tensor) -> Tensor:
@@ -73,7 +72,7 @@ class _TokenNLL(torch.autograd.Function):
         grad_hidden_TM = torch.empty_like(hidden_TM) if of_hidden else None
         grad_table_VM = torch.zeros_like(table_VM, dtype=gradient_T.dtype) if of_table else None
         for chunk, chunk_CM, work_VM, logp_CV in _chunks_of_logp(hidden_TM, table_VM):
-            grad_CV = logp_CV.exp_()  # d nll / d logits = softmax - the label
+            grad_CV = logp_CV.exp_()  # d nll / d logits = softmax - one-hot label
             grad_CV.scatter_add_(1, labels_T[chunk, None], grad_CV.new_full((grad_CV.shape[0], 1), -1.0))
             grad_CV = grad_CV.mul_(gradient_T[chunk, None]).to(work_VM.dtype)
             if grad_hidden_TM is not None:
@@ -84,8 +83,7 @@ class _TokenNLL(torch.autograd.Function):
 
 
 def _chunks_of_logp(hidden_TM: Tensor, table_VM: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Chunks of tokens: their indices, their hidden states, the table as it is multiplied, and log-probabilities `[C,
-    V]`."""
+    """Yield chunks of tokens: (their slice, hidden states, table in the compute dtype, log-probabilities `[C, V]`)."""
     wide = torch.promote_types(hidden_TM.dtype, torch.float32)
     arithmetic = hidden_TM.dtype if multiplies(hidden_TM.dtype, hidden_TM.device) else wide
     work_VM = table_VM.to(hidden_TM.dtype).to(arithmetic)
@@ -98,7 +96,7 @@ def _chunks_of_logp(hidden_TM: Tensor, table_VM: Tensor) -> Iterator[tuple[slice
 
 
 class _SmoothedNLL(torch.autograd.Function):
-    """Computes the gradients together with the logits of each chunk, in their place."""
+    """Computes gradients in the forward pass, in place of each chunk of logits."""
 
     @staticmethod
     def forward(
@@ -106,7 +104,7 @@ class _SmoothedNLL(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         num_tokens, vocabulary = hidden_TM.shape[0], table_VM.shape[0]
         wide = torch.promote_types(hidden_TM.dtype, torch.float32)
-        # Products in the dtype of hidden states, or by the same numbers in a wider one, where that is faster.
+        # Products in the dtype of hidden states, or of the same values in a wider dtype if that is faster.
         arithmetic = hidden_TM.dtype if multiplies(hidden_TM.dtype, hidden_TM.device) else wide
         work_VM = table_VM.to(hidden_TM.dtype).to(arithmetic)
         nll, spread = hidden_TM.new_zeros((), dtype=wide), hidden_TM.new_zeros((), dtype=wide)
@@ -151,8 +149,7 @@ class _SmoothedNLL(torch.autograd.Function):
 
 
 def _scale_gradient(gradient: Tensor, scale: Tensor) -> Tensor:
-    """The gradient times `scale`, rounded once: a scale that is narrowed first shifts all of a narrow gradient to one
-    side."""
+    """Multiply and round once: rounding the scale first would bias all of a narrow gradient."""
     wide = torch.promote_types(gradient.dtype, scale.dtype)
     return (gradient.to(wide) * scale.to(wide)).to(gradient.dtype)
 
@@ -166,8 +163,7 @@ def _run(
     smoothing: float,
     ignore_index: int,
 ) -> tuple[Tensor, ...]:
-    """The local program. `labels` are counted from `ignore_index`, so that zeros can pad a rank that has fewer tokens
-    than another."""
+    """`labels` are relative to `ignore_index`, so zero-padded tokens, on ranks that have fewer, are ignored."""
     return smoothed_nll(hidden_states, table, labels + ignore_index, smoothing, ignore_index)
 
 
@@ -185,7 +181,7 @@ NLL = define_differentiable(
     differentiable=(0, 1),
     differentiable_results=(0,),
 )
-"""`smoothed_nll` as one operator of a captured graph: each rank has some of the tokens, and all of the table."""
+"""`smoothed_nll` as one operator of a captured graph, sharded by tokens with a replicated table."""
 
 
 def _rule(node: fx.Node) -> Rule:
@@ -201,9 +197,9 @@ def _rule(node: fx.Node) -> Rule:
         combine={"t": "sum"},
         whole=frozenset({"v", "m"}),
         linear=(frozenset({0}),) if is_backward else (),
-        indices=frozenset({first + 2}),  # what fills up has no label, and is not even projected
+        indices=frozenset({first + 2}),  # padding has no label and is not projected
         unmasked=frozenset({first}),
-        # Gradients are made in the forward pass.
+        # Gradients are computed in the forward pass.
         work="memory" if is_backward else "product",
         flops=6.0,
         kept=None if is_backward else _gradients,

@@ -1,4 +1,4 @@
-"""Norms over the last dimension, with a scale and no bias."""
+"""Layer norm and RMS norm over the last dimension, with a scale and no bias."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from moe.sharding.hints.annotate import is_capturing
 
 
 class LayerNorm(nn.Module):
-    """Zero mean and unit variance over the last dimension, then a learned scale (arXiv 1607.06450)."""
+    """Layer norm: zero mean and unit variance over the last dimension, then a learned scale (arXiv 1607.06450)."""
 
     weight: nn.Parameter
     """`[M]`"""
@@ -22,13 +22,13 @@ class LayerNorm(nn.Module):
         self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the shape and dtype of `x` `[..., M]`."""
+        """Return the shape and dtype of `x` `[..., M]`."""
         return functional.layer_norm(x, self.weight.shape, self.weight.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
-    """Unit mean square over the last dimension, then a learned scale (arXiv 1910.07467): the weight, or with `one_plus`
-    1 + weight."""
+    """RMS norm: unit mean square over the last dimension, then a learned scale (arXiv 1910.07467), the weight or, if
+    `one_plus`, 1 + weight."""
 
     weight: nn.Parameter
     """`[M]`"""
@@ -39,19 +39,19 @@ class RMSNorm(nn.Module):
         self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the shape and dtype of `x` `[..., M]`."""
+        """Return the shape and dtype of `x` `[..., M]`."""
         return rms_norm(x, self.weight, self.eps, self.one_plus)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
     """x / √(mean(x²) + eps) · weight (arXiv 1910.07467, equation 4) in the shape and dtype of `x` `[..., M]`, computed
-    in float32 at least. `weight` `[M]` may have any dtype; with `one_plus` the factor is 1 + weight."""
-    if is_capturing():  # plain operations are split in more ways than the function's own
+    in at least float32. `weight` `[M]` may have any dtype; `one_plus` adds 1 to it."""
+    if is_capturing():  # plain operations can be sharded in more ways
         return rms_norm_reference(x, weight, eps, one_plus)
     if not torch.is_grad_enabled():
         return _normalize(x, weight, eps, one_plus)[0]
-    # Forward and backward of [2048, 512] on two cores of an EPYC: 2.4 ms in float32 and 3.7 in bfloat16, where
-    # rms_norm_reference takes 5.5 and 7.0, and torch's rms_norm, which composes its backward pass, 11.7 and 16.3.
+    # Forward and backward of [2048, 512] on two EPYC cores: 2.4 ms in float32 and 3.7 in bfloat16; rms_norm_reference
+    # 5.5 and 7.0; torch's rms_norm, with a composite backward pass, 11.7 and 16.3.
     return _RMSNormFunction.apply(x, weight, eps, one_plus)
 
 
@@ -68,9 +68,9 @@ def _scale(weight: Tensor, wide: torch.dtype, one_plus: bool) -> Tensor:
 
 
 def _normalize(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> tuple[Tensor, Tensor]:
-    """(the result of `rms_norm`, 1 / √(mean(x²) + eps) `[..., 1]`)."""
-    # One row on one core of an EPYC: 13.5 us. With a division and a sum in place of addcmul, which makes a tensor of
-    # each number, 20; by torch's rms_norm 16.
+    """(normalized `x`, 1 / √(mean(x²) + eps) as `[..., 1]`)."""
+    # One row on one EPYC core: 13.5 us; with a division and a sum instead of addcmul, which create a tensor per number,
+    # 20; by torch's rms_norm 16.
     wide = torch.promote_types(x.dtype, torch.float32)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
     rate = torch.addcmul(size.new_full((), eps), size, size, value=1 / x.shape[-1]).rsqrt_()
@@ -79,8 +79,7 @@ def _normalize(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> tuple[T
 
 
 class _RMSNormFunction(torch.autograd.Function):
-    """RMSNorm that keeps `x` and one number for each of its rows, and computes sums over rows and over columns as
-    products with a vector."""
+    """Saves `x` and one number per row; sums over rows and columns are matrix-vector products."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:

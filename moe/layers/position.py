@@ -1,4 +1,4 @@
-"""Sinusoidal positions (arXiv 1706.03762, section 3.5), without weights and without a limit on the length."""
+"""Sinusoidal position embeddings (arXiv 1706.03762, section 3.5): no weights, and no maximum length."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def sinusoids(num_positions: int, dim: int, *, start: int = 0, device: torch.device) -> Tensor:
-    """float64 `[num_positions, dim]`, for positions from `start`: sines in the first half, cosines after."""
+    """float64 `[num_positions, dim]` for positions from `start`: sines in the first half, cosines in the second."""
     positions = torch.arange(start, start + num_positions, dtype=torch.float64, device=device)
     half = dim // 2
     rates = torch.exp(

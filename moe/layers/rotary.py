@@ -1,5 +1,5 @@
-"""Rotary positions: pairs of a head's dimensions turned by an angle in proportion to the position (RoPE, arXiv
-2104.09864), and the ways in which longer sequences stretch the angles."""
+"""Rotary position embeddings (RoPE, arXiv 2104.09864): pairs of a head's dimensions rotated in proportion to the
+position; and frequency scaling for longer sequences."""
 
 import math
 from typing import Any, Literal
@@ -30,10 +30,10 @@ def frequencies(
     *,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, float]:
-    """(angle of each pair at position 1, float64 `[dim / 2]`; what cosines and sines are multiplied by).
+    """Return (angle of each pair at position 1, float64 `[dim / 2]`; factor for cosines and sines).
 
-    Dynamic scaling alone asks for `num_positions` int64 `[...]`, lengths of sequences, and then gives `[..., dim / 2]`;
-    without, they have no more than `original_tokens`.
+    Only dynamic scaling uses `num_positions` int64 `[...]`, sequence lengths, and then returns `[..., dim / 2]`;
+    without it, lengths of at most `original_tokens` are assumed.
     """
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
     match scaling:
@@ -50,7 +50,7 @@ def frequencies(
 
 
 def _dynamic(exponents: Tensor, base: float, scaling: DynamicScaling, num_positions: Tensor | None) -> Tensor:
-    """ "NTK-aware" scaling of the base, by the length of each row."""
+    """NTK-aware scaling of the base, by the length of each row."""
     if num_positions is None:
         return base**-exponents
     dim = 2 * exponents.numel()
@@ -67,12 +67,12 @@ def _llama3(rates: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(rates: Tensor, base: float, scaling: YarnScaling) -> Tensor:
-    """Equations 15 to 17 of arXiv 2309.00071, with the ramp over dimensions rather than turns, as its authors' code
-    and all others have it."""
+    """Equations 15 to 17 of arXiv 2309.00071, with the ramp over dimensions rather than rotations, as in the authors'
+    code and other implementations."""
     dim = 2 * rates.numel()
 
     def turning(times: float) -> float:
-        """The pair of dimensions, possibly fractional, that makes this many turns within the original length."""
+        """Index, possibly fractional, of the pair that rotates `times` times within the original length."""
         return dim * math.log(scaling.original_tokens / (times * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = turning(scaling.beta_fast), turning(scaling.beta_slow)
@@ -94,8 +94,8 @@ def _yarn_attention_factor(scaling: YarnScaling) -> float:
 
 
 def yarn_scale(factor: float, mscale: float = 1.0) -> float:
-    """M(s, c) = 1 + 0.1 · c · ln s, at least 1: how much longer queries and keys become. Multi-head latent attention
-    multiplies its scale by M(factor, mscale_all_dim)²."""
+    """M(s, c) = 1 + 0.1 · c · ln s, at least 1: YaRN's scale of queries and keys. Multi-head latent attention
+    multiplies its score scale by M(factor, mscale_all_dim)²."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -107,11 +107,11 @@ def rotary_table(
     dtype: torch.dtype = torch.float32,
     num_positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(cosines, sines), `[B, 1, L, r / 2]` each, for `rotate` of heads `[B, n, L, head_dim]` at `positions` int64
-    `[B, L]`, computed in float64 and given in `dtype`, float32 at least.
+    """Return (cosines, sines), `[B, 1, L, r / 2]` each, for `rotate` of heads `[B, n, L, head_dim]` at `positions`
+    int64 `[B, L]`. Computed in float64, returned in `dtype` but at least float32.
 
-    `num_positions` is for dynamic scaling: int64 `[B]`, the length of each row, or `[B, L]`, that of each position's
-    own document. By default it is one more than a row's last position here: never another row's, so that a sequence has
+    `num_positions`, for dynamic scaling: int64 `[B]`, length of each row, or `[B, L]`, length of each position's
+    document. The default is one more than a row's last position here, independent of other rows, so that a sequence has
     the same angles in any batch.
     """
     dim = rope.rotated_dim(head_dim)
@@ -124,8 +124,8 @@ def rotary_table(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
-    """`x` `[..., L, d]` with each of its first r / 2 pairs of dimensions turned, in the dtype and the memory order of
-    `x`. `cos` and `sin` are broadcastable to `[..., L, r / 2]` and get no gradient; the dimensions from r on stay."""
+    """Rotate the first r / 2 pairs of dimensions of `x` `[..., L, d]`, keeping its dtype and memory order. `cos` and
+    `sin` are broadcastable to `[..., L, r / 2]` and get no gradient; dimensions from r on are unchanged."""
     if is_capturing():
         return rotate_reference(x, cos, sin, pairing)
     if not torch.is_grad_enabled():
@@ -134,7 +134,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Te
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Tensor:
-    """Reference for `rotate`, in plain operations."""
+    """Reference of `rotate`, in plain operations."""
     first, second = _pairs(x, cos.shape[-1], pairing)
     pair = (first * cos - second * sin, second * cos + first * sin)
     rotary_part = torch.cat(pair, dim=-1) if pairing == "half" else torch.stack(pair, dim=-1).flatten(-2)
@@ -148,7 +148,7 @@ def _pairs(x: Tensor, num_pairs: int, pairing: Pairing) -> tuple[Tensor, Tensor]
 
 
 class _Rotation(torch.autograd.Function):
-    """The rotation, which turns back in the backward pass and keeps only the table, which all layers share."""
+    """Rotates back in the backward pass; saves only the table, which all layers share."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
@@ -164,9 +164,9 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) -> Tensor:
-    # Forward and backward of [4, 8, 512, 64] on two cores of an EPYC, in float32 and bfloat16: 2.3 and 2.8 ms in
-    # halves, 1.3 and 2.0 interleaved. Products with cosines and sines of whole heads, in the dtype of x, as others
-    # have it: 5.3 and 3.2. Interleaved pairs as strided halves: 6.0 and 7.1.
+    # Forward and backward of [4, 8, 512, 64] on two EPYC cores, in float32 and bfloat16: 2.3 and 2.8 ms in halves, 1.3
+    # and 2.0 interleaved. The usual products with full-width cosines and sines, in the dtype of x: 5.3 and 3.2.
+    # Interleaved pairs as strided halves: 6.0 and 7.1.
     dim, wide = 2 * cos.shape[-1], torch.promote_types(x.dtype, cos.dtype)
     part = x if dim == x.shape[-1] else x[..., :dim]
     part = as_dtype(part, wide)
@@ -187,7 +187,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, sign: int) ->
 
 
 def _as_pairs(part: Tensor) -> Tensor:
-    """`[..., r / 2, 2]`, where each pair is a complex number."""
+    """`[..., r / 2, 2]`, with the layout that `view_as_complex` requires."""
     *outer_strides, last = part.stride()
     is_paired = last == 1 and not (part.storage_offset() % 2 or any(stride % 2 for stride in outer_strides))
     # Not contiguous(), which leaves a single vector, or none, where it is.

@@ -1,4 +1,4 @@
-"""Rows of tokens as the attention of a decoder sees them."""
+"""Rows of tokens in one pass, as a decoder's attention sees them."""
 
 from dataclasses import dataclass, replace
 
@@ -11,37 +11,36 @@ from moe.parallel import SequenceShard
 
 @dataclass(frozen=True)
 class PassRows:
-    """Properties of the rows `[B, N]` of a pass that every layer's attention needs."""
+    """Facts about the rows `[B, N]` of a pass that the attention of all layers needs."""
 
     shares: SequenceShard
-    """Shares of the tokens `[B, N]` on tensor ranks."""
+    """Sequence sharding of the tokens `[B, N]`."""
     visible: AttentionMask
-    """The positions that each position may attend to, including earlier ones in the cache."""
+    """Attention mask, including earlier positions of each row."""
     cosines: Tensor
-    """`[B, 1, N, r/2]`: rotary cosines of the positions, in float32 at least."""
+    """`[B, 1, N, r/2]`: rotary table of the positions, at least float32."""
     sines: Tensor
     """`[B, 1, N, r/2]`"""
     num_positions: int
-    """Number of positions in a row, those in the cache included."""
+    """Positions per row, including earlier ones."""
     documents: Tensor | None = None
-    """int `[B, N]`: document number of each position in its row, -1 for padding; None means that each row is one
-    document."""
+    """int `[B, N]`: number of each position's document in its row, -1 for padding; None: each row is one document."""
     draws: DropoutKey | None = None
-    """Keys of the dropout of adapters for the tokens `[B, N]`, if there is any."""
+    """Key of the adapters' dropout for ids `[B, N]`, in training."""
 
     @property
     def draws_of_share(self) -> DropoutKey | None:
-        """The draws of this rank's share of the tokens."""
+        """Dropout key of this rank's share of the tokens."""
         if self.draws is None:
             return None
         return replace(self.draws, ids=self.shares.take(self.draws.ids.reshape(-1)))
 
     def within(self, label: str) -> "PassRows":
-        """These rows with the layer's name for messages about failed collectives."""
+        """The same rows, with `label` as the layer's name in errors of collectives."""
         return replace(self, shares=replace(self.shares, label=label))
 
     def seen(self, window: int | None, num_keys: int) -> AttentionMask:
-        """The mask of a layer with this window that has the last `num_keys` positions."""
+        """Attention mask of a layer with this window, whose cache has the last `num_keys` positions."""
         visible, num_evicted = self.visible.within(window), self.num_positions - num_keys
         if visible.first is None or not num_evicted:
             return visible

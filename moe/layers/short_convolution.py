@@ -1,5 +1,4 @@
-"""A short causal convolution of each channel by itself, through which no document sees another (Gated DeltaNet, arXiv
-2412.06464, section 3.4)."""
+"""Short causal depthwise convolution that does not cross documents (Gated DeltaNet, arXiv 2412.06464, section 3.4)."""
 
 from typing import Any
 
@@ -10,13 +9,12 @@ from torch import Tensor
 def short_convolution(
     x: Tensor, weight: Tensor, documents: Tensor | None = None, before: Tensor | None = None
 ) -> Tensor:
-    """`[B, L, c]`, in the dtype of `x`: at each position t the sum over j of weight[:, w - 1 - j] · x at t - j, of its
-    own document's positions, in float32 at least.
+    """Return `[B, L, c]` in the dtype of `x`: the sum over j of weight[:, w - 1 - j] · x at t - j, over positions of
+    the same document, in at least float32.
 
-    `x` is `[B, L, c]`, `weight` `[c, w]`, of whose columns the last meets the position itself. `documents` is int
-    `[B, L]`; padding, which is negative, is seen by none and gives zeros. `before` `[B, w - 1, c]`, from
-    `convolution_cache`, are the inputs before these, by default zeros; they belong to the document of the row's first
-    position.
+    `x` `[B, L, c]`; `weight` `[c, w]`, whose last column multiplies the position itself. `documents` int `[B, L]`:
+    padding (negative) is not seen by any position and gives zeros. `before` `[B, w - 1, c]`, from `convolution_cache`:
+    the preceding inputs, by default zeros; they belong to the document of the row's first position.
     """
     ahead = weight.shape[1] - 1
     if before is not None:
@@ -31,7 +29,7 @@ def short_convolution(
 def short_convolution_reference(
     x: Tensor, weight: Tensor, documents: Tensor | None = None, before: Tensor | None = None
 ) -> Tensor:
-    """Reference for `short_convolution`: one position after another."""
+    """Reference of `short_convolution`, one position at a time."""
     rows, num_positions, channels = x.shape
     width = weight.shape[1]
     out = []
@@ -53,8 +51,8 @@ def short_convolution_reference(
 def convolution_cache(
     x: Tensor, width: int, documents: Tensor | None = None, before: Tensor | None = None
 ) -> Tensor:
-    """`[B, w - 1, c]`: what `short_convolution` with weights of this width has to know of `x` `[B, L, c]`, and of what
-    was `before`, to go on behind it. What is in another document than a row's last position is zeros there."""
+    """`[B, w - 1, c]`: the last inputs of `before` and `x` `[B, L, c]`, from which `short_convolution` continues.
+    Inputs in another document than the row's last position are zeros."""
     before = x.new_zeros(x.shape[0], width - 1, x.shape[2]) if before is None else before.to(x.dtype)
     cache = torch.cat((before, x), dim=1)[:, x.shape[1] :]
     if documents is None:
@@ -78,9 +76,9 @@ def _own(documents: Tensor | None, width: int, dtype: torch.dtype) -> tuple[Tens
 
 
 class _Convolution(torch.autograd.Function):
-    """Products of whole shifted sequences, added up in place. Forward and backward of [2, 512, 1024] with weights of 4
-    take 14 ms on one core of an EPYC, and 17 with documents; as plain operations 32, and with torch's conv1d, which
-    wants another order in memory and knows no documents, 24."""
+    """Sum of shifted sequences times weights, accumulated in place. Forward and backward of [2, 512, 1024] with w = 4
+    take 14 ms on one EPYC core, and 17 with documents; 32 in plain operations; 24 by torch's conv1d, which needs
+    another memory layout and has no documents."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, own: tuple[Tensor, ...] | None) -> Tensor:

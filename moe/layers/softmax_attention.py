@@ -1,7 +1,7 @@
-"""Softmax attention with grouped queries, windows, documents and sinks, as a function of tensors.
+"""Softmax attention with grouped queries, sliding windows, documents and attention sinks.
 
-Shapes: B rows, n heads of queries, m heads of keys and values (n a multiple of m), N queries, which are the last of L
-positions, d and dv widths of heads.
+Shapes: B rows, n query heads, m key and value heads (n a multiple of m), N queries, the last of L positions, d and dv
+head widths.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from moe.parallel.accelerator import accelerator, multiplies
 from moe.sharding.hints.annotate import is_capturing
 
 QUERIES_AT_ONCE = 256
-"""Number of queries in a block, where keys are limited by a window or scores are materialized."""
+"""Queries per block with sliding windows, and where scores are materialized."""
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -32,12 +32,13 @@ def attend(
     visible: AttentionMask,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`[B, n, N, dv]`: softmax(scale · q kᵀ) v over the keys that each query sees (arXiv 1706.03762, equation 1).
+    """Return `[B, n, N, dv]`: softmax(scale · q kᵀ) v over the keys that each query sees
+    (arXiv 1706.03762, equation 1).
 
-    `queries` `[B, n, N, d]`, `keys` `[B, m, L, d]` and `values` `[B, m, L, dv]` are of one dtype; head j of the keys
-    serves the heads jr to jr + r - 1 of the queries, r = n / m (arXiv 2305.13245). `sinks` `[n]` are logits, which are
-    not scaled, of one more column of each head's softmax, which has no value (GPT-OSS). Padded queries give what they
-    would if they saw themselves alone.
+    `queries` `[B, n, N, d]`, `keys` `[B, m, L, d]` and `values` `[B, m, L, dv]` have one dtype; key head j serves query
+    heads jr to jr + r - 1, with r = n / m (arXiv 2305.13245). `sinks` `[n]` are logits, unscaled, of one more softmax
+    column per head, without a value (GPT-OSS). Padded queries attend only to themselves. Raises ValueError for
+    mismatched shapes.
     """
     num_queries, num_keys = queries.shape[2], keys.shape[2]
     _check(queries, keys, values)
@@ -46,7 +47,7 @@ def attend(
     if queries.device.type == "meta" or accelerator(queries.device).kind == "cpu":
         return _attend_on_cpu(queries, keys, values, scale, visible, sinks)
     if is_capturing() or queries.dtype == torch.float64 or num_queries < QUERIES_AT_ONCE:
-        # Kernels of flex attention are compiled for each shape, which does not pay where tokens come one by one.
+        # Flex attention compiles a kernel per shape, which does not pay off when decoding token by token.
         if sinks is not None:
             return _attend_plainly(queries, keys, values, scale, visible, sinks)
     elif sinks is not None or visible.needs_mask(num_queries, num_keys):
@@ -63,7 +64,7 @@ def attend_reference(
     visible: AttentionMask,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Reference for `attend`: visibility is computed pair by pair, and the sink is a column of the softmax."""
+    """Reference of `attend`: a mask built pair by pair, and sinks as a softmax column."""
     rows, heads, num_queries, _ = queries.shape
     num_keys = keys.shape[2]
     mask = torch.zeros(rows, 1, num_queries, num_keys, dtype=torch.bool)
@@ -111,15 +112,15 @@ def _attend_on_cpu(
 ) -> Tensor:
     dtype = queries.dtype
     if not multiplies(dtype, queries.device) and not is_capturing():
-        # Forward and backward of [4, 8, 512, 64] with 2 heads of keys, on one core of an EPYC without instructions for
-        # narrow numbers: 708 ms by their kernel and 135 by that of float32, with copies to it and back.
+        # Forward and backward of [4, 8, 512, 64] with 2 key heads, on one EPYC core without bfloat16 instructions: 708
+        # ms by the bfloat16 kernel, 135 by the float32 kernel with conversions.
         queries, keys, values = (tensor.float() for tensor in (queries, keys, values))
         return _attend_on_cpu(queries, keys, values, scale, visible, sinks).to(dtype)
 
     width, num_queries = values.shape[-1], queries.shape[2]
     queries, keys, values = _of_one_width(queries, keys, values)
     num_visible_keys = visible.num_keys(QUERIES_AT_ONCE, keys.shape[2])
-    # [1, 8, 2048, 64] with windows of 128, forward and backward on one core of an EPYC: 141 ms, and as a whole 423.
+    # [1, 8, 2048, 64] with windows of 128, forward and backward on one EPYC core: 141 ms in blocks, 423 at once.
     is_whole = num_queries <= QUERIES_AT_ONCE or 2 * num_visible_keys > keys.shape[2] or is_capturing()
     at_once = num_queries if is_whole else QUERIES_AT_ONCE
     blocks = [
@@ -140,7 +141,7 @@ def _attend_in_block(
     visible: AttentionMask,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Outputs of the queries of a block, from the keys that any of them may see."""
+    """Outputs for a block of queries, from the keys that any of them may see."""
     of_row, num_keys = queries.shape[2], keys.shape[2]
     stop, num_queries = num_keys - of_row + block.stop, block.stop - block.start
     start = stop - visible.num_keys(num_queries, stop)
@@ -154,10 +155,10 @@ def _attend_in_block(
     is_causal = visible.causal and num_queries == keys.shape[2] > 1
     in_tiles = is_causal and _pays_in_tiles(num_queries) and not is_capturing()
     if sinks is None and bias is None and not in_tiles:
-        # Forward and backward of [4, 8, 512, 64] with 2 heads of keys, in ms on two cores of an EPYC (and on one), in
-        # float32 and bfloat16: with enable_gqa 79 to 86 (123) and 418 to 479 (708); with keys repeated 87 (141) and 400
-        # to 480 (703); with groups of queries one below another, which needs a mask where this is causal, 67 to 82
-        # (132) and 415 to 475 (686), but for 2,048 positions twice as much: 368 (588) where this takes 186 (302).
+        # Forward and backward of [4, 8, 512, 64] with 2 key heads, in ms on two EPYC cores (on one), in float32 and
+        # bfloat16: with enable_gqa 79 to 86 (123) and 418 to 479 (708); with repeated keys 87 (141) and 400 to 480
+        # (703); with query groups stacked along the sequence, which needs a mask if causal, 67 to 82 (132) and 415 to
+        # 475 (686), but for 2,048 positions 368 (588), against 186 (302) here.
         return functional.scaled_dot_product_attention(
             queries,
             keys,
@@ -170,14 +171,14 @@ def _attend_in_block(
 
 
 class _Flash(torch.autograd.Function):
-    """Torch's kernel for CPUs with what `scaled_dot_product_attention` does not hand on: sinks, a mask beside
-    `is_causal`, which skips half of the work (documents in [1, 8, 2048, 64] cost 11% more than causal attention), and
-    a backward pass in tiles.
+    """torch's flash attention for CPUs with features that `scaled_dot_product_attention` does not expose: sinks, a mask
+    beside `is_causal`, which skips half of the work (documents in [1, 8, 2048, 64] cost 11% more than causal
+    attention), and a tiled backward pass.
 
-    With z = log Σ exp(s) of the kernel and the sink c, z' = log(exp(z) + exp(c)), probabilities are exp(s - z') and
-    results o' = o · exp(z - z'). The kernel's backward pass takes exp(s - z') and rowsum(do' · o') from what it is
-    given as z and o: with z' and o' it gives the gradients of the softmax with sinks, and that of c is
-    -exp(c - z') · rowsum(do' · o').
+    With z = log Σ exp(s) from the kernel, the sink c and z' = log(exp(z) + exp(c)), probabilities are exp(s - z') and
+    outputs o' = o · exp(z - z'). The kernel's backward pass derives exp(s - z') and rowsum(do' · o') from its arguments
+    z and o: with z' and o' it returns the gradients of the softmax with sinks. The gradient of c is -exp(c - z') ·
+    rowsum(do' · o').
     """
 
     @staticmethod
@@ -221,7 +222,7 @@ class _Flash(torch.autograd.Function):
 
 
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Arguments of a backward pass: (gradient, queries, keys, values, results, log of the sum of exponentials)"""
+"""(gradient, queries, keys, values, outputs, log-sum-exp)"""
 OfInputs = tuple[Tensor, Tensor, Tensor]
 """Gradients of queries, keys and values."""
 
@@ -232,15 +233,15 @@ def _of_inputs(operands: Given, bias: Tensor | None, scale: float, *, is_causal:
 
 
 def _pays_in_tiles(num_positions: int) -> bool:
-    """Whether the backward pass of causal attention is faster in tiles: the kernel takes 512 keys at a time, those too
-    that none of its queries see. Of [4, 8, 512, 64] with 2 heads of keys 45 ms and not 55 on two cores of an EPYC, 78
-    and not 101 on one; of 1,024 positions 66 and 66."""
+    """Whether the backward pass of causal attention is faster in tiles: the kernel takes 512 keys at a time, even if
+    none of its queries sees them. [4, 8, 512, 64] with 2 key heads: 45 ms instead of 55 on two EPYC cores, 78 instead
+    of 101 on one; 1,024 positions: 66 either way."""
     return QUERIES_AT_ONCE < num_positions <= 4 * QUERIES_AT_ONCE
 
 
 def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
-    """The gradients of causal attention as a sum over tiles: some queries with their own positions, and with all
-    positions before. Probabilities are those of whole rows, as is the sum of exponentials."""
+    """Input gradients of causal attention as a sum over tiles: each block of queries with its own positions, and with
+    all earlier ones. Probabilities are those of full rows, since the log-sum-exp is."""
     gradient, queries, keys, values, out, log_sum = operands
     wide = torch.promote_types(queries.dtype, torch.float32)
     sums = [torch.zeros_like(tensor, dtype=wide) for tensor in (queries, keys, values)]
@@ -268,7 +269,7 @@ def _of_tiles(operands: Given, bias: Tensor | None, scale: float) -> OfInputs:
 def _attend_fused(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, visible: AttentionMask
 ) -> Tensor:
-    """Attention on a GPU, without sinks."""
+    """Attention on a GPU by torch's fused kernels, without sinks."""
     num_queries, groups = queries.shape[2], queries.shape[1] // keys.shape[1]
     start = keys.shape[2] - visible.num_keys(num_queries, keys.shape[2])
     if not visible.needs_mask(num_queries, keys.shape[2] - start):
@@ -277,7 +278,7 @@ def _attend_fused(
             is_causal=visible.causal and num_queries == keys.shape[2] - start > 1,
         )  # fmt: skip
     bias = visible.bias(num_queries, keys.shape[2], queries.dtype, queries.device)[..., start:]
-    # No fused kernel of torch takes both a mask and groups.
+    # torch has no fused kernel with both a mask and grouped heads.
     keys, values = (tensor[:, :, start:].repeat_interleave(groups, dim=1) for tensor in (keys, values))
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
 
@@ -325,8 +326,8 @@ def _block(
 
 
 def _of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Filled up with zeros, as the kernel for CPUs takes values of the width of keys alone. [1, 16, 1024, 192] with
-    values of 128, forward and backward on one core of an EPYC: 0.58 s, and with what torch does by itself 0.88."""
+    """Pad to one width with zeros, since the CPU kernel requires values as wide as keys. [1, 16, 1024, 192] with values
+    of 128, forward and backward on one EPYC core: 0.58 s, against 0.88 by torch's fallback."""
     wide, short = queries.shape[-1], values.shape[-1]
     if short < wide:
         return queries, keys, functional.pad(values, (0, wide - short))
@@ -336,5 +337,5 @@ def _of_one_width(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:
-    """`x` with the elements of each vector adjacent in memory, which the kernel takes for granted."""
+    """Return `x` with a contiguous last dimension, which the kernel assumes."""
     return x if x.stride(-1) == 1 else x.contiguous()
