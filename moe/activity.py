@@ -1,7 +1,7 @@
 """Current activities of this process's threads, for heartbeats. No torch.
 
-A rank that waits in a collective looks the same whether another rank is slow, dead or frozen. Each rank's activity,
-and the number of activities begun, tell these apart.
+A rank that waits in a collective looks the same whether another rank is slow, dead or frozen; each rank's activity,
+and the number begun, tell these apart.
 """
 
 import threading

@@ -103,8 +103,8 @@ def measure(device: str, nodes: Sequence[int]) -> Calibration:
     """Measure the rates of each device while the others are busy too, and of the links between them. Collective.
 
     `nodes[r]` is the node number of rank r; rank 0's results count. Links are measured by pairs, all at once: the
-    first two ranks of each node, and ranks of equal position in the first two nodes. GPU latencies keep the device
-    type's defaults, since a small exchange between two ranks measures mostly launch overhead.
+    first two ranks of each node, and ranks of equal position in the first two nodes. GPU latencies keep the defaults:
+    a small exchange between two ranks measures mostly launch overhead.
     """
     calibration = _arithmetic(device)
     by_node = [[rank for rank, at in enumerate(nodes) if at == node] for node in dict.fromkeys(nodes)]
@@ -180,7 +180,7 @@ def _arithmetic(device: str) -> Calibration:
 
 
 def _in_quiet_moments(device: str, works: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each function: minimum over rounds of the median of several calls, to exclude temporary load."""
+    """Seconds of each function: minimum over rounds of the median call, to exclude temporary load."""
     rounds = [{name: _seconds(device, work) for name, work in works.items()} for _ in range(_ROUNDS)]
     return {name: min(seconds[name] for seconds in rounds) for name in works}
 

@@ -34,7 +34,7 @@ def step_seconds(
 ) -> float:
     """Seconds per step under `plan` on the slowest rank: mean of `num_steps` after `num_warm_up`, from new weights.
 
-    Collective; the same on every rank. `storage` and `cache` are those of a run, for measured expert costs.
+    Collective. `storage` and `cache` are a run's, for measured expert costs.
     """
     layout = Layout.build(plan, device)
     state = TrainState.build(task, layout)

@@ -124,7 +124,7 @@ def _split(task: TaskSpec, split: str, folder: Path) -> tuple[TaskDocument, ...]
 
 
 def _refuse_words(task: TaskSpec, columns: Sequence[str]) -> None:
-    """Raise SpecError for words meant as columns that are none: the harness would show the word itself to the model."""
+    """Raise SpecError for words meant as columns: the harness would show the word itself to the model."""
     remedy = f"name one of {', '.join(map(repr, columns[:20]))}, or write a template with one: {{{{column}}}}"
     problems = []
     for key in ("doc_to_text", "doc_to_target", "doc_to_choice", "description"):
@@ -190,7 +190,7 @@ def _choices(task: TaskSpec, line: _Line, columns: Container[str]) -> tuple[str,
 def _index(task: TaskSpec, line: _Line, columns: Container[str], choices: Sequence[str]) -> int:
     """Index of the correct choice, from an index or the choice's text.
 
-    As in the harness, digits rendered by a template are an index, digits in a text column are a choice's text.
+    As in the harness, digits are an index if a template renders them, a choice's text in a text column.
     """
     source = task.doc_to_target
     value: object = source

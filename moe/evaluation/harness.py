@@ -159,7 +159,7 @@ def _rows(task: EvaluationTask, results: Any) -> Iterator[Score]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the harness: stdout is for results, and its notes on defaults are dropped.
+    """Silence the harness's output and notes: stdout is for results.
 
     Also disables its resampling processes, each of which would copy this process and its model.
     """

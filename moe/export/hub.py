@@ -73,10 +73,10 @@ def save_checkpoint_as_folder(
 ) -> None:
     """Write the language model of a checkpoint's folder (`.../checkpoints/step-...`) as a Hugging Face folder.
 
-    Of a model with a LoRA adapter, only the adapter is written, in PEFT's format; with `merge`, all weights with the
-    adapter merged. With `chat_template`, the job's chat template replaces the pretrained folder's.
+    A LoRA adapter is written alone, in PEFT's format, or merged into all weights with `merge`. With `chat_template`,
+    the job's chat template replaces the pretrained folder's.
 
-    All files are verified against the checkpoint's marker before use. Raises CheckpointError if the checkpoint is not
+    Verifies all files against the checkpoint's marker first. Raises CheckpointError if the checkpoint is not
     committed or holds another kind of model, and SpecError as `save_folder` does.
     """
     parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
@@ -115,7 +115,7 @@ def save_checkpoint_as_folder(
 
 
 def _origin(checkpoint: Folder, spec: LanguageModelSpec, roots: Sequence[str] | None) -> Origin | None:
-    """Origin of the model: from the checkpoint's tokenizer files, or from the pretrained folder of its spec."""
+    """Origin of the model, from the checkpoint or else from the pretrained folder."""
     if RECORD in checkpoint.names(TOKENIZERS):
         return Origin.of_files(lambda path: checkpoint.read(f"{TOKENIZERS}/{path}"))
     return None if spec.from_folder is None else Origin.of_folder(spec.from_folder, spec, roots)

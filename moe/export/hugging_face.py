@@ -28,11 +28,10 @@ def load_hf(
     upcycle: UpcycleSpec | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Load the model of a folder (a path or fsspec URL): this rank's part under `plan`, or all of it without one.
+    """Load the model of a folder (a path or fsspec URL): this rank's part under a `plan`, else all of it.
 
     `upcycle` turns a dense model into a mixture of experts, with router weights drawn from `seed`.
-    `model.hugging_face` keeps what `save_hf` needs. Raises SpecError if the folder is unsupported, damaged or does
-    not fit.
+    `model.hugging_face` keeps what `save_hf` needs. Raises SpecError if the folder is unsupported or damaged.
     """
     url = str(folder) if "://" in str(folder) else str(expand_home(folder).absolute())
     upcycle_fields = {} if upcycle is None else {"upcycle": upcycle.model_dump(mode="json")}
@@ -68,7 +67,7 @@ def save_hf(
 ) -> None:
     """Write a model that `load_hf` loaded, or any model with its `spec`, as `save_folder` does. Raises SpecError.
 
-    With a `layout` the model is one rank's part, and all ranks must call.
+    With a `layout` it is one rank's part; collective.
     """
     load_record = getattr(model, "hugging_face", None)
     if spec is None and load_record is None:

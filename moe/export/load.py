@@ -7,8 +7,8 @@ from moe.export.trained_model import TrainedModel
 
 
 def load_trained(folder: str, device: torch.device | str = "cpu") -> TrainedModel:
-    """Load the model of a checkpoint's folder (see `TrainedModel.load`) or of an exported folder.
+    """Load the model of a checkpoint's folder (see `TrainedModel.load`) or an exported folder.
 
-    Raises CheckpointError if the checkpoint is not committed or not intact, and ExportError.
+    Raises CheckpointError if the checkpoint is uncommitted or damaged, ExportError.
     """
     return load_exported(folder, device) if is_exported(folder) else TrainedModel.load(folder, device)

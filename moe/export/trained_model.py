@@ -40,11 +40,10 @@ class TrainedModel:
 
     @classmethod
     def load(cls, checkpoint_folder: str, device: torch.device | str = "cpu") -> "TrainedModel":
-        """Load the model of a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`).
+        """Load a checkpoint's folder (a path or fsspec URL, `.../checkpoints/step-...`) into one process.
 
-        Loads into one process, whatever number of ranks saved it. All files are verified against the checkpoint's
-        marker before use. Raises CheckpointError if the checkpoint is uncommitted, damaged, not written by a run
-        (even if sealed), or of a user module, whose code is not called.
+        Verifies all files against the checkpoint's marker first. Raises CheckpointError if the checkpoint is
+        uncommitted, damaged, not written by a run (even if sealed), or of a user module, whose code is not called.
         """
         parent, _, name = checkpoint_folder.rstrip("/").rpartition("/")
         return cls.from_checkpoint(Folder(parent or "."), name, device)

@@ -1,4 +1,4 @@
-"""Records that a run outputs: steps, checkpoints, reports. No torch, for use in services and clients."""
+"""Records that a run outputs: steps, checkpoints, reports. No torch: services and clients read them."""
 
 from moe.records.checkpoint import CheckpointRecord, StoredCheckpoint
 from moe.records.generation import Ending, Reason

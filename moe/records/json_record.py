@@ -12,16 +12,15 @@ _READERS: "dict[type, TypeAdapter[Any]]" = {}
 class JsonRecord:
     """Frozen dataclass whose fields, in order, are its JSON keys.
 
-    Plain dataclasses, since each step creates one per layer with all expert loads, and values created here need no
-    validation. Values from storage or the network are validated by `read`.
+    Plain dataclasses, since each step creates one per layer with all expert loads, and own values need no validation.
+    `read` validates values from storage or the network.
     """
 
     @classmethod
     def read(cls, plain: object) -> Self:
         """Record from parsed JSON of any release.
 
-        Unknown keys are ignored; missing or mistyped values get their defaults. Raises ValueError if there is no
-        default.
+        Ignores unknown keys; missing or mistyped values get their defaults. Raises ValueError without a default.
         """
         from pydantic import TypeAdapter, ValidationError  # not needed by clients that read no records
 

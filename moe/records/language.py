@@ -10,7 +10,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class SourceReport(JsonRecord):
-    """Metrics on one source's held-out text, or on a fixed sample (`max_sequences`); None without text.
+    """Metrics on one source's held-out text, or a fixed sample (`max_sequences`); None without text.
 
     The baselines cover the same bytes.
     """
@@ -27,11 +27,11 @@ class SourceReport(JsonRecord):
     unigram_bits_per_byte: float | None
     """Unigram model of the training tokens, with add-one smoothing."""
     xz_bits_per_byte: float | None
-    """Each document compressed by itself with xz; only some documents if held-out text exceeds 64 MiB."""
+    """Each document compressed by xz; only some of them beyond 64 MiB of held-out text."""
     base_loss: float | None = None
     """Loss of the base model without its adapter, if it has one."""
     preferred: float | None = None
-    """DPO accuracy: share of preference pairs whose preferred answer has the higher implicit reward.
+    """DPO accuracy: share of pairs whose preferred answer has the higher implicit reward.
 
     `loss` is then the DPO loss (arXiv 2305.18290, eq. 7), and `num_documents` counts pairs.
     """

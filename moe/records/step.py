@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from moe.records.json_record import JsonRecord
 
 HeldOutLosses = dict[str, float | None]
-"""Nats per target token by held-out set; None for an empty set."""
+"""Nats per target token, or DPO loss per pair, by held-out set; None for an empty set."""
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ class SetReport(JsonRecord):
     num_pairs: int
     num_target_tokens: int
     loss: float | None
-    """Nats per target token, without capacity limits and label smoothing; None if the set is empty."""
+    """Nats per target token, without capacity limits and label smoothing; None for an empty set."""
     unigram_loss: float | None
-    """Nats per target token of a unigram model of the training targets (add-one); None if the set is empty."""
+    """Loss of a unigram model of the training targets (add-one); None for an empty set."""
     subsets: dict[str, SubsetReport]
     """By name: `all`, `not_latin`, and thirds of the languages by training pairs: `high`, `mid`, `low`."""
     num_with_text_in_training: int | None = None

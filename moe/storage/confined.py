@@ -1,8 +1,8 @@
 """Opens, creates and removes files strictly beneath a folder, safe against concurrent symlink swaps.
 
 Paths are opened component by component from a handle of the folder (`openat`), without following links. If a
-component is a link, the path is resolved by name, must stay in the folder, and is opened again in the same way, so
-that a component replaced by a link meanwhile is an error, not an escape. Creating and removing follow no links.
+component is a link, the path is resolved by name, must stay in the folder, and is opened again in the same way: a
+component swapped for a link meanwhile is an error, not an escape. Creating and removing follow no links.
 """
 
 import errno

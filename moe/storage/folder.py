@@ -25,8 +25,8 @@ class FileTooLarge(ValueError):
 class Folder:
     """Folder by URL or plain path. Methods take `/`-separated paths relative to it.
 
-    On a local file system, links cannot lead reads outside the folder, and writes follow no links. With `root`, a
-    folder that contains it, no link below `root` is followed, so that the folder itself cannot be swapped for a link.
+    On a local file system, links cannot lead reads outside the folder, and writes follow no links. With `root`, which
+    contains the folder, no link below `root` is followed, so that the folder itself cannot be swapped for a link.
     """
 
     def __init__(self, url: str, root: str | None = None) -> None:
@@ -103,7 +103,7 @@ class Folder:
     ) -> bytes:
         """Read a file, or its bytes from `start` to `end`.
 
-        Raises FileNotFoundError, Outside as `open` does, and FileTooLarge, before reading, for more than `max_bytes`.
+        Raises FileNotFoundError, Outside, and FileTooLarge, before reading, for more than `max_bytes`.
         """
         fault = FileTooLarge(f"{path} has more than {max_bytes:,} bytes, which no run writes there")
         if self.is_local:

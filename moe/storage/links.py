@@ -18,8 +18,7 @@ def follow_links(path: str, below: str = "/", step: Callable[[], None] = lambda:
     """Absolute path with all links followed; it need not exist.
 
     Relative paths start in `below`, a path without links. `step` is called for each component of a link, and may
-    raise. Raises OSError with the path so far if the kernel's limits of links or path length, or the limits of
-    components, are exceeded.
+    raise. Raises OSError with the path so far beyond the limits above.
     """
     real = "" if path.startswith("/") else below.rstrip("/")
     left = _parts(path)

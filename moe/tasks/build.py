@@ -39,7 +39,7 @@ def task_of(spec: ModelSpec) -> type[Task[Any, Any]]:
 
 
 def build_task(spec: JobSpec, allowed_code: Collection[str] = ()) -> Task[Any, Any]:
-    """Task of a job, allowed to call the functions `allowed_code` of user modules.
+    """Task of a job, which may call the functions `allowed_code` of user modules.
 
     Raises SpecError for a job that can only be planned.
     """
@@ -53,10 +53,9 @@ def build_task(spec: JobSpec, allowed_code: Collection[str] = ()) -> Task[Any, A
 def build_model(
     spec: ModelSpec, layout: "Layout | None" = None, *, seed: int = 0, dtype: "torch.dtype | None" = None
 ) -> "nn.Module":
-    """Build the model with initial weights, computing in `dtype` (default float32).
+    """Build the model (this rank's part under `layout`) with initial weights, computing in `dtype` (default float32).
 
-    Returns this rank's part under `layout`, or the full model without one. Weights are drawn by (seed, parameter
-    name, element), so every layout starts from the same model. Raises SpecError if the layout's degrees do not divide
-    the model's dimensions.
+    Weights are drawn by (seed, parameter name, element): every layout starts from the same model. Raises SpecError if
+    the layout's degrees do not divide the model's dimensions.
     """
     return task_of(spec).model_of(spec, layout, seed=seed, dtype=dtype)

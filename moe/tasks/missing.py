@@ -9,8 +9,8 @@ from moe.spec import JobSpec, LanguageModelSpec, Problem, SpecError
 def missing_to_train(spec: JobSpec, roots: Sequence[str] | None) -> tuple[Problem, ...]:
     """Problems of a job that can be planned but not trained.
 
-    Its corpus is synthetic, it lacks a model folder that it needs, or the folder has a `config.json` but no weights.
-    A folder not found under `roots` is no problem: it may exist where the job runs.
+    Its corpus is synthetic, it lacks a required model folder, or the folder has a `config.json` but no weights. A
+    folder not found under `roots` is no problem: it may exist where the job runs.
     """
     problems = (spec.missing_texts, spec.missing_folder, *_missing_weights(spec, roots))
     return tuple(problem for problem in problems if problem is not None)

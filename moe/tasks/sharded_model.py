@@ -25,12 +25,11 @@ def build_sharded(
     dtype: torch.dtype | None,
     freeze: Sequence[str],
 ) -> Model:
-    """Build the model with `make(dtype)` (default float32) and draw its initial weights.
+    """Build the model (this rank's part under `layout`) with `make(dtype)` (default float32) and initial weights.
 
-    Returns this rank's part under `layout`, or the full model without one. `blocks` maps paths of FSDP units to their
-    names. Weights are drawn by (seed, parameter name, element), so every layout starts from the same model.
-    Parameters whose names match a pattern in `freeze` get no gradients. Raises SpecError if the layout's degrees do
-    not divide the model's dimensions.
+    `blocks` maps paths of FSDP units to their names. Weights are drawn by (seed, parameter name, element): every
+    layout starts from the same model. Parameters that match a pattern of `freeze` get no gradients. Raises SpecError
+    if the layout's degrees do not divide the model's dimensions.
     """
     layout, dtype = layout or Layout.single(), dtype or torch.float32
     if problems := fit_problems(spec, layout.degrees):

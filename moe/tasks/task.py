@@ -1,4 +1,4 @@
-"""Task interface between one kind of model and the code that trains, measures, exports and serves it. No torch."""
+"""Interface between one kind of model and the code that trains, measures, exports and serves it. No torch."""
 
 import collections.abc
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PreparedData(Protocol):
-    """Prepared data that every rank of a run can read."""
+    """Prepared data, readable by every rank of a run."""
 
     @property
     def key(self) -> str:
@@ -32,7 +32,7 @@ class PreparedData(Protocol):
         """Tokenizer files by name; every checkpoint includes them."""
 
     def carried_files(self) -> dict[str, bytes]:
-        """Further files for every checkpoint, by name: what exporting a pretrained model needs."""
+        """Further files for every checkpoint: what exporting a pretrained model needs."""
 
 
 Data = TypeVar("Data", bound=PreparedData)
@@ -41,16 +41,16 @@ MicroBatch = TypeVar("MicroBatch")
 
 @dataclass(frozen=True)
 class RankBatch(Generic[MicroBatch]):
-    """One rank's part of a step's global batch, with global counts."""
+    """One rank's part of a step's global batch."""
 
     step: int
-    """Counted from 0."""
+    """From 0."""
     micro_batches: Sequence[MicroBatch]
     """The same number on every rank; some may be empty."""
     num_targets: int
-    """Predicted tokens in the global batch; the loss is divided by it."""
+    """Predicted tokens in the global batch; divides its loss."""
     num_tokens: int
-    """Tokens in the global batch, without padding."""
+    """Tokens in the global batch without padding."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +58,22 @@ class Loss:
     """Loss sums over this rank's target tokens of one micro-batch: scalars, float32 or wider.
 
     Under sequence parallelism (`SequenceSharded`) each tensor rank predicts its own shard of the tokens; otherwise
-    all tensor ranks predict the same tokens, which count once.
+    all predict the same tokens, which count once.
     """
 
     objective: "Tensor"
-    """Sum to minimize. MoE layers add their auxiliary losses in the backward pass."""
+    """Sum to minimize, without the auxiliary losses, which MoE layers add in the backward pass."""
     nll: "Tensor"
     """Negative log-likelihood, for reporting."""
     numbers: Mapping[str, "Tensor"] = field(default_factory=dict)
-    """Further scalars to record with the step, by name; the same on every rank."""
+    """Further scalars to record, by name; the same on every rank."""
 
 
 class Task(ABC, Generic[Data, MicroBatch]):
     """Interface of one kind of model to the trainer, driver, workers and control plane.
 
-    Methods that take a model or a layout are collective. A model is any `nn.Module` whose parameters were
-    materialized by `moe.parallel.apply`; its MoE layers are found by inspection.
+    Methods with a model or a layout are collective. A model is any `nn.Module` with parameters materialized by
+    `moe.parallel.apply`; its MoE layers are found in it.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -83,7 +83,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
     def check_data(self, roots: Sequence[str]) -> Sequence[str]:
         """Check the data as far as possible before launch; return warnings. Loads no torch.
 
-        User files must lie under `roots` (folders or fsspec URLs). Raises SpecError if the data is invalid.
+        User files must lie under `roots` (folders or fsspec URLs). Raises SpecError for invalid data.
         """
 
     @abstractmethod
@@ -96,11 +96,11 @@ class Task(ABC, Generic[Data, MicroBatch]):
         read_checkpoint_files: Callable[[], Mapping[str, bytes]] | None = None,
         progress: Tell | None = None,
     ) -> Data:
-        """Return the prepared data from the folder `cache`, building it if absent. Safe across processes; no torch.
+        """Prepared data from the folder `cache`, built there if absent. Loads no torch.
 
-        `report` receives decisions, `progress` the progress. `read_checkpoint_files` returns `tokenizer_files` and
-        `carried_files` from this run's newest checkpoint, or nothing: a resumed run uses those, not their original
-        source. Raises SpecError.
+        Several processes may call this at once. `report` receives decisions. `read_checkpoint_files` returns
+        `tokenizer_files` and `carried_files` of this run's newest checkpoint, if any: a resumed run uses those
+        instead of their source. Raises SpecError.
         """
 
     @abstractmethod
@@ -110,8 +110,8 @@ class Task(ABC, Generic[Data, MicroBatch]):
     def begin(self, model: "nn.Module", layout: "Layout", roots: Sequence[str] | None) -> Sequence[str]:
         """Load pretrained weights into a new run's model; return notes for the user.
 
-        A resumed run calls it only if it has parameters `kept_elsewhere`. User files must lie under `roots`. Raises
-        SpecError on all ranks.
+        Resumed runs call it only for parameters `kept_elsewhere`. User files must lie under `roots`. Raises SpecError
+        on all ranks.
         """
         return ()
 
@@ -120,18 +120,15 @@ class Task(ABC, Generic[Data, MicroBatch]):
     ) -> Sequence[str]:
         """Load pretrained adapter weights into a new run's model, after `begin`; return notes for the user.
 
-        A resumed run has them in its checkpoint. User files must lie under `roots`. Raises SpecError on all ranks.
+        User files must lie under `roots`. Raises SpecError on all ranks.
         """
         return ()
 
     def check_base(self, files: Mapping[str, bytes], roots: Sequence[str] | None) -> None:
-        """Raise SpecError if weights `kept_elsewhere` differ from those recorded in a checkpoint's tokenizer files."""
+        """Raise SpecError if weights `kept_elsewhere` differ from those recorded in a checkpoint's files."""
 
     def kept_elsewhere(self) -> frozenset[str]:
-        """Names of frozen parameters that checkpoints omit because `begin` loads them from elsewhere.
-
-        Call `begin` before loading a checkpoint.
-        """
+        """Names of frozen parameters that checkpoints omit: call `begin` before loading a checkpoint."""
         if not getattr(self.spec.model, "keeps_frozen", False):
             return frozenset()
         frozen_parameters = (parameter for parameter in self.spec.model.parameters() if parameter.frozen)
@@ -141,7 +138,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
     def model_of(
         cls, spec: ModelSpec, layout: "Layout | None", *, seed: int, dtype: "torch.dtype | None"
     ) -> "nn.Module":
-        """Model from its spec without a job, for exported folders. Raises SpecError for kinds without export."""
+        """Model without a job, for exported folders. Raises SpecError for kinds without export."""
         raise SpecError(
             Problem(
                 "unsupported", "model.kind", spec.kind, "is not built without a job", "load its checkpoint"
@@ -150,7 +147,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @classmethod
     def generator(cls, model: "nn.Module", max_tokens: int, read: Callable[[str], bytes]) -> "Generator":
-        """Generator for a trained model whose training texts had at most `max_tokens` tokens.
+        """Generator for a trained model; `max_tokens` is the longest training text.
 
         `read` returns tokenizer files by name. Raises ValueError or FileNotFoundError for unreadable files, SpecError
         for kinds that generate nothing.
@@ -161,11 +158,11 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @abstractmethod
     def batches(self, data: Data, plan: "Plan", layout: "Layout") -> "Callable[[int], RankBatch[MicroBatch]]":
-        """Function from step (from 0) to this rank's batch on the mesh's device; depends on seed and step only."""
+        """Function from step (from 0) to this rank's batch on its device; depends on seed and step only."""
 
     @abstractmethod
     def dummy_batch(self, num_rows: int, num_tokens: int, layout: "Layout") -> MicroBatch:
-        """Synthetic micro-batch of `num_rows` rows of `num_tokens` tokens, for measurements."""
+        """Synthetic micro-batch, for measurements."""
 
     @abstractmethod
     def loss(self, model: "nn.Module", micro_batch: MicroBatch) -> Loss:
@@ -173,7 +170,7 @@ class Task(ABC, Generic[Data, MicroBatch]):
 
     @abstractmethod
     def held_out_losses(self, model: "nn.Module", layout: "Layout", data: Data) -> HeldOutLosses:
-        """Loss on a sample of each held-out set (nats per token), to monitor a run; None for an empty set."""
+        """Loss on a sample of each held-out set, to monitor a run; None for an empty set."""
 
     @abstractmethod
     def evaluate(self, model: "nn.Module", layout: "Layout", data: Data) -> JsonRecord:
@@ -196,13 +193,12 @@ class Generator(ABC):
     ) -> collections.abc.Generator[str, None, Ending]:
         """Generate the output for one text in pieces, which join to what `generate` returns; return how it ended.
 
-        Pieces may be empty, so that the consumer can stop at any token. Raises SpecError before the first piece, as
-        `generate` does.
+        Pieces may be empty, so that the consumer can stop at any token. Raises SpecError before the first piece.
         """
 
     def lay_out_for_texts(self) -> None:  # noqa: B027
-        """Prepare the model for inference only: same outputs, faster. It must not be trained afterwards."""
+        """Prepare the model for faster inference, with the same outputs. No training afterwards."""
 
     @abstractmethod
     def save_tokenizers(self, folder: Path) -> None:
-        """Write the tokenizer files that an exported model includes."""
+        """Write the tokenizer files of an exported model."""

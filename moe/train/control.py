@@ -5,11 +5,11 @@ from typing import Literal
 
 Request = Literal["pause", "cancel"]
 Ask = Request | Literal["finish"]
-"""External request, or `finish` once `train.max_duration` is over; rank 0 passes it to all ranks at a step."""
+"""External request, or `finish` once `train.max_duration` is over."""
 
 
 class Control(ABC):
-    """Source of requests: rank 0 polls it before every step; all ranks get the answer in that step's all-reduce."""
+    """Source of requests, polled by rank 0 before every step; all ranks learn of them in the step's all-reduce."""
 
     @abstractmethod
     def poll(self) -> Request | None:

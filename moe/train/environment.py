@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 KEEP_FREED_MEMORY = {
     # glibc maps each block of 32 MiB or more separately and unmaps it when freed, so the kernel zeroes the pages of
-    # gradients and activations again every step. These settings keep freed blocks for reuse.
+    # gradients and activations every step. These settings keep freed blocks for reuse.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 60),
     # Only the first arena can grow to the size of a model; training's thread would use another one.
@@ -15,14 +15,12 @@ KEEP_FREED_MEMORY = {
     # (THP_MEM_ALLOC_ENABLE) aligns each block to 2 MiB, so a block does not fit into the hole of a freed one.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""For processes that train on a CPU. They keep their peak memory, which is what the planner counts. C libraries other
-than glibc ignore these settings.
-"""
+"""For training on CPUs. Processes keep their peak memory, which the planner counts. Only glibc reads these settings."""
 
 
 @contextmanager
 def children_keep_freed_memory() -> Iterator[None]:
-    """Set `KEEP_FREED_MEMORY` for processes started within, without overriding existing variables."""
+    """Set `KEEP_FREED_MEMORY` for processes started within, where not set already."""
     missing = KEEP_FREED_MEMORY.keys() - os.environ.keys()
     os.environ |= {name: KEEP_FREED_MEMORY[name] for name in missing}
     try:

@@ -21,9 +21,9 @@ def decide(
 ) -> None:
     """Set the measured backend costs of experts that compute in `dtype`. Collective.
 
-    Each rank passes its own layers, possibly none. Costs come from the run's storage, if measured before on a machine
-    of the same kind, so that a restart is bitwise reproducible; else from this machine's `cache`; else they are
-    measured. Rank 0 decides for all ranks on its `device`, including shapes that it does not have.
+    Each rank passes its own layers, possibly none. Costs come from the run's storage, if measured on a machine of the
+    same kind, so that restarts are bitwise reproducible; else from this machine's `cache`; else they are measured.
+    Rank 0 decides on its `device`, also for shapes that it does not have.
     """
     shapes_by_rank = plain_collectives.all_gather_json([_shape(layer) for layer in layers])
     shapes = sorted({tuple(shape) for of_rank in shapes_by_rank for shape in of_rank})

@@ -38,7 +38,7 @@ _ENDINGS: dict[Request, Literal["paused", "cancelled"]] = {"pause": "paused", "c
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended and after how many steps; `report` only if it succeeded."""
+    """How a run ended, after how many steps; with a report if it succeeded."""
 
     kind: Literal["succeeded", "paused", "cancelled"]
     step: int
@@ -61,15 +61,15 @@ def train(
 ) -> Outcome:
     """Train a task's model to `train.num_steps`, resuming from checkpoints in `storage`. Collective.
 
-    The run resumes from the newest intact checkpoint, whatever number of ranks wrote it. `cache` is a folder on this
-    machine for measured expert timings; user files must lie under `roots`. `attempt` and `group` identify this worker
-    group's checkpoints. Recorded steps count from 1: record n completes n steps. Rank 0 records metrics and
-    checkpoints; every rank logs. A pause or cancel commits a checkpoint before returning.
+    Resumes from the newest intact checkpoint, of any number of ranks. `cache` is a folder on this machine for
+    measured expert timings; user files must lie under `roots`. `attempt` and `group` name this worker group's
+    checkpoints. Record n completes n steps. Rank 0 records metrics and checkpoints; every rank logs. A pause or
+    cancel commits a checkpoint before returning.
 
     Raises NonFiniteLoss on all ranks if training diverges, without applying the update; CheckpointError if the last
     checkpoint cannot be written or none can be read; SpecError if `storage` holds another run's checkpoints or lost
-    the copy that `start_from` made, if the data changed since the checkpoint or differs between ranks, or if the
-    micro-batches do not cover all token groups.
+    the copy that `start_from` made, if the data changed or differs between ranks, or if the micro-batches do not
+    cover all token groups.
     """
     require_same_data(data)
     require_all_groups(task.spec, plan, layout)
@@ -145,13 +145,13 @@ def train(
 
 
 def _next_request(spec: JobSpec, control: Control, trained_s: float) -> Ask | None:
-    """Request that rank 0 passes to all ranks before a step."""
+    """Request that rank 0 passes to all ranks."""
     limit_s = spec.train.max_duration_s
     return "finish" if limit_s is not None and trained_s >= limit_s else control.poll()
 
 
 def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
-    """Seconds of training before the checkpoint that the run resumes from; 0 if copied from another job."""
+    """Seconds of training before the checkpoint to resume from; 0 if it was copied from another job."""
     name = checkpointer.last_committed
     if name is None or markers.is_copy(name):
         return 0.0
@@ -161,7 +161,7 @@ def _trained_s(checkpointer: Checkpointer, folder: Folder) -> float:
 def require_same_data(data: PreparedData) -> None:
     """Raise SpecError on all ranks unless all prepared the same data. Collective.
 
-    Data that changes while ranks start would give them different batches.
+    Data may change while ranks start.
     """
     keys = sorted(set(plain_collectives.all_gather_json(data.key)))
     if len(keys) > 1:
@@ -174,7 +174,7 @@ def require_same_data(data: PreparedData) -> None:
 
 
 def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
-    """Raise SpecError unless the micro-batches hold all token groups of the fullest data rank."""
+    """Raise SpecError unless the micro-batches hold all token groups of a data rank."""
     batch_groups, number = plan.options.micro_batch_groups, plan.options.num_micro_batches
     groups = -(-spec.num_groups // layout.data_ranks)
     if batch_groups * number < groups:
@@ -191,7 +191,7 @@ def require_all_groups(spec: JobSpec, plan: Plan, layout: Layout) -> None:
 
 
 def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
-    """Warn about a router that nothing trains. New jobs with one are refused; resumed jobs keep theirs."""
+    """Warn about a router that nothing trains. New jobs with one are refused; resumed ones go on."""
     moe = spec.model.moe
     if moe is not None and (never := moe.routing.never_trained()) is not None:
         recorder.log("warning", str(replace(never, path=f"model.moe.{never.path}", remedy="")))
@@ -200,7 +200,7 @@ def _warn_of_the_router(spec: JobSpec, recorder: Recorder) -> None:
 def _tell_what_is_trained(spec: JobSpec, recorder: Recorder) -> None:
     """Log the trained share of all weights and the kinds of frozen parameters, or of adapters.
 
-    Nothing is logged for user modules or if no parameter is frozen.
+    Skips user modules, and models without frozen parameters.
     """
     if isinstance(spec.model, ModuleModelSpec):
         return
@@ -232,7 +232,7 @@ def _resume(
     spec, layout = state.task.spec, state.layout
 
     def check(parameters: Folder) -> None:
-        # All ranks check, since each reads its machine's data and packages; all raise the same problems.
+        # Collective: each rank reads its machine's data and packages; all raise the same problems.
         own_problems = other_run(spec, data, parameters) or _other_base(state.task, parameters, roots)
         for problems in plain_collectives.all_gather_json([problem.to_dict() for problem in own_problems]):
             if problems:
@@ -268,7 +268,7 @@ def _resume(
 
 
 def _other_base(task: Task[Any, Any], checkpoint: Folder, roots: Sequence[str] | None) -> list[Problem]:
-    """Differences between the adapter's base weights and those that the checkpoint was trained with."""
+    """Problems of base weights that differ from those that the checkpoint's adapter was trained with."""
     try:
         task.check_base(files_of(checkpoint), roots)
     except SpecError as error:
@@ -281,7 +281,6 @@ def _is_due(step: int, every_steps: int | None) -> bool:
 
 
 def _with_timing(record: StepRecord, step_s: float, data_s: float) -> StepRecord:
-    """Record with step time, throughput, data wait and timestamp."""
     return replace(
         record,
         step_s=step_s,

@@ -1,4 +1,4 @@
-"""MoE layers of a model by number: this rank's layers, and facts about all of them."""
+"""MoE layers of a model: this rank's, and facts about all of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -31,10 +31,10 @@ Finding = tuple[int, str]
 
 
 def first_fault(state: TrainState, batch: RankBatch[Any]) -> str | None:
-    """First parameter, module output or gradient with a non-finite value; None if there is none. Collective.
+    """First parameter, module output or gradient with a non-finite value, or None. Collective.
 
-    Runs the forward pass of the batch again, checking module outputs in order of execution. All ranks return the
-    earliest finding of any rank, since all-to-all spreads non-finite values to other ranks.
+    Repeats the forward pass of the batch, checking module outputs in order. All ranks get the earliest finding of any
+    rank, since all-to-all spreads non-finite values.
     """
     # Ranks agree after each check: the forward pass is collective, so all ranks run it or none.
     looks = (

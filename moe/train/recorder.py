@@ -17,9 +17,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def record_resume(self, step: int, checkpoint: str | None) -> None:
-        """Record that training continues after `step` steps, from a loaded checkpoint or, without one, from the
-        start.
-        """
+        """Record that training continues after `step` steps, from a loaded checkpoint or from the start."""
 
     @abstractmethod
     def checkpoint(self, record: CheckpointRecord) -> None:
@@ -27,7 +25,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def checkpoint_failed(self, step: int, reason: str) -> None:
-        """Record that the checkpoint of `step` failed on at least one rank and was given up."""
+        """Record that the checkpoint of `step` failed on some rank and was given up."""
 
     @abstractmethod
     def log(self, level: Level, message: str, **fields: Any) -> None:

@@ -14,20 +14,20 @@ from moe.train.train_state import TrainState
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of one step over the global batch; the same on every rank."""
+    """Result of one step; the same on every rank."""
 
     record: StepRecord
-    """Without timings. If it is not finite, no parameter was updated."""
+    """Without timings. If not finite, no parameter was updated."""
     signals: Signals
     """Summed over all ranks."""
 
 
 def step(state: TrainState, batch: RankBatch[Any], signals: Signals) -> StepResult:
-    """Run one training step over the global batch: forward, backward, clip, update. Collective.
+    """Run one training step: forward, backward, clip, update. Collective.
 
-    Loss = task objective / target tokens + sum over MoE layers of coefficient * mean auxiliary loss, both over the
-    global batch, so that summing the ranks' gradients gives the full gradient under any layout. MoE layers add their
-    auxiliary losses to the backward pass themselves.
+    Loss = task objective / target tokens + sum over MoE layers of coefficient * mean auxiliary loss, over the global
+    batch, so that the ranks' gradients sum to the full gradient under any layout. MoE layers add their auxiliary
+    losses in the backward pass.
     """
     task, layout, parameters, train = state.task, state.layout, state.parameters, state.task.spec.train
     forget_gradients(parameters)

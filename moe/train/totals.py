@@ -29,9 +29,9 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Signals:
-    """Signals between ranks in a step's all-reduce, so that all ranks act on them at the same step.
+    """Signals in a step's all-reduce, so that all ranks act on them at the same step.
 
-    Only rank 0 sets `request`; the counts are numbers of ranks.
+    Only rank 0 sets `request`; the counts are of ranks.
     """
 
     request: Ask | None = None
@@ -48,10 +48,10 @@ class Signals:
 
 
 class StepTotals:
-    """Accumulates one step's losses and routing statistics; `reduce` sums them over the global batch.
+    """Sums one step's losses and routing statistics over micro-batches and, in `reduce`, over ranks.
 
     With sequence parallelism (`shares_tokens`) tensor ranks have losses of different tokens, otherwise the same
-    losses. Every rank has a row for each MoE layer of the model, zero for layers that it does not have.
+    losses. Every rank has a row for each MoE layer of the model, zero for layers elsewhere.
     """
 
     def __init__(
@@ -66,9 +66,7 @@ class StepTotals:
         self._index = {facts.layer: place for place, facts in enumerate(layers.facts)}
 
     def add(self, loss: Loss, routings: list[tuple[int, Routing]]) -> None:
-        """Add one micro-batch. Means are weighted by their counts, so that sums do not depend on accumulation or
-        layout.
-        """
+        """Add one micro-batch, with means weighted by their counts."""
         self._numbers |= loss.numbers
         first = self._layout.index("tensor") == 0
         if first or self._shares_tokens:
@@ -128,7 +126,7 @@ class StepTotals:
         return self._rows[place, len(_COLUMNS) + num_experts :][:num_experts]
 
     def _add_traffic(self) -> None:
-        """Add all-to-all traffic of this rank's layers, forward and backward. Seconds are means over ranks."""
+        """Add all-to-all traffic of this rank's layers; seconds are means over ranks."""
         first, ranks = _COLUMNS.index("all_to_all_bytes"), self._layout.world_size
         traffic_rows = [[0.0, 0.0, 0.0] for _ in self._layers.facts]
         for number, layer in self._layers.local_layers.items():
@@ -143,7 +141,7 @@ class StepTotals:
 
 
 def _auxiliary(layers: Iterable[LayerFacts], records: Iterable[LayerRecord]) -> float:
-    """Sum of the weighted auxiliary losses. Layers with equal coefficients are summed before weighting."""
+    """Sum of the weighted auxiliary losses; layers with equal coefficients are summed first."""
     kinds: dict[tuple[float, float], list[LayerRecord]] = {}
     for facts, record in zip(layers, records, strict=True):
         kinds.setdefault((facts.aux_coefficient, facts.z_coefficient), []).append(record)

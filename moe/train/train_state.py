@@ -14,7 +14,7 @@ from moe.train.optimizer.build import build_optimizer
 
 @dataclass(frozen=True)
 class TrainState:
-    """A model laid out for training, with its optimizer. Works with any module."""
+    """A model laid out for training, with its optimizer."""
 
     task: Task[Any, Any]
     layout: Layout

@@ -40,11 +40,11 @@ def beam_search(
 ) -> list[list[int]]:
     """Best-scoring text of each row found with `spec.num_beams` beams, without its end token.
 
-    `logits` `[B, V]` are those of the first token. Score: sum of token log-probabilities, including the end token,
-    divided by ((5 + n) / 6)^α for n tokens. At each position the best `num_beams` continuations of a row's beams are
-    examined: those that end become hypotheses; the best that do not end are the next beams. A row ends when no beam
-    can beat its best hypothesis. At `max_tokens`, the spec's or the row's own, the best beam counts as it is. Rows
-    are independent. `together` as in `one_by_one`.
+    `logits` `[B, V]` are the first token's. Score: sum of token log-probabilities, including the end token, divided
+    by ((5 + n) / 6)^α for n tokens. Of the best `num_beams` continuations of a row's beams, those that end become
+    hypotheses; the best that do not end are the next beams. A row ends when no beam can beat its best hypothesis. At
+    `max_tokens`, the spec's or the row's own, the best beam counts as it is. Rows are independent. `together` as in
+    `one_by_one`.
     """
     num_beams, vocabulary, device = spec.num_beams, logits.shape[-1], logits.device
     limits = [min(spec.max_tokens, limit) for limit in max_tokens or [spec.max_tokens] * logits.shape[0]]

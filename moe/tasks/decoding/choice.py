@@ -10,8 +10,8 @@ from moe.spec.generation import GenerationSpec
 def choose_tokens(logits: Tensor, spec: GenerationSpec, texts: Tensor, position: int) -> Tensor:
     """int64 `[B]`: next token of each row of `logits` `[B, V]`; ties go to the lower id.
 
-    Sampling is keyed by the seed, the text's number in `texts` int64 `[B]`, and `position`, so that it does not
-    depend on other rows or the layout.
+    Sampling is keyed by seed, text number (`texts` int64 `[B]`) and `position`: other rows and the layout do not
+    matter.
     """
     if not spec.temperature:
         return logits.argmax(dim=-1)

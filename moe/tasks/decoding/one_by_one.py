@@ -23,10 +23,10 @@ def one_by_one(
 ) -> Generator[dict[int, int], Collection[int] | None, None]:
     """Yield the new token of each live row, by row number, at each position.
 
-    `logits` `[B, V]` are those of the first token. A token of `ends` ends its row and is yielded too. The consumer
-    may send the numbers of further rows to end. `texts` are the keys for sampling (default: row numbers). If a
-    forward pass needs other ranks (`Layout.in_step`), all ranks of the process group `together` iterate, each with
-    its own rows, possibly none, until the last row of all has ended.
+    `logits` `[B, V]` are the first token's. A token of `ends` is yielded and ends its row. The consumer may send the
+    numbers of further rows to end. `texts` are the sampling keys (default: row numbers). If a forward pass needs
+    other ranks (`Layout.in_step`), all ranks of the process group `together` iterate, each with its own rows,
+    possibly none, until all rows have ended.
     """
     numbers, device = list(range(logits.shape[0])), logits.device
     live, keys = set(numbers), torch.tensor(texts or numbers, dtype=torch.int64, device=device)

@@ -23,7 +23,7 @@ _SHARE_LEFT = 0.75
 
 
 def is_sparse(num_live: int, num_rows: int) -> bool:
-    """Whether few enough rows are live that dropping the others is worth a copy of all caches."""
+    """Whether few enough rows are live that dropping the others is worth copying all caches."""
     return num_live < _SHARE_LEFT * num_rows
 
 

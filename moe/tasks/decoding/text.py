@@ -1,4 +1,4 @@
-"""Incremental detokenization: yields whole characters only, and no text that a stop string may still remove."""
+"""Incremental detokenization: whole characters only, and no text that a stop string may still remove."""
 
 from collections.abc import Callable, Sequence
 
@@ -31,8 +31,8 @@ def num_held_back(text: str, stop: Sequence[str]) -> int:
 def last_of(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Sequence[int]:
     """Last tokens of a text, from a character boundary on.
 
-    A partial character may change how later tokens decode. With byte tokens (`byte_fallback`), a run of bytes that
-    starts within a character decodes to replacement characters.
+    A partial character may change how later tokens decode; with byte tokens (`byte_fallback`), a byte run that starts
+    within a character decodes to replacement characters.
     """
     last = [tokens[-number:] for number in range(_BEFORE, _BEFORE + _MAX_CHARACTER_BYTES)]
     return next((candidate for candidate in last if not decode(candidate).startswith(REPLACEMENT)), last[0])
@@ -41,8 +41,8 @@ def last_of(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Se
 class TextSoFar:
     """Detokenizer of a token stream. The pieces join to `decode` of all tokens, up to a stop string.
 
-    Decodes a few tokens at a time after some preceding ones, whose text may depend on each other; decoding all tokens
-    at each step would take quadratic time.
+    Decodes few tokens at a time, after preceding ones that may affect their text; decoding all tokens at each step
+    would take quadratic time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Language modeling: a decoder-only model and its task. Names load lazily; the package itself loads no torch."""
+"""Language modeling: decoder-only model and task. Names load lazily; the package loads no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -33,7 +33,7 @@ class SequencesBatch:
     def from_part(
         cls, part: SequenceBatchPart | SequenceRows, context: SequenceContext, layout: Layout
     ) -> "SequencesBatch":
-        """Move a part of a global batch to the layout's device; `context` does not have its documents yet."""
+        """Move a part of a global batch to the layout's device and set the documents of `context`."""
         tokens, labels, documents = (
             accelerator(layout.device).take(torch.from_numpy(array))
             for array in (part.tokens, part.labels, part.documents)
@@ -43,13 +43,13 @@ class SequencesBatch:
         return cls(tokens, labels, context.within(in_documents))
 
     def for_evaluation(self) -> "SequencesBatch":
-        """The same rows for evaluation: no training, one row per token group."""
+        """The same rows for evaluation, one row per token group."""
         context = replace(self.context, training=False, rows_per_group=1, counts=None)
         return replace(self, context=context)
 
     @classmethod
     def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "SequencesBatch":
-        """Random rows of `num_tokens` tokens, as one token group."""
+        """Random rows as one token group."""
         tokens = torch.randint(vocab_size, (num_rows, num_tokens), device=layout.device)
         return cls(tokens, tokens, SequenceContext(rows_per_group=num_rows))
 
@@ -62,7 +62,7 @@ class SequencesBatches:
         self._seed, self._options, self._layout = spec.train.seed, plan.options, layout
 
     def __call__(self, step: int) -> RankBatch[SequencesBatch]:
-        """Build the batch of `step`. Every rank makes the same number of micro-batches, possibly empty ones."""
+        """Batch of `step`, with the same number of micro-batches on every rank; some may be empty."""
         batch = self._sampler.batch(step)
         counts = BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, batch.num_tokens)
         own_groups, micro_batch_groups = (

@@ -1,6 +1,6 @@
 """Decoder block: attention (grouped-query, latent or linear), then feed-forward or MoE layer, with residuals.
 
-Between layers a tensor rank holds its sequence-parallel shard of the tokens, `[t, M]`; all of them with one rank.
+Between layers a tensor rank holds its sequence-parallel shard `[t, M]` of the tokens.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
 
 @dataclass(frozen=True)
 class LanguagePass:
-    """Inputs of one forward pass that every block needs."""
+    """Inputs of one forward pass, for every block."""
 
     tokens: TokenContext
-    """Token ids and padding `[G, S]`: token groups are whole rows; the last group may be padded."""
+    """Token ids and padding `[G, S]`: groups of whole rows, the last possibly padded."""
     rows: PassRows
 
 
@@ -70,7 +70,7 @@ class DecoderBlock(nn.Module):
         self.feed_forward = FeedForwardBlock(spec, layer)
 
     def forward(self, x: Tensor, run: LanguagePass, kept: LayerCache | None = None) -> Tensor:
-        """`x` `[t, M]` to `[t, M]`; with a KV cache (`kept`), attend to it and append to it."""
+        """`x` `[t, M]` to `[t, M]`; attends and appends to the KV cache `kept`, if given."""
         rows = run.rows.within(f"layer {self.layer}")
         run = LanguagePass(run.tokens, rows)
         x = x + self._scale(self.attention(self.norm(x), rows, kept))

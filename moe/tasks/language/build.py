@@ -19,10 +19,9 @@ def build_model(
     dtype: torch.dtype | None = None,
     freeze: Sequence[str] = (),
 ) -> LanguageModel:
-    """Build the model with initial weights, computing in `dtype` (default float32).
+    """Build the model (this rank's part under `layout`) with initial weights, computing in `dtype` (default float32).
 
-    Returns this rank's part under `layout`, or the full model without one. Parameters whose names match a pattern in
-    `freeze` get no gradients. Raises SpecError, as `build_sharded` does.
+    Parameters that match a pattern of `freeze` get no gradients. Raises SpecError, as `build_sharded` does.
     """
     layers = {f"layers.{layer}": f"layer {layer}" for layer in range(spec.num_layers)}
     return build_sharded(

@@ -13,8 +13,9 @@ class SequenceContext:
     """Random key of a batch, its rows per token group and its packed documents."""
 
     documents: Tensor | None = None
-    """int `[B, L]`: document index of each position within its row, -1 for padding. Positions restart in each
-    document, and attention stays within documents. None: each row is one document.
+    """int `[B, L]`: document index of each position within its row, -1 for padding; None: one per row.
+
+    Positions restart in each document; attention stays within documents.
     """
     step: int | Tensor = 0
     seed: int = 0
@@ -22,7 +23,7 @@ class SequenceContext:
     first_row: int = 0
     """Index of the first row in the global batch."""
     rows_per_group: int | None = None
-    """Consecutive rows routed together as a token group; None: as many as fit in the spec's `group_tokens`."""
+    """Consecutive rows per token group; None: as many as fit in the spec's `group_tokens`."""
     counts: BatchCounts | None = None
     """Counts of the global batch; None: these rows are all of it."""
 
@@ -37,7 +38,7 @@ class SequenceContext:
 
 
 def positions_of(documents: Tensor) -> Tensor:
-    """int64 `[B, L]`: position of each token within its document; padding counts as documents."""
+    """int64 `[B, L]`: position of each token within its document; runs of padding count as documents."""
     num_positions = documents.shape[1]
     place = torch.arange(num_positions, device=documents.device).expand(documents.shape)
     begins = torch.ones_like(documents, dtype=torch.bool)

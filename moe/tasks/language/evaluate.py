@@ -32,11 +32,10 @@ from moe.tasks.language.model import LanguageModel
 from moe.tasks.language.preference import preferences_of
 
 _POSITIONS_PER_RANK = 8192
-"""Positions per rank and evaluation batch."""
 _MAX_COMPRESSED_BYTES = 1 << 26
-"""Limit for xz over all sources: it takes about 1 s per MB while all ranks wait."""
+"""Limit over all sources: xz takes about 1 s per MB while all ranks wait."""
 _MAX_CONVERSATION_TOKENS = 1024
-"""Last tokens of a conversation to use as a prompt."""
+"""Prompt limit for conversations, keeping their last tokens."""
 _MAX_COMPLETIONS, _PROMPT_CHARS, _PROMPT_TOKENS, _NEW_TOKENS = 3, 2000, 64, 48
 
 
@@ -45,7 +44,7 @@ def evaluate(
 ) -> LanguageReport:
     """Report of a finished run, the same on every rank. Collective.
 
-    `max_sequences` limits the loss to a fixed sample of each source.
+    `max_sequences` limits the loss to a fixed sample per source.
     """
     evaluation, clock = spec.train.evaluation, Clock()
     baselines = plain_collectives.broadcast_from_rank0(lambda: _baselines(corpus, model.spec.vocab_size))
@@ -71,10 +70,7 @@ def evaluate(
 def held_out_losses(
     model: LanguageModel, layout: Layout, corpus: PreparedSequences, spec: JobSpec
 ) -> HeldOutLosses:
-    """Loss on a fixed sample of each source: nats per token, or DPO loss per pair. Collective.
-
-    None for an empty source.
-    """
+    """Loss on a fixed sample of each source: nats per token, or DPO loss per pair; None without tokens. Collective."""
     measure, max_sequences = (
         _Measuring(model, layout, spec),
         spec.train.evaluation.max_sequences_along_the_way,
@@ -89,14 +85,14 @@ class _HeldOutLoss:
     loss: float | None
     """Nats per token, or DPO loss per pair."""
     base: float | None = None
-    """The same for the base model without its adapter."""
+    """Loss of the base model without its adapter."""
     preferred_share: float | None = None
     """Share of pairs ranked as preferred (DPO accuracy)."""
 
 
 @dataclass(frozen=True)
 class _Measuring:
-    """Measures held-out losses on rows of a store. Collective."""
+    """Held-out losses on rows of a store. Collective."""
 
     model: LanguageModel
     layout: Layout
@@ -106,7 +102,7 @@ class _Measuring:
     def __call__(
         self, store: SequenceStore, max_sequences: int | None, *, beside: bool = False
     ) -> _HeldOutLoss:
-        """Mean over all ranks' rows; `beside` adds the loss of the base without its adapter."""
+        """Mean over all ranks' rows; `beside`: also of the base without its adapter."""
         if isinstance(self.spec.data, PreferenceSpec):
             sums = self._sums(store, max_sequences, self._of_pairs)
             return _HeldOutLoss(_mean(sums[0], sums[1]), preferred_share=_mean(sums[2], sums[1]))
@@ -143,10 +139,7 @@ def _mean(total: float, number: float, *_: float) -> float | None:
 
 
 def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> Iterator[np.ndarray]:
-    """Batches of this rank's row numbers, evenly spaced over the store.
-
-    Every rank yields the same number of batches, possibly empty ones.
-    """
+    """Batches of this rank's row numbers, evenly spaced; as many on every rank, some possibly empty."""
     number = store.num_rows if max_sequences is None else min(max_sequences, store.num_rows)
     row_numbers = np.arange(number) * store.num_rows // max(1, number)
     at_once = max(1, _POSITIONS_PER_RANK // store.max_tokens) * layout.data_ranks
@@ -157,7 +150,7 @@ def _rows(store: SequenceStore, layout: Layout, max_sequences: int | None) -> It
 
 
 def _baselines(data: PreparedSequences, vocab_size: int) -> dict[str, tuple[float | None, float | None]]:
-    """(nats per token of a unigram model of the training tokens, bits per byte of xz), by source."""
+    """By source: (nats per token of a unigram model of the training tokens, bits per byte of xz)."""
     unigram = unigram_nats_per_source(data.train, data.held_out, vocab_size)
     max_bytes = _MAX_COMPRESSED_BYTES // max(1, len(data.held_out))
     return {
@@ -180,13 +173,13 @@ class _SourceTotals:
     """Over all bytes."""
     base_nats: float | None = None
     preference: _HeldOutLoss | None = None
-    """For preference pairs, which have no sums in nats or bits."""
+    """For preference pairs, which have no other losses."""
 
     @classmethod
     def from_loss(
         cls, store: SequenceStore, held_out_loss: _HeldOutLoss, unigram: float | None, xz: float | None
     ) -> "_SourceTotals":
-        """Totals from the mean loss and unigram nats per token and xz bits per byte."""
+        """Totals from losses per token and xz bits per byte."""
         num_tokens, num_bytes = store.num_targets, store.num_bytes
         if store.num_each > 1:
             return cls(store.num_documents, num_tokens, num_bytes, None, None, None, preference=held_out_loss)
@@ -241,7 +234,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _completions(
     model: LanguageModel, layout: Layout, data: PreparedSequences, number: int
 ) -> tuple[Completion, ...]:
-    """Prompts from documents in the middle of each source, and the model's completions."""
+    """The model's completions of prompts from the middle of each source."""
     sources = [(name, store) for name, store in data.held_out.items() if store.num_documents]
     documents = [
         (name, store, store.num_documents * (turn + 1) // (turn + 2))
@@ -275,7 +268,7 @@ def _completions(
 
 
 def _prompt(tokenizer: Tokenizer, store: SequenceStore, index: int) -> list[int]:
-    """Prompt tokens from within a document, or a conversation up to an answer; truncated."""
+    """Prompt from within a document, or a conversation up to an answer; truncated."""
     if store.has_spans:
         return [int(id) for id in store.beginning(index)[-_MAX_CONVERSATION_TOKENS:]]
     text = store.text(index).decode("utf-8", "replace")

@@ -15,7 +15,7 @@ from moe.tasks.language.model import LanguageModel
 
 
 class Growing:
-    """Batch of prompts and its KV cache: the `DecodingSteps` of a language model."""
+    """Prompts and their KV cache: `DecodingSteps` of a language model."""
 
     def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
         """Prefill the prompts, left-padded to the longest.
@@ -63,16 +63,15 @@ def generate(
 ) -> list[list[int]]:
     """Generate new tokens for each prompt, without the token of `ends` that ended it; at most `spec.max_tokens`.
 
-    Stop strings are handled by `LanguageGenerator`. Expert capacity is unlimited. Sampling is keyed by `texts`, the
-    prompts' global indices (default: their indices here), so that prompts split over ranks give the same tokens as on
-    one process. If a forward pass needs other ranks (`Layout.in_step`), all ranks of the process group `together`
-    must call, each with its own prompts, possibly none.
+    Handles no stop strings (see `LanguageGenerator`). Expert capacity is unlimited. Sampling is keyed by `texts`, the
+    prompts' global indices (default: indices here), so that prompts split over ranks give the same tokens as one
+    process. `together` as in `one_by_one`.
 
     Under `moe.routing.recorded`, position p of this rank's prompt r is recorded at r * L + p, where L = longest
     prompt here + `spec.max_tokens`. Training on rows of L positions that begin with the prompts replays it; pad the
     recording with -1 to one row per position. Beam search cannot be recorded: it has several texts per prompt.
 
-    Raises ValueError for an empty prompt, a token outside the vocabulary, or `texts` not as many as `prompts`.
+    Raises ValueError for an empty prompt, a token outside the vocabulary, or too few or many `texts`.
     """
     new_tokens: list[list[int]] = [[] for _ in prompts]
     if spec.num_beams > 1:
@@ -96,14 +95,14 @@ def going_on(
     texts: Sequence[int] | None = None,
     together: dist.ProcessGroup | None = None,
 ) -> collections.abc.Generator[dict[int, int], Collection[int] | None, None]:
-    """Like `generate`, one token at a time, greedy or sampled: see `one_by_one`."""
+    """Like `generate`, one token at a time, without beams: see `one_by_one`."""
     _check_texts(prompts, texts)
     rows = Growing(model, prompts, spec.max_tokens)
     yield from one_by_one(rows, rows.logits, spec, ends, texts=texts, together=together)
 
 
 def lay_out_for_texts(model: LanguageModel) -> None:
-    """Prepare a model for inference only: faster decoding, no training afterwards.
+    """Prepare a model for faster inference; no training afterwards.
 
     Expert weights are cast to the compute dtype and laid out for few rows; other weights keep copies in that dtype.
     """

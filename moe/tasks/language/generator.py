@@ -25,7 +25,7 @@ from moe.tasks.task import Generator
 _BATCH_ROWS = 32
 """Rows per batch of prompts, counting beams."""
 _BATCH_PAIRS = 1 << 26
-"""Position pairs per batch: an attention mask takes some bytes for each."""
+"""Limits attention masks, which take some bytes per pair of positions."""
 
 
 class LanguageGenerator(Generator):
@@ -39,8 +39,8 @@ class LanguageGenerator(Generator):
         tokenizer_files: dict[str, bytes] | None = None,
         template_files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """`max_tokens`: longest training text. `tokenizer_files`: files of the tokenizer by name, with further
-        end-of-text ids. `template_files`: files of the chat template.
+        """`max_tokens`: longest training text. `tokenizer_files`: by name, with further end-of-text ids.
+        `template_files`: chat template files.
         """
         self._model, self._tokenizer, self.max_tokens = model, tokenizer, max_tokens
         self._files, self._template_files = tokenizer_files or {}, template_files or {}
@@ -87,7 +87,7 @@ class LanguageGenerator(Generator):
     def generate_cut(self, texts: Sequence[str], spec: GenerationSpec) -> tuple[list[str], int]:
         """(continuations of texts of any length, number of truncated prompts).
 
-        Prompts lose tokens on the left so that prompt and output fit into the model's training length. As in
+        Prompts are truncated on the left to fit prompt and output into the training length. As in
         lm-evaluation-harness, the tokenizer's EOS also ends a text, even if the model's config does not name it.
         Raises SpecError if the output alone would take that length.
         """
@@ -115,7 +115,7 @@ class LanguageGenerator(Generator):
     def stream(
         self, text: str, spec: GenerationSpec | None = None
     ) -> collections.abc.Generator[str, None, Ending]:
-        """Continuation of one text in pieces of whole characters; beam search yields all at its end."""
+        """Continuation of one text in pieces of whole characters; with beams, all at the end."""
         spec = spec or GenerationSpec()
         return self._stream_text(self._encode_prompt(text, chat=spec.chat), spec)
 
@@ -147,7 +147,7 @@ class LanguageGenerator(Generator):
             raise SpecError(Problem("missing", "chat", True, rule, remedy)) from None
 
     def _encode_prompt(self, text: str, *, chat: bool) -> list[int]:
-        """Encode a prompt with the tokenizer's prefix; in a chat, as a user message rendered by the chat template."""
+        """Encode a prompt with the tokenizer's prefix, or in a chat as a user message of the chat template."""
         if chat:
             (encoding,) = self._tokenizer.encode_written([self._template().render_prompt(text)])
             ids = encoding.ids

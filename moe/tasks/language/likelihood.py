@@ -19,7 +19,7 @@ from moe.tasks.language.model import LanguageModel
 _BATCH_POSITIONS = 8192
 
 Pair = tuple[Sequence[int], Sequence[int]]
-"""Tokens of a context and of its continuation."""
+"""(context, continuation)."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Likelihood:
 def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int) -> list[Likelihood]:
     """Log-likelihood of each continuation given its context, truncated on the left to `max_tokens`.
 
-    Rows are right-padded and batched; no row sees another, and expert capacity is unlimited. Under expert-choice
-    routing each row is a token group and only rows of equal length are batched. Sums are float64. Raises ValueError
-    for an empty context or continuation, or a continuation longer than `max_tokens`.
+    Rows are batched with right padding; no row affects another, and expert capacity is unlimited. Under expert
+    choice, rows are token groups, and only rows of equal length are batched. Sums are float64. Raises ValueError for
+    an empty context or continuation, or a continuation longer than `max_tokens`.
     """
     rows = [_LikelihoodRow.from_pair(at, *pair, max_tokens) for at, pair in enumerate(pairs)]
     likelihoods: list[Likelihood | None] = [None] * len(rows)
@@ -55,9 +55,9 @@ def log_likelihoods(model: LanguageModel, pairs: Sequence[Pair], max_tokens: int
 
 
 def rolling_pairs(tokens: Sequence[int], begin: int, max_tokens: int) -> Iterator[Pair]:
-    """Pairs whose continuations form a whole text after the token `begin`, for rolling log-likelihood.
+    """Pairs whose continuations form a whole text after the token `begin`.
 
-    Each context holds as much of the preceding text as fits (`log_likelihoods` truncates the excess).
+    Contexts hold as much preceding text as fits (`log_likelihoods` truncates the excess).
     """
     before = [begin, *tokens]
     for first in range(0, len(tokens), max_tokens):
@@ -69,7 +69,6 @@ def rolling_pairs(tokens: Sequence[int], begin: int, max_tokens: int) -> Iterato
 class _LikelihoodRow:
     number: int
     tokens: Sequence[int]
-    """Input tokens."""
     continuation: Sequence[int]
     """Labels of the last positions."""
 
@@ -121,7 +120,7 @@ def _together(model: LanguageModel, rows: Sequence[_LikelihoodRow]) -> list[Like
 def _of_labels(
     model: LanguageModel, hidden_TM: Tensor, places_P: Tensor, labels_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(log-probability of each label, in float32 or wider; whether it is the argmax), chunked over logits."""
+    """(log-probability of each label, float32 or wider; whether it is the argmax), in chunks of logits."""
     wide = torch.promote_types(hidden_TM.dtype, torch.float32)
     at_once = loss_tokens(accelerator(hidden_TM.device).kind, model.spec.vocab_size)
     nats, likeliest = [], []

@@ -39,7 +39,7 @@ class Table(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Decoder-only transformer. Parameters have no values until `moe.parallel.apply` lays the model out."""
+    """Decoder-only transformer; parameters have no values until `moe.parallel.apply`."""
 
     entry_points = ("hidden_states", "extend")
     tensor_group: dist.ProcessGroup | None = None
@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
                 self._set_dropout(spec.adapter.dropout)
 
     def _set_dropout(self, probability: float) -> None:
-        """Set dropout on LoRA inputs, except for routed experts: their rows arrive without token ids."""
+        """Set dropout on LoRA inputs, except in routed experts, whose rows arrive without token ids."""
         for path, module in self.named_modules():
             if isinstance(module, Linear):
                 module.dropout = AdapterDropout(probability, f"{path}.weight")
@@ -75,18 +75,15 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor, context: SequenceContext | None = None) -> Tensor:
         """Next-token logits `[B, L, V]` of `tokens` int64 `[B, L]`.
 
-        Without `context` each row is one document, at step 0 and seed 0, in training mode as set by `train()` or
+        Without `context` each row is one document, at step 0 of seed 0, in training mode as set by `train()` or
         `eval()`. Tensor ranks get the same logits and must compute the same loss; training uses `hidden_states`,
-        which needs no logits for other ranks' tokens.
+        which needs no logits of other ranks' tokens.
         """
         logits = self._project(self.hidden_states(tokens, context))
         return self._shares(tokens).gather_results(logits).view(*tokens.shape, logits.shape[-1])
 
     def hidden_states(self, tokens: Tensor, context: SequenceContext | None = None) -> Tensor:
-        """Final normalized hidden states `[t, M]` of this rank's shard of the tokens, before the output projection.
-
-        `share` selects the matching tokens; with one tensor rank that is all of them.
-        """
+        """Final normalized hidden states `[t, M]` of this rank's shard of the tokens (see `share`)."""
         context = context or SequenceContext(training=self.training)
         run, x = self._pass(tokens, context), self._embed(tokens)
         for block in self.layers:
@@ -94,11 +91,11 @@ class LanguageModel(nn.Module):
         return self._last(x)
 
     def share(self, tokens: Tensor) -> Tensor:
-        """This rank's sequence-parallel shard `[t]` of `tokens` `[B, L]`, which all tensor ranks hold."""
+        """This rank's sequence-parallel shard `[t]` of `tokens` `[B, L]`."""
         return self._shares(tokens).take(tokens.reshape(-1))
 
     def gather_tokens(self, tokens: Tensor, share: Tensor) -> Tensor:
-        """All-gather `[T, ...]` over tensor ranks of `share` `[t, ...]`, for tokens `[B, L]`."""
+        """All-gather `[T, ...]` of the tensor ranks' shards `[t, ...]`."""
         return self._shares(tokens).gather_results(share)
 
     @contextmanager
@@ -117,18 +114,18 @@ class LanguageModel(nn.Module):
                 module.lora_scale = scale
 
     def start(self, num_rows: int, num_positions: int) -> "GenerationState":
-        """Empty generation state (KV caches) for `num_rows` rows of up to `num_positions` positions."""
-        # Only the device is taken from the weight: under FSDP, tensors derived from it would be sharded too.
+        """Generation state with empty KV caches."""
+        # Take only the device from the weight: under FSDP, tensors derived from it would be sharded too.
         like = torch.empty(0, dtype=self.compute_dtype, device=self.embedding.weight.device)
         caches = [block.attention.new_cache(num_rows, num_positions, like) for block in self._blocks()]
         return GenerationState(caches, torch.arange(num_rows, device=like.device), num_positions)
 
     def extend(self, tokens: Tensor, state: "GenerationState", padding: Tensor | None = None) -> Tensor:
-        """Append `tokens` `[B, N]` to `state` and return the next-token logits `[B, V]`.
+        """Append `tokens` `[B, N]` to `state`; return the next-token logits `[B, V]`.
 
-        `padding` bool `[B, N]` is True before the first token of shorter rows; only the first call may have any.
-        Raises ValueError for padding elsewhere, a wrong number of rows, no position, or more positions than `state`
-        has room for.
+        `padding` bool `[B, N]` is True before the first token of shorter rows, in the first call only. Raises
+        ValueError for other padding, a wrong number of rows, no position, or more positions than `state` has room
+        for.
         """
         if tokens.dim() != 2 or tokens.shape[0] != len(state.rows) or not tokens.shape[1]:
             raise ValueError(
@@ -176,7 +173,7 @@ class LanguageModel(nn.Module):
         return linear(hidden_states, self.output_embedding)
 
     def _pass(self, tokens: Tensor, context: SequenceContext) -> LanguagePass:
-        """Pass inputs for `tokens` `[B, L]` in token groups of whole rows, the last group padded with empty rows."""
+        """Pass inputs for `tokens` `[B, L]` in groups of whole rows, the last padded with empty rows."""
         if tokens.dim() != 2:
             raise ValueError(f"tokens {tuple(tokens.shape)} must be [B, L]; give a row for each sequence")
         num_rows, length = tokens.shape
@@ -210,7 +207,7 @@ class LanguageModel(nn.Module):
         return LanguagePass(facts, replace(rows, draws=draws))
 
     def _going_on(self, tokens: Tensor, state: "GenerationState") -> LanguagePass:
-        """Pass inputs for tokens `[B, N]` after those of `state`, with unlimited expert capacity."""
+        """Pass inputs for tokens `[B, N]` after those of `state`, without capacity limits."""
         num_rows, num_new = tokens.shape
         begins = state.num_positions
         places = torch.arange(begins, begins + num_new, device=tokens.device).expand(num_rows, -1)
@@ -254,15 +251,15 @@ class LanguageModel(nn.Module):
 
 
 class GenerationState:
-    """KV caches and other layer state of rows of tokens being generated."""
+    """KV caches and other layer state of rows being generated."""
 
     def __init__(self, caches: Sequence[LayerCache], rows: Tensor, room: int) -> None:
         self.caches, self.rows, self.room = caches, rows, room
-        """`rows` int64 `[B]`: original row numbers. The token at position p of row r (from the row's first token) has
-        the id r * `room` + p (`moe.routing.recorded`).
+        """`rows` int64 `[B]`: original row numbers. Position p of row r, from the row's first token, has the id r *
+        `room` + p (`moe.routing.recorded`).
         """
         self.first: Tensor | None = None
-        """int64 `[B]`: first position of each row (after left padding); None: 0 for all."""
+        """int64 `[B]`: position of each row's first token; None: 0 for all."""
         self.num_positions = 0
 
     def take_rows(self, rows: Tensor) -> None:

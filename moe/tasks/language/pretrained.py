@@ -27,7 +27,7 @@ GENERATION = "generation_config.json"
 def model_tokenizer(
     spec: LanguageModelSpec, roots: Sequence[str] | None, digest: str | None = None
 ) -> ModelTokenizer:
-    """Tokenizer of the pretrained folder with the files that an export needs, including the weight digest if given.
+    """Tokenizer of the pretrained folder with the files that an export needs, and the weight digest.
 
     Reads no weights. Raises SpecError.
     """
@@ -49,7 +49,7 @@ def model_tokenizer(
 def with_template(
     tokenizer: ModelTokenizer, data: SequencesSpec, roots: Sequence[str] | None
 ) -> ModelTokenizer:
-    """Tokenizer with the chat template and template arguments of a conversation job, if given. Raises SpecError."""
+    """Tokenizer with a conversation job's own chat template and arguments. Raises SpecError."""
     if not isinstance(data, ConversationsSpec):
         return tokenizer
     files = dict(tokenizer.files)
@@ -78,14 +78,14 @@ def _template_file(place: str, roots: Sequence[str] | None) -> bytes:
 
 
 def tokenizer_of_checkpoint(files: Mapping[str, bytes]) -> ModelTokenizer | None:
-    """Tokenizer from a checkpoint, to resume without the pretrained folder; None if the checkpoint has none."""
+    """Tokenizer from a checkpoint, to resume without the pretrained folder; None if it has none."""
     return ModelTokenizer.of_files(files) if RECORD in files else None
 
 
 def base_digest(
     spec: LanguageModelSpec, roots: Sequence[str] | None, checkpoint_files: Mapping[str, bytes]
 ) -> str | None:
-    """Digest of an adapter's base weights, which checkpoints omit; None if the model has no such base.
+    """Digest of an adapter's base weights, which checkpoints omit; None without such a base.
 
     Raises SpecError if it differs from the digest in `checkpoint_files`.
     """
@@ -111,7 +111,7 @@ def load(
 ) -> tuple[str, ...]:
     """Load the folder's weights into this rank's part of a model; return notes for the user. Collective.
 
-    Weights that upcycling a dense folder adds are drawn from `seed`. Raises SpecError on all ranks.
+    `seed` draws weights that upcycling adds. Raises SpecError on all ranks.
     """
     from moe.interchange.load import load_weights
 
@@ -145,7 +145,7 @@ def load_trained_adapter(
 
 
 def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
-    """Warning that a model cannot be exported in the Hugging Face format; empty if it can."""
+    """Warning if the model cannot be exported in the Hugging Face format."""
     try:
         build_config(spec, None, "float32")
     except SpecError as error:
@@ -160,8 +160,8 @@ def of_no_family(spec: LanguageModelSpec) -> tuple[str, ...]:
 def _ids_of(origin: Origin, role: str) -> list[int]:
     """End-of-text (`eos`) or begin-of-text (`bos`) token ids; the first delimits documents. Raises SpecError.
 
-    The first id comes from `config.json`. Further ids come from `generation_config.json` if it has any, as in
-    transformers, else from `config.json`.
+    The first is from `config.json`, the others from `generation_config.json` or else `config.json`, as in
+    transformers.
     """
     key = f"{role}_token_id"
     of_config = _ids(origin.config.get(key), "config.json", key)

@@ -41,8 +41,7 @@ class TextScorer:
     def rolling(self, texts: Sequence[str]) -> list[float]:
         """Rolling log-likelihood of each text in nats: each token given the preceding ones in the window.
 
-        As in lm-evaluation-harness, a BOS that the tokenizer puts before the text counts as one of its tokens and
-        follows another start token.
+        As in lm-evaluation-harness, a BOS prefix counts as one of the text's tokens and follows another start token.
         """
         prefix, start = self._tokenizer.prefix_ids, self._tokenizer.start_id
         token_lists = self._tokenizer.encode_batch(texts)
@@ -57,8 +56,8 @@ class TextScorer:
     def _encode_pair(self, context: str, continuation: str) -> Pair:
         """Tokens of context and continuation, split as lm-evaluation-harness does.
 
-        Whitespace at the context's end moves to the continuation. The continuation is what the tokens of the joined
-        text have beyond the number of the context's tokens.
+        Whitespace at the context's end moves to the continuation, whose tokens are those of the joined text beyond
+        the number of the context's.
         """
         is_alone = not context
         stripped_context = context.rstrip()

@@ -167,7 +167,7 @@ class LanguageTask(Task["PreparedSequences", "SequencesBatch"]):
 
 @lru_cache(maxsize=256)
 def _check_packages(data: PackagesSpec) -> None:
-    """Check installed packages once per spec: slow, and constant while the process runs."""
+    """Once per spec: slow, and constant while the process runs."""
     check(data, roots=())
 
 

@@ -1,4 +1,4 @@
-"""Build a user module and its batches with the functions that a job names. Callers must have checked permission."""
+"""Build a user module and its batches. Callers must have checked permission to call the job's functions."""
 
 import hashlib
 import json

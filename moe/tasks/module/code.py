@@ -40,8 +40,7 @@ def _not_allowed(functions: dict[str, str], allowed_code: Collection[str]) -> It
 
 
 def import_function(code: str, path: str) -> Callable[..., Any]:
-    """Import the function `module:function`, which runs the module's top-level code. Callers must have checked
-    permission.
+    """Import `module:function`, running the module's top level. Callers must have checked permission.
 
     Raises SpecError at `path` in the spec if there is no such function.
     """

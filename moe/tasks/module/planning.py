@@ -12,7 +12,7 @@ from moe.tasks.module.building import batches, build_empty, num_rows
 
 
 def plan_of_job(spec: JobSpec, cluster: Cluster) -> Plan:
-    """Plan a job on all devices of a cluster. Calls the job's functions; callers must have checked permission.
+    """Plan a job on all devices of a cluster. Callers must have checked permission to call the job's functions.
 
     Raises SpecError if the job cannot be planned, and whatever the functions raise.
     """

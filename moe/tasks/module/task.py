@@ -61,8 +61,8 @@ class ModuleBatch:
 class ModuleTask(Task[ModuleData, ModuleBatch]):
     """User module that computes its own loss.
 
-    All ranks receive the global batch and get the same loss; the sharded program takes this rank's shard of the
-    batch. Only functions in `allowed_code` are called.
+    All ranks receive the global batch and get the same loss; the sharded program takes this rank's shard. Only
+    functions in `allowed_code` are called.
     """
 
     def __init__(self, spec: JobSpec, allowed_code: Collection[str] = ()) -> None:

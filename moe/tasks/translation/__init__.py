@@ -1,4 +1,4 @@
-"""Translation: an encoder-decoder model and its task. Names load lazily; the package itself loads no torch."""
+"""Translation: encoder-decoder model and task. Names load lazily; the package loads no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

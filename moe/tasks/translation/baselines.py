@@ -1,4 +1,4 @@
-"""Baselines for translation: a unigram model and the most frequent target of the training pairs."""
+"""Baselines: a unigram model and the most frequent target of the training pairs."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from moe.data.pairs import TokenStore
 
 
 def unigram_logp(store: TokenStore, vocab_size: int) -> NDArray[np.float64]:
-    """`[V]`: log-probabilities of target tokens by training frequency, with add-one smoothing."""
+    """`[V]`: log-probabilities of target tokens by training frequency (add-one)."""
     counts = np.ones(vocab_size)
     for rows, length in _by_length(store):
         counts += np.bincount(store.pad_rows("target", rows, length).reshape(-1), minlength=vocab_size)

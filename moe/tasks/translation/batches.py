@@ -38,7 +38,7 @@ class PairsBatch:
 
     @classmethod
     def dummy_batch(cls, num_rows: int, num_tokens: int, vocab_size: int, layout: Layout) -> "PairsBatch":
-        """Random rows of `num_tokens` tokens on both sides, as one token group."""
+        """Random rows on both sides, as one token group."""
         tokens = torch.randint(5, vocab_size, (num_rows, num_tokens), device=layout.device)
         return cls(tokens, tokens, tokens, BatchContext(rows_per_group=num_rows))
 
@@ -51,7 +51,7 @@ class PairsBatches:
         self._seed, self._options, self._layout = spec.train.seed, plan.options, layout
 
     def __call__(self, step: int) -> RankBatch[PairsBatch]:
-        """Build the batch of `step`. Every rank makes the same number of micro-batches, possibly empty ones."""
+        """Batch of `step`, with the same number of micro-batches on every rank; some may be empty."""
         batch = self._sampler.batch(step)
         source_counts, target_counts = (
             BatchCounts(batch.num_groups, batch.num_groups * batch.rows_per_group, num_tokens)

@@ -1,6 +1,6 @@
-"""Encoder and decoder blocks: attention, then feed-forward or MoE layer, each with a residual.
+"""Encoder and decoder blocks: attention, then feed-forward or MoE layer, with residuals.
 
-Between layers a tensor rank holds its sequence-parallel shard of the tokens, `[t, M]`; all of them with one rank.
+Between layers a tensor rank holds its sequence-parallel shard `[t, M]` of the tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -20,10 +20,10 @@ from moe.spec import TranslationModelSpec
 
 @dataclass(frozen=True)
 class TranslationPass:
-    """Inputs of one forward pass that every block of a stack needs."""
+    """Inputs of one forward pass, for every block of a stack."""
 
     tokens: TokenContext
-    """Token ids and padding `[G, S]`: token groups are whole rows; the last group may be padded."""
+    """Token ids and padding `[G, S]`: groups of whole rows, the last possibly padded."""
     shares: SequenceShard
     """Sequence sharding of the rows `[B, L]`, without padding rows."""
     dropout: float
@@ -104,7 +104,7 @@ class TranslationDecoderBlock(nn.Module):
         self.feed_forward = TranslationFeedForwardBlock(spec, layer)
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor, run: TranslationPass) -> Tensor:
-        """`x` `[t, M]` to `[t, M]`; cross-attention reads `memory` `[B, L, M]`, the encoder's output."""
+        """`x` `[t, M]` to `[t, M]`; `memory` `[B, L, M]` is the encoder's output."""
         run = run.within(self.layer)
         attention_output = self.attention(self.norm(x), run.shares, causal=True)
         memory_cache = self.cross_attention.keys_values(memory)
@@ -123,7 +123,7 @@ class TranslationDecoderBlock(nn.Module):
         memory_mask: Tensor,
         run: TranslationPass,
     ) -> Tensor:
-        """`[t, M]` for one token per row at `position`; appends its keys and values to `cache` in place."""
+        """`[t, M]` for one token per row at `position`; appends to `cache` in place."""
         run = run.within(self.layer)
         attention_output = self.attention.step(self.norm(x), run.shares, cache, position)
         return self._rest(x, attention_output, memory, memory_mask, run)

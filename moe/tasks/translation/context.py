@@ -18,8 +18,9 @@ class BatchContext:
     first_row: int = 0
     """Index of the first row in the global batch."""
     rows_per_group: int | None = None
-    """R: consecutive rows per token group, on both sides, so groups have R·L positions in encoder layers and R·N in
-    decoder layers. None: as many as fit L + N into the spec's `group_tokens`.
+    """R: consecutive rows per token group, on both sides: encoder groups have R·L positions, decoder groups R·N.
+
+    None: as many as fit L + N into the spec's `group_tokens`.
     """
     source_counts: BatchCounts | None = None
     """Counts of the global batch's sources; None: these are all of it."""

@@ -12,7 +12,7 @@ from moe.tasks.translation.model import PAD, TranslationModel
 
 
 class Translating:
-    """Batch of target sequences and its caches: the `DecodingSteps` of a translation model."""
+    """Target sequences and their caches: `DecodingSteps` of a translation model."""
 
     def __init__(self, model: TranslationModel, source: Tensor, max_tokens: int) -> None:
         """Encode `source` int64 `[B, L]` and feed BOS to each row."""

@@ -25,7 +25,6 @@ from moe.tasks.translation.model import TranslationModel
 from moe.tasks.translation.scores import RowStatistics
 
 _POSITIONS_PER_RANK = 8192
-"""Positions of sources and targets per rank and evaluation batch."""
 
 
 def evaluate(
@@ -93,10 +92,7 @@ def held_out_loss(
 def _shares(
     store: TokenStore, layout: Layout, max_pairs: int | None
 ) -> Iterator[tuple[NDArray[np.int64], PairsBatch]]:
-    """(row numbers, batch) of this rank, for each evaluation batch of rows of similar length.
-
-    Every rank yields the same number of batches, possibly empty ones.
-    """
+    """(row numbers, batch) of this rank, by similar length; as many on every rank, some possibly empty."""
     context = BatchContext(training=False, rows_per_group=1)
     for batch in evaluation_batches(store, _POSITIONS_PER_RANK * layout.data_ranks, max_pairs):
         own_rows = layout.groups_here(batch.num_groups)  # each row is a token group in evaluation
@@ -145,7 +141,7 @@ def _translate(
     max_pairs: int | None,
     max_tokens: int,
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """(row numbers, translations) of this rank. Greedy decoding with all ranks in lockstep."""
+    """(row numbers, translations) of this rank, decoded greedily with all ranks in lockstep."""
     rows, hypotheses = [np.zeros(0, np.int64)], []
     for number, (rows_here, batch) in enumerate(_shares(store, layout, max_pairs)):
         with doing("evaluation", f"translation of evaluation batch {number}"):
@@ -159,7 +155,7 @@ def _translate(
 
 @dataclass(frozen=True)
 class _ScoreRows:
-    """Translated rows of a held-out set with the statistics for their scores."""
+    """Translated rows with the statistics for their scores."""
 
     rows: NDArray[np.int64]
     hypotheses: list[str]
@@ -231,7 +227,7 @@ class _ScoreRows:
 
 
 def one_a_script(candidates: Sequence[Example], number: int) -> tuple[Example, ...]:
-    """Choose up to `number` examples, round-robin over scripts in order of their number of rows.
+    """Choose up to `number` examples, round-robin over scripts, those with the most rows first.
 
     Rows of a script are evenly spaced, in reverse for every other script, so that both held-out sets appear.
     References of 12 to 60 characters are preferred.

@@ -24,12 +24,8 @@ def greedy_decode(
 ) -> Tensor:
     """Greedy translations int64 `[B, n]`, n <= `max_tokens`, of `source` `[B, L]`.
 
-    Each row ends with EOS unless truncated, and is padded with 0.
-
-    Rows are truncated at `max_tokens`, or at `longest_of` their source if that is less; rows are independent.
-
-    If a forward pass needs other ranks (`Layout.in_step`), all ranks of the process group `together` must call, each
-    with its own rows, possibly none; every rank takes part until the last row of all has ended.
+    Rows end with EOS, unless truncated at `max_tokens` or at `longest_of` their source, and are padded with 0; they
+    are independent. `together` as in `one_by_one`.
     """
     num_rows, device = source.shape[0], source.device
     output_tokens = torch.full((num_rows, max_tokens), PAD, dtype=torch.int64, device=device)
@@ -64,7 +60,7 @@ def _all_ended(going: Tensor, together: dist.ProcessGroup | None) -> bool:
 
 
 def _cut_after_end(output_tokens: Tensor, limit: Tensor) -> Tensor:
-    """Replace tokens after a row's end with padding; rows run on until the batch is compacted."""
+    """Pad after each row's end: rows run on until the batch is compacted."""
     ended_before = (output_tokens == EOS).cumsum(1) - (output_tokens == EOS).to(torch.int64) > 0
     beyond = torch.arange(output_tokens.shape[1], device=output_tokens.device) >= limit[:, None]
     return output_tokens.masked_fill(ended_before | beyond, PAD)

@@ -23,7 +23,7 @@ PAD = 0
 
 
 class TranslationModel(nn.Module):
-    """GShard's model (arXiv 2006.16668). Parameters have no values until `moe.parallel.apply` lays the model out."""
+    """GShard's model (arXiv 2006.16668); parameters have no values until `moe.parallel.apply`."""
 
     source_embedding: nn.Parameter
     """`[V, M]`"""
@@ -50,18 +50,15 @@ class TranslationModel(nn.Module):
     def forward(self, source: Tensor, target: Tensor, context: BatchContext | None = None) -> Tensor:
         """Next-token logits `[B, N, V]` for `source` `[B, L]` and `target` `[B, N]`, int64, padded with 0 at the end.
 
-        Without `context`: step 0, seed 0, training mode as set by `train()` or `eval()`. Tensor ranks get the same
-        logits and must compute the same loss; training uses `hidden_states`, which needs no logits for other ranks'
+        Without `context`: step 0 of seed 0, training mode as set by `train()` or `eval()`. Tensor ranks get the same
+        logits and must compute the same loss; training uses `hidden_states`, which needs no logits of other ranks'
         tokens.
         """
         logits = self._project(self.hidden_states(source, target, context))
         return self._shares(target).gather_results(logits).view(*target.shape, logits.shape[-1])
 
     def hidden_states(self, source: Tensor, target: Tensor, context: BatchContext | None = None) -> Tensor:
-        """Decoder output `[t, M]` of this rank's shard of the target tokens, before the output projection.
-
-        `share` selects the matching tokens; with one tensor rank that is all of them.
-        """
+        """Decoder output `[t, M]` of this rank's shard of the target tokens (see `share`)."""
         context = context or BatchContext(training=self.training)
         rows_per_group = context.rows_per_group or self._rows_per_group(source.shape[1] + target.shape[1])
         memory, memory_mask = self._encode(source, context, rows_per_group)
@@ -72,7 +69,7 @@ class TranslationModel(nn.Module):
         return self.decoder_norm(x)
 
     def share(self, tokens: Tensor) -> Tensor:
-        """This rank's sequence-parallel shard `[t]` of `tokens` `[B, N]`, which all tensor ranks hold."""
+        """This rank's sequence-parallel shard `[t]` of `tokens` `[B, N]`."""
         return self._shares(tokens).take(tokens.reshape(-1))
 
     def _project(self, hidden_states: Tensor) -> Tensor:
@@ -130,7 +127,7 @@ class TranslationModel(nn.Module):
         rows_per_group: int,
         counts: BatchCounts | None = None,
     ) -> TranslationPass:
-        """Pass inputs for `tokens` `[B, L]` in token groups of whole rows, the last group padded with empty rows."""
+        """Pass inputs for `tokens` `[B, L]` in groups of whole rows, the last padded with empty rows."""
         num_rows, length = tokens.shape
         num_groups = -(-num_rows // rows_per_group)
         total = num_groups * rows_per_group

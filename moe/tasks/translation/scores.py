@@ -1,7 +1,6 @@
 """chrF and BLEU on subsets of rows, from per-row sufficient statistics.
 
-Uses sacrebleu's private functions for a row's statistics and the score of their sum, so that ranks measure their own
-rows and subset scores equal sacrebleu's `corpus_score`.
+Uses sacrebleu's private functions, so that ranks measure their own rows and subset scores equal its `corpus_score`.
 """
 
 from collections.abc import Sequence

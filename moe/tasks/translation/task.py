@@ -113,5 +113,5 @@ def _translating(model: "nn.Module") -> "TranslationModel":
 
 @lru_cache(maxsize=256)
 def _check_catalogs(data: CatalogsSpec) -> None:
-    """Check installed packages once per spec: slow, and constant while the process runs."""
+    """Once per spec: slow, and constant while the process runs."""
     check(data, roots=())

@@ -24,7 +24,7 @@ from moe.train.recorder import Level, Recorder
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or does not fit the run; the message names it, the reason and a remedy."""
+    """A checkpoint could not be written or does not fit the run; names it, the reason and a remedy."""
 
 
 @dataclass
@@ -47,8 +47,9 @@ class Checkpointer:
     """Saves a run's tensors without stopping it.
 
     `start` copies the tensors to staging buffers (the only blocking part); a thread writes them. Ranks synchronize
-    through the all-reduce of the training step: each contributes `vote()`, and `advance` receives the sums, so that
-    all advance at the same step. Once all ranks have written, rank 0 writes the marker, also in a thread.
+    through the training step's all-reduce: each contributes `vote()`, and `advance` gets the sums, so that all
+    advance at the same step. Once all ranks have written, rank 0 writes the marker in a thread, and all learn of the
+    commit at the same step.
     """
 
     def __init__(
@@ -75,13 +76,11 @@ class Checkpointer:
         """Name of the newest checkpoint known to be intact."""
 
     def restore(self, check: Callable[[Folder], None] | None = None) -> Marker | None:
-        """Load the newest intact checkpoint into the tensors. Collective.
+        """Load the newest intact checkpoint into the tensors; None if there is none. Collective.
 
-        Returns None if there is none; `passed_over` tells whether any was damaged. Torn, damaged or unreadable
-        checkpoints are logged and skipped. Each rank verifies a share of the files. `check` receives the checkpoint's
-        folder before anything is loaded, and may raise.
-
-        Raises CheckpointError if none is intact and one is unreadable, since that one may hold the run.
+        Torn, damaged or unreadable checkpoints are logged and skipped. Each rank verifies a share of the files.
+        `check` gets the checkpoint's folder before anything is loaded, and may raise. Raises CheckpointError if none
+        is intact and one is unreadable, since that one may hold the run.
         """
         unreadable: list[str] = []
         for name in plain_collectives.broadcast_from_rank0(lambda: markers.list_committed(self._folder)):
@@ -121,7 +120,7 @@ class Checkpointer:
     def start(self, step: int, run_state: bytes) -> None:
         """Start saving the current tensors as the checkpoint of `step`. Collective.
 
-        Waits for a checkpoint still in progress: storage slower than the save interval slows down training.
+        Waits for a save in progress: slow storage slows down training.
         """
         if self._saving is not None:
             self._log(
@@ -148,8 +147,7 @@ class Checkpointer:
         return int(current.is_done), int(current.is_done and current.error is not None)
 
     def advance(self, num_done: int, num_failed: int) -> None:
-        """Move the current save to its next phase, given the summed votes. Collective, with the same sums on all
-        ranks.
+        """Move the current save to its next phase, given the same summed votes on all ranks. Collective.
 
         A failed save is recorded and dropped.
         """
@@ -243,9 +241,8 @@ class Checkpointer:
     def _make_room(self, saving: _Saving) -> None:
         """Remove checkpoints beyond `keep`, damaged ones, and unfinished ones of dead worker groups.
 
-        Unreadable checkpoints may be intact: they do not count toward `keep`, and are removed only once `keep` newer
-        intact ones exist. Checkpoints of later attempts or worker groups stay, in case this worker group is presumed
-        dead.
+        Unreadable checkpoints may be intact: they do not count toward `keep`, and stay until `keep` newer intact ones
+        exist. Those of later attempts or worker groups stay, in case this worker group is presumed dead.
         """
         own = (self._attempt, self._group)
         committed_names = markers.list_committed(self._folder)
@@ -265,7 +262,7 @@ class Checkpointer:
                 self._try_remove(name)
 
     def _try_remove(self, *paths: str) -> bool:
-        """Remove paths; return whether all could be removed. Leftovers take space but do not fail a committed save."""
+        """Remove paths; return whether all are gone. Leftovers do not fail a committed save."""
         try:
             for path in paths:
                 self._folder.remove(path)

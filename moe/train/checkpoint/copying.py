@@ -1,4 +1,4 @@
-"""Copying a committed checkpoint to another job's storage: verified in transit, committed last. No torch."""
+"""Copying of committed checkpoints between jobs: verified in transit, committed last. No torch."""
 
 import hashlib
 import posixpath
@@ -12,7 +12,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class DamagedCheckpoint(ValueError):
-    """Checkpoint that does not match its marker or cannot be read; the message says how."""
+    """Checkpoint that does not match its marker or cannot be read."""
 
 
 class CopyInterrupt(Exception):
@@ -24,9 +24,9 @@ def copy_checkpoint(
 ) -> Marker:
     """Copy a checkpoint into the folder `to` as attempt 0; return its new marker.
 
-    Content is verified while it is copied. The marker is written last, after all files are durable: if the process is
-    killed, `to` has an intact checkpoint or none. `should_stop` is polled. Raises DamagedCheckpoint, CopyInterrupt,
-    and OSError if `to` cannot be written.
+    Content is verified in transit. The marker comes last, after all files are durable: a killed process leaves an
+    intact checkpoint or none. `should_stop` is polled. Raises DamagedCheckpoint, CopyInterrupt, and OSError if `to`
+    cannot be written.
     """
     copy = marker.model_copy(update={"attempt": 0, "group": 0})
     for path, seal in marker.files.items():
@@ -42,7 +42,7 @@ def copy_checkpoint(
 
 
 def _checked_blocks(checkpoints: Folder, path: str, seal: FileSeal) -> Iterator[bytes]:
-    """Blocks of a file. Raises DamagedCheckpoint if it cannot be read, or at its end if it does not match its seal."""
+    """Blocks of a file. Raises DamagedCheckpoint if unreadable, or at the end if it does not match its seal."""
     digest, size_bytes = hashlib.sha256(), 0
     try:
         with checkpoints.open(path) as stream:

@@ -42,10 +42,10 @@ def spec_of(checkpoint: Folder) -> JobSpec:
 
 
 def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
-    """Problems that prevent resuming a run with a changed spec, one per field.
+    """Problems that prevent resuming with a changed spec, one per field.
 
     Attempts may differ in length (`train.num_steps`, over which the schedule is stretched), evaluation, placement,
-    number of workers and name. Anything that would change the steps in between is rejected.
+    workers and name, but in nothing that changes the steps in between.
     """
     rule = "must be what the checkpoint in this storage was trained with"
     return [
@@ -57,10 +57,10 @@ def other_course(before: JobSpec, now: JobSpec) -> list[Problem]:
 
 
 def other_state(before: JobSpec, now: JobSpec) -> list[Problem]:
-    """Problems that prevent a job from starting from another job's checkpoint, one per field.
+    """Problems that prevent starting from another job's checkpoint, one per field.
 
     The new job may have other steps, batches, learning rates, schedule, seed, layout and workers, and freeze more
-    parameters, but not train parameters that have no optimizer state.
+    parameters, but not train parameters without optimizer state.
     """
     rule = "must be what the checkpoint that this job starts from was trained with"
     differences = [

@@ -27,15 +27,15 @@ class FileSeal(Frozen):
 
 
 class Marker(Frozen):
-    """Commits a checkpoint and lists its files with their seals.
+    """Commits a checkpoint and lists its files.
 
-    A run resumes from the newest checkpoint that matches its marker: most steps, then latest attempt, then latest
+    Runs resume from the newest checkpoint that matches its marker: most steps, then latest attempt, then latest
     worker group.
     """
 
     version: Literal[1] = 1
     step: CountOrZero
-    """Finished steps, which is also the number of the next batch."""
+    """Finished steps, and number of the next batch."""
     attempt: CountOrZero
     group: CountOrZero
     num_workers: Count
@@ -99,7 +99,7 @@ def list_committed(checkpoints: Folder) -> list[str]:
 
 
 def read(checkpoints: Folder, name: str) -> Marker:
-    """Read a checkpoint's marker. Raises ValueError if it is torn, altered or belongs to another checkpoint."""
+    """Read a checkpoint's marker. Raises ValueError if it is torn, altered or another checkpoint's."""
     marker = Marker.from_bytes(checkpoints.read(name + SUFFIX, 0, MAX_BYTES + 1))
     if marker.name != name:
         raise ValueError(f"its marker is that of {marker.name}")
@@ -107,9 +107,9 @@ def read(checkpoints: Folder, name: str) -> Marker:
 
 
 def fault(checkpoints: Folder, marker: Marker, paths: list[str] | None = None) -> str | None:
-    """First fault in the files of a committed checkpoint, or None; `paths` limits the check.
+    """First fault in the files (only `paths`, if given) of a committed checkpoint, or None.
 
-    The fault is an `UnreadableStorage` if the storage cannot deliver a file that may be there.
+    An `UnreadableStorage` if the storage cannot deliver a file that may be there.
     """
     for path in marker.files if paths is None else paths:
         seal = marker.files[path]

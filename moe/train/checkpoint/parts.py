@@ -1,7 +1,7 @@
-"""Partial reads of a checkpoint's tensors: byte ranges of the stored shards instead of whole shards.
+"""Partial reads of a checkpoint's tensors: byte ranges instead of whole shards.
 
-torch's reader loads whole shards. Its writer makes a `torch.save` archive of each, in which a tensor's bytes are
-contiguous and uncompressed; loading under `FakeTensorMode` tells their offset without reading them.
+torch's reader loads whole shards. Its writer makes a `torch.save` archive of each, with the tensor's bytes contiguous
+and uncompressed; loading under `FakeTensorMode` tells their offset without reading them.
 """
 
 import io
@@ -63,7 +63,7 @@ class StoredParts:
         return tensor
 
     def _part(self, run: _StoredRun, common: Rectangle, dtype: torch.dtype) -> Tensor:
-        """Read a rectangle of a stored shard as one byte range, from its first to its last element."""
+        """Read a rectangle of a stored shard as one byte range."""
         starts = [first - low for (first, _), (low, _) in zip(common, run.place, strict=True)]
         sizes = [end - first for first, end in common]
         begin = sum(start * stride for start, stride in zip(starts, run.strides, strict=True))

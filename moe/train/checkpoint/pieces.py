@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint plans and write results as plain values, to send between ranks without pickle.
+"""torch.distributed.checkpoint plans and write results as plain values, to send without pickle.
 
 All items are tensors or shards of tensors.
 """

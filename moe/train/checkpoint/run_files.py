@@ -32,10 +32,7 @@ def _below_tokenizers(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def kept_tokenizers(storage: str) -> dict[str, bytes]:
-    """Tokenizer files of a run's newest committed checkpoint, by name; empty before the first.
-
-    Checkpoints copied from another job do not count. Raises OSError.
-    """
+    """Tokenizer files of a run's newest own checkpoint, by name; empty before the first. Raises OSError."""
     checkpoints = Folder.of_job(storage).below(markers.FOLDER)
     own = next((name for name in markers.list_committed(checkpoints) if not markers.is_copy(name)), None)
     if own is None:
@@ -52,8 +49,8 @@ def files_of(checkpoint: Folder) -> dict[str, bytes]:
 def run_state(spec: JobSpec, data: PreparedData, step: int, trained_s: float = 0.0) -> bytes:
     """Content of `run.json`: position in data and random streams after `step` steps.
 
-    Batches, random draws and learning rate are functions of (seed, step), so no generator state is needed. `prepared`
-    is the key of the prepared data. `trained_s`, the seconds of all steps, is stored only under `train.max_duration`.
+    Batches, random draws and learning rate are functions of (seed, step), so there is no generator state. `prepared`
+    is the key of the prepared data; `trained_s`, the seconds of all steps, is stored only under `train.max_duration`.
     """
     state: dict[str, Any] = {
         "step": step,
@@ -72,10 +69,10 @@ def trained_s_of(checkpoint: Folder) -> float:
 
 
 def other_run(spec: JobSpec, data: PreparedData, checkpoint: Folder) -> list[Problem]:
-    """Problems that prevent resuming from a checkpoint, one per field; empty if there are none.
+    """Problems that prevent resuming from a checkpoint, one per field.
 
-    Checkpoints copied from another job need only match in `other_state`, the run's own in `other_course`. Fields that
-    the checkpoint's release did not have take this release's defaults.
+    Checkpoints copied from another job are checked by `other_state`, the run's own by `other_course`. Fields that the
+    checkpoint's release did not have take this release's defaults.
     """
     try:
         before = spec_of(checkpoint)

@@ -1,8 +1,8 @@
-"""Tensors of a run in torch.distributed.checkpoint format, saved and loaded on any number of ranks.
+"""Tensors of a run in torch.distributed.checkpoint format, for any number of ranks.
 
-Uses torch's private fsspec writer and the classes that its metadata pickles. torch's `async_save` runs collectives in
-a background thread, which requires its own process group. Here all ranks plan once, in the training thread; writing
-needs no collectives; finishing needs only every rank's write results.
+Uses torch's private fsspec writer and the classes that its metadata pickles. torch's `async_save` needs its own
+process group for collectives in a background thread. Here all ranks plan once, in the training thread; writing needs
+no collectives, and finishing only the write results.
 """
 
 import dataclasses
@@ -62,8 +62,8 @@ class ShardWriteResult:
 class ShardWriter:
     """Copies this rank's shards to staging buffers and writes them while training continues.
 
-    `tensors` are the live tensors by name: DTensors or `TensorPiece` if sharded, plain if replicated. Only one rank
-    writes each replica. Creation is collective.
+    `tensors` are the live tensors by name: DTensors or `TensorPiece` if sharded, plain if replicated. One rank writes
+    each replica. Creation is collective.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
@@ -84,7 +84,7 @@ class ShardWriter:
         return self._planner.finish_plan(plan_of(plain_collectives.scatter_json(plain_plans))), metadata
 
     def stage(self) -> None:
-        """Copy the live tensors to the staging buffers. Not while `write` runs: saves share the buffers."""
+        """Copy the live tensors to the staging buffers, which all saves share: not while `write` runs."""
         for name, live in self._live.items():
             tensor = _local(live)
             if name not in self._staging_buffers:
@@ -124,10 +124,10 @@ def read_stored(folder: Folder) -> FolderContents:
 
 
 def load(folder: Folder, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
-    """Load `tensors` in place from a folder: plain tensors whole, DTensors and `TensorPiece` this rank's shard.
+    """Load `tensors` in place: plain tensors whole, DTensors and `TensorPiece` this rank's shard. No collectives.
 
-    Reads only the requested tensors, without collectives. Raises SpecError listing all tensors that are missing or
-    have another shape, and for files that are no checkpoint, even if sealed.
+    Reads only the requested tensors. Raises SpecError with all tensors that are missing or have another shape, and
+    for files that are no checkpoint, even if sealed.
     """
     reader, planner = _PlainReader(folder), _Planner(tensors)
     metadata = reader.read_metadata()
@@ -141,7 +141,7 @@ def load(folder: Folder, tensors: Mapping[str, Tensor | TensorPiece]) -> None:
 
 
 class _StagedPlanner(DefaultSavePlanner):
-    """Plans from the live tensors and writes the staging buffers; each rank holds one chunk of any tensor."""
+    """Plans from the live tensors, writes the staging buffers."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -278,7 +278,7 @@ class _PlainReader(FsspecReader):
 
 @contextmanager
 def _in_words(url: str) -> Iterator[None]:
-    """Convert errors of reading the checkpoint `url` to SpecError, except storage and memory failures.
+    """Convert errors of reading the checkpoint to SpecError, except storage and memory failures.
 
     Crafted bytes may raise anything.
     """

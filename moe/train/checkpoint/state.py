@@ -19,10 +19,10 @@ def run_tensors(
     layout: Layout,
     kept_elsewhere: Collection[str] = (),
 ) -> dict[str, Tensor | TensorPiece]:
-    """Tensors named `model.<parameter>` and `optimizer.<slot>.<parameter>`, without `kept_elsewhere` parameters.
+    """Tensors named `model.<parameter>` and `optimizer.<slot>.<parameter>`, except parameters `kept_elsewhere`.
 
-    Sharded tensors are DTensors, or `TensorPiece` in user modules; others are plain. All share memory with the model
-    and the optimizer: loading into them in place restores the run.
+    Sharded ones are DTensors, or `TensorPiece` in user modules. All share memory with the model and the optimizer:
+    loading in place restores the run.
     """
     tensors = {
         f"model.{parameter.name}": _of_whole(parameter.local, parameter.part, layout)

@@ -17,7 +17,7 @@ class Adafactor(torch.optim.Optimizer):
     As in the GShard paper: beta1 = 0, constant beta2 with the bias correction of section 7.1, no scaling by parameter
     size, updates clipped to a root mean square of `clip_threshold` (section 6).
 
-    Second moments are factored into row and column means for matrices and unfactored for vectors. An expert parameter
+    Second moments are factored into row and column means for matrices, unfactored for vectors. An expert parameter
     [E, A, B] is E matrices with separate statistics and clipping, in one batched pass. Means of sharded matrices are
     over the full matrix. torch's Adafactor treats the local tensor as one matrix, so its updates depend on the
     layout.

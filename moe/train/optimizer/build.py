@@ -14,7 +14,7 @@ from moe.train.optimizer.adafactor import Adafactor, slot_part
 def build_optimizer(
     spec: OptimizerSpec, parameters: list[LocalParameter], layout: Layout
 ) -> torch.optim.Optimizer:
-    """Build the optimizer over this rank's trainable parameters, with allocated state for checkpoint loading.
+    """Optimizer of this rank's trainable parameters, with state allocated for loading a checkpoint.
 
     Parameters get the buffers that the optimizer keeps up to date.
     """
@@ -65,7 +65,7 @@ def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
 def moments(
     optimizer: torch.optim.Optimizer, parameters: list[LocalParameter]
 ) -> Iterator[tuple[str, str, Tensor, ParameterShard]]:
-    """(parameter name, slot name, local tensor, its shard of the slot) of all optimizer state except the step count."""
+    """(parameter name, slot name, local tensor, its shard) of all optimizer state except the step count."""
     for parameter in parameters:
         for slot, tensor in optimizer.state.get(parameter.local, {}).items():
             if slot != "step":
